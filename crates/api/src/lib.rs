@@ -1,0 +1,3 @@
+//! The wire types of the HTTP dialects.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! The CPU backend: thread pool, kernels by level, attention, panels.

@@ -1,0 +1,3 @@
+//! Shapes, operations, the graph builder, the memory planner and the `Backend` trait; no arithmetic.
+
+#![forbid(unsafe_code)]

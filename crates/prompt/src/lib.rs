@@ -1,0 +1,3 @@
+//! Jinja and Go templates, message collation and truncation.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! The sampler chain, stop strings and log-probabilities.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! HTTP routes, the scheduler of models and the runner processes.
+
+#![forbid(unsafe_code)]
