@@ -1,0 +1,221 @@
+//! Kernels by level: what one core computes, as tables of plain functions.
+//!
+//! A *level* (portable, AVX2, AVX-512, NEON) fills a [`Level`] with function pointers once a process. The
+//! shape of the work (which rows, how many at once, on which thread) is decided by the caller; a kernel is a pure
+//! function of slices. The portable level computes with dequantized weights and f32 activations and is
+//! the oracle of every other one.
+
+use puna_quant::TensorType;
+
+/// How a kernel wants its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ActKind {
+    /// As they are.
+    F32,
+    /// Rounded to 8 bits, see [`Q8Rows`].
+    Q8,
+}
+
+/// Rows of activations rounded to 8 bits in blocks of 32 values: `x ≈ scale · code`.
+///
+/// One form serves every weight format: scales every 32 values are at least as fine as those of any format, and the
+/// sums of codes turn offsets (minimums, unsigned codes) into one multiply-add a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Q8Rows<'a> {
+    /// Number of rows.
+    pub rows: usize,
+    /// Values a row; a multiple of 32.
+    pub k: usize,
+    /// `rows × k` codes in -127…127, in the natural order.
+    pub codes: &'a [i8],
+    /// `rows × k/32` scales.
+    pub scales: &'a [f32],
+    /// `rows × k/16` sums of the codes of 16 values.
+    pub sums: &'a [i16],
+}
+
+/// Activations in the form that a kernel asked for.
+#[derive(Debug, Clone, Copy)]
+pub enum Acts<'a> {
+    /// `rows × k` values.
+    F32 {
+        /// Number of rows.
+        rows: usize,
+        /// Values a row.
+        k: usize,
+        /// The values, rows contiguous.
+        x: &'a [f32],
+    },
+    /// See [`Q8Rows`].
+    Q8(Q8Rows<'a>),
+}
+
+/// Some rows of a weight matrix in its file format.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightRows<'a> {
+    /// The format; fixed for the kernel, carried for checks.
+    pub ty: TensorType,
+    /// Number of rows (outputs).
+    pub rows: usize,
+    /// Values a row (inputs).
+    pub k: usize,
+    /// `rows × ty.row_bytes(k)` bytes, unaligned.
+    pub data: &'a [u8],
+}
+
+/// Where products go: element (t, r) lies at `t · stride + r`.
+///
+/// Several threads fill disjoint columns of the same rows, so this is a raw window.
+#[derive(Debug)]
+pub struct OutMut<'a> {
+    ptr: *mut f32,
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    _lifetime: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> OutMut<'a> {
+    /// A window over a whole slice of `rows × stride` values, of which the first `cols` of each row are written.
+    pub fn new(data: &'a mut [f32], stride: usize, rows: usize, cols: usize) -> Self {
+        assert!(cols <= stride && (rows == 0 || (rows - 1) * stride + cols <= data.len()));
+        Self { ptr: data.as_mut_ptr(), stride, rows, cols, _lifetime: std::marker::PhantomData }
+    }
+
+    /// A window at `ptr`.
+    ///
+    /// # Safety
+    /// For every `t < rows` the `cols` values at `ptr + t · stride` are valid for writes, and nobody else
+    /// reads or writes them while the window lives.
+    pub unsafe fn from_raw(ptr: *mut f32, stride: usize, rows: usize, cols: usize) -> Self {
+        Self { ptr, stride, rows, cols, _lifetime: std::marker::PhantomData }
+    }
+
+    /// Rows (tokens) of the window.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns (weight rows) of the window.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The columns of row `t`.
+    pub fn row(&mut self, t: usize) -> &mut [f32] {
+        assert!(t < self.rows);
+        // SAFETY: the constructors guarantee `cols` writable values at each row, borrowed for the window's life.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(t * self.stride), self.cols) }
+    }
+}
+
+/// Memory that a kernel may use between its lines; one a thread, kept across calls.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    bytes: Vec<u64>,
+}
+
+impl Scratch {
+    /// At least `len` bytes, 64-byte aligned, with any content.
+    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
+        let words = len.div_ceil(8) + 8;
+        if self.bytes.len() < words {
+            self.bytes.resize(words, 0);
+        }
+        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut self.bytes);
+        let skip = all.as_ptr().align_offset(64);
+        &mut all[skip..skip + len]
+    }
+}
+
+/// `out[t][r] = Σ_k w[r][k] · x[t][k]`.
+pub type LinearFn = fn(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch);
+
+/// How one level multiplies by one weight format.
+///
+/// The regimes differ in the number of activation rows they are made for; each is correct for any number.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearKernel {
+    /// What all three take.
+    pub acts: ActKind,
+    /// 1…4 rows: bound by reading the weights.
+    pub stream: LinearFn,
+    /// 5…32 rows: each weight block is unpacked once for all of them.
+    pub batch: LinearFn,
+    /// More: weight rows are expanded into a panel that stays in the cache, for all tokens.
+    pub panel: LinearFn,
+    /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
+    pub panel_rows: usize,
+}
+
+/// Storage type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// 4 bytes.
+    F32,
+    /// 2 bytes, the default.
+    F16,
+    /// 2 bytes.
+    Bf16,
+    /// Blocks of 32, 34 bytes.
+    Q8_0,
+    /// Blocks of 32, 18 bytes.
+    Q4_0,
+}
+
+/// Consecutive cached rows of one KV head: row i starts at byte `i · stride`.
+#[derive(Debug, Clone, Copy)]
+pub struct KvRows<'a> {
+    /// Storage type.
+    pub ty: KvType,
+    /// Number of rows (positions).
+    pub rows: usize,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Values a row.
+    pub dim: usize,
+    /// The rows; `data.len() ≥ (rows - 1) · stride + bytes of a row`.
+    pub data: &'a [u8],
+}
+
+/// Arithmetic on rows of f32 and on cached rows.
+#[derive(Debug, Clone, Copy)]
+pub struct VectorKernels {
+    /// Rounds rows of f32 (`rows × k`, k a multiple of 32) to 8 bits: codes, scales, sums as in [`Q8Rows`].
+    pub quantize_q8: fn(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]),
+    /// `y = x / √(mean(x²) + eps) · w`; `w` empty means 1.
+    pub rms_norm: fn(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]),
+    /// `y = (x - mean) / √(var + eps) · w + b`, biased variance; `w`, `b` empty mean 1, 0.
+    pub layer_norm: fn(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]),
+    /// `y += x`.
+    pub add: fn(y: &mut [f32], x: &[f32]),
+    /// `gate = silu(gate) · up`.
+    pub swiglu: fn(gate: &mut [f32], up: &[f32]),
+    /// `gate = gelu_tanh(gate) · up`.
+    pub geglu: fn(gate: &mut [f32], up: &[f32]),
+    /// `x = gelu_tanh(x)`.
+    pub gelu: fn(x: &mut [f32]),
+    /// `x = exp(x - max)`; returns the sum. -∞ gives 0.
+    pub exp_sum: fn(x: &mut [f32], max: f32) -> f32,
+    /// Largest value; -∞ for none.
+    pub max: fn(x: &[f32]) -> f32,
+    /// Rounds values to a cached row.
+    pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
+    /// Scores of `g` query rows (`g × dim`, contiguous) against cached keys: `scores[h · stride + i] = q[h] · k[i]`.
+    pub scores:
+        fn(q: &[f32], g: usize, k: KvRows<'_>, scores: &mut [f32], stride: usize, scratch: &mut Scratch),
+    /// `acc[h] += Σ_i p[h · stride + i] · v[i]` for `g` rows of `acc` (`g × dim`, contiguous).
+    pub accumulate:
+        fn(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch),
+}
+
+/// One kernel level: a name and its functions.
+#[derive(Debug)]
+pub struct Level {
+    /// `portable`, `avx2`, `avx512`, `avx512vnni`, `neon`, `dotprod`.
+    pub name: &'static str,
+    /// The product for a weight format, where the format can be a weight.
+    pub linear: fn(TensorType) -> Option<LinearKernel>,
+    /// Everything else.
+    pub vector: VectorKernels,
+}
