@@ -5,6 +5,7 @@
 //! function of slices. The portable level computes with dequantized weights and f32 activations and is
 //! the oracle of every other one.
 
+pub use puna_graph::KvType;
 use puna_quant::TensorType;
 
 /// How a kernel wants its activations.
@@ -146,21 +147,6 @@ pub struct LinearKernel {
     pub panel: LinearFn,
     /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
     pub panel_rows: usize,
-}
-
-/// Storage type of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KvType {
-    /// 4 bytes.
-    F32,
-    /// 2 bytes, the default.
-    F16,
-    /// 2 bytes.
-    Bf16,
-    /// Blocks of 32, 34 bytes.
-    Q8_0,
-    /// Blocks of 32, 18 bytes.
-    Q4_0,
 }
 
 /// Consecutive cached rows of one KV head: row i starts at byte `i · stride`.

@@ -1,0 +1,106 @@
+//! What callers ask of the engine and what comes back.
+
+use std::time::Duration;
+
+use puna_sampler::Params;
+
+/// A text to generate.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The whole prompt, special tokens included.
+    pub prompt: Vec<u32>,
+    /// How to draw tokens.
+    pub sampling: Params,
+    /// Strings that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+    /// Tokens to generate at most; `None` ends by the model's own decision or the context's size.
+    pub max_tokens: Option<usize>,
+    /// Prompt tokens that survive a context shift.
+    pub keep: usize,
+    /// Whether to drop the older half when the context is full, rather than to end with [`Finish::Length`].
+    pub shift: bool,
+    /// Report log-probabilities, with this many alternatives each.
+    pub logprobs: Option<usize>,
+    /// Who asks; the loop is fair between different values.
+    pub client: u64,
+}
+
+/// What a job reports, in order: progress, pieces, one end.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The prompt is being read.
+    Prefill {
+        /// Prompt tokens that are done, cached ones included.
+        done: usize,
+        /// Prompt tokens in all.
+        total: usize,
+    },
+    /// Some text; may be empty where a character is incomplete or a stop string may have begun.
+    Piece(Piece),
+    /// The end.
+    Done(Summary),
+    /// The end, by an error.
+    Failed(String),
+}
+
+/// One generated token and the text that can be shown after it.
+#[derive(Debug, Clone, Default)]
+pub struct Piece {
+    /// Text that is safe to show: whole characters, no part of a stop string.
+    pub text: String,
+    /// The token.
+    pub token: u32,
+    /// Filled when the job asks for it.
+    pub logprobs: Option<puna_sampler::TokenLogprobs>,
+}
+
+/// Why a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// The model's end token.
+    End,
+    /// A stop string (its index in the job).
+    Stop(usize),
+    /// `max_tokens` or the context's size.
+    Length,
+}
+
+/// Figures of a finished job.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Why it ended.
+    pub finish: Finish,
+    /// Prompt tokens, cached ones included.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were found in the cache.
+    pub cached_tokens: usize,
+    /// Time spent reading the rest of the prompt.
+    pub prefill: Duration,
+    /// Generated tokens, the end token included.
+    pub generated_tokens: usize,
+    /// Time spent generating.
+    pub decode: Duration,
+    /// Time spent waiting in the queue.
+    pub queued: Duration,
+    /// Tokens dropped by context shifts.
+    pub shifted_tokens: usize,
+    /// All tokens of the sequence, prompt first, for callers that continue it.
+    pub tokens: Vec<u32>,
+}
+
+/// Where a job's events go.
+pub trait Sink: Send {
+    /// Whether another event would be taken now. While it is not, the sequence pauses and others go on.
+    fn ready(&self) -> bool {
+        true
+    }
+
+    /// Takes an event; `false` says that nobody listens any more, and cancels the job.
+    fn send(&mut self, event: Event) -> bool;
+}
+
+impl<F: FnMut(Event) -> bool + Send> Sink for F {
+    fn send(&mut self, event: Event) -> bool {
+        self(event)
+    }
+}

@@ -1,0 +1,74 @@
+//! How keys and values are kept.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Storage type of cached keys or values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KvType {
+    /// 4 bytes a value.
+    F32,
+    /// 2 bytes a value.
+    #[default]
+    F16,
+    /// 2 bytes a value.
+    Bf16,
+    /// Blocks of 32 values in 34 bytes.
+    Q8_0,
+    /// Blocks of 32 values in 18 bytes.
+    Q4_0,
+}
+
+impl KvType {
+    /// Every type.
+    pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8_0, KvType::Q4_0];
+
+    /// The name on the command line and in `OLLAMA_KV_CACHE_TYPE`.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Bf16 => "bf16",
+            KvType::Q8_0 => "q8_0",
+            KvType::Q4_0 => "q4_0",
+        }
+    }
+
+    /// Values that share a scale; a head's size must be a multiple of it.
+    pub fn block_values(self) -> usize {
+        match self {
+            KvType::Q8_0 | KvType::Q4_0 => 32,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of a row of `values`, rounded up to whole blocks.
+    pub fn row_bytes(self, values: usize) -> usize {
+        match self {
+            KvType::F32 => values * 4,
+            KvType::F16 | KvType::Bf16 => values * 2,
+            KvType::Q8_0 => values.div_ceil(32) * 34,
+            KvType::Q4_0 => values.div_ceil(32) * 18,
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No such storage type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown cache type `{0}`: use f32, f16, bf16, q8_0 or q4_0")]
+pub struct UnknownKvType(pub String);
+
+impl FromStr for KvType {
+    type Err = UnknownKvType;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let known = KvType::ALL.into_iter().find(|ty| ty.name().eq_ignore_ascii_case(s));
+        known.ok_or_else(|| UnknownKvType(s.to_owned()))
+    }
+}
