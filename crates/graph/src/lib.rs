@@ -1,7 +1,24 @@
 //! Shapes, operations, the graph builder, the memory planner and the `Backend` trait; no arithmetic.
+//!
+//! An architecture records the operations of a step in a [`Graph`]; a [`Plan`] gives every value a place in one
+//! arena; a [`Backend`] compiles the plan and runs it for steps of any size up to the plan's capacity.
 
 #![forbid(unsafe_code)]
 
+mod backend;
+mod graph;
 mod kv;
+mod ops;
+mod plan;
 
+pub use backend::{
+    Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, OpTime, ProgramId, Segment, StepInput,
+    Weight,
+};
+pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};
+pub use ops::{
+    Activation, AttentionSpec, Gating, Glu, Index, Mask, MoeSpec, Op, Rope, RopeId, RopeKind, Rows, ValueId,
+    WeightId,
+};
+pub use plan::{Capacity, Place, Plan};

@@ -1,0 +1,209 @@
+//! What a device must be able to do.
+
+use std::sync::Arc;
+
+use puna_quant::TensorType;
+
+use crate::kv::KvType;
+use crate::ops::Rope;
+use crate::plan::Plan;
+
+/// Bytes of a tensor, wherever they live: usually a window of a mapped file.
+pub trait Bytes: Send + Sync {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+}
+
+impl Bytes for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// A tensor of the model as a backend receives it.
+#[derive(Clone)]
+pub struct Weight {
+    /// Its name in the file, for messages.
+    pub name: String,
+    /// How values are stored.
+    pub ty: TensorType,
+    /// Fastest dimension first.
+    pub shape: Vec<usize>,
+    /// The values, `shape` times the type's size.
+    pub data: Arc<dyn Bytes>,
+}
+
+impl std::fmt::Debug for Weight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {:?}", self.name, self.ty, self.shape)
+    }
+}
+
+/// Keys and values of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLayer {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Features of a key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+}
+
+/// The paged cache of a model: every page holds `page_tokens` tokens of every layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// The layers, in the graph's numbering.
+    pub layers: Vec<CacheLayer>,
+    /// Storage of keys.
+    pub key_type: KvType,
+    /// Storage of values.
+    pub value_type: KvType,
+    /// Tokens a page.
+    pub page_tokens: usize,
+    /// Pages in all. Memory is taken as pages are first written.
+    pub pages: usize,
+}
+
+impl CacheSpec {
+    /// Bytes of one page over all layers.
+    pub fn page_bytes(&self) -> usize {
+        let layer = |l: &CacheLayer| {
+            l.kv_heads * (self.key_type.row_bytes(l.key_dim) + self.value_type.row_bytes(l.value_dim))
+        };
+        self.layers.iter().map(layer).sum::<usize>() * self.page_tokens
+    }
+}
+
+/// Consecutive rows of a step that belong to one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// First row of the step.
+    pub first_row: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Tokens of the sequence that are in the cache already; row i has position `past + i`.
+    pub past: usize,
+    /// Pages of the sequence in order, with room for `past + rows` tokens. Empty for encoders.
+    pub pages: Vec<u32>,
+}
+
+/// What changes from step to step.
+#[derive(Debug, Clone, Default)]
+pub struct StepInput {
+    /// Token ids, one a row.
+    pub tokens: Vec<u32>,
+    /// Positions, one a row.
+    pub positions: Vec<u32>,
+    /// The sequences; together they cover all rows in order.
+    pub segments: Vec<Segment>,
+    /// Rows whose results are wanted, ascending.
+    pub outputs: Vec<u32>,
+}
+
+/// A program that a backend made of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProgramId(pub usize);
+
+/// What a backend says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// `cpu`, `cuda0`, …
+    pub name: String,
+    /// The processor's or card's name.
+    pub device: String,
+    /// Kernel level.
+    pub kernels: String,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// Time that one kind of operation took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpTime {
+    /// The kind, as [`crate::Op::name`] has it, or a part of it.
+    pub op: &'static str,
+    /// Seconds.
+    pub seconds: f64,
+    /// Bytes of weights or cache that were read.
+    pub bytes: u64,
+    /// Multiply-adds.
+    pub macs: u64,
+}
+
+/// Why a backend could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// A weight's type has no kernel here.
+    #[error("tensor `{name}`: the {backend} backend cannot compute with type {ty}")]
+    UnsupportedType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        ty: TensorType,
+        /// The backend.
+        backend: &'static str,
+    },
+    /// A tensor's bytes are not as many as its shape says.
+    #[error("tensor `{name}` has {found} bytes; its shape and type say {expected}")]
+    WeightSize {
+        /// The tensor.
+        name: String,
+        /// Bytes there are.
+        found: usize,
+        /// Bytes there should be.
+        expected: usize,
+    },
+    /// A cache of this type cannot hold these heads.
+    #[error("a {ty} cache needs head sizes that are a multiple of {multiple}, not {dim}; use f16")]
+    CacheType {
+        /// The type.
+        ty: KvType,
+        /// What head sizes must be a multiple of.
+        multiple: usize,
+        /// The head size.
+        dim: usize,
+    },
+    /// Not enough memory.
+    #[error("cannot allocate {bytes} bytes for {what}")]
+    OutOfMemory {
+        /// What for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
+}
+
+/// A device that runs planned graphs: adopts a model's weights once, compiles plans, runs steps.
+pub trait Backend: Send {
+    /// Name, device, kernel level, threads.
+    fn describe(&self) -> Description;
+
+    /// Takes the model's tensors and rotary tables; ids in graphs are positions in these lists.
+    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError>;
+
+    /// Makes the paged cache, replacing an earlier one.
+    fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError>;
+
+    /// Turns a plan into a program.
+    fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError>;
+
+    /// Runs a step. The result stays until the next one.
+    fn run(&mut self, program: ProgramId, input: &StepInput);
+
+    /// The result of the last step: one row a wanted token (or a token, if the graph's result has those rows).
+    fn result(&self) -> &[f32];
+
+    /// Copies the first `tokens` tokens of a page, all layers.
+    fn copy_page(&mut self, from: u32, to: u32, tokens: usize);
+
+    /// Bytes that the backend allocated itself, beyond weights and cache.
+    fn scratch_bytes(&self) -> usize;
+
+    /// Starts or stops measuring operations.
+    fn measure(&mut self, on: bool);
+
+    /// What was measured since [`Backend::measure`].
+    fn measured(&self) -> Vec<OpTime>;
+}

@@ -1,0 +1,216 @@
+//! The graph of one step and its builder.
+
+use crate::ops::*;
+
+/// A value's shape and where its columns lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Value {
+    /// What its rows are.
+    pub rows: Rows,
+    /// Number of columns.
+    pub cols: usize,
+    /// The storage that holds it.
+    pub storage: usize,
+    /// First column within the storage.
+    pub offset: usize,
+}
+
+/// Memory of some values: a matrix with `cols` columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Storage {
+    /// What its rows are.
+    pub rows: Rows,
+    /// Number of columns.
+    pub cols: usize,
+}
+
+/// One operation of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// The result.
+    pub out: ValueId,
+    /// A name that other implementations of the same model use too, for comparing node by node.
+    pub name: &'static str,
+    /// The layer, where the node belongs to one.
+    pub layer: Option<usize>,
+}
+
+/// The operations of one step in order, with the shapes of all values.
+///
+/// Nothing is computed while a graph is built. Shapes have a symbolic number of rows, so one graph serves steps of any
+/// number of tokens; a [`crate::Plan`] fixes the largest.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    values: Vec<Value>,
+    storages: Vec<Storage>,
+    layer: Option<usize>,
+    result: Option<ValueId>,
+}
+
+/// A matrix with its optional bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    /// `[in, out]`.
+    pub w: WeightId,
+    /// `[out]`.
+    pub bias: Option<WeightId>,
+    /// Columns of the result.
+    pub out: usize,
+}
+
+/// The weight of a norm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    /// As long as what is normalised.
+    pub w: WeightId,
+    /// Only layer norms have one.
+    pub b: Option<WeightId>,
+    /// Length of `w`.
+    pub dim: usize,
+    /// Added to the mean square or the variance.
+    pub eps: f32,
+}
+
+impl Graph {
+    /// A graph without operations.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The operations, in the order in which they run.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The shape of a value.
+    pub fn value(&self, id: ValueId) -> Value {
+        self.values[id.index()]
+    }
+
+    /// All storages.
+    pub fn storages(&self) -> &[Storage] {
+        &self.storages
+    }
+
+    /// The value that the step is made for.
+    pub fn result(&self) -> Option<ValueId> {
+        self.result
+    }
+
+    /// Names the value that the step is made for.
+    pub fn set_result(&mut self, value: ValueId) {
+        self.result = Some(value);
+    }
+
+    /// Nodes from here on belong to this layer (or to none).
+    pub fn set_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
+    fn push(&mut self, name: &'static str, op: Op, rows: Rows, cols: usize) -> ValueId {
+        self.storages.push(Storage { rows, cols });
+        let out = ValueId(self.values.len() as u32);
+        self.values.push(Value { rows, cols, storage: self.storages.len() - 1, offset: 0 });
+        self.nodes.push(Node { op, out, name, layer: self.layer });
+        out
+    }
+
+    /// A result of the shape of `like`.
+    fn push_like(&mut self, name: &'static str, op: Op, like: ValueId) -> ValueId {
+        let Value { rows, cols, .. } = self.value(like);
+        self.push(name, op, rows, cols)
+    }
+
+    /// `cols` columns of `x` from `start` on, without copying.
+    pub fn slice(&mut self, x: ValueId, start: usize, cols: usize) -> ValueId {
+        let of = self.value(x);
+        assert!(start + cols <= of.cols, "columns {start}..{} of a value with {}", start + cols, of.cols);
+        self.values.push(Value { cols, offset: of.offset + start, ..of });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// Rows of a table with `cols` columns.
+    pub fn embed(&mut self, name: &'static str, table: WeightId, cols: usize, index: Index) -> ValueId {
+        self.push(name, Op::Embed { table, index }, Rows::Tokens, cols)
+    }
+
+    /// `x · wᵀ + bias`.
+    pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
+        let rows = self.value(x).rows;
+        self.push(name, Op::Linear { w: l.w, bias: l.bias, x }, rows, l.out)
+    }
+
+    /// RMS norm over groups as long as the weight: the whole row, or each head.
+    pub fn rms_norm(&mut self, name: &'static str, n: &Norm, x: ValueId) -> ValueId {
+        assert!(self.value(x).cols.is_multiple_of(n.dim));
+        self.push_like(name, Op::RmsNorm { x, w: n.w, eps: n.eps, group: n.dim }, x)
+    }
+
+    /// Layer norm over the row.
+    pub fn layer_norm(&mut self, name: &'static str, n: &Norm, x: ValueId) -> ValueId {
+        self.push_like(name, Op::LayerNorm { x, w: n.w, b: n.b, eps: n.eps }, x)
+    }
+
+    /// Rotates heads of `head_dim` features.
+    pub fn rope(&mut self, name: &'static str, x: ValueId, head_dim: usize, rope: RopeId) -> ValueId {
+        assert!(self.value(x).cols.is_multiple_of(head_dim));
+        self.push_like(name, Op::Rope { x, head_dim, rope }, x)
+    }
+
+    /// Attention of cache layer `layer`.
+    pub fn attention(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        spec: AttentionSpec,
+    ) -> ValueId {
+        let cols = |id| self.value(id).cols;
+        assert_eq!(cols(q), spec.heads * spec.key_dim);
+        assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
+        assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
+        self.push(name, Op::Attention { q, k, v, layer, spec }, Rows::Tokens, spec.heads * spec.value_dim)
+    }
+
+    /// A gated unit.
+    pub fn glu(&mut self, name: &'static str, kind: Glu, gate: ValueId, up: ValueId) -> ValueId {
+        assert_eq!(self.value(gate).cols, self.value(up).cols);
+        self.push_like(name, Op::Glu { kind, gate, up }, gate)
+    }
+
+    /// An element-wise function.
+    pub fn activate(&mut self, name: &'static str, kind: Activation, x: ValueId) -> ValueId {
+        self.push_like(name, Op::Activate { kind, x }, x)
+    }
+
+    /// A mixture of experts over the router's logits.
+    pub fn moe(&mut self, name: &'static str, spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
+        assert_eq!(self.value(router).cols, spec.experts);
+        self.push_like(name, Op::Moe { x, router, spec: Box::new(spec) }, x)
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
+        assert_eq!(self.value(a).cols, self.value(b).cols);
+        self.push_like(name, Op::Add { a, b }, a)
+    }
+
+    /// `by · x`.
+    pub fn scale(&mut self, name: &'static str, x: ValueId, by: f32) -> ValueId {
+        self.push_like(name, Op::Scale { x, by }, x)
+    }
+
+    /// `cap · tanh(x / cap)`.
+    pub fn softcap(&mut self, name: &'static str, x: ValueId, cap: f32) -> ValueId {
+        self.push_like(name, Op::Softcap { x, cap }, x)
+    }
+
+    /// The rows of the tokens whose results are wanted.
+    pub fn gather_outputs(&mut self, x: ValueId) -> ValueId {
+        let cols = self.value(x).cols;
+        self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
+    }
+}

@@ -1,0 +1,344 @@
+//! Operations: few and meaningful. What they compute is defined here in words; backends implement them.
+//!
+//! Every value is a matrix of f32 whose rows belong to the tokens of a step (or to those tokens whose result is
+//! wanted) and whose columns are features. A backend may fuse operations and round activations
+//! within the bounds that it states.
+
+/// A value of a graph: an operation's result or a window of columns of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub(crate) u32);
+
+impl ValueId {
+    /// The position in the graph's list of values.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A weight of the model: its position in the list of tensors that the backend adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+impl WeightId {
+    /// The position in the model's list of tensors.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A rotary table of the model: its position in the list of [`Rope`]s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RopeId(pub u32);
+
+/// What a value's rows are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One row for each token of the step.
+    Tokens,
+    /// One row for each token whose result is wanted.
+    Outputs,
+}
+
+/// Which row of a table a token takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Index {
+    /// Its id.
+    Token,
+    /// Its position in the sequence.
+    Position,
+    /// Always this one.
+    Fixed(u32),
+}
+
+/// How features are paired for rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RopeKind {
+    /// Neighbours: (2j, 2j+1).
+    Norm,
+    /// Halves: (j, j + n/2).
+    Neox,
+}
+
+/// A rotary embedding: feature pair j of a token at position p turns by `p · frequencies[j]` and is scaled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// How features are paired.
+    pub kind: RopeKind,
+    /// Radians a position, one for each pair; the first `2 · frequencies.len()` features of a head turn.
+    pub frequencies: Vec<f32>,
+    /// Multiplies cosine and sine.
+    pub magnitude: f32,
+}
+
+/// Which earlier tokens a token sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// All tokens at or before its position.
+    Causal,
+    /// The last `n` tokens up to and with itself.
+    Window(u32),
+    /// Every token of its sequence: encoders. Nothing is cached.
+    Full,
+}
+
+/// The form of an attention operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads head `h · kv_heads / heads`.
+    pub kv_heads: usize,
+    /// Features of a query or key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Multiplies scores.
+    pub scale: f32,
+    /// `s ← c · tanh(s / c)` on scaled scores.
+    pub softcap: Option<f32>,
+    /// Which tokens are seen.
+    pub mask: Mask,
+    /// One logit a query head that joins the softmax and contributes no value.
+    pub sinks: Option<WeightId>,
+}
+
+/// Element-wise functions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Activation {
+    /// `x · σ(x)`.
+    Silu,
+    /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    GeluTanh,
+    /// `x/2 · (1 + erf(x/√2))`.
+    GeluErf,
+    /// `tanh(x)`.
+    Tanh,
+}
+
+/// Gated units: a function of the gate times the other half.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Glu {
+    /// `silu(gate) · up`.
+    Silu,
+    /// `gelu(gate) · up`, tanh form.
+    Gelu,
+    /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
+    Clamped {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of both halves.
+        limit: f32,
+    },
+}
+
+/// How a router's logits become the weights of the chosen experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Gating {
+    /// Softmax over all experts; the chosen keep their probabilities.
+    Softmax,
+    /// Softmax over all experts; the chosen ones' probabilities are scaled to sum to one.
+    SoftmaxRenormalised,
+    /// Softmax over the logits of the chosen only.
+    SoftmaxOfChosen,
+}
+
+/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of `experts`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeSpec {
+    /// Number of experts.
+    pub experts: usize,
+    /// Experts a token uses.
+    pub used: usize,
+    /// How weights come from the router's logits.
+    pub gating: Gating,
+    /// Multiplies the weights.
+    pub scale: f32,
+    /// The experts' unit.
+    pub glu: Glu,
+    /// Width of an expert's hidden layer.
+    pub hidden: usize,
+    /// `[in, hidden, experts]`.
+    pub gate: WeightId,
+    /// `[in, hidden, experts]`.
+    pub up: WeightId,
+    /// `[hidden, in, experts]`.
+    pub down: WeightId,
+    /// `[hidden, experts]` each; added to the products of the chosen expert.
+    pub gate_bias: Option<WeightId>,
+    /// See `gate_bias`.
+    pub up_bias: Option<WeightId>,
+    /// `[in, experts]`, see `gate_bias`.
+    pub down_bias: Option<WeightId>,
+}
+
+/// One operation and what it reads.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// Rows of a table.
+    Embed {
+        /// `[features, rows]`, any weight type.
+        table: WeightId,
+        /// Which row.
+        index: Index,
+    },
+    /// `x · wᵀ + bias`, for `w` of shape `[in, out]`.
+    Linear {
+        /// `[in, out]`.
+        w: WeightId,
+        /// `[out]`.
+        bias: Option<WeightId>,
+        /// Input.
+        x: ValueId,
+    },
+    /// `x / √(mean(x²) + eps) · w` over groups of columns (a head, or the whole row).
+    RmsNorm {
+        /// Input.
+        x: ValueId,
+        /// As long as a group.
+        w: WeightId,
+        /// Added to the mean square.
+        eps: f32,
+        /// Columns that are normalised together.
+        group: usize,
+    },
+    /// `(x - mean) / √(variance + eps) · w + b`.
+    LayerNorm {
+        /// Input.
+        x: ValueId,
+        /// As long as a row.
+        w: WeightId,
+        /// As long as a row.
+        b: Option<WeightId>,
+        /// Added to the biased variance.
+        eps: f32,
+    },
+    /// Rotates each head by the token's position.
+    Rope {
+        /// Input.
+        x: ValueId,
+        /// Features a head.
+        head_dim: usize,
+        /// The table.
+        rope: RopeId,
+    },
+    /// Appends keys and values to the cache and attends.
+    Attention {
+        /// `heads · key_dim` columns.
+        q: ValueId,
+        /// `kv_heads · key_dim` columns.
+        k: ValueId,
+        /// `kv_heads · value_dim` columns.
+        v: ValueId,
+        /// Layer of the cache; ignored for [`Mask::Full`].
+        layer: usize,
+        /// The form.
+        spec: AttentionSpec,
+    },
+    /// A gated unit of two values of the same shape.
+    Glu {
+        /// The unit.
+        kind: Glu,
+        /// Gate.
+        gate: ValueId,
+        /// The other half.
+        up: ValueId,
+    },
+    /// An element-wise function.
+    Activate {
+        /// The function.
+        kind: Activation,
+        /// Input.
+        x: ValueId,
+    },
+    /// A mixture of experts.
+    Moe {
+        /// Input.
+        x: ValueId,
+        /// The router's logits, one column an expert.
+        router: ValueId,
+        /// The form.
+        spec: Box<MoeSpec>,
+    },
+    /// `a + b`.
+    Add {
+        /// One.
+        a: ValueId,
+        /// Other.
+        b: ValueId,
+    },
+    /// `by · x`.
+    Scale {
+        /// Input.
+        x: ValueId,
+        /// Factor.
+        by: f32,
+    },
+    /// `cap · tanh(x / cap)`.
+    Softcap {
+        /// Input.
+        x: ValueId,
+        /// Bound.
+        cap: f32,
+    },
+    /// The rows of the tokens whose results are wanted.
+    GatherOutputs {
+        /// Input, a row a token.
+        x: ValueId,
+    },
+}
+
+impl Op {
+    /// The operation's name in listings and measurements.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::Linear { .. } => "linear",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Rope { .. } => "rope",
+            Op::Attention { .. } => "attention",
+            Op::Glu { .. } => "glu",
+            Op::Activate { .. } => "activate",
+            Op::Moe { .. } => "moe",
+            Op::Add { .. } => "add",
+            Op::Scale { .. } => "scale",
+            Op::Softcap { .. } => "softcap",
+            Op::GatherOutputs { .. } => "gather_outputs",
+        }
+    }
+
+    /// The values that the operation reads.
+    pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
+        let list: [Option<ValueId>; 3] = match *self {
+            Op::Embed { .. } => [None, None, None],
+            Op::Linear { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::Scale { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::GatherOutputs { x } => [Some(x), None, None],
+            Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
+            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
+            Op::Moe { x, router, .. } => [Some(x), Some(router), None],
+            Op::Add { a, b } => [Some(a), Some(b), None],
+        };
+        list.into_iter().flatten()
+    }
+
+    /// The input whose memory the result may take over, element by element.
+    pub fn in_place_input(&self) -> Option<ValueId> {
+        match *self {
+            Op::Rope { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::Activate { x, .. }
+            | Op::Scale { x, .. }
+            | Op::Softcap { x, .. } => Some(x),
+            Op::Add { a, .. } => Some(a),
+            Op::Glu { gate, .. } => Some(gate),
+            _ => None,
+        }
+    }
+}
