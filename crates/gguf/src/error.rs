@@ -1,0 +1,227 @@
+//! Everything that can be wrong with a GGUF file, one variant a fact, each with the stable identifier under which
+//! logs, tests and the API report it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use puna_quant::TensorType;
+
+/// Why a GGUF file, a metadata key or a tensor was refused.
+///
+/// Names that come from a file are shown escaped and cut, so that a message is safe to print on a terminal.
+/// Offsets are bytes from the start of the GGUF.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+pub enum GgufError {
+    #[error("cannot {action} {}: {reason}", path.display())]
+    Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
+    #[error("{}: the file had {expected} bytes when it was opened and has {found} now", path.display())]
+    FileChanged { path: PathBuf, expected: u64, found: u64 },
+
+    #[error("the file ends at byte {len}, within the GGUF header (24 bytes: magic, version, two counts)")]
+    TruncatedHeader { len: u64 },
+    #[error("not a GGUF file: it starts with {}{looks_like}", crate::error::shown(found))]
+    BadMagic { found: [u8; 4], looks_like: &'static str },
+    #[error("version 0 is no GGUF version (2 and 3 are read)")]
+    VersionInvalid,
+    #[error(
+        "GGUF version {version} was retired in 2023 (2 and 3 are read): convert the model again or download a newer file"
+    )]
+    VersionUnsupported { version: u32 },
+    #[error("GGUF version {version} is newer than this program knows (2 and 3 are read)")]
+    VersionFuture { version: u32 },
+    #[error(
+        "big-endian GGUF file: convert it with llama.cpp's gguf-py/gguf/scripts/gguf_convert_endian.py FILE little"
+    )]
+    BigEndian,
+    #[error("tensor_count at byte 8 is {found}, but the {remaining} bytes after it allow 0 to {allowed}")]
+    TensorCount { found: i64, allowed: u64, remaining: u64 },
+    #[error("kv_count at byte 16 is {found}, but the {remaining} bytes after it allow 0 to {allowed}")]
+    KvCount { found: i64, allowed: u64, remaining: u64 },
+
+    #[error("{field} at byte {offset} is {found} bytes long, {allowed} are possible")]
+    StringOutOfFile { field: String, offset: u64, found: u64, allowed: u64 },
+    #[error("key {index} at byte {offset} is empty")]
+    KeyEmpty { index: u64, offset: u64 },
+    #[error("key {index} at byte {offset}, {key}, {reason}")]
+    KeyInvalid { index: u64, offset: u64, key: String, reason: &'static str },
+    #[error("key {key} occurs twice")]
+    KeyDuplicate { key: String },
+    #[error("key {key}: type {found} at byte {offset} is no value type (0 to 12)")]
+    ValueTypeUnknown { key: String, offset: u64, found: i32 },
+    #[error("key {key}: an array of arrays at byte {offset}; arrays hold scalars or strings only")]
+    ArrayNested { key: String, offset: u64 },
+    #[error("key {key}: an array of {found} elements at byte {offset}, {allowed} are possible")]
+    ArrayOutOfFile { key: String, offset: u64, found: u64, allowed: u64 },
+    #[error("the file ends within {field}, which starts at byte {offset}")]
+    TruncatedKv { field: String, offset: u64 },
+    #[error("the metadata goes on beyond byte {limit}, the most that is read")]
+    MetadataTooLarge { limit: u64 },
+    #[error("key `general.alignment` must be u32, found {found}")]
+    AlignmentType { found: String },
+    #[error("key `general.alignment` must be a power of two up to 65536, found {found}")]
+    AlignmentInvalid { found: u32 },
+
+    #[error("the file ends within the description of tensor {index}, which starts at byte {offset}")]
+    TruncatedTensorInfo { index: u64, offset: u64 },
+    #[error("the name of tensor {index} at byte {offset} is {found} bytes long, at most 63 are allowed")]
+    TensorNameTooLong { index: u64, offset: u64, found: u64 },
+    #[error("the name of tensor {index} at byte {offset}, {name}, {reason}")]
+    TensorNameInvalid { index: u64, offset: u64, name: String, reason: &'static str },
+    #[error("tensor `{name}` occurs twice")]
+    TensorDuplicate { name: String },
+    #[error("tensor `{name}` has {found} dimensions, at most 4 are allowed")]
+    TensorDims { name: String, found: u32 },
+    #[error("tensor `{name}`: dimension {dim} is {found}")]
+    TensorDimNegative { name: String, dim: usize, found: i64 },
+    #[error("tensor `{name}`: dimension {dim} is 0")]
+    TensorDimZero { name: String, dim: usize },
+    #[error("tensor `{name}`: shape {shape:?} has more than 2^63 elements")]
+    TensorShapeOverflow { name: String, shape: Vec<u64> },
+    #[error("tensor `{name}`: type {found} is unknown (0 to 42)")]
+    TensorTypeUnknown { name: String, found: i32 },
+    #[error("tensor `{name}`: type {found} ({was}) was removed from the format; convert the model again")]
+    TensorTypeRemoved { name: String, found: i32, was: &'static str },
+    #[error("tensor `{name}`: rows of {row} elements are not a multiple of {block}, the block of {ty}")]
+    TensorRowMisaligned { name: String, ty: TensorType, row: u64, block: u64 },
+    #[error("tensor `{name}`: the size of {ty} {shape:?} in bytes does not fit in 64 bits")]
+    TensorSizeOverflow { name: String, ty: TensorType, shape: Vec<u64> },
+    #[error("tensor `{name}`: offset {found} is not a multiple of the alignment {alignment}")]
+    TensorOffsetUnaligned { name: String, found: u64, alignment: u64 },
+    #[error("tensor `{name}`: offset {found}, but the tensors before it end at {expected}")]
+    TensorOffsetUnexpected { name: String, found: u64, expected: u64 },
+    #[error("tensor `{name}`: offset {found} lies within the tensors before it, which end at {expected}")]
+    TensorOverlap { name: String, found: u64, expected: u64 },
+    #[error("the sizes of the tensors up to `{name}` add up to more than 64 bits hold")]
+    DataSizeOverflow { name: String },
+    #[error("the tensor data should start at byte {start}, but the file has {len} bytes")]
+    TruncatedData { start: u64, len: u64 },
+    #[error("tensor `{name}` ends at byte {end}, but the file has {len} bytes: it is cut or not whole yet")]
+    TensorOutOfFile { name: String, end: u64, len: u64 },
+
+    #[error("key `general.architecture` is missing")]
+    ArchitectureMissing,
+    #[error("key `general.architecture` must be a string, found {found}")]
+    ArchitectureType { found: String },
+    #[error("key `{key}` is missing")]
+    KeyMissing { key: String },
+    #[error("key `{key}` must be {want}, found {found}")]
+    KeyType { key: String, want: &'static str, found: String },
+    #[error("key `{key}` must have one element for each of {want} layers, found {found}")]
+    KeyArrayLength { key: String, want: usize, found: usize },
+
+    #[error("{}: part of a split model that is missing or cannot be opened: {reason}", path.display())]
+    SplitMissing { path: PathBuf, reason: String },
+    #[error("{}: `split.no` is {found}, the file name says {want}", path.display())]
+    SplitIndex { path: PathBuf, found: String, want: u64 },
+    #[error("{}: `split.count` is {found}, the file name says {want}", path.display())]
+    SplitCount { path: PathBuf, found: String, want: u64 },
+    #[error("`split.tensors.count` is {want}, but the parts of the split model have {found} tensors")]
+    SplitTotal { want: String, found: u64 },
+    #[error("{}: not the first part of the split model: open {}", path.display(), first.display())]
+    SplitEntry { path: PathBuf, first: PathBuf },
+    #[error("{}: one of {count} parts of a split model, whose names must end in -00001-of-{count:05}.gguf", path.display())]
+    SplitName { path: PathBuf, count: u64 },
+    #[error("{}: {error}", path.display())]
+    InPart { path: PathBuf, error: Box<GgufError> },
+
+    #[error("tensor `{name}`: {found} bytes of data given, {want} needed")]
+    WriteSize { name: String, found: u64, want: u64 },
+    #[error("data given, but all {count} tensors are written")]
+    WriteNothingLeft { count: usize },
+    #[error("tensor `{name}` and what follows it were not written")]
+    WriteIncomplete { name: String },
+}
+
+impl GgufError {
+    /// The stable identifier of the fact, such as `gguf_bad_magic`.
+    pub fn code(&self) -> &'static str {
+        use GgufError::*;
+        match self {
+            Io { .. } => "gguf_io",
+            FileChanged { .. } => "gguf_file_changed",
+            TruncatedHeader { .. } => "gguf_truncated_header",
+            BadMagic { .. } => "gguf_bad_magic",
+            VersionInvalid => "gguf_version_invalid",
+            VersionUnsupported { .. } => "gguf_version_unsupported",
+            VersionFuture { .. } => "gguf_version_future",
+            BigEndian => "gguf_big_endian",
+            TensorCount { .. } => "gguf_tensor_count_invalid",
+            KvCount { .. } => "gguf_kv_count_invalid",
+            StringOutOfFile { .. } => "gguf_string_out_of_file",
+            KeyEmpty { .. } => "gguf_key_empty",
+            KeyInvalid { .. } => "gguf_key_invalid",
+            KeyDuplicate { .. } => "gguf_key_duplicate",
+            ValueTypeUnknown { .. } => "gguf_value_type_unknown",
+            ArrayNested { .. } => "gguf_array_nested",
+            ArrayOutOfFile { .. } => "gguf_array_out_of_file",
+            TruncatedKv { .. } => "gguf_truncated_kv",
+            MetadataTooLarge { .. } => "gguf_metadata_too_large",
+            AlignmentType { .. } => "gguf_alignment_type",
+            AlignmentInvalid { .. } => "gguf_alignment_invalid",
+            TruncatedTensorInfo { .. } => "gguf_truncated_tensor_info",
+            TensorNameTooLong { .. } => "gguf_tensor_name_too_long",
+            TensorNameInvalid { .. } => "gguf_tensor_name_invalid",
+            TensorDuplicate { .. } => "gguf_tensor_duplicate",
+            TensorDims { .. } => "gguf_tensor_dims_invalid",
+            TensorDimNegative { .. } => "gguf_tensor_dim_negative",
+            TensorDimZero { .. } => "gguf_tensor_dim_zero",
+            TensorShapeOverflow { .. } => "gguf_tensor_shape_overflow",
+            TensorTypeUnknown { .. } => "gguf_tensor_type_unknown",
+            TensorTypeRemoved { .. } => "gguf_tensor_type_removed",
+            TensorRowMisaligned { .. } => "gguf_tensor_row_misaligned",
+            TensorSizeOverflow { .. } => "gguf_tensor_size_overflow",
+            TensorOffsetUnaligned { .. } => "gguf_tensor_offset_unaligned",
+            TensorOffsetUnexpected { .. } => "gguf_tensor_offset_unexpected",
+            TensorOverlap { .. } => "gguf_tensor_overlap",
+            DataSizeOverflow { .. } => "gguf_data_size_overflow",
+            TruncatedData { .. } => "gguf_truncated_data",
+            TensorOutOfFile { .. } => "gguf_tensor_out_of_file",
+            ArchitectureMissing => "gguf_architecture_missing",
+            ArchitectureType { .. } => "gguf_architecture_type",
+            KeyMissing { .. } => "gguf_key_missing",
+            KeyType { .. } => "gguf_key_type",
+            KeyArrayLength { .. } => "gguf_key_array_length",
+            SplitMissing { .. } => "gguf_split_missing",
+            SplitIndex { .. } => "gguf_split_index",
+            SplitCount { .. } => "gguf_split_count",
+            SplitTotal { .. } => "gguf_split_total",
+            SplitEntry { .. } => "gguf_split_entry",
+            SplitName { .. } => "gguf_split_name",
+            InPart { error, .. } => error.code(),
+            WriteSize { .. } => "gguf_write_size",
+            WriteNothingLeft { .. } => "gguf_write_nothing_left",
+            WriteIncomplete { .. } => "gguf_write_incomplete",
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
+        GgufError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
+    }
+}
+
+/// Bytes of a file as they can be shown in a message: quoted, control characters escaped, at most 80 characters.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    // Four bytes are the longest character: enough to find out that there are more than 80.
+    let head = &bytes[..bytes.len().min(4 * 81)];
+    let text = String::from_utf8_lossy(head);
+    let mut out: String = text.chars().take(80).flat_map(char::escape_debug).collect();
+    if bytes.len() > head.len() || text.chars().nth(80).is_some() {
+        out.push('…');
+    }
+    format!("`{out}`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_files_are_escaped_and_cut() {
+        assert_eq!(shown(b"a\x1b[2Jb\0"), "`a\\u{1b}[2Jb\\0`");
+        assert_eq!(shown(b"\xff"), "`\u{fffd}`");
+        assert_eq!(shown(&[b'x'; 100_000]).chars().count(), 83);
+        assert_eq!(shown("é".repeat(80).as_bytes()).chars().count(), 82);
+    }
+}

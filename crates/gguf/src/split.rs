@@ -1,0 +1,128 @@
+//! Models in several files: `name-00001-of-00003.gguf` and its siblings. The first part holds the metadata; every
+//! part holds some of the tensors, with offsets in its own data section.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::GgufError;
+use crate::file::{Gguf, Part, open_part};
+use crate::metadata::Metadata;
+use crate::parse::Header;
+
+/// Opens the model at `path`, with its siblings if its metadata says that it is split.
+pub(crate) fn open(path: &Path) -> Result<Gguf, GgufError> {
+    let first = open_part(path, 0)?;
+    let Some(count) = split_key(&first.1.metadata, "count") else { return Gguf::from_parts(vec![first]) };
+    // 65535 is the most that the key's own type holds.
+    let count = u64::try_from(count).ok().filter(|n| *n <= 65_535);
+    match count {
+        Some(0 | 1) => Gguf::from_parts(vec![first]),
+        _ => open_all(path, first, count.unwrap_or(0)),
+    }
+}
+
+fn open_all(path: &Path, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
+    let name = PartName::of(path).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
+    if name.index != 0 {
+        return Err(GgufError::SplitEntry { path: path.to_owned(), first: name.path(0) });
+    }
+    check_part(path, &first.1.metadata, 0, name.count)?;
+    let want_total = split_key(&first.1.metadata, "tensors.count");
+    let mut parts = vec![first];
+    for index in 1..name.count {
+        let path = name.path(index);
+        let (part, header) = open_part(&path, index as usize).map_err(|error| match error {
+            GgufError::Io { path, reason, .. } => GgufError::SplitMissing { path, reason },
+            error => GgufError::InPart { path: path.clone(), error: Box::new(error) },
+        })?;
+        check_part(&path, &header.metadata, index, name.count)?;
+        parts.push((part, header));
+    }
+    let found: u64 = parts.iter().map(|(_, header)| header.tensors.len() as u64).sum();
+    if want_total != Some(found.into()) {
+        return Err(GgufError::SplitTotal { want: shown(want_total), found });
+    }
+    Gguf::from_parts(parts)
+}
+
+/// `split.no` and `split.count` of a part must be what its name says.
+fn check_part(path: &Path, metadata: &Metadata, index: u64, count: u64) -> Result<(), GgufError> {
+    let found = split_key(metadata, "no");
+    if found != Some(index.into()) {
+        return Err(GgufError::SplitIndex { path: path.to_owned(), found: shown(found), want: index });
+    }
+    let found = split_key(metadata, "count");
+    if found != Some(count.into()) {
+        return Err(GgufError::SplitCount { path: path.to_owned(), found: shown(found), want: count });
+    }
+    Ok(())
+}
+
+/// `split.<name>`, or the same key as Ollama's writer prefixes it; any integer type.
+fn split_key(metadata: &Metadata, name: &str) -> Option<i128> {
+    let plain = metadata.get(&format!("split.{name}"));
+    let prefixed = || metadata.get(&format!("{}.split.{name}", metadata.architecture().ok()?));
+    plain.or_else(prefixed)?.as_int()
+}
+
+fn shown(value: Option<i128>) -> String {
+    value.map_or_else(|| "missing".to_owned(), |value| value.to_string())
+}
+
+/// The name of a part, taken apart.
+struct PartName {
+    folder: PathBuf,
+    /// Everything before `-00001-of-00003.gguf`.
+    prefix: String,
+    /// Counted from 0.
+    index: u64,
+    count: u64,
+}
+
+impl PartName {
+    fn of(path: &Path) -> Option<Self> {
+        let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+        let (stem, count) = number_at_end(stem)?;
+        let (prefix, number) = number_at_end(stem.strip_suffix("-of")?)?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        (1 <= number && number <= count).then(|| PartName {
+            folder,
+            prefix: prefix.to_owned(),
+            index: number - 1,
+            count,
+        })
+    }
+
+    fn path(&self, index: u64) -> PathBuf {
+        self.folder.join(format!("{}-{:05}-of-{:05}.gguf", self.prefix, index + 1, self.count))
+    }
+}
+
+/// `text` without its `-00001`, and that number.
+fn number_at_end(text: &str) -> Option<(&str, u64)> {
+    let (rest, digits) = text.rsplit_once('-')?;
+    let five = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+    five.then(|| Some((rest, digits.parse().ok()?)))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_names_are_taken_apart_and_put_together() {
+        let name = PartName::of(Path::new("/m/big-model-q4-00002-of-00012.gguf")).unwrap();
+        assert_eq!((name.index, name.count, &*name.prefix), (1, 12, "big-model-q4"));
+        assert_eq!(name.path(11), Path::new("/m/big-model-q4-00012-of-00012.gguf"));
+        for wrong in [
+            "m.gguf",
+            "m-1-of-2.gguf",
+            "m-00001-of-00002.bin",
+            "m-00003-of-00002.gguf",
+            "m-00000-of-00002.gguf",
+            "m-00001-00002.gguf",
+            "m-+0001-of-00002.gguf",
+        ] {
+            assert!(PartName::of(Path::new(wrong)).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What a file says about a tensor.
+
+use puna_quant::TensorType;
+
+/// Name, type, shape and place of a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorInfo {
+    /// The name: 1 to 63 bytes without control characters.
+    pub name: Box<str>,
+    /// How the elements are stored.
+    pub ty: TensorType,
+    /// The dimensions, fastest first: `shape[0]` is the length of a row. Empty for a single value.
+    pub shape: Vec<u64>,
+    /// Bytes from the start of the data section of its file.
+    pub offset: u64,
+    /// Bytes of the data.
+    pub size: u64,
+    /// Which file of a split model, counted from 0.
+    pub part: usize,
+}
+
+impl TensorInfo {
+    /// How many values the tensor has.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// How many rows of `shape[0]` values the tensor has.
+    pub fn rows(&self) -> u64 {
+        self.shape.iter().skip(1).product()
+    }
+}
+
+/// Bytes of a tensor, or `None` where `shape[0]` is no multiple of the type's block or the size overflows.
+pub(crate) fn byte_size(ty: TensorType, shape: &[u64]) -> Option<u64> {
+    let row = shape.first().copied().unwrap_or(1);
+    let block = ty.block_values() as u64;
+    if !row.is_multiple_of(block) {
+        return None;
+    }
+    let row_bytes = (row / block).checked_mul(ty.block_bytes() as u64)?;
+    shape.iter().skip(1).try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim))
+}
+
+/// `value` rounded up to a multiple of `alignment`, a power of two.
+pub(crate) fn pad(value: u64, alignment: u64) -> Option<u64> {
+    value.checked_next_multiple_of(alignment)
+}

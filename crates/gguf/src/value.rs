@@ -1,0 +1,468 @@
+//! Metadata values. Strings and arrays stay in the bytes they were read from.
+
+use std::fmt;
+
+use crate::bytes::SharedBytes;
+use crate::error::shown;
+
+/// The type of a metadata value or of an array's elements; the discriminants are the format's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)] // the variants are the format's own names
+pub enum ValueType {
+    U8 = 0,
+    I8 = 1,
+    U16 = 2,
+    I16 = 3,
+    U32 = 4,
+    I32 = 5,
+    F32 = 6,
+    Bool = 7,
+    String = 8,
+    Array = 9,
+    U64 = 10,
+    I64 = 11,
+    F64 = 12,
+}
+
+impl ValueType {
+    const ALL: [ValueType; 13] = {
+        use ValueType::*;
+        [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64]
+    };
+
+    /// The type of this number, if there is one.
+    pub fn from_id(id: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(id).ok()?).copied()
+    }
+
+    /// The number of the type in a file.
+    pub fn id(self) -> u32 {
+        self as u32
+    }
+
+    /// Bytes of one value; `None` for strings and arrays.
+    pub fn size(self) -> Option<usize> {
+        use ValueType::*;
+        match self {
+            U8 | I8 | Bool => Some(1),
+            U16 | I16 => Some(2),
+            U32 | I32 | F32 => Some(4),
+            U64 | I64 | F64 => Some(8),
+            String | Array => None,
+        }
+    }
+
+    /// The name, such as `u32` or `string`.
+    pub fn name(self) -> &'static str {
+        use ValueType::*;
+        match self {
+            U8 => "u8",
+            I8 => "i8",
+            U16 => "u16",
+            I16 => "i16",
+            U32 => "u32",
+            I32 => "i32",
+            F32 => "f32",
+            Bool => "bool",
+            String => "string",
+            Array => "array",
+            U64 => "u64",
+            I64 => "i64",
+            F64 => "f64",
+        }
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A metadata value.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // the variants are the format's own names
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    String(Text),
+    Array(Array),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+impl Value {
+    /// The value's type.
+    pub fn ty(&self) -> ValueType {
+        match self {
+            Value::U8(_) => ValueType::U8,
+            Value::I8(_) => ValueType::I8,
+            Value::U16(_) => ValueType::U16,
+            Value::I16(_) => ValueType::I16,
+            Value::U32(_) => ValueType::U32,
+            Value::I32(_) => ValueType::I32,
+            Value::F32(_) => ValueType::F32,
+            Value::Bool(_) => ValueType::Bool,
+            Value::String(_) => ValueType::String,
+            Value::Array(_) => ValueType::Array,
+            Value::U64(_) => ValueType::U64,
+            Value::I64(_) => ValueType::I64,
+            Value::F64(_) => ValueType::F64,
+        }
+    }
+
+    /// The value of an integer of any width.
+    pub fn as_int(&self) -> Option<i128> {
+        Some(match *self {
+            Value::U8(v) => v.into(),
+            Value::I8(v) => v.into(),
+            Value::U16(v) => v.into(),
+            Value::I16(v) => v.into(),
+            Value::U32(v) => v.into(),
+            Value::I32(v) => v.into(),
+            Value::U64(v) => v.into(),
+            Value::I64(v) => v.into(),
+            _ => return None,
+        })
+    }
+
+    /// The value of a float of either width.
+    pub fn as_float(&self) -> Option<f64> {
+        match *self {
+            Value::F32(v) => Some(v.into()),
+            Value::F64(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The bytes of a string.
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Value::String(text) => Some(text.as_bytes()),
+            _ => None,
+        }
+    }
+
+    /// A string, if it is valid UTF-8.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::String(text) => text.as_str(),
+            _ => None,
+        }
+    }
+
+    /// An array.
+    pub fn as_array(&self) -> Option<&Array> {
+        match self {
+            Value::Array(array) => Some(array),
+            _ => None,
+        }
+    }
+
+    /// What the value is, for a message: its type and, where that is short, the value.
+    pub fn describe(&self) -> String {
+        match self {
+            Value::String(text) => format!("string {text}"),
+            Value::Array(array) => format!("array of {} {}", array.len(), array.element_type()),
+            scalar => format!("{} {scalar}", scalar.ty()),
+        }
+    }
+
+    /// An array of strings.
+    pub fn strings<S: AsRef<[u8]>>(items: impl IntoIterator<Item = S>) -> Self {
+        let mut bytes = Vec::new();
+        let mut len = 0;
+        for item in items {
+            let item = item.as_ref();
+            bytes.extend_from_slice(&(item.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(item);
+            len += 1;
+        }
+        Value::Array(Array { element: ValueType::String, len, bytes: bytes.into() })
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::U8(v) => v.fmt(f),
+            Value::I8(v) => v.fmt(f),
+            Value::U16(v) => v.fmt(f),
+            Value::I16(v) => v.fmt(f),
+            Value::U32(v) => v.fmt(f),
+            Value::I32(v) => v.fmt(f),
+            Value::F32(v) => v.fmt(f),
+            Value::Bool(v) => v.fmt(f),
+            Value::String(text) => text.fmt(f),
+            Value::Array(array) => write!(f, "[{} × {}]", array.len(), array.element_type()),
+            Value::U64(v) => v.fmt(f),
+            Value::I64(v) => v.fmt(f),
+            Value::F64(v) => v.fmt(f),
+        }
+    }
+}
+
+/// A string of the file: UTF-8 by convention, any bytes in fact.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Text(pub(crate) SharedBytes);
+
+impl Text {
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The text, if it is valid UTF-8.
+    pub fn as_str(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+}
+
+impl fmt::Display for Text {
+    /// Quoted, escaped and cut to what fits in a message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(&self.0))
+    }
+}
+
+/// An array of scalars or strings, as it lies in the file: little-endian, unaligned, strings with their lengths.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    pub(crate) element: ValueType,
+    pub(crate) len: usize,
+    /// Exactly the bytes of `len` elements; the parser has checked every string length in it.
+    pub(crate) bytes: SharedBytes,
+}
+
+impl Array {
+    /// The type of the elements, never `Array`.
+    pub fn element_type(&self) -> ValueType {
+        self.element
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The elements as bytes, the way they lie in the file.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The strings of an array of strings.
+    pub fn strings(&self) -> Option<Strings<'_>> {
+        (self.element == ValueType::String).then(|| Strings { rest: &self.bytes, left: self.len })
+    }
+
+    /// The elements, if they are integers of any width or booleans (0 and 1).
+    pub fn ints(&self) -> Option<impl ExactSizeIterator<Item = i128> + '_> {
+        use ValueType::*;
+        let size = self.element.size()?;
+        let read: fn(&[u8]) -> i128 = match self.element {
+            U8 => |b| b[0].into(),
+            Bool => |b| (b[0] != 0).into(),
+            I8 => |b| (b[0] as i8).into(),
+            U16 => |b| u16::from_le_bytes(fixed(b)).into(),
+            I16 => |b| i16::from_le_bytes(fixed(b)).into(),
+            U32 => |b| u32::from_le_bytes(fixed(b)).into(),
+            I32 => |b| i32::from_le_bytes(fixed(b)).into(),
+            U64 => |b| u64::from_le_bytes(fixed(b)).into(),
+            I64 => |b| i64::from_le_bytes(fixed(b)).into(),
+            F32 | F64 | String | Array => return None,
+        };
+        Some(self.bytes.chunks_exact(size).map(read))
+    }
+
+    /// The elements, if they are floats; 64-bit ones are rounded.
+    pub fn floats(&self) -> Option<impl ExactSizeIterator<Item = f32> + '_> {
+        let read: fn(&[u8]) -> f32 = match self.element {
+            ValueType::F32 => |b| f32::from_le_bytes(fixed(b)),
+            ValueType::F64 => |b| f64::from_le_bytes(fixed(b)) as f32,
+            _ => return None,
+        };
+        Some(self.bytes.chunks_exact(self.element.size()?).map(read))
+    }
+
+    /// The first `len` elements, or all where there are no more.
+    pub fn prefix(&self, len: usize) -> Array {
+        let len = len.min(self.len);
+        let end = match self.element.size() {
+            Some(size) => size * len,
+            None => {
+                let mut strings = Strings { rest: &self.bytes, left: self.len };
+                strings.by_ref().take(len).for_each(drop);
+                self.bytes.len() - strings.rest.len()
+            }
+        };
+        Array { element: self.element, len, bytes: self.bytes.slice(0, end) }
+    }
+
+    /// One element as a value of its own.
+    pub fn get(&self, index: usize) -> Option<Value> {
+        if index >= self.len {
+            return None;
+        }
+        let Some(size) = self.element.size() else {
+            let bytes = self.strings()?.nth(index)?;
+            return Some(Value::String(Text(bytes.to_vec().into())));
+        };
+        scalar(self.element, &self.bytes[index * size..(index + 1) * size])
+    }
+}
+
+/// A scalar from exactly its bytes; `None` for strings and arrays.
+pub(crate) fn scalar(ty: ValueType, bytes: &[u8]) -> Option<Value> {
+    Some(match ty {
+        ValueType::U8 => Value::U8(bytes[0]),
+        ValueType::I8 => Value::I8(bytes[0] as i8),
+        ValueType::U16 => Value::U16(u16::from_le_bytes(fixed(bytes))),
+        ValueType::I16 => Value::I16(i16::from_le_bytes(fixed(bytes))),
+        ValueType::U32 => Value::U32(u32::from_le_bytes(fixed(bytes))),
+        ValueType::I32 => Value::I32(i32::from_le_bytes(fixed(bytes))),
+        ValueType::F32 => Value::F32(f32::from_le_bytes(fixed(bytes))),
+        ValueType::Bool => Value::Bool(bytes[0] != 0),
+        ValueType::U64 => Value::U64(u64::from_le_bytes(fixed(bytes))),
+        ValueType::I64 => Value::I64(i64::from_le_bytes(fixed(bytes))),
+        ValueType::F64 => Value::F64(f64::from_le_bytes(fixed(bytes))),
+        ValueType::String | ValueType::Array => return None,
+    })
+}
+
+/// The bytes as an array; callers cut pieces of exactly the size.
+fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("a piece of the element's size")
+}
+
+/// The strings of an array, as bytes, in order.
+#[derive(Debug, Clone)]
+pub struct Strings<'a> {
+    rest: &'a [u8],
+    left: usize,
+}
+
+impl<'a> Iterator for Strings<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        // The parser has walked these lengths. Should a mapped file have changed since, strings come out short.
+        let (len, rest) = self.rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX).min(rest.len());
+        let (string, rest) = rest.split_at(len);
+        self.rest = rest;
+        Some(string)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Strings<'_> {}
+
+macro_rules! value_from {
+    ($($ty:ty, $variant:ident;)*) => {$(
+        impl From<$ty> for Value {
+            fn from(value: $ty) -> Self {
+                Value::$variant(value)
+            }
+        }
+
+        impl From<&[$ty]> for Value {
+            fn from(values: &[$ty]) -> Self {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                Value::Array(Array { element: ValueType::$variant, len: values.len(), bytes: bytes.into() })
+            }
+        }
+
+        impl From<Vec<$ty>> for Value {
+            fn from(values: Vec<$ty>) -> Self {
+                values.as_slice().into()
+            }
+        }
+    )*};
+}
+
+value_from! {
+    u8, U8; i8, I8; u16, U16; i16, I16; u32, U32; i32, I32; u64, U64; i64, I64; f32, F32; f64, F64;
+}
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Self {
+        Value::Bool(value)
+    }
+}
+
+impl From<&[bool]> for Value {
+    fn from(values: &[bool]) -> Self {
+        let bytes: Vec<u8> = values.iter().map(|&v| v.into()).collect();
+        Value::Array(Array { element: ValueType::Bool, len: values.len(), bytes: bytes.into() })
+    }
+}
+
+impl From<Vec<bool>> for Value {
+    fn from(values: Vec<bool>) -> Self {
+        values.as_slice().into()
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Value::String(Text(text.as_bytes().to_vec().into()))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Value::String(Text(text.into_bytes().into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn type_numbers_and_variants_agree() {
+        for (id, ty) in ValueType::ALL.into_iter().enumerate() {
+            assert_eq!((ty.id(), ValueType::from_id(id as u32)), (id as u32, Some(ty)));
+        }
+        assert_eq!(ValueType::from_id(13), None);
+    }
+
+    #[test]
+    fn arrays_give_back_what_they_were_made_of() {
+        let ints = Value::from(vec![1i16, -2, 300]);
+        assert_eq!(ints.as_array().unwrap().ints().unwrap().collect::<Vec<_>>(), [1, -2, 300]);
+        assert_eq!(ints.as_array().unwrap().get(1), Some(Value::I16(-2)));
+        assert_eq!(ints.as_array().unwrap().get(3), None);
+        assert!(ints.as_array().unwrap().floats().is_none());
+        let bools = Value::from(vec![true, false]);
+        assert_eq!(bools.as_array().unwrap().ints().unwrap().collect::<Vec<_>>(), [1, 0]);
+        let floats = Value::from(vec![1.5f64, -0.25]);
+        assert_eq!(floats.as_array().unwrap().floats().unwrap().collect::<Vec<_>>(), [1.5, -0.25]);
+        let strings = Value::strings([&b"a"[..], b"", b"\xff\xfe", b"long"]);
+        let array = strings.as_array().unwrap();
+        assert_eq!(array.strings().unwrap().collect::<Vec<_>>(), [&b"a"[..], b"", b"\xff\xfe", b"long"]);
+        assert_eq!(array.prefix(3).strings().unwrap().collect::<Vec<_>>(), [&b"a"[..], b"", b"\xff\xfe"]);
+        assert_eq!(array.prefix(9), *array);
+        assert_eq!(array.get(3), Some(Value::from("long")));
+    }
+}

@@ -1,0 +1,13 @@
+//! The known forms, one table a family. The first one whose markers hold counts.
+
+mod gemma3;
+mod gpt_oss;
+
+use super::rules::{Draft, Form};
+
+const FORMS: [&Form; 3] = [&gemma3::EMBEDDING, &gemma3::CHAT, &gpt_oss::GPT_OSS];
+
+/// The form the file is in, unless that is llama.cpp's own.
+pub(super) fn recognise(draft: &Draft<'_>) -> Option<&'static Form> {
+    FORMS.into_iter().find(|form| draft.is(form))
+}

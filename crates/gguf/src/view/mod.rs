@@ -1,0 +1,155 @@
+//! What an architecture reads: keys and tensors of a file after translation.
+//!
+//! Models published in Ollama's library differ from llama.cpp's form of the same architecture: other key names,
+//! other tensor names, tensors of an image encoder among those of the language model. A [`View`] shows such a file
+//! in llama.cpp's form. Nothing is rewritten: a tensor of the view is a tensor of the file under another name or a
+//! prefix of its rows. A file in llama.cpp's form is shown as it is.
+
+mod forms;
+mod rules;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use puna_quant::TensorType;
+
+use crate::bytes::SharedBytes;
+use crate::error::GgufError;
+use crate::file::Gguf;
+use crate::metadata::Metadata;
+use crate::tensor::TensorInfo;
+use rules::{Draft, Entry};
+
+/// A model as its architecture's code wants to see it.
+#[derive(Debug)]
+pub struct View {
+    gguf: Arc<Gguf>,
+    metadata: Metadata,
+    entries: Vec<Entry>,
+    by_name: HashMap<Box<str>, usize>,
+    translation: Option<Translation>,
+}
+
+/// What a view changed, for `puna inspect`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Translation {
+    /// The form the file is in, such as `gemma3 as published by Ollama`.
+    pub form: &'static str,
+    /// The file's `general.architecture`.
+    pub from: String,
+    /// The view's.
+    pub to: String,
+    /// Tensors that have another name than in the file: old and new.
+    pub renamed: Vec<(String, String)>,
+    /// Keys that the view has and the file has not.
+    pub added: Vec<String>,
+    /// Keys whose value differs from the file's.
+    pub changed: Vec<String>,
+    /// Keys that the view leaves out.
+    pub removed: Vec<String>,
+    /// Names in the file of the tensors that the view leaves out.
+    pub dropped: Vec<String>,
+}
+
+impl View {
+    /// Recognises the form the file is in and translates it.
+    pub fn new(gguf: Arc<Gguf>) -> Result<View, GgufError> {
+        let mut draft = Draft::new(&gguf);
+        match forms::recognise(&draft) {
+            Some(form) => {
+                form.rules.iter().for_each(|rule| draft.apply(rule));
+                let translation = draft.report(form.name);
+                Ok(Self::build(Arc::clone(&gguf), draft, Some(translation)))
+            }
+            None => Ok(Self::build(Arc::clone(&gguf), draft, None)),
+        }
+    }
+
+    /// Shows the file as it is, in whatever form.
+    pub fn untranslated(gguf: Arc<Gguf>) -> View {
+        let draft = Draft::new(&gguf);
+        Self::build(Arc::clone(&gguf), draft, None)
+    }
+
+    fn build(gguf: Arc<Gguf>, draft: Draft<'_>, translation: Option<Translation>) -> View {
+        let (metadata, entries) = (draft.metadata, draft.entries);
+        let by_name = entries.iter().enumerate().map(|(i, entry)| (entry.name.clone(), i)).collect();
+        View { metadata, entries, by_name, translation, gguf }
+    }
+
+    /// The file behind the view. `show` and everything else that is about the file reads this.
+    pub fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
+    /// Keys and values as the architecture expects them.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// What was translated; `None` for a file that is shown as it is.
+    pub fn translation(&self) -> Option<&Translation> {
+        self.translation.as_ref()
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.by_name.get(name).map(|&i| self.view(&self.entries[i]))
+    }
+
+    /// The tensors, in file order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+        self.entries.iter().map(|entry| self.view(entry))
+    }
+
+    fn view<'a>(&'a self, entry: &'a Entry) -> TensorView<'a> {
+        let source = &self.gguf.tensors()[entry.source];
+        TensorView {
+            name: &entry.name,
+            ty: source.ty,
+            shape: &entry.shape,
+            source,
+            size: entry.size,
+            view: self,
+        }
+    }
+}
+
+/// A tensor of a view.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorView<'a> {
+    /// The name that the architecture knows.
+    pub name: &'a str,
+    /// How the elements are stored.
+    pub ty: TensorType,
+    /// The dimensions, fastest first: `shape[0]` is the length of a row.
+    pub shape: &'a [u64],
+    /// The tensor of the file that this one is made of.
+    pub source: &'a TensorInfo,
+    size: u64,
+    view: &'a View,
+}
+
+impl<'a> TensorView<'a> {
+    /// The data: borrowed from the mapping.
+    pub fn bytes(&self) -> Cow<'a, [u8]> {
+        Cow::Borrowed(&self.view.gguf.data(self.source)[..self.size as usize])
+    }
+
+    /// The data as a piece that lives on its own, at a multiple of 32 bytes; a copy only in a file of smaller
+    /// alignment.
+    pub fn shared(&self) -> SharedBytes {
+        self.view.gguf.shared(self.source).slice(0, self.size as usize)
+    }
+
+    /// Bytes of the data.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// How many values the tensor has.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}

@@ -1,0 +1,248 @@
+//! The language of translation rules, and their execution on a draft of the view. A rule whose source does not
+//! exist does nothing.
+
+use std::collections::HashSet;
+
+use crate::file::Gguf;
+use crate::metadata::Metadata;
+use crate::value::{Array, Value};
+
+use super::Translation;
+
+/// One way in which models were published.
+pub(super) struct Form {
+    /// For people.
+    pub name: &'static str,
+    /// `general.architecture` of the file.
+    pub architecture: &'static str,
+    /// The file is in this form if any of these holds.
+    pub markers: &'static [When],
+    /// Applied in order.
+    pub rules: &'static [Rule],
+}
+
+/// A condition on the file.
+pub(super) enum When {
+    /// It has this key.
+    Key(&'static str),
+    /// It lacks this key.
+    NoKey(&'static str),
+    /// The integer under this key is at least so much.
+    KeyAtLeast(&'static str, u64),
+    /// It has this tensor.
+    Tensor(&'static str),
+    /// It has a tensor whose name starts like this.
+    TensorPrefix(&'static str),
+    /// All of these hold.
+    All(&'static [When]),
+    /// Nothing more is asked: the architecture's name exists in this form only.
+    Always,
+}
+
+/// One change.
+pub(super) enum Rule {
+    /// The architecture becomes this.
+    Architecture(&'static str),
+    /// Keys under the first prefix are also visible under the second; a key that is there wins.
+    KeyPrefix(&'static str, &'static str),
+    /// The second key gets the value of the first, if it is absent.
+    CopyKey(&'static str, &'static str),
+    /// The key gets this value, if it is absent.
+    Default(&'static str, Constant),
+    /// The key gets this value.
+    Set(&'static str, Constant),
+    /// The key is invisible.
+    Remove(&'static str),
+    /// The key gets a dimension of a tensor, if it is absent: key, tensor, index in its shape.
+    DefaultDim(&'static str, &'static str, usize),
+    /// The key gets a dimension of a tensor.
+    SetDim(&'static str, &'static str, usize),
+    /// Tokens, scores and token types are cut to the number of rows of this tensor, never lengthened.
+    CutVocabulary(&'static str),
+    /// A tensor gets another name.
+    Rename(&'static str, &'static str),
+    /// In every tensor name, the first occurrence of one text becomes another.
+    Replace(&'static str, &'static str),
+    /// Tensors whose names start like this are invisible.
+    Hide(&'static str),
+    /// The rules apply if the condition holds.
+    If(When, &'static [Rule]),
+}
+
+/// A value in a table of rules.
+pub(super) enum Constant {
+    F32(f32),
+    Str(&'static str),
+}
+
+impl Constant {
+    fn value(&self) -> Value {
+        match self {
+            Constant::F32(value) => Value::F32(*value),
+            Constant::Str(text) => Value::from(*text),
+        }
+    }
+}
+
+/// A tensor of the view.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub name: Box<str>,
+    pub shape: Vec<u64>,
+    /// Bytes from the start of the source.
+    pub size: u64,
+    /// Index of the source among the tensors of the file.
+    pub source: usize,
+}
+
+/// A view in the making: at first the file as it is.
+pub(super) struct Draft<'g> {
+    gguf: &'g Gguf,
+    pub metadata: Metadata,
+    pub entries: Vec<Entry>,
+}
+
+impl<'g> Draft<'g> {
+    pub(super) fn new(gguf: &'g Gguf) -> Self {
+        let entry = |(source, info): (usize, &crate::TensorInfo)| Entry {
+            name: info.name.clone(),
+            shape: info.shape.clone(),
+            size: info.size,
+            source,
+        };
+        let entries = gguf.tensors().iter().enumerate().map(entry).collect();
+        Draft { gguf, metadata: gguf.metadata().clone(), entries }
+    }
+
+    /// Whether the file is in this form.
+    pub(super) fn is(&self, form: &Form) -> bool {
+        self.metadata.architecture().is_ok_and(|arch| arch == form.architecture)
+            && form.markers.iter().any(|marker| self.holds(marker))
+    }
+
+    fn holds(&self, condition: &When) -> bool {
+        match condition {
+            When::Key(key) => self.metadata.contains(key),
+            When::NoKey(key) => !self.metadata.contains(key),
+            When::KeyAtLeast(key, least) => {
+                let value = self.metadata.get(key).and_then(Value::as_int);
+                value.is_some_and(|value| value >= i128::from(*least))
+            }
+            When::Tensor(name) => self.entry(name).is_some(),
+            When::TensorPrefix(prefix) => self.entries.iter().any(|entry| entry.name.starts_with(prefix)),
+            When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
+            When::Always => true,
+        }
+    }
+
+    fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| &*entry.name == name)
+    }
+
+    fn dim(&self, tensor: &str, index: usize) -> Option<u32> {
+        u32::try_from(*self.entry(tensor)?.shape.get(index)?).ok()
+    }
+
+    pub(super) fn apply(&mut self, rule: &Rule) {
+        match rule {
+            Rule::Architecture(name) => self.metadata.set("general.architecture", *name),
+            Rule::KeyPrefix(from, to) => self.copy_prefix(from, to),
+            Rule::CopyKey(from, to) => {
+                if let Some(value) = self.metadata.get(from).cloned() {
+                    self.set_default(to, value);
+                }
+            }
+            Rule::Default(key, constant) => self.set_default(key, constant.value()),
+            Rule::Set(key, constant) => self.metadata.set(key, constant.value()),
+            Rule::Remove(key) => drop(self.metadata.remove(key)),
+            Rule::DefaultDim(key, tensor, index) => {
+                if let Some(dim) = self.dim(tensor, *index) {
+                    self.set_default(key, dim.into());
+                }
+            }
+            Rule::SetDim(key, tensor, index) => {
+                if let Some(dim) = self.dim(tensor, *index) {
+                    self.metadata.set(key, dim);
+                }
+            }
+            Rule::CutVocabulary(tensor) => {
+                if let Some(rows) = self.dim(tensor, 1) {
+                    self.cut_vocabulary(rows as usize);
+                }
+            }
+            Rule::Rename(from, to) => self.rename(|name| (name == *from).then(|| (*to).to_owned())),
+            Rule::Replace(from, to) => {
+                self.rename(|name| name.contains(from).then(|| name.replacen(from, to, 1)));
+            }
+            Rule::Hide(prefix) => self.entries.retain(|entry| !entry.name.starts_with(prefix)),
+            Rule::If(condition, rules) => {
+                if self.holds(condition) {
+                    rules.iter().for_each(|rule| self.apply(rule));
+                }
+            }
+        }
+    }
+
+    fn set_default(&mut self, key: &str, value: Value) {
+        if !self.metadata.contains(key) {
+            self.metadata.set(key, value);
+        }
+    }
+
+    fn copy_prefix(&mut self, from: &str, to: &str) {
+        let under = |key: &str| Some(format!("{to}.{}", key.strip_prefix(from)?.strip_prefix('.')?));
+        let copies: Vec<_> =
+            self.metadata.iter().filter_map(|(key, value)| Some((under(key)?, value.clone()))).collect();
+        copies.into_iter().for_each(|(key, value)| self.set_default(&key, value));
+    }
+
+    fn cut_vocabulary(&mut self, len: usize) {
+        for list in ["tokens", "scores", "token_type"] {
+            let key = format!("tokenizer.ggml.{list}");
+            let longer = |array: &&Array| array.len() > len;
+            let cut = self.metadata.get(&key).and_then(Value::as_array).filter(longer).map(|a| a.prefix(len));
+            if let Some(array) = cut {
+                self.metadata.set(&key, Value::Array(array));
+            }
+        }
+    }
+
+    /// Gives tensors other names; a name that another tensor has already is left to that one.
+    fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
+        let mut taken: HashSet<Box<str>> = self.entries.iter().map(|entry| entry.name.clone()).collect();
+        for entry in &mut self.entries {
+            let Some(name) = new_name(&entry.name) else { continue };
+            if taken.insert(name.as_str().into()) {
+                taken.remove(&entry.name);
+                entry.name = name.into();
+            }
+        }
+    }
+
+    /// What has changed from the file.
+    pub(super) fn report(&self, form: &'static str) -> Translation {
+        let file = self.gguf.metadata();
+        let keys = |wanted: &dyn Fn(&str, &Value) -> bool| {
+            self.metadata.iter().filter(|(k, v)| wanted(k, v)).map(|(k, _)| k.to_owned()).collect()
+        };
+        let architecture = |m: &Metadata| m.architecture().unwrap_or_default().to_owned();
+        let tensors = self.gguf.tensors();
+        let seen: HashSet<usize> = self.entries.iter().map(|entry| entry.source).collect();
+        let renamed = self.entries.iter().filter(|entry| entry.name != tensors[entry.source].name);
+        let dropped = tensors.iter().enumerate().filter(|(i, _)| !seen.contains(i));
+        Translation {
+            form,
+            from: architecture(file),
+            to: architecture(&self.metadata),
+            renamed: renamed.map(|e| (tensors[e.source].name.to_string(), e.name.to_string())).collect(),
+            added: keys(&|key, _| !file.contains(key)),
+            changed: keys(&|key, value| file.get(key).is_some_and(|old| old != value)),
+            removed: file
+                .iter()
+                .filter(|(k, _)| !self.metadata.contains(k))
+                .map(|(k, _)| k.to_owned())
+                .collect(),
+            dropped: dropped.map(|(_, tensor)| tensor.name.to_string()).collect(),
+        }
+    }
+}

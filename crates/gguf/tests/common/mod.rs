@@ -1,0 +1,25 @@
+//! What the tests of this crate share.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::PathBuf;
+
+/// The smallest file with everything in it: three keys, an F32 tensor `a` of 4 × 2 and a Q4_0 tensor `b` of 32.
+/// llama.cpp's and gguf-py's readers accept it.
+pub const MINIMAL: &str = "\
+474755460300000002000000000000000300000000000000140000000000000067656e6572616c2e6172636869746563\
+747572650800000005000000000000006c6c616d61110000000000000067656e6572616c2e616c69676e6d656e740400\
+0000200000000600000000000000782e6c6973740900000005000000030000000000000001000000feffffff03000000\
+010000000000000061020000000400000000000000020000000000000000000000000000000000000001000000000000\
+00620100000020000000000000000200000020000000000000000000000000000000003f0000c03f0000204000006040\
+000090400000b0400000d0400000f040003cf0e1d2c3b4a5968778695a4b3c2d1e0f0000000000000000000000000000";
+
+pub fn minimal() -> Vec<u8> {
+    let digits: Vec<u8> = MINIMAL.bytes().collect();
+    let hex = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks(2).map(hex).collect()
+}
+
+/// The repository's test data.
+pub fn data(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
+}
