@@ -51,10 +51,12 @@ pub struct Graph {
 }
 
 /// A matrix with its optional bias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Linear {
     /// `[in, out]`.
     pub w: WeightId,
+    /// Multiplies the product; one but for formats with a scale a tensor.
+    pub scale: f32,
     /// `[out]`.
     pub bias: Option<WeightId>,
     /// Columns of the result.
@@ -137,10 +139,10 @@ impl Graph {
         self.push(name, Op::Embed { table, index }, Rows::Tokens, cols)
     }
 
-    /// `x · wᵀ + bias`.
+    /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let rows = self.value(x).rows;
-        self.push(name, Op::Linear { w: l.w, bias: l.bias, x }, rows, l.out)
+        self.push(name, Op::Linear { w: l.w, scale: l.scale, bias: l.bias, x }, rows, l.out)
     }
 
     /// RMS norm over groups as long as the weight: the whole row, or each head.

@@ -4,6 +4,8 @@
 //! wanted) and whose columns are features. A backend may fuse operations and round activations
 //! within the bounds that it states.
 
+use crate::backend::CacheLayer;
+
 /// A value of a graph: an operation's result or a window of columns of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub(crate) u32);
@@ -102,6 +104,13 @@ pub struct AttentionSpec {
     pub sinks: Option<WeightId>,
 }
 
+impl AttentionSpec {
+    /// What the cache keeps for a layer of this form.
+    pub fn cache_layer(&self) -> CacheLayer {
+        CacheLayer { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
+    }
+}
+
 /// Element-wise functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
@@ -181,10 +190,12 @@ pub enum Op {
         /// Which row.
         index: Index,
     },
-    /// `x · wᵀ + bias`, for `w` of shape `[in, out]`.
+    /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
         w: WeightId,
+        /// One but for formats with a scale a tensor.
+        scale: f32,
         /// `[out]`.
         bias: Option<WeightId>,
         /// Input.

@@ -1,3 +1,18 @@
 //! Model architectures, one file each: hyper-parameters, weights by name, the graph.
+//!
+//! [`Model::load`] reads a file's keys, finds its tensors and checks their shapes; [`Model::graph`] records the
+//! operations of a step. Adding an architecture means one file in `arch/`, one line in its list and one entry of the
+//! zoo.
 
 #![forbid(unsafe_code)]
+
+mod arch;
+mod blocks;
+mod error;
+mod hparams;
+mod model;
+mod rope;
+mod weights;
+
+pub use error::ModelError;
+pub use model::{LoadOptions, Model, Pooling, Shape, Want, known_architectures};

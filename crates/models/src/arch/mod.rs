@@ -1,0 +1,36 @@
+//! The list of architectures.
+
+mod bert;
+mod gemma2;
+mod gemma3;
+mod gpt_oss;
+mod llama;
+mod phi3;
+mod qwen2;
+mod qwen3;
+
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::model::{LoadOptions, Loaded};
+use crate::weights::Weights;
+
+type Load = fn(&Keys<'_>, &mut Weights<'_>, LoadOptions) -> Result<Loaded, ModelError>;
+
+/// An architecture's name in `general.architecture` and its loader.
+pub(crate) struct Entry {
+    pub name: &'static str,
+    pub load: Load,
+}
+
+/// Every architecture, by name.
+pub(crate) const ARCHITECTURES: &[Entry] = &[
+    Entry { name: "bert", load: bert::load },
+    Entry { name: "gemma2", load: gemma2::load },
+    Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "gpt-oss", load: gpt_oss::load },
+    Entry { name: "llama", load: llama::load },
+    Entry { name: "phi3", load: phi3::load },
+    Entry { name: "qwen2", load: qwen2::load },
+    Entry { name: "qwen3", load: qwen3::load_dense },
+    Entry { name: "qwen3moe", load: qwen3::load_moe },
+];

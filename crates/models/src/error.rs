@@ -1,0 +1,54 @@
+//! Why a model cannot be built from a file.
+
+use puna_gguf::GgufError;
+
+/// What is wrong with a file as a model.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file itself, or one of its keys.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// No such architecture.
+    #[error("unknown architecture `{name}`; this version knows {}", known.join(", "))]
+    UnknownArchitecture {
+        /// What the file says.
+        name: String,
+        /// What would work.
+        known: Vec<&'static str>,
+    },
+    /// A tensor that the architecture needs.
+    #[error("tensor `{name}` is missing")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of another shape than the keys say.
+    #[error("tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}")]
+    TensorShape {
+        /// Its name.
+        name: String,
+        /// What the file has, fastest dimension first.
+        found: Vec<usize>,
+        /// What the keys say.
+        expected: Vec<usize>,
+    },
+    /// A key with a value that makes no sense.
+    #[error("key `{key}` is {value}: {reason}")]
+    KeyValue {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Something the format allows and this program does not support.
+    #[error("{what} is not supported: {reason}")]
+    Unsupported {
+        /// What.
+        what: String,
+        /// Why, or what to do instead.
+        reason: &'static str,
+    },
+}

@@ -1,0 +1,185 @@
+//! Hyper-parameters: the keys that most architectures read.
+
+use puna_gguf::Metadata;
+
+use crate::error::ModelError;
+
+/// More layers than any model has, to bound what a file can ask for.
+const MAX_LAYERS: u32 = 4096;
+
+/// Keys under the architecture's name, read with their defaults.
+#[derive(Debug, Clone)]
+pub struct Hparams {
+    /// Context that the model was trained with.
+    pub n_ctx: usize,
+    /// Features of the residual stream.
+    pub n_embd: usize,
+    /// Layers that take part in a step (blocks for multi-token prediction are not counted).
+    pub n_layer: usize,
+    /// Query heads of each layer.
+    pub heads: Vec<usize>,
+    /// Key and value heads of each layer.
+    pub kv_heads: Vec<usize>,
+    /// Features of a query or key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Width of the feed-forward part of each layer.
+    pub ff: Vec<usize>,
+    /// Entries of the vocabulary.
+    pub n_vocab: usize,
+}
+
+/// Reads keys by their name without the architecture.
+#[derive(Clone, Copy)]
+pub struct Keys<'a> {
+    meta: &'a Metadata,
+    arch: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// Keys of the file's architecture.
+    pub fn new(meta: &'a Metadata) -> Result<Self, ModelError> {
+        Ok(Self { meta, arch: meta.architecture()? })
+    }
+
+    /// The full name of a key.
+    pub fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
+    /// The file's keys.
+    pub fn meta(&self) -> &'a Metadata {
+        self.meta
+    }
+
+    /// A count that must be there and be more than zero.
+    pub fn count(&self, key: &str) -> Result<usize, ModelError> {
+        let name = self.name(key);
+        let value = self.meta.u32(&name)?;
+        self.positive(name, value)
+    }
+
+    /// A count with a default; zero is an error.
+    pub fn count_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
+        match self.opt_count(key)? {
+            Some(value) => self.positive(self.name(key), value as u32),
+            None => Ok(default),
+        }
+    }
+
+    /// A count that may be absent.
+    pub fn opt_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        Ok(self.meta.opt_u32(&self.name(key))?.map(|v| v as usize))
+    }
+
+    fn positive(&self, key: String, value: u32) -> Result<usize, ModelError> {
+        if value == 0 {
+            return Err(ModelError::KeyValue { key, value: "0".into(), reason: "must be positive" });
+        }
+        Ok(value as usize)
+    }
+
+    /// A number that must be there.
+    pub fn f32(&self, key: &str) -> Result<f32, ModelError> {
+        Ok(self.meta.f32(&self.name(key))?)
+    }
+
+    /// A number that may be absent.
+    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.meta.opt_f32(&self.name(key))?)
+    }
+
+    /// A text that may be absent.
+    pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        Ok(self.meta.opt_str(&self.name(key))?)
+    }
+
+    /// One count a layer, from a scalar or an array of at least that length.
+    pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, ModelError> {
+        let values = self.meta.u32_per_layer(&self.name(key), layers)?;
+        Ok(values.map(|v| v.into_iter().map(|v| v as usize).collect()))
+    }
+
+    /// The norm's epsilon, in its RMS form.
+    pub fn rms_eps(&self) -> Result<f32, ModelError> {
+        self.f32("attention.layer_norm_rms_epsilon")
+    }
+
+    /// Which layers slide: the key (a period or a bool a layer), else `default` as a period.
+    pub fn sliding(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
+        let key = self.name("attention.sliding_window_pattern");
+        if let Some(value) = self.meta.get(&key)
+            && value.as_array().is_some()
+        {
+            let flags = self.meta.bools(&key)?.unwrap_or_default();
+            if flags.len() < layers {
+                let reason = "fewer entries than layers";
+                return Err(ModelError::KeyValue { key, value: format!("{} entries", flags.len()), reason });
+            }
+            return Ok(flags[..layers].to_vec());
+        }
+        let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(default);
+        Ok((0..layers).map(|i| period == 0 || i % period < period - 1).collect())
+    }
+}
+
+impl Hparams {
+    /// Reads the common keys.
+    pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
+        let n_embd = keys.count("embedding_length")?;
+        let blocks = keys.count("block_count")?;
+        let extra = keys.opt_count("nextn_predict_layers")?.unwrap_or(0);
+        let n_layer = blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
+            let reason = "must be between 1 and 4096 after the prediction blocks are taken off";
+            ModelError::KeyValue { key: keys.name("block_count"), value: blocks.to_string(), reason }
+        })?;
+        let heads = keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| ModelError::KeyValue {
+            key: keys.name("attention.head_count"),
+            value: "absent".into(),
+            reason: "the number of query heads is needed",
+        })?;
+        let kv_heads = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
+        for (&h, &kv) in heads.iter().zip(&kv_heads) {
+            if h == 0 || kv == 0 || h % kv != 0 {
+                let reason = "query heads must be a positive multiple of the key heads";
+                let value = format!("{h} beside {kv} key heads");
+                return Err(ModelError::KeyValue { key: keys.name("attention.head_count"), value, reason });
+            }
+        }
+        let key_dim = keys.count_or("attention.key_length", n_embd / heads[0])?;
+        let value_dim = keys.count_or("attention.value_length", n_embd / heads[0])?;
+        if key_dim == 0 || value_dim == 0 || key_dim > 1 << 16 || value_dim > 1 << 16 {
+            let reason = "head sizes must be between 1 and 65536";
+            return Err(ModelError::KeyValue {
+                key: keys.name("attention.key_length"),
+                value: format!("{key_dim} and {value_dim}"),
+                reason,
+            });
+        }
+        Ok(Self {
+            n_ctx: keys.count("context_length")?,
+            n_embd,
+            n_layer,
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            ff: keys.per_layer("feed_forward_length", n_layer)?.unwrap_or_default(),
+            n_vocab: vocabulary(keys)?,
+        })
+    }
+}
+
+/// Entries of the vocabulary: the key, else the length of the token list.
+fn vocabulary(keys: &Keys<'_>) -> Result<usize, ModelError> {
+    let listed = keys.meta().array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len());
+    match (listed, keys.opt_count("vocab_size")?) {
+        (Some(n), _) | (None, Some(n)) => Ok(n),
+        (None, None) => Err(ModelError::KeyValue {
+            key: "tokenizer.ggml.tokens".into(),
+            value: "absent".into(),
+            reason: "the vocabulary is needed",
+        }),
+    }
+}

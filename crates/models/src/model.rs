@@ -1,0 +1,195 @@
+//! A model: an architecture with its weights, ready for a backend.
+
+use puna_gguf::View;
+use puna_graph::{CacheLayer, Graph, Rope, ValueId, Weight};
+
+use crate::arch;
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::weights::Weights;
+
+/// What a step is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Want {
+    /// Logits over the vocabulary, for the wanted rows.
+    Logits,
+    /// Final hidden states, for all rows.
+    Hidden,
+    /// The classifier head of a reranker, for the wanted rows (each sequence's first token).
+    Score,
+}
+
+/// How token vectors become one vector of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// Not at all.
+    None,
+    /// Their mean.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+    /// A score from the first token's, by a classifier.
+    Rank,
+}
+
+/// A family of models: what its layers compute.
+pub(crate) trait Architecture: Send + Sync {
+    /// Records one step: from token ids to the final hidden states of all rows, after the last norm; rows that
+    /// are not wanted may be dropped on the way when `outputs_only`.
+    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId;
+
+    /// Logits of final hidden states.
+    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId;
+
+    /// The classifier head; `None` where the file has none.
+    fn score(&self, _g: &mut Graph, _hidden: ValueId) -> Option<ValueId> {
+        None
+    }
+}
+
+/// What an architecture file hands to the loader beside its graph.
+pub(crate) struct Loaded {
+    pub arch: Box<dyn Architecture>,
+    /// Empty for encoders.
+    pub cache: Vec<CacheLayer>,
+    pub shape: Shape,
+}
+
+/// Figures of a model that others need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Context that the model was trained with.
+    pub n_ctx: usize,
+    /// Features of the hidden state.
+    pub n_embd: usize,
+    /// Layers.
+    pub n_layer: usize,
+    /// Entries of the vocabulary.
+    pub n_vocab: usize,
+    /// Whether tokens see only what came before; encoders see everything.
+    pub causal: bool,
+    /// Whether there is an output matrix over the vocabulary.
+    pub has_logits: bool,
+    /// Labels of the classifier head, if there is one.
+    pub score_labels: usize,
+}
+
+impl Shape {
+    /// A causal decoder with an output matrix.
+    pub(crate) fn decoder(hp: &Hparams) -> Self {
+        let Hparams { n_ctx, n_embd, n_layer, n_vocab, .. } = *hp;
+        Self { n_ctx, n_embd, n_layer, n_vocab, causal: true, has_logits: true, score_labels: 0 }
+    }
+}
+
+/// What the caller decides before loading.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// The context of a sequence, which chooses between the factors of long-rope models; `None` takes the
+    /// context that the model was trained with.
+    pub n_ctx: Option<usize>,
+}
+
+/// A model of a known architecture.
+pub struct Model {
+    architecture: &'static str,
+    arch: Box<dyn Architecture>,
+    shape: Shape,
+    pooling: Pooling,
+    cache: Vec<CacheLayer>,
+    weights: Vec<Weight>,
+    ropes: Vec<Rope>,
+}
+
+impl Model {
+    /// Reads the keys and finds the tensors of a file; no weight is read.
+    pub fn load(view: &View, options: LoadOptions) -> Result<Self, ModelError> {
+        let name = view.metadata().architecture()?;
+        let Some(entry) = arch::ARCHITECTURES.iter().find(|a| a.name == name) else {
+            return Err(ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() });
+        };
+        let keys = Keys::new(view.metadata())?;
+        let mut weights = Weights::new(view);
+        let loaded = (entry.load)(&keys, &mut weights, options)?;
+        Ok(Self {
+            architecture: entry.name,
+            pooling: pooling(&keys)?,
+            arch: loaded.arch,
+            shape: loaded.shape,
+            cache: loaded.cache,
+            weights: weights.tensors,
+            ropes: weights.ropes,
+        })
+    }
+
+    /// The architecture's name.
+    pub fn architecture(&self) -> &'static str {
+        self.architecture
+    }
+
+    /// Figures.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// How the file wants token vectors pooled.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling
+    }
+
+    /// The cache's layers; empty for encoders.
+    pub fn cache_layers(&self) -> &[CacheLayer] {
+        &self.cache
+    }
+
+    /// The tensors, in the order of the graph's ids.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// The rotary tables, in the order of the graph's ids.
+    pub fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+
+    /// Records a step; `None` where the model has no such result.
+    pub fn graph(&self, want: Want) -> Option<Graph> {
+        let mut g = Graph::new();
+        let result = match want {
+            Want::Hidden => self.arch.hidden(&mut g, false),
+            Want::Logits if self.shape.has_logits => {
+                let hidden = self.arch.hidden(&mut g, true);
+                self.arch.logits(&mut g, hidden)
+            }
+            Want::Logits => return None,
+            Want::Score => {
+                let hidden = self.arch.hidden(&mut g, true);
+                self.arch.score(&mut g, hidden)?
+            }
+        };
+        g.set_result(result);
+        Some(g)
+    }
+}
+
+/// Names of all architectures.
+pub fn known_architectures() -> Vec<&'static str> {
+    arch::ARCHITECTURES.iter().map(|a| a.name).collect()
+}
+
+fn pooling(keys: &Keys<'_>) -> Result<Pooling, ModelError> {
+    Ok(match keys.opt_count("pooling_type")? {
+        None | Some(0) => Pooling::None,
+        Some(1) => Pooling::Mean,
+        Some(2) => Pooling::Cls,
+        Some(3) => Pooling::Last,
+        Some(4) => Pooling::Rank,
+        Some(other) => {
+            let reason = "use 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)";
+            let (key, value) = (keys.name("pooling_type"), other.to_string());
+            return Err(ModelError::KeyValue { key, value, reason });
+        }
+    })
+}

@@ -1,0 +1,142 @@
+//! Rotary tables: base, scaling (linear, yarn, longrope, per-pair factors), magnitude.
+//!
+//! Angles are `position · frequency`, so every kind of scaling comes down to a list of frequencies and one magnitude.
+
+use puna_graph::{Rope, RopeKind};
+
+use crate::error::ModelError;
+use crate::hparams::Keys;
+
+/// `rope.scaling.*` of a file.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scaling {
+    /// Positions as they are.
+    None,
+    /// Frequencies divided by the factor.
+    Linear {
+        /// How many times longer the context became.
+        factor: f32,
+    },
+    /// Low frequencies divided by the factor, high ones kept, a ramp between (Peng et al., 2023).
+    Yarn {
+        /// How many times longer the context became.
+        factor: f32,
+        /// Context before it was extended.
+        original: usize,
+        /// Turns over the original context above which a frequency is kept.
+        beta_fast: f32,
+        /// Turns below which it is divided.
+        beta_slow: f32,
+        /// How much of the ramp is used.
+        extrapolation: f32,
+        /// `yarn_log_multiplier`.
+        log_multiplier: f32,
+    },
+    /// One factor a pair, from tensors of the file.
+    Long {
+        /// Context up to which the short factors hold.
+        original: usize,
+    },
+}
+
+/// Everything that a file says of its rotary embedding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeKeys {
+    /// Features of a head that turn.
+    pub dims: usize,
+    /// Base of the frequencies.
+    pub base: f32,
+    /// Scaling.
+    pub scaling: Scaling,
+    /// Multiplies the magnitude.
+    pub attn_factor: f32,
+}
+
+impl RopeKeys {
+    /// Reads `rope.*`; `dims` is the default of `rope.dimension_count`.
+    pub fn read(keys: &Keys<'_>, dims: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
+        let dims = keys.count_or("rope.dimension_count", dims)?;
+        let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10000.0);
+        if !dims.is_multiple_of(2) || dims > 1 << 16 || !base.is_finite() || base <= 0.0 {
+            let value = format!("{dims} dimensions, base {base}");
+            let reason = "needs an even number of dimensions and a positive base";
+            return Err(ModelError::KeyValue { key: keys.name("rope.dimension_count"), value, reason });
+        }
+        let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        Ok(Self { dims, base, scaling: scaling(keys, n_ctx_train)?, attn_factor })
+    }
+
+    /// The table, with each frequency divided by its factor where the file has some.
+    pub fn table(&self, kind: RopeKind, factors: Option<&[f32]>) -> Rope {
+        let mut frequencies: Vec<f64> = (0..self.dims / 2)
+            .map(|j| {
+                let plain = f64::from(self.base).powf(-2.0 * j as f64 / self.dims as f64);
+                plain / factors.map_or(1.0, |f| f64::from(f[j]))
+            })
+            .collect();
+        match self.scaling {
+            Scaling::None | Scaling::Long { .. } => {}
+            Scaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= f64::from(factor)),
+            Scaling::Yarn { .. } => self.yarn(&mut frequencies),
+        }
+        let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+        Rope { kind, frequencies, magnitude: self.magnitude() }
+    }
+
+    fn yarn(&self, frequencies: &mut [f64]) {
+        let Scaling::Yarn { factor, original, beta_fast, beta_slow, extrapolation, .. } = self.scaling else {
+            return;
+        };
+        let dims = self.dims as f64;
+        // The pair that makes `beta` turns over the original context.
+        let pair = |beta: f32| {
+            let turns = original as f64 / (f64::from(beta) * std::f64::consts::TAU);
+            dims * turns.ln() / (2.0 * f64::from(self.base).ln())
+        };
+        let low = pair(beta_fast).floor().max(0.0);
+        let high = pair(beta_slow).ceil().min(dims - 1.0);
+        for (j, f) in frequencies.iter_mut().enumerate() {
+            let ramp = ((j as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let keep = (1.0 - ramp) * f64::from(extrapolation);
+            *f = *f / f64::from(factor) * (1.0 - keep) + *f * keep;
+        }
+    }
+
+    fn magnitude(&self) -> f32 {
+        let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else { return self.attn_factor };
+        let g = |multiplier: f32| if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 };
+        if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
+    }
+}
+
+fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Scaling, ModelError> {
+    let factor = match keys.opt_f32("rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        None => keys.opt_f32("rope.scale_linear")?,
+    };
+    let factor = factor.filter(|&f| f != 0.0).unwrap_or(1.0);
+    if !factor.is_finite() || factor < 0.0 {
+        let (key, value) = (keys.name("rope.scaling.factor"), factor.to_string());
+        return Err(ModelError::KeyValue { key, value, reason: "must be positive" });
+    }
+    let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
+    let number = |key: &str, default: f32| Ok::<_, ModelError>(keys.opt_f32(key)?.unwrap_or(default));
+    Ok(match keys.opt_str("rope.scaling.type")? {
+        Some("none") => Scaling::None,
+        None | Some("linear") if factor == 1.0 => Scaling::None,
+        None | Some("linear") => Scaling::Linear { factor },
+        Some("yarn") => Scaling::Yarn {
+            factor,
+            original,
+            beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
+            extrapolation: number("rope.scaling.yarn_ext_factor", 1.0)?,
+            log_multiplier: number("rope.scaling.yarn_log_multiplier", 0.0)?,
+        },
+        Some("longrope") => Scaling::Long { original },
+        Some(other) => {
+            let (key, value) = (keys.name("rope.scaling.type"), format!("`{other}`"));
+            return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });
+        }
+    })
+}

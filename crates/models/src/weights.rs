@@ -1,0 +1,108 @@
+//! Weights by name: every tensor is asked for with the shape that the keys imply.
+
+use std::sync::Arc;
+
+use puna_gguf::{SharedBytes, View};
+use puna_graph::{Bytes, Linear, Norm, Rope, RopeId, Weight, WeightId};
+use puna_quant::TensorType;
+
+use crate::error::ModelError;
+
+/// A window of the file's mapping.
+struct Mapped(SharedBytes);
+
+impl Bytes for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Collects the tensors and rotary tables that an architecture uses.
+pub struct Weights<'a> {
+    view: &'a View,
+    pub(crate) tensors: Vec<Weight>,
+    pub(crate) ropes: Vec<Rope>,
+}
+
+impl<'a> Weights<'a> {
+    /// Weights of a file.
+    pub fn new(view: &'a View) -> Self {
+        Self { view, tensors: Vec::new(), ropes: Vec::new() }
+    }
+
+    /// Whether the file has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.view.tensor(name).is_some()
+    }
+
+    /// A tensor of this shape (fastest dimension first) that may be absent.
+    pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+        let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
+        let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
+        let trimmed = &found[..found.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
+        let expected = &shape[..shape.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
+        if trimmed != expected {
+            return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
+        }
+        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
+            return Ok(Some(WeightId(at as u32)));
+        }
+        let data = Arc::new(Mapped(tensor.bytes.clone()));
+        self.tensors.push(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
+        Ok(Some(WeightId(self.tensors.len() as u32 - 1)))
+    }
+
+    /// A tensor of this shape.
+    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
+        self.opt(name, shape)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
+    /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`, that may be absent.
+    pub fn opt_linear(&mut self, name: &str, input: usize, output: usize) -> Result<Option<Linear>, ModelError> {
+        let Some(w) = self.opt(&format!("{name}.weight"), &[input, output])? else { return Ok(None) };
+        let bias = self.opt(&format!("{name}.bias"), &[output])?;
+        let scale = self.numbers(&format!("{name}.scale"), 1)?.map_or(1.0, |s| s[0]);
+        Ok(Some(Linear { w, scale, bias, out: output }))
+    }
+
+    /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`.
+    pub fn linear(&mut self, name: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+        let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
+        self.opt_linear(name, input, output)?.ok_or_else(missing)
+    }
+
+    /// A norm `NAME.weight [dim]` with an optional `NAME.bias`.
+    pub fn norm(&mut self, name: &str, dim: usize, eps: f32) -> Result<Norm, ModelError> {
+        let w = self.tensor(&format!("{name}.weight"), &[dim])?;
+        let b = self.opt(&format!("{name}.bias"), &[dim])?;
+        Ok(Norm { w, b, dim, eps })
+    }
+
+    /// The output matrix: `output.weight`, else the token table.
+    pub fn head(&mut self, table: WeightId, n_embd: usize, n_vocab: usize) -> Result<Linear, ModelError> {
+        Ok(match self.opt_linear("output", n_embd, n_vocab)? {
+            Some(head) => head,
+            None => Linear { w: table, scale: 1.0, bias: None, out: n_vocab },
+        })
+    }
+
+    /// Numbers of a small f32 tensor, for constants that are needed while the graph is built.
+    pub fn numbers(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
+        let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
+        if found.iter().product::<usize>() != len || tensor.ty != TensorType::F32 {
+            return Err(ModelError::TensorShape { name: name.into(), found, expected: vec![len] });
+        }
+        let numbers = tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(Some(numbers.collect()))
+    }
+
+    /// Adds a rotary table, or finds the same one.
+    pub fn rope(&mut self, rope: Rope) -> RopeId {
+        let at = self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
+            self.ropes.push(rope);
+            self.ropes.len() - 1
+        });
+        RopeId(at as u32)
+    }
+}
