@@ -16,7 +16,12 @@ pub enum Qkv {
 
 impl Qkv {
     /// Loads either form; `widths` are the columns of query, key and value.
-    pub fn load(w: &mut Weights<'_>, block: &str, input: usize, widths: [usize; 3]) -> Result<Self, ModelError> {
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        input: usize,
+        widths: [usize; 3],
+    ) -> Result<Self, ModelError> {
         if let Some(fused) = w.opt_linear(&format!("{block}.attn_qkv"), input, widths.iter().sum())? {
             return Ok(Self::Fused(fused, widths));
         }
@@ -31,7 +36,9 @@ impl Qkv {
     /// Query, key and value of `x`.
     pub fn project(&self, g: &mut Graph, x: ValueId) -> [ValueId; 3] {
         match self {
-            Self::Split([q, k, v]) => [g.linear("Qcur", q, x), g.linear("Kcur", k, x), g.linear("Vcur", v, x)],
+            Self::Split([q, k, v]) => {
+                [g.linear("Qcur", q, x), g.linear("Kcur", k, x), g.linear("Vcur", v, x)]
+            }
             Self::Fused(qkv, [q, k, v]) => {
                 let all = g.linear("wqkv", qkv, x);
                 [g.slice(all, 0, *q), g.slice(all, *q, *k), g.slice(all, q + k, *v)]
@@ -109,16 +116,28 @@ pub struct ExpertShape {
 
 impl Experts {
     /// Loads `ffn_gate_inp` and `ffn_{gate,up,down}_exps` with their optional biases.
-    pub fn load(w: &mut Weights<'_>, block: &str, n_embd: usize, shape: ExpertShape) -> Result<Self, ModelError> {
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        shape: ExpertShape,
+    ) -> Result<Self, ModelError> {
         let ExpertShape { experts, used, hidden, gating, glu } = shape;
         if used == 0 || used > experts {
             let reason = "must be between 1 and the number of experts";
-            return Err(ModelError::KeyValue { key: "expert_used_count".into(), value: used.to_string(), reason });
+            return Err(ModelError::KeyValue {
+                key: "expert_used_count".into(),
+                value: used.to_string(),
+                reason,
+            });
         }
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
         if ["gate", "up", "down"].iter().any(|part| w.has(&name(part, "scale"))) {
             let what = format!("`{}`", name("*", "scale"));
-            return Err(ModelError::Unsupported { what, reason: "convert the experts to a format without it" });
+            return Err(ModelError::Unsupported {
+                what,
+                reason: "convert the experts to a format without it",
+            });
         }
         Ok(Self {
             router: w.linear(&format!("{block}.ffn_gate_inp"), n_embd, experts)?,

@@ -130,10 +130,11 @@ impl Hparams {
         let n_embd = keys.count("embedding_length")?;
         let blocks = keys.count("block_count")?;
         let extra = keys.opt_count("nextn_predict_layers")?.unwrap_or(0);
-        let n_layer = blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
-            let reason = "must be between 1 and 4096 after the prediction blocks are taken off";
-            ModelError::KeyValue { key: keys.name("block_count"), value: blocks.to_string(), reason }
-        })?;
+        let n_layer =
+            blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
+                let reason = "must be between 1 and 4096 after the prediction blocks are taken off";
+                ModelError::KeyValue { key: keys.name("block_count"), value: blocks.to_string(), reason }
+            })?;
         let heads = keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| ModelError::KeyValue {
             key: keys.name("attention.head_count"),
             value: "absent".into(),

@@ -47,7 +47,7 @@ impl<'a> Weights<'a> {
         if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
             return Ok(Some(WeightId(at as u32)));
         }
-        let data = Arc::new(Mapped(tensor.bytes.clone()));
+        let data = Arc::new(Mapped(tensor.shared()));
         self.tensors.push(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
         Ok(Some(WeightId(self.tensors.len() as u32 - 1)))
     }
@@ -58,7 +58,12 @@ impl<'a> Weights<'a> {
     }
 
     /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`, that may be absent.
-    pub fn opt_linear(&mut self, name: &str, input: usize, output: usize) -> Result<Option<Linear>, ModelError> {
+    pub fn opt_linear(
+        &mut self,
+        name: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Option<Linear>, ModelError> {
         let Some(w) = self.opt(&format!("{name}.weight"), &[input, output])? else { return Ok(None) };
         let bias = self.opt(&format!("{name}.bias"), &[output])?;
         let scale = self.numbers(&format!("{name}.scale"), 1)?.map_or(1.0, |s| s[0]);
@@ -93,7 +98,8 @@ impl<'a> Weights<'a> {
         if found.iter().product::<usize>() != len || tensor.ty != TensorType::F32 {
             return Err(ModelError::TensorShape { name: name.into(), found, expected: vec![len] });
         }
-        let numbers = tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let bytes = tensor.bytes();
+        let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(Some(numbers.collect()))
     }
 
