@@ -1,0 +1,333 @@
+//! The candidates of one step: tokens with logits, in an order that matters.
+//!
+//! The order decides the draw and the winner among equal maxima. It is id order until a sampler sorts; every sort here
+//! is stable, so equal logits stay in id order. Sorting works on packed 64-bit keys (value, position), which is fast,
+//! stable without allocation, and lets a sampler that keeps few of many stop early.
+
+/// A token that may still be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Token id.
+    pub id: u32,
+    /// Logit after the samplers so far.
+    pub logit: f32,
+    /// Probability; valid after a softmax or a draw.
+    pub p: f32,
+}
+
+/// The list of candidates and its buffers, which are reused from step to step.
+#[derive(Clone, Default)]
+pub(crate) struct Candidates {
+    list: Vec<Candidate>,
+    sorted: bool,
+    keys: Vec<u64>,
+    spare: Vec<Candidate>,
+}
+
+/// How many candidates a partial sort puts in order at first.
+const FIRST_WINDOW: usize = 256;
+/// Elements that a scan looks at together.
+const CHUNK: usize = 64;
+const LANES: usize = 16;
+
+impl Candidates {
+    /// All tokens, in id order. A logit that is not a number counts as −∞.
+    pub(crate) fn fill(&mut self, logits: &[f32]) {
+        self.list.clear();
+        self.list.extend(logits.iter().enumerate().map(|(id, &l)| candidate(id, l)));
+        self.sorted = false;
+    }
+
+    /// The `k` largest of all tokens, sorted: what `fill` and a stable descending sort would put first.
+    pub(crate) fn fill_top(&mut self, logits: &[f32], k: usize) {
+        top_candidates(logits, k, &mut self.list);
+        self.sorted = true;
+    }
+
+    /// The tokens with logits of at least `floor`, in id order.
+    pub(crate) fn fill_above(&mut self, logits: &[f32], floor: f32) {
+        self.list.clear();
+        for (i, chunk) in logits.chunks(CHUNK).enumerate() {
+            if chunk_max(chunk) >= floor {
+                let within = chunk.iter().enumerate().filter(|(_, l)| **l >= floor);
+                self.list.extend(within.map(|(j, &l)| candidate(i * CHUNK + j, l)));
+            }
+        }
+        self.sorted = false;
+    }
+
+    /// Exactly one candidate, certain.
+    pub(crate) fn fill_one(&mut self, id: u32, logit: f32) {
+        self.list.clear();
+        self.list.push(Candidate { id, logit, p: 1.0 });
+        self.sorted = true;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set(&mut self, list: Vec<Candidate>, sorted: bool) {
+        (self.list, self.sorted) = (list, sorted);
+    }
+
+    pub(crate) fn list(&self) -> &[Candidate] {
+        &self.list
+    }
+
+    /// For changes to logits that may disturb a sorted order; see [`Self::list_mut_keeping_order`].
+    pub(crate) fn list_mut(&mut self) -> &mut [Candidate] {
+        self.sorted = false;
+        &mut self.list
+    }
+
+    /// For changes after which a sorted list still counts as sorted.
+    pub(crate) fn list_mut_keeping_order(&mut self) -> &mut [Candidate] {
+        &mut self.list
+    }
+
+    pub(crate) fn is_sorted(&self) -> bool {
+        self.sorted
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The largest logit; −∞ for an empty list.
+    pub(crate) fn max(&self) -> f32 {
+        match self.list.first() {
+            Some(first) if self.sorted => first.logit,
+            _ => self.list.iter().fold(f32::NEG_INFINITY, |max, c| if c.logit > max { c.logit } else { max }),
+        }
+    }
+
+    /// Sets every `p` from the logits.
+    pub(crate) fn softmax(&mut self) {
+        let max = self.max();
+        let mut sum = 0.0_f64;
+        for c in &mut self.list {
+            c.p = weight(c.logit, max);
+            sum += f64::from(c.p);
+        }
+        for c in &mut self.list {
+            c.p = (f64::from(c.p) / sum) as f32;
+        }
+    }
+
+    /// Sorts by descending logit.
+    pub(crate) fn sort(&mut self) {
+        self.keep_descending(|_, _| true);
+    }
+
+    /// Visits the candidates by descending logit and keeps them, in that order, as long as `keep(rank, candidate)`.
+    pub(crate) fn keep_descending(&mut self, mut keep: impl FnMut(usize, &Candidate) -> bool) {
+        if self.sorted {
+            let end = self.list.iter().enumerate().position(|(rank, c)| !keep(rank, c));
+            self.list.truncate(end.unwrap_or(self.list.len()));
+        } else {
+            self.keep_ascending_by(|c| !ascending_bits(c.logit), keep);
+            self.sorted = true;
+        }
+    }
+
+    /// Visits the candidates by ascending `key` (equal keys in list order) and keeps them, in that order, as long as
+    /// `keep(rank, candidate)`. The list counts as unsorted afterwards.
+    pub(crate) fn keep_ascending_by(
+        &mut self,
+        key: impl Fn(&Candidate) -> u32,
+        mut keep: impl FnMut(usize, &Candidate) -> bool,
+    ) {
+        let Self { list, sorted, keys, spare } = self;
+        keys.clear();
+        keys.extend(list.iter().enumerate().map(|(at, c)| u64::from(key(c)) << 32 | at as u64));
+        spare.clear();
+        *sorted = false;
+
+        // Sort window by window: most samplers stop within the first.
+        let (mut start, mut window) = (0, FIRST_WINDOW);
+        while start < keys.len() {
+            let rest = &mut keys[start..];
+            let n = window.min(rest.len());
+            if n < rest.len() {
+                rest.select_nth_unstable(n - 1);
+            }
+            rest[..n].sort_unstable();
+            for key in &rest[..n] {
+                let c = list[(key & 0xffff_ffff) as usize];
+                if !keep(spare.len(), &c) {
+                    std::mem::swap(list, spare);
+                    return;
+                }
+                spare.push(c);
+            }
+            start += n;
+            window = window.saturating_mul(8);
+        }
+        std::mem::swap(list, spare);
+    }
+
+    /// Keeps the candidates that `keep` says, in their order.
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&Candidate) -> bool) {
+        self.list.retain(keep);
+    }
+
+    /// Removes the first `n`.
+    pub(crate) fn drop_first(&mut self, n: usize) {
+        self.list.drain(..n);
+    }
+
+    /// The first position with the largest logit.
+    pub(crate) fn argmax(&self) -> Option<usize> {
+        let max = self.max();
+        self.list.iter().position(|c| c.logit == max)
+    }
+}
+
+/// `e^(logit − max)`, also where both are infinite.
+pub(crate) fn weight(logit: f32, max: f32) -> f32 {
+    if logit == max { 1.0 } else { (logit - max).exp() }
+}
+
+/// The largest logit of all and the lowest id that has it; `None` when no logit is above −∞.
+pub(crate) fn argmax(logits: &[f32]) -> Option<(usize, f32)> {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (i, chunk) in logits.chunks(CHUNK).enumerate() {
+        let max = chunk_max(chunk);
+        if max > best.1 {
+            best = (i, max);
+        }
+    }
+    let (chunk, max) = best;
+    let start = chunk * CHUNK;
+    let at = logits.get(start..)?.iter().position(|&l| l == max)?;
+    (max > f32::NEG_INFINITY).then_some((start + at, max))
+}
+
+/// Fills `best` with the `k` largest logits, descending, equal ones by ascending id.
+pub(crate) fn top_candidates(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
+    best.clear();
+    if k == 0 {
+        return;
+    }
+    // Collect up to twice k, then drop the lower half and raise the bar: after the first few chunks almost
+    // everything is below it, and a chunk costs one comparison of its maximum.
+    let room = k.saturating_mul(2).max(CHUNK).min(logits.len());
+    let (head, tail) = logits.split_at(room);
+    best.extend(head.iter().enumerate().map(|(id, &l)| candidate(id, l)));
+    let mut bar = shrink(best, k);
+    for (i, chunk) in tail.chunks(CHUNK).enumerate() {
+        if chunk_max(chunk) <= bar {
+            continue;
+        }
+        for (j, &l) in chunk.iter().enumerate() {
+            if l > bar {
+                best.push(candidate(room + i * CHUNK + j, l));
+                if best.len() > room {
+                    bar = shrink(best, k);
+                }
+            }
+        }
+    }
+    shrink(best, k);
+    best.sort_unstable_by(by_rank);
+}
+
+/// Leaves the best `k` and returns the logit below or at which a later candidate is no better than they are.
+fn shrink(best: &mut Vec<Candidate>, k: usize) -> f32 {
+    if best.len() < k {
+        return f32::NEG_INFINITY;
+    }
+    let (_, last, _) = best.select_nth_unstable_by(k - 1, by_rank);
+    let bar = last.logit;
+    best.truncate(k);
+    bar
+}
+
+fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    ascending_bits(b.logit).cmp(&ascending_bits(a.logit)).then(a.id.cmp(&b.id))
+}
+
+fn candidate(id: usize, logit: f32) -> Candidate {
+    let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit };
+    Candidate { id: id as u32, logit, p: 0.0 }
+}
+
+/// The maximum, ignoring what is not a number; written so that it compiles to vector instructions.
+fn chunk_max(chunk: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let blocks = chunk.chunks_exact(LANES);
+    let rest = blocks.remainder();
+    for block in blocks {
+        for (lane, &l) in lanes.iter_mut().zip(block) {
+            *lane = if l > *lane { l } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max })
+}
+
+/// Bits that order like the number; the two zeros are equal.
+fn ascending_bits(x: f32) -> u32 {
+    let bits = (x + 0.0).to_bits();
+    if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Few distinct values, so that ties are common.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let value = prop_oneof![
+            8 => (-20i32..20).prop_map(|v| v as f32 / 4.0),
+            1 => Just(f32::NEG_INFINITY),
+            1 => Just(-0.0_f32),
+        ];
+        prop::collection::vec(value, 1..1500)
+    }
+
+    fn stable_descending(logits: &[f32]) -> Vec<u32> {
+        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+        ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).expect("no NaN here"));
+        ids
+    }
+
+    fn ids(list: &[Candidate]) -> Vec<u32> {
+        list.iter().map(|c| c.id).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn selection_and_sort_agree_with_a_stable_descending_sort(logits in logits(), k in 1usize..300) {
+            let want = stable_descending(&logits);
+            let mut c = Candidates::default();
+            c.fill_top(&logits, k);
+            prop_assert_eq!(ids(c.list()), &want[..k.min(want.len())]);
+            c.fill(&logits);
+            c.sort();
+            prop_assert_eq!(ids(c.list()), want.clone());
+            c.fill(&logits);
+            c.keep_descending(|rank, _| rank < k);
+            prop_assert_eq!(ids(c.list()), &want[..k.min(want.len())]);
+        }
+
+        #[test]
+        fn argmax_is_the_lowest_id_among_equal_maxima(logits in logits()) {
+            let first = stable_descending(&logits)[0] as usize;
+            let want = (logits[first] > f32::NEG_INFINITY).then_some((first, logits[first]));
+            prop_assert_eq!(argmax(&logits), want);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_never_chosen() {
+        let logits = [f32::NAN, 1.0, f32::NAN, 3.0, f32::NAN];
+        assert_eq!(argmax(&logits), Some((3, 3.0)));
+        let mut c = Candidates::default();
+        c.fill_top(&logits, 3);
+        assert_eq!(ids(c.list()), [3, 1, 0]);
+        assert_eq!(c.list()[2].logit, f32::NEG_INFINITY);
+        assert_eq!(argmax(&[f32::NAN; 100]), None);
+        assert_eq!(argmax(&[]), None);
+    }
+}

@@ -1,0 +1,266 @@
+//! DRY ("don't repeat yourself"): the longer the sequence that a token would repeat, the larger its penalty.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+
+use crate::candidates::Candidates;
+use crate::vocab::Vocab;
+
+/// Longest breaker string, in bytes, and longest tail of its expansion, in tokens.
+const MAX_BREAKER_BYTES: usize = 40;
+const MAX_TAIL_TOKENS: usize = 20;
+/// `ln` of the largest f32: `base^exponent` stays below it.
+const MAX_LN: f32 = 88.722_84;
+
+/// The sampler with its window of history.
+#[derive(Clone)]
+pub(crate) struct Dry {
+    multiplier: f32,
+    base: f32,
+    allowed_length: usize,
+    last_n: usize,
+    breakers: Breakers,
+    window: VecDeque<u32>,
+    work: Work,
+}
+
+/// Buffers of one step, kept for their memory.
+#[derive(Clone, Default)]
+struct Work {
+    /// The window, newest token first.
+    recent: Vec<u32>,
+    /// For each k: how many tokens before k (and k itself) equal the newest ones.
+    repeats: Vec<usize>,
+    /// For each token: the longest repeat that it would continue.
+    longest: HashMap<u32, usize>,
+}
+
+impl Dry {
+    /// `None` when the sampler is off.
+    pub(crate) fn new(
+        multiplier: f32,
+        base: f32,
+        allowed_length: i32,
+        last_n: i32,
+        breakers: Breakers,
+    ) -> Option<Self> {
+        let last_n = usize::try_from(last_n).ok().filter(|&n| n > 0)?;
+        let allowed_length = usize::try_from(allowed_length).unwrap_or(0);
+        let on = multiplier != 0.0 && base >= 1.0;
+        let (window, work) = Default::default();
+        on.then_some(Self { multiplier, base, allowed_length, last_n, breakers, window, work })
+    }
+
+    pub(crate) fn accept(&mut self, token: u32) {
+        if self.window.len() == self.last_n {
+            self.window.pop_front();
+        }
+        self.window.push_back(token);
+    }
+
+    pub(crate) fn apply_to_logits(&mut self, logits: &mut [f32]) {
+        self.find_repeats();
+        for (&id, &length) in &self.work.longest {
+            if let Some(l) = logits.get_mut(id as usize) {
+                *l -= self.penalty(id, length);
+            }
+        }
+    }
+
+    pub(crate) fn apply(&mut self, cands: &mut Candidates) {
+        self.find_repeats();
+        for c in cands.list_mut() {
+            if let Some(&length) = self.work.longest.get(&c.id) {
+                c.logit -= self.penalty(c.id, length);
+            }
+        }
+    }
+
+    /// Fills `work.longest`.
+    fn find_repeats(&mut self) {
+        let Work { recent, repeats, longest } = &mut self.work;
+        longest.clear();
+        if self.window.len() <= self.allowed_length {
+            return;
+        }
+        recent.clear();
+        recent.extend(self.window.iter().rev());
+        let limit = self.breakers.tokens_since(recent);
+        if limit < self.allowed_length {
+            return;
+        }
+        common_prefixes(recent, repeats);
+        // The token that followed position k (counted from the end) stands at k − 1.
+        for (pair, &repeat) in recent.windows(2).zip(&repeats[1..]) {
+            let length = repeat.min(limit);
+            if length >= self.allowed_length {
+                let longest = longest.entry(pair[0]).or_default();
+                *longest = length.max(*longest);
+            }
+        }
+    }
+
+    /// `multiplier · base^(length − allowed)`, with an exponent that cannot overflow.
+    fn penalty(&self, token: u32, length: usize) -> f32 {
+        if self.breakers.is_single(token) {
+            return 0.0;
+        }
+        let cap = if self.base > 1.000_001 { (MAX_LN / self.base.ln()) as usize } else { 0 };
+        let exponent = length - self.allowed_length;
+        let exponent = if cap > 0 { exponent.min(cap) } else { exponent };
+        (f64::from(self.multiplier) * f64::from(self.base).powf(exponent as f64)) as f32
+    }
+}
+
+/// Z-algorithm: `z[k]` is the length of the longest common prefix of `s` and `s[k..]`.
+fn common_prefixes(s: &[u32], z: &mut Vec<usize>) {
+    z.clear();
+    z.resize(s.len(), 0);
+    let (mut left, mut right) = (0, 0);
+    for k in 1..s.len() {
+        let known = if k < right { z[k - left].min(right - k) } else { 0 };
+        let more = s[known..].iter().zip(&s[k + known..]).take_while(|(a, b)| a == b).count();
+        z[k] = known + more;
+        if k + z[k] > right {
+            (left, right) = (k, k + z[k]);
+        }
+    }
+}
+
+/// Token sequences across which nothing counts as repeated.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Breakers {
+    /// Head token → the tails that complete a breaker; an empty tail makes the head a breaker alone.
+    tails: HashMap<u32, Vec<Vec<u32>>>,
+}
+
+impl Breakers {
+    #[cfg(test)]
+    pub(crate) fn from_sequences(sequences: &[Vec<u32>]) -> Self {
+        let mut breakers = Self::default();
+        for (head, tail) in sequences.iter().filter_map(|s| s.split_first()) {
+            breakers.add(*head, tail.to_vec());
+        }
+        breakers
+    }
+
+    /// Expands strings over a vocabulary: a token that contains a string breaks alone; a token that ends in the start
+    /// of a string breaks when the rest of the string, tokenized, follows.
+    pub(crate) fn from_strings(strings: &[String], vocab: &dyn Vocab) -> Self {
+        let mut breakers = Self::default();
+        let strings: Vec<&str> = strings.iter().map(|s| cut(s)).filter(|s| !s.is_empty()).collect();
+        for id in 0..vocab.n_tokens() as u32 {
+            let piece = vocab.piece(id, true);
+            for string in &strings {
+                breakers.add_token(id, &piece, string, vocab);
+            }
+        }
+        breakers
+    }
+
+    fn add_token(&mut self, id: u32, piece: &[u8], string: &str, vocab: &dyn Vocab) {
+        let string = string.as_bytes();
+        if piece.windows(string.len()).any(|w| w == string) {
+            self.add(id, Vec::new());
+            return;
+        }
+        let longest = piece.len().min(string.len() - 1);
+        for n in (1..=longest).rev().filter(|&n| piece.ends_with(&string[..n])) {
+            let rest: Cow<'_, str> = String::from_utf8_lossy(&string[n..]);
+            let mut tail = vocab.tokenize(&rest);
+            tail.truncate(MAX_TAIL_TOKENS);
+            self.add(id, tail);
+        }
+    }
+
+    fn add(&mut self, head: u32, tail: Vec<u32>) {
+        let tails = self.tails.entry(head).or_default();
+        if !tails.contains(&tail) {
+            tails.push(tail);
+        }
+    }
+
+    /// How many of the newest tokens stand after the last breaker; all of them without one.
+    fn tokens_since(&self, recent: &[u32]) -> usize {
+        let longest_at = |i: usize| {
+            let tails = self.tails.get(&recent[i])?;
+            let follows =
+                |tail: &&Vec<u32>| tail.len() <= i && tail.iter().eq(recent[i - tail.len()..i].iter().rev());
+            tails.iter().filter(follows).map(Vec::len).max().map(|n| i - n)
+        };
+        (0..recent.len()).find_map(longest_at).unwrap_or(recent.len())
+    }
+
+    fn is_single(&self, token: u32) -> bool {
+        self.tails.get(&token).is_some_and(|tails| tails.iter().any(Vec::is_empty))
+    }
+}
+
+/// At most [`MAX_BREAKER_BYTES`] of a string, in whole characters.
+fn cut(s: &str) -> &str {
+    &s[..s.floor_char_boundary(MAX_BREAKER_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens are the given words; text is tokenized a word at a time, longest first.
+    struct Words(Vec<&'static str>);
+
+    impl Vocab for Words {
+        fn n_tokens(&self) -> usize {
+            self.0.len()
+        }
+        fn piece(&self, id: u32, _special: bool) -> Cow<'_, [u8]> {
+            Cow::Borrowed(self.0[id as usize].as_bytes())
+        }
+        fn tokenize(&self, text: &str) -> Vec<u32> {
+            let mut rest = text;
+            let mut ids = Vec::new();
+            while !rest.is_empty() {
+                let fits = |(_, w): &(usize, &&str)| rest.starts_with(**w);
+                let best = self.0.iter().enumerate().filter(fits).max_by_key(|(_, w)| w.len());
+                let Some((id, word)) = best else { break };
+                ids.push(id as u32);
+                rest = &rest[word.len()..];
+            }
+            ids
+        }
+        fn is_end(&self, _id: u32) -> bool {
+            false
+        }
+        fn end_of_turn(&self) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn breaker_strings_are_expanded_over_the_vocabulary() {
+        let vocab = Words(vec!["a", ":", "x:y", "<", "|end|", "|", "end", "b<", "<|"]);
+        let single = Breakers::from_strings(&[":".into()], &vocab);
+        assert_eq!(single, Breakers::from_sequences(&[vec![1], vec![2]]));
+
+        let tag = Breakers::from_strings(&["<|end|".into()], &vocab);
+        let (lt, bar_end_bar, b_lt, lt_bar) = (3, 4, 7, 8);
+        let (bar, end) = (5, 6);
+        let want = [vec![lt, bar_end_bar], vec![b_lt, bar_end_bar], vec![lt_bar, end, bar]];
+        assert_eq!(tag, Breakers::from_sequences(&want));
+    }
+
+    #[test]
+    fn empty_and_very_long_breaker_strings_do_no_harm() {
+        let vocab = Words(vec!["a", "é"]);
+        assert_eq!(Breakers::from_strings(&[String::new()], &vocab), Breakers::default());
+        let long = Breakers::from_strings(&["é".repeat(1000)], &vocab);
+        let tail = vec![1; 19];
+        assert_eq!(long.tails[&1], vec![tail]);
+    }
+
+    #[test]
+    fn common_prefixes_of_the_textbook_example() {
+        let mut z = Vec::new();
+        common_prefixes(&[1, 1, 2, 3, 1, 1, 2, 24, 1, 1, 1, 2], &mut z);
+        assert_eq!(z, [0, 1, 0, 0, 3, 1, 0, 0, 2, 3, 1, 0]);
+    }
+}

@@ -1,0 +1,300 @@
+//! The sampler of one sequence.
+
+use std::sync::Arc;
+
+use crate::candidates::Candidate;
+use crate::draw::{AdaptiveP, Mirostat, MirostatVersion};
+use crate::dry::{Breakers, Dry};
+use crate::infill::Infill;
+use crate::link::{Chain, Link};
+use crate::params::{Kind, Params};
+use crate::penalties::{LogitBias, Penalties};
+use crate::rng::{Mt19937, random_seed};
+use crate::temperature::Temperature;
+use crate::truncate::Xtc;
+use crate::vocab::Vocab;
+
+/// Tokens from which Mirostat 1 estimates its exponent.
+const MIROSTAT_M: usize = 100;
+
+/// Chooses the tokens of one sequence: a chain of samplers with their state (history, random numbers). Made anew for
+/// every request, so that the same seed gives the same draws. A step allocates nothing once its buffers have grown.
+#[derive(Clone)]
+pub struct Sampler {
+    chain: Chain,
+    seed: u32,
+}
+
+/// Says which tokens may come next: the seam for grammars. It is applied before the chain, so a chain that cuts the
+/// list (top-k, top-p) sees only tokens that fit.
+pub trait TokenMask {
+    /// Sets the logits of tokens that may not come next to −∞. `logits[id]` belongs to token `id`.
+    fn apply(&mut self, logits: &mut [f32]);
+}
+
+impl Sampler {
+    /// A chain for a vocabulary of `n_vocab` tokens. Options that need the text of tokens have no effect: DRY knows
+    /// no sequence breakers, `ignore_eos` and infill are left out. See [`Self::with_vocab`].
+    pub fn new(params: &Params, n_vocab: usize) -> Self {
+        Self::build(params, n_vocab, None)
+    }
+
+    /// As [`Self::new`], for all options.
+    pub fn with_vocab(params: &Params, n_vocab: usize, vocab: &Arc<dyn Vocab>) -> Self {
+        Self::build(params, n_vocab, Some(vocab))
+    }
+
+    fn build(params: &Params, n_vocab: usize, vocab: Option<&Arc<dyn Vocab>>) -> Self {
+        let seed = params.fixed_seed().unwrap_or_else(random_seed);
+        let links = Builder { params, n_vocab, vocab, seed }.links();
+        Self { chain: Chain::new(links), seed }
+    }
+
+    /// The seed in use: the given one, or the random one that was made for this sequence.
+    pub fn seed(&self) -> u32 {
+        self.seed
+    }
+
+    /// Takes note of a token of the sequence: every token of the prompt, also those whose state came from a cache,
+    /// and every token chosen.
+    pub fn accept(&mut self, token: u32) {
+        self.chain.accept(token);
+    }
+
+    /// Chooses a token. `logits[id]` belongs to token `id`; they are changed (take [`crate::log_probs`] before).
+    /// Returns 0 when no token is possible; [`Self::try_sample`] tells.
+    pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
+        self.try_sample(logits).unwrap_or(0)
+    }
+
+    /// As [`Self::sample`]; `None` when every logit is −∞ or not a number, as from a broken model, or after a mask
+    /// that left nothing.
+    pub fn try_sample(&mut self, logits: &mut [f32]) -> Option<u32> {
+        let chosen = self.chain.run(logits)?;
+        self.chain.cands.list().get(chosen).map(|c| c.id)
+    }
+
+    /// As [`Self::try_sample`], among the tokens that `mask` allows.
+    pub fn sample_masked(&mut self, logits: &mut [f32], mask: &mut dyn TokenMask) -> Option<u32> {
+        mask.apply(logits);
+        self.try_sample(logits)
+    }
+
+    /// The candidates that the last choice was made from, with their probabilities after the whole chain; in no
+    /// useful order.
+    pub fn candidates(&self) -> &[Candidate] {
+        self.chain.cands.list()
+    }
+}
+
+/// Makes the links that options ask for, without those that would do nothing.
+struct Builder<'a> {
+    params: &'a Params,
+    n_vocab: usize,
+    vocab: Option<&'a Arc<dyn Vocab>>,
+    seed: u32,
+}
+
+impl Builder<'_> {
+    fn links(&self) -> Vec<Link> {
+        let Params { mirostat, ref samplers, mirostat_tau, mirostat_eta, .. } = *self.params;
+        let version = match mirostat {
+            1 => Some(MirostatVersion::One { n_vocab: self.n_vocab, m: MIROSTAT_M }),
+            2 => Some(MirostatVersion::Two),
+            _ => None,
+        };
+        let mut links: Vec<Link> = self.bias().into_iter().collect();
+        if let Some(version) = version {
+            links.extend(self.link(Kind::Temperature));
+            links.push(Link::Mirostat(Mirostat::new(version, mirostat_tau, mirostat_eta, self.seed)));
+            return links;
+        }
+        links.extend(samplers.iter().filter_map(|&kind| self.link(kind)));
+        links.push(match samplers.contains(&Kind::AdaptiveP) {
+            true => {
+                let Params { adaptive_target, adaptive_decay, .. } = *self.params;
+                Link::AdaptiveP(AdaptiveP::new(adaptive_target, adaptive_decay, self.seed))
+            }
+            false => Link::Dist(Mt19937::new(self.seed)),
+        });
+        links
+    }
+
+    fn bias(&self) -> Option<Link> {
+        let mut bias = self.params.logit_bias.clone();
+        if let (true, Some(vocab)) = (self.params.ignore_eos, self.vocab) {
+            let ends = (0..vocab.n_tokens() as u32).filter(|&id| vocab.is_end(id));
+            bias.extend(ends.map(|id| (id, f32::NEG_INFINITY)));
+        }
+        (!bias.is_empty()).then(|| Link::LogitBias(LogitBias::new(bias)))
+    }
+
+    /// The link of a kind; `None` where it is off, and for adaptive-p, which always comes last.
+    fn link(&self, kind: Kind) -> Option<Link> {
+        let p = self.params;
+        let min_keep = usize::try_from(p.min_keep).unwrap_or(0);
+        match kind {
+            Kind::Penalties => {
+                Penalties::new(p.repeat_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+                    .map(Link::Penalties)
+            }
+            Kind::Dry => self.dry(),
+            Kind::TopNSigma => (p.top_n_sigma > 0.0).then_some(Link::TopNSigma(p.top_n_sigma)),
+            Kind::TopK => usize::try_from(p.top_k).ok().filter(|&k| k > 0).map(Link::TopK),
+            Kind::Typical => (p.typical_p < 1.0).then_some(Link::Typical { p: p.typical_p, min_keep }),
+            Kind::TopP => (p.top_p < 1.0).then_some(Link::TopP { p: p.top_p, min_keep }),
+            Kind::MinP => (p.min_p > 0.0).then_some(Link::MinP { p: p.min_p, min_keep }),
+            Kind::Xtc => {
+                let Params { xtc_probability: probability, xtc_threshold: threshold, .. } = *p;
+                let on = probability > 0.0 && threshold <= 0.5;
+                on.then(|| Link::Xtc(Xtc { probability, threshold, min_keep, rng: Mt19937::new(self.seed) }))
+            }
+            Kind::Temperature => {
+                let t = Temperature {
+                    value: p.temperature,
+                    range: p.dynatemp_range,
+                    exponent: p.dynatemp_exponent,
+                };
+                (t.is_dynamic() || t.value != 1.0).then_some(Link::Temperature(t))
+            }
+            Kind::Infill => self.vocab.map(|vocab| Link::Infill(Infill { vocab: Arc::clone(vocab) })),
+            Kind::AdaptiveP => None,
+        }
+    }
+
+    fn dry(&self) -> Option<Link> {
+        let p = self.params;
+        let make = |breakers| {
+            Dry::new(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
+        };
+        // Expanding the breakers goes over the whole vocabulary: only when the sampler is on.
+        make(Breakers::default())?;
+        let breakers = self.vocab.map(|vocab| Breakers::from_strings(&p.dry_sequence_breakers, &**vocab));
+        make(breakers.unwrap_or_default()).map(Link::Dry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Only(Vec<u32>);
+
+    impl TokenMask for Only {
+        fn apply(&mut self, logits: &mut [f32]) {
+            let allowed = |id: usize| self.0.contains(&(id as u32));
+            logits
+                .iter_mut()
+                .enumerate()
+                .filter(|(id, _)| !allowed(*id))
+                .for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        }
+    }
+
+    const LOGITS: [f32; 6] = [2.0, 1.0, 0.5, -1.0, 3.0, 0.0];
+
+    fn draws(params: &Params, n: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(params, LOGITS.len());
+        let mut draw = || {
+            let token = sampler.sample(&mut LOGITS.clone());
+            sampler.accept(token);
+            token
+        };
+        (0..n).map(|_| draw()).collect()
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_tokens_and_minus_one_does_not() {
+        let seeded = Params { seed: 7, temperature: 2.0, ..Params::default() };
+        assert_eq!(draws(&seeded, 64), draws(&seeded, 64));
+        let random = Params { seed: -1, ..seeded };
+        assert_ne!(draws(&random, 64), draws(&random, 64), "1 in 10^30 by chance");
+        assert_ne!(Sampler::new(&random, 6).seed(), Sampler::new(&random, 6).seed());
+    }
+
+    #[test]
+    fn temperature_zero_and_top_k_one_take_the_lowest_id_among_equal_maxima() {
+        for params in [
+            Params { temperature: 0.0, ..Params::default() },
+            Params { temperature: 0.0, mirostat: 2, ..Params::default() },
+            Params { top_k: 1, ..Params::default() },
+        ] {
+            let mut sampler = Sampler::new(&params, 300);
+            let mut logits: Vec<f32> = (0..300).map(|i| (i % 50) as f32).collect();
+            assert_eq!(sampler.sample(&mut logits), 49);
+            assert_eq!(sampler.candidates(), [Candidate { id: 49, logit: 49.0, p: 1.0 }]);
+        }
+    }
+
+    #[test]
+    fn a_mask_hides_tokens_from_every_sampler() {
+        let params = Params { temperature: 0.0, ..Params::default() };
+        let mut sampler = Sampler::new(&params, 6);
+        assert_eq!(sampler.sample_masked(&mut LOGITS.clone(), &mut Only(vec![1, 3])), Some(1));
+        let mut sampler = Sampler::new(&Params { top_k: 2, seed: 3, ..Params::default() }, 6);
+        for _ in 0..50 {
+            assert!(matches!(sampler.sample_masked(&mut LOGITS.clone(), &mut Only(vec![3, 5])), Some(3 | 5)));
+        }
+    }
+
+    #[test]
+    fn no_possible_token_is_told_by_every_chain() {
+        let mirostat = |mirostat| Params { mirostat, ..Params::default() };
+        let chains = [
+            Params::default(),
+            Params { temperature: 0.0, ..Params::default() },
+            Params { top_k: 0, min_p: 0.1, ..Params::default() },
+            Params { top_k: 0, typical_p: 0.5, top_n_sigma: 1.0, ..Params::default() },
+            mirostat(1),
+            mirostat(2),
+        ];
+        for params in chains {
+            let mut sampler = Sampler::new(&params, 6);
+            for mut nothing in [vec![f32::NAN; 6], vec![f32::NEG_INFINITY; 6], vec![]] {
+                assert_eq!(sampler.try_sample(&mut nothing), None, "{params:?}");
+                assert_eq!(sampler.sample(&mut nothing), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn infinite_and_tiny_numbers_never_panic_and_give_a_known_token() {
+        let values =
+            [f32::INFINITY, f32::MAX, f32::MIN, 0.0, -0.0, f32::MIN_POSITIVE, f32::NAN, f32::NEG_INFINITY];
+        let params = Params {
+            seed: 1,
+            temperature: 1e-40,
+            typical_p: 0.9,
+            top_n_sigma: 2.0,
+            xtc_probability: 0.5,
+            dynatemp_range: 1e-39,
+            repeat_penalty: 1e30,
+            dry_multiplier: 1e30,
+            dry_allowed_length: 0,
+            ..Params::default()
+        };
+        for params in
+            [params.clone(), Params { mirostat: 1, ..params.clone() }, Params { mirostat: 2, ..params }]
+        {
+            let mut sampler = Sampler::new(&params, values.len());
+            for _ in 0..200 {
+                let token = sampler.sample(&mut values.clone());
+                assert!((token as usize) < values.len());
+                sampler.accept(token);
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_beyond_the_logits_are_ignored() {
+        let params = Params {
+            logit_bias: vec![(u32::MAX, 5.0), (2, 50.0)],
+            repeat_penalty: 1.1,
+            dry_multiplier: 1.0,
+            ..Params::default()
+        };
+        let mut sampler = Sampler::new(&params, 6);
+        [9, 9, 9, 9, u32::MAX].into_iter().for_each(|token| sampler.accept(token));
+        assert_eq!(sampler.sample(&mut LOGITS.clone()), 2);
+    }
+}

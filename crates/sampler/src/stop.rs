@@ -1,0 +1,142 @@
+//! Stop strings in a stream of text.
+
+/// What became of a piece of text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopEvent {
+    /// Text that may be sent: whatever comes next, it is not part of a stop string.
+    pub emit: String,
+    /// Index of the stop string that was found, in the list given. The text up to it is in `emit`; it and everything
+    /// behind it is dropped, and the generation ends.
+    pub stopped: Option<usize>,
+}
+
+/// Looks for stop strings across the boundaries of tokens, and holds back text that could be the start of one.
+#[derive(Clone, Debug, Default)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+}
+
+impl StopMatcher {
+    /// A matcher for a list of strings; empty ones never match.
+    pub fn new(stops: Vec<String>) -> Self {
+        Self { stops, held: String::new() }
+    }
+
+    /// Takes the text of the next token. Of several stop strings the one that starts first counts, of those that
+    /// start together the first in the list. Nothing should be pushed after one was found.
+    pub fn push(&mut self, text: &str) -> StopEvent {
+        if self.held.is_empty() && self.stops.is_empty() {
+            return StopEvent { emit: text.to_owned(), stopped: None };
+        }
+        self.held.push_str(text);
+        let found = self.stops().filter_map(|(i, stop)| Some((self.held.find(stop)?, i))).min();
+        if let Some((at, index)) = found {
+            let mut emit = std::mem::take(&mut self.held);
+            emit.truncate(at);
+            return StopEvent { emit, stopped: Some(index) };
+        }
+        let safe = self.held.len() - self.longest_start();
+        let held = self.held.split_off(safe);
+        StopEvent { emit: std::mem::replace(&mut self.held, held), stopped: None }
+    }
+
+    /// At the end of the generation: the text held back, which turned out to be none of the stop strings.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Text that waits for more, as it could be the start of a stop string.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
+    /// Length of the longest end of the text that starts some stop string.
+    fn longest_start(&self) -> usize {
+        let start_of = |stop: &str| {
+            let lengths = stop.char_indices().map(|(n, _)| n).skip(1);
+            lengths.filter(|&n| self.held.ends_with(&stop[..n])).last().unwrap_or(0)
+        };
+        self.stops().map(|(_, stop)| start_of(stop)).max().unwrap_or(0)
+    }
+
+    fn stops(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.stops.iter().map(String::as_str).enumerate().filter(|(_, stop)| !stop.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Everything emitted for some pieces, and the stop string found.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
+        let mut matcher = StopMatcher::new(stops.iter().map(|s| s.to_string()).collect());
+        let mut out = String::new();
+        for piece in pieces {
+            let event = matcher.push(piece);
+            out.push_str(&event.emit);
+            if event.stopped.is_some() {
+                return (out, event.stopped);
+            }
+        }
+        (out + &matcher.finish(), None)
+    }
+
+    #[test]
+    fn a_stop_string_inside_a_token_cuts_the_token() {
+        assert_eq!(run(&["ris"], &["The capital is", " Paris", "."]), ("The capital is Pa".into(), Some(0)));
+    }
+
+    #[test]
+    fn a_stop_string_may_span_three_tokens() {
+        assert_eq!(run(&["\n\nUser:"], &["Hi\n", "\nUs", "er: more"]), ("Hi".into(), Some(0)));
+    }
+
+    #[test]
+    fn a_stop_string_of_characters_of_several_bytes_is_found() {
+        assert_eq!(run(&["→終"], &["a→", "終b"]), ("a".into(), Some(0)));
+        assert_eq!(run(&["é"], &["cafe", "é!"]), ("cafe".into(), Some(0)));
+    }
+
+    #[test]
+    fn the_earliest_of_overlapping_stop_strings_wins_and_then_the_first_listed() {
+        assert_eq!(run(&["b", "ab"], &["xab"]), ("x".into(), Some(1)));
+        assert_eq!(run(&["ab", "b"], &["xa", "b"]), ("x".into(), Some(0)));
+        assert_eq!(run(&["a", "ab"], &["xab"]), ("x".into(), Some(0)));
+    }
+
+    #[test]
+    fn only_what_could_become_a_stop_string_is_held_back() {
+        let mut matcher = StopMatcher::new(vec!["<end>".into()]);
+        assert_eq!(matcher.push("text <e").emit, "text ");
+        assert_eq!(matcher.held(), "<e");
+        assert_eq!(matcher.push("m> and <").emit, "<em> and ");
+        assert_eq!(matcher.finish(), "<");
+    }
+
+    #[test]
+    fn empty_stop_strings_never_match_but_keep_their_index() {
+        assert_eq!(run(&["", "x"], &["ab", "cx"]), ("abc".into(), Some(1)));
+        assert_eq!(run(&[""], &["ab"]), ("ab".into(), None));
+        assert_eq!(run(&[], &["ab", "c"]), ("abc".into(), None));
+    }
+
+    proptest! {
+        #[test]
+        fn cutting_a_text_into_pieces_does_not_change_what_is_emitted(
+            text in "[abé]{0,24}", stop in "[abé]{1,4}", cuts in prop::collection::vec(0usize..24, 0..6),
+        ) {
+            let want = match text.find(&stop) {
+                Some(at) => (text[..at].to_owned(), Some(0)),
+                None => (text.clone(), None),
+            };
+            let mut cuts: Vec<usize> = cuts.iter().map(|&c| text.floor_char_boundary(c)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
+            prop_assert_eq!(run(&[&stop], &pieces), want);
+        }
+    }
+}
