@@ -1,3 +1,24 @@
-//! The wire types of the HTTP dialects.
+//! The wire types of the HTTP dialects, and an asynchronous client for them.
+//!
+//! - [`native`]: the dialect that Ollama's clients speak.
+//! - [`openai`]: chat completions, completions, embeddings and models as OpenAI's clients expect them.
+//! - [`decode`]: request bodies to types, with the leniency and the error texts that clients are used to.
+//! - [`Client`]: a client of a Puna or an Ollama server (feature `client`, on by default).
+//!
+//! Types serialize with their fields in the order that the original server writes them.
 
 #![forbid(unsafe_code)]
+
+mod base64;
+#[cfg(feature = "client")]
+mod client;
+pub mod decode;
+mod duration;
+pub mod json;
+pub mod native;
+pub mod openai;
+
+pub use base64::{decode as base64_decode, encode as base64_encode};
+#[cfg(feature = "client")]
+pub use client::{Client, ClientError, Stream};
+pub use duration::{DurationError, KeepAlive, format_duration, parse_duration};

@@ -1,0 +1,305 @@
+//! An asynchronous client of the native dialect.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::{Stream as FuturesStream, StreamExt};
+use reqwest::{Body, Method, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::native::{
+    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, EmbedRequest, EmbedResponse,
+    ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress, PullRequest,
+    ShowRequest, ShowResponse, VersionResponse,
+};
+
+/// A line that is longer than this ends a stream with an error.
+const MAX_LINE: usize = 64 << 20;
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum ClientError {
+    /// Nobody listens at the address.
+    Unreachable {
+        /// The server's address.
+        base: String,
+        /// The cause in words.
+        cause: String,
+    },
+    /// The connection broke.
+    Transport(String),
+    /// The server refused.
+    Status {
+        /// HTTP status; 0 where the error came inside a stream.
+        status: u16,
+        /// The server's words.
+        message: String,
+    },
+    /// The server answered something else than was to be expected.
+    Answer(String),
+}
+
+impl std::error::Error for ClientError {}
+
+impl std::fmt::Display for ClientError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreachable { base, cause } => write!(f, "no server answers at {base}: {cause}"),
+            Self::Transport(cause) => write!(f, "connection to the server broke: {cause}"),
+            Self::Status { message, .. } => f.write_str(message),
+            Self::Answer(what) => write!(f, "the server's answer makes no sense: {what}"),
+        }
+    }
+}
+
+/// A client of one server. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+}
+
+impl Client {
+    /// A client of the server at `base`, such as `http://127.0.0.1:11434`.
+    pub fn new(base: impl Into<String>) -> Self {
+        // Defaults hold no time limit: loading a model and answering may take long. Proxies are never used, as the
+        // server is on this machine or on a named one.
+        let http = reqwest::Client::builder().no_proxy().build().unwrap_or_default();
+        let base: String = base.into();
+        Self { http, base: base.trim_end_matches('/').to_owned() }
+    }
+
+    /// The server's address.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// Whether somebody answers `GET /`: the text.
+    pub async fn root(&self) -> Result<String, ClientError> {
+        let response = self.send::<()>(Method::GET, "/", None).await?;
+        response.text().await.map_err(transport)
+    }
+
+    /// Versions of the server.
+    pub async fn version(&self) -> Result<VersionResponse, ClientError> {
+        self.json::<(), _>(Method::GET, "/api/version", None).await
+    }
+
+    /// Stored models.
+    pub async fn list(&self) -> Result<ListResponse, ClientError> {
+        self.json::<(), _>(Method::GET, "/api/tags", None).await
+    }
+
+    /// Models in memory.
+    pub async fn ps(&self) -> Result<ProcessResponse, ClientError> {
+        self.json::<(), _>(Method::GET, "/api/ps", None).await
+    }
+
+    /// What is known about a model.
+    pub async fn show(&self, request: &ShowRequest) -> Result<ShowResponse, ClientError> {
+        self.json(Method::POST, "/api/show", Some(request)).await
+    }
+
+    /// Generates text, piece by piece unless `stream` is false.
+    pub async fn generate(&self, request: &GenerateRequest) -> Result<Stream<GenerateResponse>, ClientError> {
+        self.stream("/api/generate", request).await
+    }
+
+    /// Answers a conversation, piece by piece unless `stream` is false.
+    pub async fn chat(&self, request: &ChatRequest) -> Result<Stream<ChatResponse>, ClientError> {
+        self.stream("/api/chat", request).await
+    }
+
+    /// Embeds texts.
+    pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, ClientError> {
+        self.json(Method::POST, "/api/embed", Some(request)).await
+    }
+
+    /// Makes a model; reports progress.
+    pub async fn create(&self, request: &CreateRequest) -> Result<Stream<Progress>, ClientError> {
+        self.stream("/api/create", request).await
+    }
+
+    /// Fetches a model; reports progress.
+    pub async fn pull(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
+        self.stream("/api/pull", request).await
+    }
+
+    /// Gives a model a further name.
+    pub async fn copy(&self, source: &str, destination: &str) -> Result<(), ClientError> {
+        let request = CopyRequest { source: source.into(), destination: destination.into() };
+        self.send(Method::POST, "/api/copy", Some(&request)).await.map(drop)
+    }
+
+    /// Deletes a model.
+    pub async fn delete(&self, model: &str) -> Result<(), ClientError> {
+        let request = DeleteRequest { model: model.into(), name: String::new() };
+        self.send(Method::DELETE, "/api/delete", Some(&request)).await.map(drop)
+    }
+
+    /// Whether the server has a blob (`sha256:…`).
+    pub async fn has_blob(&self, digest: &str) -> Result<bool, ClientError> {
+        let request = self.http.head(format!("{}/api/blobs/{digest}", self.base));
+        match request.send().await.map_err(|e| self.unreachable(e))?.status().as_u16() {
+            200 => Ok(true),
+            404 => Ok(false),
+            status => Err(ClientError::Status {
+                status,
+                message: format!("the server refuses the digest {digest}"),
+            }),
+        }
+    }
+
+    /// Uploads a blob of `size` bytes whose digest is `sha256:…`.
+    pub async fn push_blob<S>(&self, digest: &str, size: u64, bytes: S) -> Result<(), ClientError>
+    where
+        S: FuturesStream<Item = std::io::Result<Bytes>> + Send + 'static,
+    {
+        let request = self.http.post(format!("{}/api/blobs/{digest}", self.base));
+        let request = request.header("Content-Length", size).body(Body::wrap_stream(bytes));
+        refused(request.send().await.map_err(|e| self.unreachable(e))?).await.map(drop)
+    }
+
+    async fn json<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Q>,
+    ) -> Result<A, ClientError> {
+        let response = self.send(method, path, body).await?;
+        let bytes = response.bytes().await.map_err(transport)?;
+        serde_json::from_slice(&bytes).map_err(|e| ClientError::Answer(format!("{path}: {e}")))
+    }
+
+    async fn stream<Q: Serialize, A>(&self, path: &str, body: &Q) -> Result<Stream<A>, ClientError> {
+        let response = self.send(Method::POST, path, Some(body)).await?;
+        Ok(Stream {
+            bytes: response.bytes_stream().map(|b| b.map_err(transport)).boxed(),
+            buffer: Vec::new(),
+            searched: 0,
+            ended: false,
+            item: std::marker::PhantomData,
+        })
+    }
+
+    async fn send<Q: Serialize>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Q>,
+    ) -> Result<Response, ClientError> {
+        let mut request = self.http.request(method, format!("{}{path}", self.base));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        refused(request.send().await.map_err(|e| self.unreachable(e))?).await
+    }
+
+    fn unreachable(&self, e: reqwest::Error) -> ClientError {
+        if e.is_connect() {
+            ClientError::Unreachable { base: self.base.clone(), cause: root_cause(&e) }
+        } else {
+            transport(e)
+        }
+    }
+}
+
+/// The error of an answer that is no success.
+async fn refused(response: Response) -> Result<Response, ClientError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let bytes = response.bytes().await.unwrap_or_default();
+    let message = match serde_json::from_slice::<ErrorBody>(&bytes) {
+        Ok(body) => body.error,
+        Err(_) if bytes.is_empty() => status.to_string(),
+        Err(_) => String::from_utf8_lossy(&bytes).into_owned(),
+    };
+    Err(ClientError::Status { status: status.as_u16(), message })
+}
+
+fn transport(e: reqwest::Error) -> ClientError {
+    ClientError::Transport(root_cause(&e))
+}
+
+fn root_cause(e: &dyn std::error::Error) -> String {
+    let mut cause = e;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+/// Objects as they come, one a line. Dropping it cancels the request.
+pub struct Stream<T> {
+    bytes: Pin<Box<dyn FuturesStream<Item = Result<Bytes, ClientError>> + Send>>,
+    buffer: Vec<u8>,
+    searched: usize,
+    ended: bool,
+    item: std::marker::PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Stream<T> {
+    /// The next object; an error inside the stream is its last item.
+    pub async fn next(&mut self) -> Option<Result<T, ClientError>> {
+        std::future::poll_fn(|cx| self.poll(cx)).await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, ClientError>>> {
+        loop {
+            if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=self.searched + at).collect();
+                self.searched = 0;
+                if line.iter().any(|b| !b.is_ascii_whitespace()) {
+                    return Poll::Ready(Some(self.line(&line)));
+                }
+                continue;
+            }
+            self.searched = self.buffer.len();
+            if self.ended {
+                let rest = std::mem::take(&mut self.buffer);
+                self.searched = 0;
+                let blank = rest.iter().all(u8::is_ascii_whitespace);
+                return Poll::Ready(if blank { None } else { Some(self.line(&rest)) });
+            }
+            match self.bytes.as_mut().poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => self.ended = true,
+                Poll::Ready(Some(Err(e))) => {
+                    self.stop();
+                    return Poll::Ready(Some(Err(e)));
+                }
+                Poll::Ready(Some(Ok(bytes))) if self.buffer.len() + bytes.len() > MAX_LINE => {
+                    self.stop();
+                    return Poll::Ready(Some(Err(ClientError::Answer("a line of more than 64 MiB".into()))));
+                }
+                Poll::Ready(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
+            }
+        }
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<T, ClientError> {
+        if let Ok(ErrorBody { error, .. }) = serde_json::from_slice(line) {
+            self.stop();
+            return Err(ClientError::Status { status: 0, message: error });
+        }
+        serde_json::from_slice(line).map_err(|e| ClientError::Answer(e.to_string()))
+    }
+
+    fn stop(&mut self) {
+        self.ended = true;
+        self.buffer.clear();
+        self.searched = 0;
+    }
+}
+
+impl<T: DeserializeOwned> FuturesStream for Stream<T> {
+    type Item = Result<T, ClientError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll(cx)
+    }
+}

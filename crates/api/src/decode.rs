@@ -1,0 +1,353 @@
+//! JSON values to request types: keys match in any case, `null` is as good as absent, and a wrong type is
+//! reported as `json: cannot unmarshal number into Go struct field ChatRequest.messages.content of type string`.
+
+use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
+use serde_json::{Map, Value};
+
+use crate::json::{self, SyntaxError};
+
+/// Why a request body is not the request that a route takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Not JSON.
+    Syntax(SyntaxError),
+    /// JSON of another type than the field has.
+    Type {
+        /// Kind of the JSON value that was given.
+        got: String,
+        /// Type that was expected.
+        want: &'static str,
+        /// Name of the outermost type.
+        root: &'static str,
+        /// Field names from the innermost to the outermost.
+        path: Vec<String>,
+    },
+    /// A field's own rule was broken; the text says it all.
+    Field(String),
+}
+
+impl std::error::Error for DecodeError {}
+
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Syntax(e) => e.fmt(f),
+            Self::Field(text) => f.write_str(text),
+            Self::Type { got, want, root, path } if path.is_empty() => {
+                let want = if root.is_empty() { want } else { root };
+                write!(f, "json: cannot unmarshal {got} into Go value of type {want}")
+            }
+            Self::Type { got, want, root, path } => {
+                let path = path.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
+                write!(f, "json: cannot unmarshal {got} into Go struct field {root}.{path} of type {want}")
+            }
+        }
+    }
+}
+
+impl de::Error for DecodeError {
+    fn custom<T: std::fmt::Display>(text: T) -> Self {
+        Self::Field(text.to_string())
+    }
+}
+
+/// Reads a request from a body.
+pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
+    from_value(&json::parse(body).map_err(DecodeError::Syntax)?)
+}
+
+/// Reads a request from JSON. `null` is an empty object.
+pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
+    let empty = Value::Object(Map::new());
+    T::deserialize(Node(if value.is_null() { &empty } else { value }))
+}
+
+struct Node<'a>(&'a Value);
+
+impl<'a> Node<'a> {
+    fn mismatch(&self, want: &'static str) -> DecodeError {
+        let got = match self.0 {
+            Value::Null => "null".into(),
+            Value::Bool(_) => "bool".into(),
+            Value::Number(n) if want == "int" && n.is_f64() => format!("number {n}"),
+            Value::Number(_) => "number".into(),
+            Value::String(_) => "string".into(),
+            Value::Array(_) => "array".into(),
+            Value::Object(_) => "object".into(),
+        };
+        DecodeError::Type { got, want, root: "", path: Vec::new() }
+    }
+
+    fn integer<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::Number(n) => match (n.as_i64(), n.as_u64()) {
+                (Some(n), _) => visitor.visit_i64(n),
+                (_, Some(n)) => visitor.visit_u64(n),
+                _ => Err(self.mismatch("int")),
+            },
+            _ => Err(self.mismatch("int")),
+        }
+    }
+
+    fn float<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0.as_f64() {
+            Some(x) => visitor.visit_f64(x),
+            None => Err(self.mismatch("float64")),
+        }
+    }
+
+    fn text<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::String(s) => visitor.visit_str(s),
+            Value::Null => visitor.visit_str(""),
+            _ => Err(self.mismatch("string")),
+        }
+    }
+}
+
+/// Methods that all do the same.
+macro_rules! forward {
+    ($target:ident: $($method:ident)*) => {$(
+        fn $method<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+            self.$target(visitor)
+        }
+    )*};
+}
+
+impl<'a> de::Deserializer<'a> for Node<'a> {
+    type Error = DecodeError;
+
+    forward!(integer: deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64);
+    forward!(float: deserialize_f32 deserialize_f64);
+    forward!(text: deserialize_str deserialize_string deserialize_char deserialize_identifier
+        deserialize_bytes deserialize_byte_buf);
+
+    fn deserialize_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        self.0.deserialize_any(visitor).map_err(|e| DecodeError::Field(e.to_string()))
+    }
+
+    fn deserialize_bool<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::Bool(b) => visitor.visit_bool(*b),
+            _ => Err(self.mismatch("bool")),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_unit<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'a>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'a>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::Array(list) => visitor.visit_seq(Elements(list.iter())),
+            Value::Null => visitor.visit_seq(Elements([].iter())),
+            _ => Err(self.mismatch("[]interface {}")),
+        }
+    }
+
+    fn deserialize_tuple<V: Visitor<'a>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'a>>(
+        self,
+        _: &'static str,
+        _: usize,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::Object(map) => visitor.visit_map(Fields::all(map)),
+            _ => Err(self.mismatch("map[string]interface {}")),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'a>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        let result = match self.0 {
+            Value::Object(map) => visitor.visit_map(Fields::of_struct(map, fields)),
+            _ => Err(self.mismatch(name)),
+        };
+        // The outermost struct writes its name last, and so its name stays.
+        result.map_err(|mut e| {
+            if let DecodeError::Type { root, .. } = &mut e {
+                *root = name;
+            }
+            e
+        })
+    }
+
+    fn deserialize_enum<V: Visitor<'a>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        match self.0 {
+            Value::String(s) => visitor.visit_enum(s.as_str().into_deserializer()),
+            _ => Err(self.mismatch("string")),
+        }
+    }
+}
+
+struct Elements<'a>(std::slice::Iter<'a, Value>);
+
+impl<'a> de::SeqAccess<'a> for Elements<'a> {
+    type Error = DecodeError;
+
+    fn next_element_seed<T: DeserializeSeed<'a>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, DecodeError> {
+        self.0.next().map(|value| seed.deserialize(Node(value))).transpose()
+    }
+}
+
+/// The entries of an object, renamed to the spelling of a struct's fields.
+struct Fields<'a> {
+    entries: std::vec::IntoIter<(&'a str, &'a Value)>,
+    value: Option<(&'a str, &'a Value)>,
+}
+
+impl<'a> Fields<'a> {
+    fn all(map: &'a Map<String, Value>) -> Self {
+        let entries: Vec<_> = map.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        Self { entries: entries.into_iter(), value: None }
+    }
+
+    /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent.
+    fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str]) -> Self {
+        let mut entries: Vec<(&'a str, &'a Value)> = Vec::new();
+        for (key, value) in map {
+            let exact = fields.iter().find(|f| *f == key);
+            let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
+                continue;
+            };
+            if value.is_null() {
+                continue;
+            }
+            match entries.iter_mut().find(|(name, _)| name == field) {
+                Some(entry) => entry.1 = value,
+                None => entries.push((field, value)),
+            }
+        }
+        Self { entries: entries.into_iter(), value: None }
+    }
+}
+
+impl<'a> de::MapAccess<'a> for Fields<'a> {
+    type Error = DecodeError;
+
+    fn next_key_seed<K: DeserializeSeed<'a>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
+        self.value = self.entries.next();
+        let Some((key, _)) = self.value else { return Ok(None) };
+        seed.deserialize(de::value::BorrowedStrDeserializer::new(key)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'a>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
+        let (key, value) = self.value.take().unwrap_or(("", &Value::Null));
+        seed.deserialize(Node(value)).map_err(|mut e| {
+            if let DecodeError::Type { path, .. } = &mut e {
+                path.push(key.to_owned());
+            }
+            e
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::native::{ChatRequest, GenerateRequest};
+    use serde_json::json;
+
+    fn chat(body: Value) -> Result<ChatRequest, String> {
+        from_value(&body).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn keys_match_in_any_case_and_null_is_absent() {
+        let got: GenerateRequest =
+            from_slice(br#"{"MODEL":"m","Prompt":"p","stream":null,"think":null,"options":null,"images":null,"frob":[1]}"#).unwrap();
+        assert_eq!((got.model.as_str(), got.prompt.as_str(), got.stream), ("m", "p", None));
+    }
+
+    #[test]
+    fn a_null_body_is_an_empty_request() {
+        assert_eq!(from_slice::<GenerateRequest>(b"null").unwrap().model, "");
+    }
+
+    #[test]
+    fn wrong_types_are_named_with_their_path() {
+        let wrong = |body| chat(body).unwrap_err();
+        assert_eq!(
+            wrong(json!({"model": true})),
+            "json: cannot unmarshal bool into Go struct field ChatRequest.model of type string"
+        );
+        assert_eq!(
+            wrong(json!({"messages": [{"role": "user", "content": [1]}]})),
+            "json: cannot unmarshal array into Go struct field ChatRequest.messages.content of type string"
+        );
+        assert_eq!(wrong(json!("x")), "json: cannot unmarshal string into Go value of type ChatRequest");
+        assert_eq!(
+            wrong(json!({"top_logprobs": 1.5})),
+            "json: cannot unmarshal number 1.5 into Go struct field ChatRequest.top_logprobs of type int"
+        );
+        assert!(wrong(json!({"options": [1]})).contains("array into Go struct field ChatRequest.options"));
+    }
+
+    #[test]
+    fn fields_with_their_own_rules_keep_their_own_words() {
+        let think =
+            "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)";
+        assert_eq!(chat(json!({"think": 3})).unwrap_err(), think);
+        assert_eq!(
+            chat(json!({"keep_alive": "5x"})).unwrap_err(),
+            "time: unknown unit \"x\" in duration \"5x\""
+        );
+        assert_eq!(
+            chat(json!({"messages": [{"role": "user", "images": ["!!"]}]})).unwrap_err(),
+            "illegal base64 data at input byte 0"
+        );
+        assert!(chat(json!({"tools": ["f"]})).is_err());
+        assert!(
+            chat(json!({"messages": [{"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}))
+                .is_err()
+        );
+    }
+}

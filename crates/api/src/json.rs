@@ -1,0 +1,326 @@
+//! JSON text to [`Value`], as lenient and as strict as the decoder that existing clients were written against.
+//!
+//! Differences to `serde_json::from_slice`: bytes after the first value are ignored, invalid UTF-8 and lone
+//! surrogates become U+FFFD, nesting has its own limit, and errors have the texts that clients know.
+
+use serde_json::{Map, Number, Value};
+
+/// Nesting that is accepted; deeper text is refused rather than risking the stack.
+const MAX_DEPTH: usize = 200;
+
+/// Why a text is not JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SyntaxError {
+    /// Nothing but white space.
+    Empty,
+    /// The text stops inside a value.
+    UnexpectedEnd,
+    /// A byte that cannot stand where it stands; the second field says what was read.
+    Unexpected(u8, &'static str),
+    /// More levels of lists and objects than are accepted.
+    TooDeep,
+}
+
+impl std::error::Error for SyntaxError {}
+
+impl std::fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => f.write_str("EOF"),
+            Self::UnexpectedEnd => f.write_str("unexpected EOF"),
+            Self::TooDeep => f.write_str("exceeded max depth"),
+            Self::Unexpected(b, place) => match b {
+                b'\'' => write!(f, r"invalid character '\'' {place}"),
+                b'\n' => write!(f, r"invalid character '\n' {place}"),
+                b'\r' => write!(f, r"invalid character '\r' {place}"),
+                b'\t' => write!(f, r"invalid character '\t' {place}"),
+                0..0x20 | 0x7f => write!(f, r"invalid character '\x{b:02x}' {place}"),
+                _ => write!(f, "invalid character '{}' {place}", char::from(*b)),
+            },
+        }
+    }
+}
+
+/// Reads the first JSON value of `text`.
+pub fn parse(text: &[u8]) -> Result<Value, SyntaxError> {
+    let mut parser = Parser { text, at: 0 };
+    parser.skip_space();
+    if parser.at == text.len() {
+        return Err(SyntaxError::Empty);
+    }
+    parser.value(0)
+}
+
+struct Parser<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl Parser<'_> {
+    fn value(&mut self, depth: usize) -> Result<Value, SyntaxError> {
+        if depth > MAX_DEPTH {
+            return Err(SyntaxError::TooDeep);
+        }
+        match self.peek()? {
+            b'{' => self.object(depth),
+            b'[' => self.list(depth),
+            b'"' => Ok(Value::String(self.string()?)),
+            b't' => self.literal(b"true", "in literal true", Value::Bool(true)),
+            b'f' => self.literal(b"false", "in literal false", Value::Bool(false)),
+            b'n' => self.literal(b"null", "in literal null", Value::Null),
+            b'-' | b'0'..=b'9' => self.number(),
+            b => Err(SyntaxError::Unexpected(b, "looking for beginning of value")),
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Value, SyntaxError> {
+        let mut map = Map::new();
+        self.at += 1;
+        self.skip_space();
+        if self.peek()? == b'}' {
+            self.at += 1;
+            return Ok(Value::Object(map));
+        }
+        loop {
+            self.skip_space();
+            match self.peek()? {
+                b'"' => {}
+                b => return Err(SyntaxError::Unexpected(b, "looking for beginning of object key string")),
+            }
+            let key = self.string()?;
+            self.skip_space();
+            match self.peek()? {
+                b':' => self.at += 1,
+                b => return Err(SyntaxError::Unexpected(b, "after object key")),
+            }
+            self.skip_space();
+            let value = self.value(depth + 1)?;
+            map.insert(key, value);
+            self.skip_space();
+            match self.peek()? {
+                b',' => self.at += 1,
+                b'}' => {
+                    self.at += 1;
+                    return Ok(Value::Object(map));
+                }
+                b => return Err(SyntaxError::Unexpected(b, "after object key:value pair")),
+            }
+        }
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Value, SyntaxError> {
+        let mut list = Vec::new();
+        self.at += 1;
+        self.skip_space();
+        if self.peek()? == b']' {
+            self.at += 1;
+            return Ok(Value::Array(list));
+        }
+        loop {
+            self.skip_space();
+            list.push(self.value(depth + 1)?);
+            self.skip_space();
+            match self.peek()? {
+                b',' => self.at += 1,
+                b']' => {
+                    self.at += 1;
+                    return Ok(Value::Array(list));
+                }
+                b => return Err(SyntaxError::Unexpected(b, "after array element")),
+            }
+        }
+    }
+
+    fn string(&mut self) -> Result<String, SyntaxError> {
+        self.at += 1;
+        let mut bytes = Vec::new();
+        loop {
+            match self.peek()? {
+                b'"' => {
+                    self.at += 1;
+                    return Ok(match String::from_utf8(bytes) {
+                        Ok(text) => text,
+                        Err(e) => String::from_utf8_lossy(e.as_bytes()).into_owned(),
+                    });
+                }
+                b'\\' => {
+                    self.at += 1;
+                    let c = self.escape()?;
+                    bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                b @ 0..0x20 => return Err(SyntaxError::Unexpected(b, "in string literal")),
+                b => {
+                    bytes.push(b);
+                    self.at += 1;
+                }
+            }
+        }
+    }
+
+    /// One escape, the backslash being read. A surrogate without its partner is U+FFFD.
+    fn escape(&mut self) -> Result<char, SyntaxError> {
+        let b = self.peek()?;
+        self.at += 1;
+        Ok(match b {
+            b'"' | b'\\' | b'/' => char::from(b),
+            b'b' => '\u{8}',
+            b'f' => '\u{c}',
+            b'n' => '\n',
+            b'r' => '\r',
+            b't' => '\t',
+            b'u' => {
+                let first = self.hex4()?;
+                if (0xd800..0xdc00).contains(&first) && self.text[self.at..].starts_with(b"\\u") {
+                    let back = self.at;
+                    self.at += 2;
+                    let second = self.hex4()?;
+                    if (0xdc00..0xe000).contains(&second) {
+                        let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+                        return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+                    }
+                    self.at = back;
+                }
+                char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER)
+            }
+            b => return Err(SyntaxError::Unexpected(b, "in string escape code")),
+        })
+    }
+
+    fn hex4(&mut self) -> Result<u32, SyntaxError> {
+        let mut code = 0;
+        for _ in 0..4 {
+            let b = self.peek()?;
+            let digit = char::from(b).to_digit(16);
+            code =
+                code * 16 + digit.ok_or(SyntaxError::Unexpected(b, r"in \u hexadecimal character escape"))?;
+            self.at += 1;
+        }
+        Ok(code)
+    }
+
+    fn number(&mut self) -> Result<Value, SyntaxError> {
+        let start = self.at;
+        if self.text[self.at] == b'-' {
+            self.at += 1;
+        }
+        match self.peek()? {
+            b'0' => self.at += 1,
+            b'1'..=b'9' => self.digits(),
+            b => return Err(SyntaxError::Unexpected(b, "in numeric literal")),
+        }
+        if self.text.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            self.some_digits("after decimal point in numeric literal")?;
+        }
+        if let Some(b'e' | b'E') = self.text.get(self.at) {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.text.get(self.at) {
+                self.at += 1;
+            }
+            self.some_digits("in exponent of numeric literal")?;
+        }
+        let text = String::from_utf8_lossy(&self.text[start..self.at]);
+        let number = if let Ok(n) = text.parse::<u64>() {
+            Some(Number::from(n))
+        } else if let Ok(n) = text.parse::<i64>() {
+            Some(Number::from(n))
+        } else {
+            // Beyond the range of doubles: the largest one, which every limit refuses.
+            let x = text.parse::<f64>().unwrap_or(0.0).clamp(f64::MIN, f64::MAX);
+            Number::from_f64(x)
+        };
+        Ok(number.map_or(Value::Null, Value::Number))
+    }
+
+    fn some_digits(&mut self, place: &'static str) -> Result<(), SyntaxError> {
+        match self.peek()? {
+            b'0'..=b'9' => self.digits(),
+            b => return Err(SyntaxError::Unexpected(b, place)),
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) {
+        while let Some(b'0'..=b'9') = self.text.get(self.at) {
+            self.at += 1;
+        }
+    }
+
+    fn literal(&mut self, word: &[u8], place: &'static str, value: Value) -> Result<Value, SyntaxError> {
+        for &want in word {
+            match self.peek()? {
+                b if b == want => self.at += 1,
+                b => return Err(SyntaxError::Unexpected(b, place)),
+            }
+        }
+        Ok(value)
+    }
+
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.text.get(self.at) {
+            self.at += 1;
+        }
+    }
+
+    fn peek(&self) -> Result<u8, SyntaxError> {
+        self.text.get(self.at).copied().ok_or(SyntaxError::UnexpectedEnd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn error(text: &str) -> String {
+        parse(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_of_every_kind_are_read() {
+        let text = r#" {"a":[1,-2,1.5e1,true,false,null],"b":{"c":"x\n\u00e9\ud83d\ude00"}} trailing"#;
+        let want = json!({"a":[1,-2,15.0,true,false,null],"b":{"c":"x\né😀"}});
+        assert_eq!(parse(text.as_bytes()).unwrap(), want);
+    }
+
+    #[test]
+    fn the_last_of_repeated_keys_wins() {
+        assert_eq!(parse(br#"{"m":"first","m":"second"}"#).unwrap(), json!({"m":"second"}));
+    }
+
+    #[test]
+    fn bytes_and_surrogates_that_are_no_text_become_replacement_characters() {
+        assert_eq!(parse(br#""\ud800""#).unwrap(), json!("\u{fffd}"));
+        assert_eq!(parse(br#""\ud800\u0041""#).unwrap(), json!("\u{fffd}A"));
+        assert_eq!(parse(b"\"\xff\"").unwrap(), json!("\u{fffd}"));
+    }
+
+    #[test]
+    fn errors_have_the_texts_that_clients_know() {
+        assert_eq!(error(" \n"), "EOF");
+        assert_eq!(error(r#"{"model":"smol","#), "unexpected EOF");
+        assert_eq!(error("{bad"), "invalid character 'b' looking for beginning of object key string");
+        assert_eq!(error("{'a':1}"), r"invalid character '\'' looking for beginning of object key string");
+        assert_eq!(error(r#"{"a":1 /* c */}"#), "invalid character '/' after object key:value pair");
+        assert_eq!(error("\u{1f}"), r"invalid character '\x1f' looking for beginning of value");
+        assert_eq!(
+            parse(b"\xef\xbb\xbf{}").unwrap_err().to_string(),
+            "invalid character 'ï' looking for beginning of value"
+        );
+        assert_eq!(error("[1 2]"), "invalid character '2' after array element");
+        assert_eq!(error("nul"), "unexpected EOF");
+        assert_eq!(error("-x"), "invalid character 'x' in numeric literal");
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_and_not_followed() {
+        let text = "[".repeat(1_000_000);
+        assert_eq!(error(&text), "exceeded max depth");
+    }
+
+    #[test]
+    fn numbers_beyond_all_ranges_stay_finite() {
+        assert_eq!(parse(b"1e999").unwrap().as_f64(), Some(f64::MAX));
+        assert_eq!(parse(b"123456789012345678901234567890").unwrap().as_f64(), Some(1.2345678901234568e29));
+    }
+}

@@ -1,0 +1,228 @@
+//! Messages, tools and their parts.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Map, Value, json};
+
+use super::is_default;
+
+/// One message of a conversation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
+    pub role: String,
+    /// Text.
+    pub content: String,
+    /// What the model thought before it answered.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub thinking: String,
+    /// Images or sound.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
+    /// Functions that the model wants to be called.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// In a `tool` message: the function that answered.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tool_name: String,
+    /// In a `tool` message: the call that it answers.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tool_call_id: String,
+}
+
+/// The bytes of an image or a sound; base64 on the wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image(pub Vec<u8>);
+
+impl Serialize for Image {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&crate::base64_encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Image {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        match crate::base64_decode(&text) {
+            Ok(bytes) => Ok(Self(bytes)),
+            Err(at) => Err(de::Error::custom(format_args!("illegal base64 data at input byte {at}"))),
+        }
+    }
+}
+
+/// A function call of the model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ToolCall {
+    /// `call_` and eight characters.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// What is called.
+    pub function: ToolCallFunction,
+}
+
+/// Name and arguments of a call.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ToolCallFunction {
+    /// Number of the call within its answer, from 0.
+    pub index: i64,
+    /// The function's name.
+    pub name: String,
+    /// Arguments by name, in the order in which the model gave them.
+    #[serde(deserialize_with = "arguments")]
+    pub arguments: Map<String, Value>,
+}
+
+fn arguments<'de, D: Deserializer<'de>>(d: D) -> Result<Map<String, Value>, D::Error> {
+    match Value::deserialize(d)? {
+        Value::Object(map) => Ok(map),
+        Value::Null => Ok(Map::new()),
+        _ => Err(de::Error::custom("tool call arguments must be an object")),
+    }
+}
+
+/// A function that the model may call, as the client described it: keys and their order are kept.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Tool(pub Value);
+
+impl Tool {
+    /// The function's name, if it has one.
+    pub fn name(&self) -> &str {
+        self.0["function"]["name"].as_str().unwrap_or_default()
+    }
+
+    /// The JSON schema of the arguments.
+    pub fn parameters(&self) -> &Value {
+        &self.0["function"]["parameters"]
+    }
+}
+
+impl<'de> Deserialize<'de> for Tool {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let tool = Value::deserialize(d)?;
+        let wrong = |value: &Value, field: &str, want: &str| {
+            de::Error::custom(format_args!(
+                "json: cannot unmarshal {} into Go struct field {field} of type {want}",
+                kind(value)
+            ))
+        };
+        let object_or_absent = |value: &Value| value.is_object() || value.is_null();
+        let string_or_absent = |value: &Value| value.is_string() || value.is_null();
+        let (function, parameters) = (&tool["function"], &tool["function"]["parameters"]);
+        if !tool.is_object() {
+            Err(wrong(&tool, "ChatRequest.tools", "api.Tool"))
+        } else if !string_or_absent(&tool["type"]) {
+            Err(wrong(&tool["type"], "Tool.tools.type", "string"))
+        } else if !object_or_absent(function) {
+            Err(wrong(function, "Tool.tools.function", "api.ToolFunction"))
+        } else if !string_or_absent(&function["name"]) {
+            Err(wrong(&function["name"], "ToolFunction.tools.function.name", "string"))
+        } else if !string_or_absent(&function["description"]) {
+            Err(wrong(&function["description"], "ToolFunction.tools.function.description", "string"))
+        } else if !object_or_absent(parameters) {
+            Err(wrong(parameters, "ToolFunction.tools.function.parameters", "api.ToolFunctionParameters"))
+        } else if !(parameters["required"].is_array() || parameters["required"].is_null()) {
+            Err(wrong(
+                &parameters["required"],
+                "ToolFunctionParameters.tools.function.parameters.required",
+                "[]string",
+            ))
+        } else if !object_or_absent(&parameters["properties"]) {
+            Err(wrong(
+                &parameters["properties"],
+                "ToolFunctionParameters.tools.function.parameters.properties",
+                "map[string]api.ToolProperty",
+            ))
+        } else {
+            Ok(Self(tool))
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Whether, and how hard, the model is to think before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Think {
+    /// Not at all.
+    Off,
+    /// As it is used to.
+    On,
+    /// Briefly.
+    Low,
+    /// Some.
+    Medium,
+    /// Much.
+    High,
+    /// As much as it can.
+    Max,
+}
+
+impl Think {
+    /// The level's name; `medium` for plain `true`, nothing for `false`.
+    pub fn level(self) -> &'static str {
+        match self {
+            Self::Off => "",
+            Self::Low => "low",
+            Self::On | Self::Medium => "medium",
+            Self::High => "high",
+            Self::Max => "max",
+        }
+    }
+}
+
+impl Serialize for Think {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => s.serialize_bool(false),
+            Self::On => s.serialize_bool(true),
+            level => s.serialize_str(level.level()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Think {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(d)?;
+        match value.as_str() {
+            Some("low") => Ok(Self::Low),
+            Some("medium") => Ok(Self::Medium),
+            Some("high") => Ok(Self::High),
+            Some("max") => Ok(Self::Max),
+            Some(_) => Err(de::Error::custom(format_args!(
+                "invalid think value: {value} (must be \"high\", \"medium\", \"low\", \"max\", true, or false)"
+            ))),
+            None if value == json!(true) => Ok(Self::On),
+            None if value == json!(false) => Ok(Self::Off),
+            None => Err(de::Error::custom(
+                "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)",
+            )),
+        }
+    }
+}
+
+impl Message {
+    /// A message with nothing but text.
+    pub fn text(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into(), ..Self::default() }
+    }
+
+    /// Whether there is nothing in it besides the role.
+    pub fn is_empty(&self) -> bool {
+        is_default(&self.content)
+            && is_default(&self.thinking)
+            && self.images.is_empty()
+            && self.tool_calls.is_empty()
+    }
+}

@@ -1,0 +1,414 @@
+//! The OpenAI dialect: chat completions, completions, embeddings and models.
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::{Map, Value};
+
+use crate::KeepAlive;
+use crate::native::{Logprob, Tool};
+
+/// `POST /v1/chat/completions`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChatCompletionRequest {
+    /// The model's name.
+    pub model: String,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// Piece by piece or in one object (the default).
+    pub stream: bool,
+    /// What a stream holds besides the answer.
+    pub stream_options: Option<StreamOptions>,
+    /// Tokens to generate at most.
+    pub max_tokens: Option<i64>,
+    /// The same under its newer name.
+    pub max_completion_tokens: Option<i64>,
+    /// Seed of the draws.
+    pub seed: Option<i64>,
+    /// A string or a list of strings that end the answer.
+    pub stop: Option<Value>,
+    /// Temperature; 1 unless given.
+    pub temperature: Option<f64>,
+    /// Nucleus; 1 unless given.
+    pub top_p: Option<f64>,
+    /// Number of candidates.
+    pub top_k: Option<i64>,
+    /// Probability of a candidate as a share of the likeliest one's.
+    pub min_p: Option<f64>,
+    /// Penalty by number of occurrences.
+    pub frequency_penalty: Option<f64>,
+    /// Penalty of occurrence.
+    pub presence_penalty: Option<f64>,
+    /// Free text, a JSON object, or a JSON schema.
+    pub response_format: Option<ResponseFormat>,
+    /// Functions that the model may call.
+    pub tools: Vec<Tool>,
+    /// How hard to think.
+    pub reasoning: Option<Reasoning>,
+    /// The same in its older place.
+    pub reasoning_effort: Option<String>,
+    /// Report log-probabilities.
+    pub logprobs: Option<bool>,
+    /// With this many alternatives each.
+    pub top_logprobs: i64,
+    /// Native options by name (Puna's addition).
+    pub options: Option<Map<String, Value>>,
+    /// How long the model stays afterwards (Puna's addition).
+    pub keep_alive: Option<KeepAlive>,
+    /// Answer with the rendered prompt instead of generating.
+    #[serde(rename = "_debug_render_only")]
+    pub debug_render_only: bool,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool`, `developer`.
+    pub role: String,
+    /// Text, a list of parts, or nothing beside tool calls.
+    pub content: Value,
+    /// What the model thought.
+    pub reasoning: String,
+    /// Functions that the model wanted to be called.
+    pub tool_calls: Vec<ToolCall>,
+    /// In a `tool` message: the function that answered.
+    pub name: String,
+    /// In a `tool` message: the call that it answers.
+    pub tool_call_id: String,
+}
+
+/// A function call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ToolCall {
+    /// The call's id.
+    pub id: String,
+    /// Number of the call within its answer.
+    pub index: i64,
+    /// `function`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What is called.
+    pub function: ToolCallFunction,
+}
+
+/// Name and arguments of a call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ToolCallFunction {
+    /// The function's name.
+    pub name: String,
+    /// Arguments as JSON text.
+    pub arguments: String,
+}
+
+/// What a stream holds besides the answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StreamOptions {
+    /// One more chunk with the token counts.
+    pub include_usage: bool,
+}
+
+/// Form of the answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The schema.
+    pub json_schema: Option<JsonSchema>,
+}
+
+/// A named JSON schema.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JsonSchema {
+    /// Its name.
+    pub name: String,
+    /// Whether it must be kept exactly.
+    pub strict: Option<bool>,
+    /// The schema itself.
+    pub schema: Value,
+}
+
+/// How hard to think.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reasoning {
+    /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh`, `ultra`, `max`.
+    pub effort: String,
+}
+
+/// Token counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Prompt tokens, those found in the cache included.
+    pub prompt_tokens: u64,
+    /// Generated tokens.
+    pub completion_tokens: u64,
+    /// Both.
+    pub total_tokens: u64,
+    /// Where the prompt's tokens came from; left out when none was in the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+/// Where the prompt's tokens came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PromptTokensDetails {
+    /// Tokens found in the cache.
+    pub cached_tokens: u64,
+}
+
+/// Log-probabilities of an answer or a piece.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChoiceLogprobs {
+    /// Token by token.
+    pub content: Vec<Logprob>,
+}
+
+/// The answer to a chat completion.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChatCompletion {
+    /// `chatcmpl-…`.
+    pub id: String,
+    /// `chat.completion`.
+    pub object: String,
+    /// When, in seconds since 1970.
+    pub created: i64,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// `fp_ollama`.
+    pub system_fingerprint: String,
+    /// The answers.
+    pub choices: Vec<Choice>,
+    /// Token counts.
+    pub usage: Usage,
+    /// The prompt, where it was asked for.
+    #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
+    pub debug_info: Option<crate::native::DebugInfo>,
+}
+
+/// One answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Its number.
+    pub index: u32,
+    /// The message.
+    pub message: AnswerMessage,
+    /// `stop`, `length` or `tool_calls`.
+    pub finish_reason: Option<String>,
+    /// Log-probabilities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<ChoiceLogprobs>,
+}
+
+/// The message of an answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AnswerMessage {
+    /// `assistant`.
+    pub role: String,
+    /// Text.
+    pub content: String,
+    /// What the model thought.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reasoning: String,
+    /// Functions that the model wants to be called.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// A chunk of a streamed chat completion.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChatCompletionChunk {
+    /// `chatcmpl-…`, the same in all chunks.
+    pub id: String,
+    /// `chat.completion.chunk`.
+    pub object: String,
+    /// When the answer began, in seconds since 1970.
+    pub created: i64,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// `fp_ollama`.
+    pub system_fingerprint: String,
+    /// One piece; none in the chunk with the token counts.
+    pub choices: Vec<ChunkChoice>,
+    /// Token counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// The prompt, where it was asked for.
+    #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
+    pub debug_info: Option<crate::native::DebugInfo>,
+}
+
+/// One piece of an answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChunkChoice {
+    /// The answer's number.
+    pub index: u32,
+    /// What is new.
+    pub delta: Delta,
+    /// Why the answer ended; only in its last chunk.
+    pub finish_reason: Option<String>,
+    /// Log-probabilities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<ChoiceLogprobs>,
+}
+
+/// What is new in a chunk.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Delta {
+    /// `assistant`; only in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// Text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// What the model thinks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// Functions that the model wants to be called.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// `POST /v1/embeddings`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EmbedRequest {
+    /// A text or a list of texts.
+    pub input: Value,
+    /// The model's name.
+    pub model: String,
+    /// Leading components that are kept, and normalised anew.
+    pub dimensions: i64,
+    /// `float` or `base64`.
+    pub encoding_format: String,
+}
+
+/// The answer to `POST /v1/embeddings`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EmbeddingList {
+    /// `list`.
+    pub object: String,
+    /// One for each input.
+    pub data: Vec<Embedding>,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// Token counts.
+    pub usage: EmbeddingUsage,
+}
+
+/// One vector.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Embedding {
+    /// `embedding`.
+    pub object: String,
+    /// Numbers, or base64 over little-endian 32-bit floats.
+    pub embedding: EmbeddingData,
+    /// The input's number.
+    pub index: usize,
+}
+
+/// A vector in one of its two forms.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EmbeddingData {
+    /// Numbers.
+    Floats(Vec<f32>),
+    /// Base64 over little-endian 32-bit floats.
+    Base64(String),
+}
+
+impl Default for EmbeddingData {
+    fn default() -> Self {
+        Self::Floats(Vec::new())
+    }
+}
+
+impl Serialize for EmbeddingData {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Floats(v) => v.serialize(s),
+            Self::Base64(text) => s.serialize_str(text),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for EmbeddingData {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        match Value::deserialize(d)? {
+            Value::String(text) => Ok(Self::Base64(text)),
+            list => serde_json::from_value(list).map(Self::Floats).map_err(de::Error::custom),
+        }
+    }
+}
+
+/// Token counts of embeddings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingUsage {
+    /// Tokens of all inputs.
+    pub prompt_tokens: u64,
+    /// The same.
+    pub total_tokens: u64,
+}
+
+/// A model of `GET /v1/models`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Model {
+    /// Its name.
+    pub id: String,
+    /// `model`.
+    pub object: String,
+    /// When it was stored, in seconds since 1970.
+    pub created: i64,
+    /// Its namespace.
+    pub owned_by: String,
+}
+
+/// `GET /v1/models`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelList {
+    /// `list`.
+    pub object: String,
+    /// The newest first.
+    pub data: Vec<Model>,
+}
+
+/// The body of every failed request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorObject,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorObject {
+    /// In words.
+    pub message: String,
+    /// `invalid_request_error`, `not_found_error` or `api_error`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The parameter that is wrong; always null.
+    pub param: Option<String>,
+    /// Always null.
+    pub code: Option<String>,
+}
+
+impl ErrorBody {
+    /// An error of a status.
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        let kind = match status {
+            400 => "invalid_request_error",
+            404 => "not_found_error",
+            _ => "api_error",
+        };
+        Self { error: ErrorObject { message: message.into(), kind: kind.into(), param: None, code: None } }
+    }
+}
