@@ -126,6 +126,8 @@ pub enum GgufError {
     #[error("{}: {error}", path.display())]
     InPart { path: PathBuf, error: Box<GgufError> },
 
+    #[error("cannot write the GGUF file: {reason}")]
+    Output { kind: io::ErrorKind, reason: String },
     #[error("tensor `{name}`: {found} bytes of data given, {want} needed")]
     WriteSize { name: String, found: u64, want: u64 },
     #[error("data given, but all {count} tensors are written")]
@@ -139,7 +141,7 @@ impl GgufError {
     pub fn code(&self) -> &'static str {
         use GgufError::*;
         match self {
-            Io { .. } => "gguf_io",
+            Io { .. } | Output { .. } => "gguf_io",
             FileChanged { .. } => "gguf_file_changed",
             TruncatedHeader { .. } => "gguf_truncated_header",
             BadMagic { .. } => "gguf_bad_magic",
@@ -194,6 +196,10 @@ impl GgufError {
             WriteNothingLeft { .. } => "gguf_write_nothing_left",
             WriteIncomplete { .. } => "gguf_write_incomplete",
         }
+    }
+
+    pub(crate) fn output(error: &io::Error) -> Self {
+        GgufError::Output { kind: error.kind(), reason: error.to_string() }
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {

@@ -9,7 +9,7 @@ use crate::error::GgufError;
 use crate::metadata::Metadata;
 use crate::parse::{Header, parse};
 use crate::split;
-use crate::tensor::TensorInfo;
+use crate::tensor::{TensorInfo, sort_by_name};
 
 /// An opened model: its header, checked, and its data, mapped. Nothing of the data is read before it is asked for.
 #[derive(Debug)]
@@ -86,20 +86,8 @@ impl Gguf {
             }
             merged.parts.push(part);
         }
-        merged.index()?;
+        merged.sorted = sort_by_name(&merged.tensors)?;
         Ok(merged)
-    }
-
-    fn index(&mut self) -> Result<(), GgufError> {
-        let tensors = &self.tensors;
-        let mut sorted: Vec<u32> = (0..tensors.len() as u32).collect();
-        sorted.sort_unstable_by(|&a, &b| tensors[a as usize].name.cmp(&tensors[b as usize].name));
-        let name = |i: u32| &*tensors[i as usize].name;
-        if let Some(pair) = sorted.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
-            return Err(GgufError::TensorDuplicate { name: name(pair[0]).to_owned() });
-        }
-        self.sorted = sorted;
-        Ok(())
     }
 
     /// The version of the format, 2 or 3.

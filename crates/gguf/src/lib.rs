@@ -29,6 +29,7 @@ mod split;
 mod tensor;
 mod value;
 mod view;
+mod write;
 
 pub use bytes::{DATA_ALIGNMENT, SharedBytes};
 pub use error::GgufError;
@@ -37,3 +38,4 @@ pub use metadata::Metadata;
 pub use tensor::TensorInfo;
 pub use value::{Array, Strings, Text, Value, ValueType};
 pub use view::{TensorView, Translation, View};
+pub use write::{Body, Writer};

@@ -41,6 +41,18 @@ pub(crate) struct Header {
 
 /// Reads and checks the header at the start of `file`; the tensors are those of part number `part`.
 pub(crate) fn parse(file: &SharedBytes, part: usize) -> Result<Header, GgufError> {
+    let (header, data_size) = header(file, part)?;
+    check_bounds(&header.tensors, header.data_start, data_size, file.len() as u64)?;
+    Ok(header)
+}
+
+/// Checks a header without data behind it.
+pub(crate) fn check_header(header: &SharedBytes) -> Result<(), GgufError> {
+    self::header(header, 0).map(drop)
+}
+
+/// The header, checked by itself, and the size of the data section that it describes.
+fn header(file: &SharedBytes, part: usize) -> Result<(Header, u64), GgufError> {
     let mut reader = Reader { file, pos: 0 };
     let (version, tensor_count, kv_count) = reader.counts()?;
     let entries = (0..kv_count).map(|index| reader.key_value(index)).collect::<Result<Vec<_>, _>>()?;
@@ -51,14 +63,14 @@ pub(crate) fn parse(file: &SharedBytes, part: usize) -> Result<Header, GgufError
         tensors.push(reader.tensor(index, part)?);
         reader.check_metadata_limit()?;
     }
-    let end = check_offsets(&tensors, alignment)?;
+    let data_size = check_offsets(&tensors, alignment)?;
     // A file without tensors may end right after its keys.
-    let data_start = match tensors.last() {
-        Some(_) => pad(reader.pos as u64, alignment).expect("a position in a file and a small alignment"),
-        None => reader.pos as u64,
+    let end = reader.pos as u64;
+    let data_start = match tensors.is_empty() {
+        true => end,
+        false => pad(end, alignment).expect("a position in a file and a small alignment"),
     };
-    check_bounds(&tensors, data_start, end, file.len() as u64)?;
-    Ok(Header { version, alignment, metadata, tensors, data_start })
+    Ok((Header { version, alignment, metadata, tensors, data_start }, data_size))
 }
 
 struct Reader<'a> {
@@ -264,7 +276,7 @@ impl Reader<'_> {
 }
 
 /// A tensor name, or how it can be shown and why it is none.
-pub(crate) fn check_name(bytes: &[u8]) -> Result<&str, (String, &'static str)> {
+fn check_name(bytes: &[u8]) -> Result<&str, (String, &'static str)> {
     let invalid = |reason| (shown(bytes), reason);
     if bytes.is_empty() {
         return Err(invalid("is empty"));
@@ -312,7 +324,8 @@ fn removed(id: u32) -> Option<&'static str> {
     })
 }
 
-fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
+/// `general.alignment`, or what holds where it is absent.
+pub(crate) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     match metadata.get("general.alignment") {
         None => Ok(32),
         Some(Value::U32(found)) if found.is_power_of_two() && *found <= limit::ALIGNMENT => {

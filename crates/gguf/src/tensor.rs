@@ -2,6 +2,8 @@
 
 use puna_quant::TensorType;
 
+use crate::error::GgufError;
+
 /// Name, type, shape and place of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorInfo {
@@ -45,4 +47,15 @@ pub(crate) fn byte_size(ty: TensorType, shape: &[u64]) -> Option<u64> {
 /// `value` rounded up to a multiple of `alignment`, a power of two.
 pub(crate) fn pad(value: u64, alignment: u64) -> Option<u64> {
     value.checked_next_multiple_of(alignment)
+}
+
+/// Indices of `tensors`, sorted by name; a name that occurs twice is an error.
+pub(crate) fn sort_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
+    let name = |i: u32| &*tensors[i as usize].name;
+    let mut sorted: Vec<u32> = (0..tensors.len() as u32).collect();
+    sorted.sort_unstable_by(|&a, &b| name(a).cmp(name(b)));
+    match sorted.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
+        Some(pair) => Err(GgufError::TensorDuplicate { name: name(pair[0]).to_owned() }),
+        None => Ok(sorted),
+    }
 }

@@ -23,3 +23,58 @@ pub fn minimal() -> Vec<u8> {
 pub fn data(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
 }
+
+/// A file written field by field, with whatever is wrong in it.
+pub struct Raw(Vec<u8>);
+
+impl Raw {
+    pub fn new(tensors: i64, keys: i64) -> Self {
+        let mut raw = Raw(b"GGUF\x03\0\0\0".to_vec());
+        raw.u64(tensors as u64);
+        raw.u64(keys as u64);
+        raw
+    }
+
+    pub fn u32(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn string(&mut self, bytes: &[u8]) {
+        self.u64(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub fn kv(mut self, key: &[u8], ty: u32, value: &[u8]) -> Self {
+        self.string(key);
+        self.kv_value(ty, value)
+    }
+
+    pub fn kv_value(mut self, ty: u32, value: &[u8]) -> Self {
+        self.u32(ty);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    pub fn tensor(mut self, name: &[u8], shape: &[u64], ty: u32, offset: u64) -> Self {
+        self.string(name);
+        self.u32(shape.len() as u32);
+        shape.iter().for_each(|&dim| self.u64(dim));
+        self.u32(ty);
+        self.u64(offset);
+        self
+    }
+
+    /// Pads to 32 and adds so many bytes of data.
+    pub fn data(mut self, len: usize) -> Vec<u8> {
+        self.0.resize(self.0.len().next_multiple_of(32) + len, 0);
+        self.0
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
