@@ -16,6 +16,14 @@ pub enum QuantError {
         /// Values in one block.
         block: usize,
     },
+    /// The input is no whole number of rows.
+    #[error("{values} values are no multiple of the {row} values of a row")]
+    PartialRow {
+        /// Values given.
+        values: usize,
+        /// Values in a row.
+        row: usize,
+    },
     /// The packed bytes do not have the length that the number of values demands.
     #[error("{values} values of type {ty} take {expected} bytes, not {bytes}")]
     Bytes {
@@ -75,6 +83,16 @@ pub enum QuantError {
     /// The input holds a NaN or an infinity.
     #[error("value {index} to be quantized to {ty} is {value}")]
     NotFinite {
+        /// The type asked for.
+        ty: TensorType,
+        /// Index of the value in the input.
+        index: usize,
+        /// The value, as text so that errors stay comparable.
+        value: String,
+    },
+    /// The input holds a value beyond what any scale of the type reaches.
+    #[error("value {index} to be quantized to {ty} is {value}, beyond the type's range")]
+    OutOfRange {
         /// The type asked for.
         ty: TensorType,
         /// Index of the value in the input.

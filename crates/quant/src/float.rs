@@ -74,6 +74,23 @@ pub fn ue4m3_half(x: u8) -> f32 {
     }
 }
 
+/// The unsigned E4M3 number nearest to `x`, half a step rounding up; 448 is the largest.
+pub fn f32_to_ue4m3(x: f32) -> u8 {
+    if x.is_nan() || x <= 0.0 {
+        return 0;
+    }
+    let bits = x.min(448.0).to_bits();
+    let exponent = (bits >> 23) as i32 - 127 + 7;
+    if exponent <= 0 {
+        // Subnormal: a count of 2^-9, which may not round up into the normal numbers.
+        return ((x * 512.0 + 0.5) as u8).min(7);
+    }
+    // Exponent and mantissa as one number: a mantissa that rounds up carries.
+    let rounded = ((exponent as u32) << 3) + (bits >> 20 & 7) + (bits >> 19 & 1);
+    // From exponent 15 on: its largest number, also for those below it, as in the reference.
+    if rounded >= 15 << 3 { 0x7e } else { rounded as u8 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
