@@ -5,6 +5,16 @@
 //! function of slices. The portable level computes with dequantized weights and f32 activations and is
 //! the oracle of every other one.
 
+mod generic;
+mod levels;
+mod portable;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use levels::{KernelError, best, level, levels};
+
 pub use puna_graph::KvType;
 use puna_quant::TensorType;
 
@@ -51,6 +61,44 @@ pub enum Acts<'a> {
     Q8(Q8Rows<'a>),
 }
 
+impl<'a> Q8Rows<'a> {
+    #[allow(dead_code)] // until the packed formats have their own kernels
+    /// Panics unless the slices have the lengths that `rows` and `k` ask for.
+    fn check(&self) {
+        let values = self.rows.checked_mul(self.k).expect("the activations exist");
+        assert!(self.k.is_multiple_of(32) && self.codes.len() >= values);
+        assert!(self.scales.len() >= values / 32 && self.sums.len() >= values / 16);
+    }
+}
+
+impl<'a> Acts<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Acts::F32 { rows, .. } => *rows,
+            Acts::Q8(x) => x.rows,
+        }
+    }
+
+    /// The rows as f32, checked to fit the weights and the result. Panics otherwise.
+    fn expect_f32(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> (usize, &'a [f32]) {
+        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got 8-bit ones") };
+        assert!(k == w.k && x.len() >= rows.checked_mul(k).expect("the activations exist"));
+        w.check(rows, out);
+        (rows, x)
+    }
+
+    #[allow(dead_code)] // as above
+    /// The rows in 8 bits, checked to fit the weights and the result. Panics otherwise.
+    fn expect_q8(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> Q8Rows<'a> {
+        let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got f32 ones") };
+        assert_eq!(x.k, w.k);
+        x.check();
+        w.check(x.rows, out);
+        x
+    }
+}
+
 /// Some rows of a weight matrix in its file format.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightRows<'a> {
@@ -62,6 +110,26 @@ pub struct WeightRows<'a> {
     pub k: usize,
     /// `rows × ty.row_bytes(k)` bytes, unaligned.
     pub data: &'a [u8],
+}
+
+impl WeightRows<'_> {
+    /// Bytes a row. Panics where `k` is no multiple of the format's block.
+    pub fn row_bytes(&self) -> usize {
+        self.ty.row_bytes(self.k).expect("a weight row has whole blocks")
+    }
+
+    /// Panics unless the data has all rows and `out` has a place for each product.
+    fn check(&self, acts: usize, out: &OutMut<'_>) {
+        let bytes = self.row_bytes().checked_mul(self.rows).expect("the weights exist");
+        assert!(self.data.len() >= bytes, "{} bytes of weights, {bytes} needed", self.data.len());
+        assert!(out.rows() >= acts && out.cols() >= self.rows);
+    }
+}
+
+/// Whether a weight matrix can have this type: every float and packed format but those of activations and F64.
+pub fn is_weight_type(ty: TensorType) -> bool {
+    use TensorType::*;
+    !matches!(ty, Q8_1 | Q8_K | I8 | I16 | I32 | I64 | F64)
 }
 
 /// Where products go: element (t, r) lies at `t · stride + r`.
@@ -164,8 +232,22 @@ pub struct KvRows<'a> {
     pub data: &'a [u8],
 }
 
+impl KvRows<'_> {
+    /// Panics unless the data has all rows, `g` rows of `dim` values make `values`, and `g` rows of scores fit.
+    fn check(&self, values: usize, g: usize, scores: usize, stride: usize) {
+        assert!(self.dim > 0 && values == g * self.dim, "{values} values for {g} rows of {}", self.dim);
+        assert!(self.dim.is_multiple_of(self.ty.block_values()), "a cache row has whole blocks");
+        if g > 0 && self.rows > 0 {
+            let last = (self.rows - 1).checked_mul(self.stride).expect("the cache exists");
+            assert!(last + self.ty.row_bytes(self.dim) <= self.data.len());
+            assert!(self.rows <= stride && (g - 1) * stride + self.rows <= scores);
+        }
+    }
+}
+
 /// Arithmetic on rows of f32 and on cached rows.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::type_complexity)] // the signatures are the documentation
 pub struct VectorKernels {
     /// Rounds rows of f32 (`rows × k`, k a multiple of 32) to 8 bits: codes, scales, sums as in [`Q8Rows`].
     pub quantize_q8: fn(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]),

@@ -1,0 +1,15 @@
+//! Kernels written once over the width of vectors.
+//!
+//! Bodies are `#[inline(always)]` generics over [`Simd`] (and [`Quant`] for packed weights). They are compiled into the
+//! thin functions that [`shells`] makes for each level, which alone carry the target features. Every body is an `unsafe
+//! fn` with one contract beside what its own comment says: *the processor has the features of the vector type*.
+
+pub(crate) mod attention;
+pub(crate) mod linear;
+pub(crate) mod panel;
+pub(crate) mod rows;
+pub(crate) mod shells;
+pub(crate) mod simd;
+pub(crate) mod vector;
+
+pub(crate) use simd::Simd;

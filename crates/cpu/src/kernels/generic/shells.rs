@@ -1,0 +1,146 @@
+//! The thin functions that carry target features, made for each level by macros.
+//!
+//! A shell is a safe function: it checks lengths, then enters the generic body compiled with the level's features. That
+//! is sound because a level's table leaves its module only through [`levels`](crate::kernels::levels), which asks the
+//! processor first.
+
+/// One safe function around a body that is compiled with `$features`.
+macro_rules! shell {
+    ($features:literal, fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?,
+     $check:block, $body:expr) => {
+        fn $name $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn inner $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the lengths were checked by the shell (or are by the body); this function has the features.
+                unsafe { $body }
+            }
+            $check
+            // SAFETY: the level was handed out after its features were found; see the module.
+            unsafe { inner $(::<$g>)? ($($arg),*) }
+        }
+    };
+}
+
+/// `VECTOR`, the [`VectorKernels`](crate::kernels::VectorKernels) of the vector type `$S`.
+macro_rules! vector_shells {
+    ($S:ty, $features:literal) => {
+        mod vector {
+            use super::*;
+            use $crate::kernels::generic::{attention, rows, shells::shell, vector};
+            use $crate::kernels::{KvRows, KvType, Scratch, VectorKernels};
+
+            pub(super) const VECTOR: VectorKernels = VectorKernels {
+                quantize_q8,
+                rms_norm,
+                layer_norm,
+                add,
+                swiglu,
+                geglu,
+                gelu,
+                exp_sum,
+                max,
+                store_kv,
+                scores,
+                accumulate,
+            };
+
+            shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
+                assert!(x.len().is_multiple_of(32) && codes.len() == x.len());
+                assert!(scales.len() == x.len() / 32 && sums.len() == x.len() / 16);
+            }, vector::quantize_q8::<$S>(x, codes, scales, sums));
+            shell!($features, fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]), {
+                assert!(y.len() == x.len() && (w.is_empty() || w.len() == x.len()));
+            }, vector::rms_norm::<$S>(x, w, eps, y));
+            shell!($features, fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]), {
+                assert!(y.len() == x.len() && (w.is_empty() || w.len() == x.len()));
+                assert!(b.is_empty() || b.len() == x.len());
+            }, vector::layer_norm::<$S>(x, w, b, eps, y));
+            shell!($features, fn add(y: &mut [f32], x: &[f32]), {
+                assert_eq!(y.len(), x.len());
+            }, vector::add::<$S>(y, x));
+            shell!($features, fn swiglu(gate: &mut [f32], up: &[f32]), {
+                assert_eq!(gate.len(), up.len());
+            }, vector::swiglu::<$S>(gate, up));
+            shell!($features, fn geglu(gate: &mut [f32], up: &[f32]), {
+                assert_eq!(gate.len(), up.len());
+            }, vector::geglu::<$S>(gate, up));
+            shell!($features, fn gelu(x: &mut [f32]), {}, vector::gelu::<$S>(x));
+            shell!($features, fn exp_sum(x: &mut [f32], max: f32) -> f32, {}, vector::exp_sum::<$S>(x, max));
+            shell!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
+            shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
+                attention::store_kv::<$S>(ty, x, row));
+            shell!($features, fn scores_of<R: rows::RowFormat>(
+                q: &[f32], g: usize, k: KvRows<'_>, scores: &mut [f32], stride: usize, scratch: &mut Scratch
+            ), {}, attention::scores::<$S, R>(q, g, k, scores, stride, scratch));
+            shell!($features, fn accumulate_of<R: rows::RowFormat>(
+                p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch
+            ), {}, attention::accumulate::<$S, R>(p, stride, g, v, acc, scratch));
+
+            fn scores(q: &[f32], g: usize, k: KvRows<'_>, s: &mut [f32], stride: usize, scratch: &mut Scratch) {
+                match k.ty {
+                    KvType::F32 => scores_of::<rows::F32>(q, g, k, s, stride, scratch),
+                    KvType::F16 => scores_of::<rows::F16>(q, g, k, s, stride, scratch),
+                    KvType::Bf16 => scores_of::<rows::Bf16>(q, g, k, s, stride, scratch),
+                    KvType::Q8_0 => scores_of::<rows::Q8Blocks>(q, g, k, s, stride, scratch),
+                    KvType::Q4_0 => scores_of::<rows::Q4Blocks>(q, g, k, s, stride, scratch),
+                }
+            }
+
+            fn accumulate(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch) {
+                match v.ty {
+                    KvType::F32 => accumulate_of::<rows::F32>(p, stride, g, v, acc, scratch),
+                    KvType::F16 => accumulate_of::<rows::F16>(p, stride, g, v, acc, scratch),
+                    KvType::Bf16 => accumulate_of::<rows::Bf16>(p, stride, g, v, acc, scratch),
+                    KvType::Q8_0 => accumulate_of::<rows::Q8Blocks>(p, stride, g, v, acc, scratch),
+                    KvType::Q4_0 => accumulate_of::<rows::Q4Blocks>(p, stride, g, v, acc, scratch),
+                }
+            }
+        }
+    };
+}
+
+/// `float::kernel`: the products of weights stored as floats, f32 activations.
+macro_rules! float_shells {
+    ($S:ty, $features:literal) => {
+        mod float {
+            use puna_quant::TensorType;
+
+            use super::*;
+            use $crate::kernels::generic::{Simd, linear, rows, shells::shell};
+            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
+
+            pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
+                match ty {
+                    TensorType::F32 => Some(kernel_of::<rows::F32>()),
+                    TensorType::F16 => Some(kernel_of::<rows::F16>()),
+                    TensorType::BF16 => Some(kernel_of::<rows::Bf16>()),
+                    _ => None,
+                }
+            }
+
+            fn kernel_of<R: rows::RowFormat>() -> LinearKernel {
+                LinearKernel {
+                    acts: ActKind::F32,
+                    stream: stream::<R>,
+                    batch: many::<R>,
+                    panel: many::<R>,
+                    panel_rows: <$S>::LANES,
+                }
+            }
+
+            shell!($features, fn stream<R: rows::RowFormat>(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
+            ), {
+                assert_eq!(w.ty, R::TYPE);
+            }, linear::stream::<$S, R>(w, x, out));
+            shell!($features, fn many<R: rows::RowFormat>(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
+            ), {
+                assert_eq!(w.ty, R::TYPE);
+            }, linear::many::<$S, R>(w, x, out, scratch));
+        }
+    };
+}
+
+pub(crate) use {float_shells, shell, vector_shells};

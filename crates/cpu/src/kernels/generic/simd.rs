@@ -1,0 +1,69 @@
+//! What a kernel body may ask of a vector type.
+
+/// A vector of f32 and what can be done with it.
+///
+/// # Safety
+/// This holds for every method: the processor has the features that the implementing type is named after; pointers are
+/// valid for the bytes named at the method, at any alignment. Implementations must not touch other bytes.
+pub(crate) trait Simd: Copy + 'static {
+    /// f32 lanes of one vector: 4, 8 or 16.
+    const LANES: usize;
+    /// Query rows that `scores` keeps in registers against four keys.
+    const SCORE_ROWS: usize;
+    /// Accumulators that stay in registers beside a few temporaries.
+    const ACCUMULATORS: usize;
+    /// Activation rows of the panel kernel for f32 panels.
+    const PANEL_TOKENS: usize;
+
+    /// A vector of `LANES` f32.
+    type F: Copy;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// `LANES` f32 at `p`.
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// To `LANES` f32 at `p`.
+    unsafe fn store(p: *mut f32, v: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The smaller; `b` where a lane is NaN.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// The larger; `b` where a lane is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn abs(a: Self::F) -> Self::F;
+    /// To the nearest integer, ties to even.
+    unsafe fn round(a: Self::F) -> Self::F;
+    /// `2^n` of integral lanes in −126…127.
+    unsafe fn pow2(n: Self::F) -> Self::F;
+    /// `a` where `x < bound`, else `b` (also where `x` is NaN).
+    unsafe fn select_below(x: Self::F, bound: Self::F, a: Self::F, b: Self::F) -> Self::F;
+    /// Sum of the lanes.
+    unsafe fn sum(a: Self::F) -> f32;
+    /// Largest lane.
+    unsafe fn hmax(a: Self::F) -> f32;
+    /// Sums of the lanes of four vectors.
+    unsafe fn sum4(a: [Self::F; 4]) -> [f32; 4];
+
+    /// `LANES` binary16 at `p`.
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// `LANES` bfloat16 at `p`.
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
+    /// `LANES` i8 at `p`.
+    unsafe fn load_i8(p: *const u8) -> Self::F;
+    /// The low (or high) halves of `LANES` bytes at `p`, less 8.
+    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self::F;
+    /// To `LANES` binary16 at `p`, rounded to nearest, ties to even.
+    unsafe fn store_f16(p: *mut u8, v: Self::F);
+    /// To `LANES` i8 at `p`; the lanes are integers in −128…127.
+    unsafe fn store_i8(p: *mut i8, v: Self::F);
+
+    /// Transposes `LANES × LANES` f32 from `LANES` vectors (the first array entries) to rows at `dst`.
+    unsafe fn transpose(rows: &[Self::F; 16], dst: *mut f32);
+
+    /// Asks for the line at `p` to be brought near; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
+}

@@ -1,0 +1,277 @@
+//! Arithmetic on rows of f32.
+//!
+//! Lengths are checked by the shells; each body relies on slices of equal length (`w` and `b` may be empty).
+
+use super::Simd;
+use crate::kernels::portable::q8_scale;
+
+/// Runs `full` at each whole vector of `n` values and `rest` at each value after the last.
+#[inline(always)]
+fn each<S: Simd>(n: usize, mut full: impl FnMut(usize), mut rest: impl FnMut(usize)) {
+    let mut i = 0;
+    while i + S::LANES <= n {
+        full(i);
+        i += S::LANES;
+    }
+    while i < n {
+        rest(i);
+        i += 1;
+    }
+}
+
+/// `Σ f(x)` with four chains.
+#[inline(always)]
+unsafe fn sum_of<S: Simd>(x: &[f32], f: impl Fn(S::F, S::F) -> S::F, one: impl Fn(f32) -> f32) -> f32 {
+    // SAFETY: every load lies inside `x`; features by the module's contract.
+    unsafe {
+        let mut sums = [S::splat(0.0); 4];
+        let step = 4 * S::LANES;
+        let mut i = 0;
+        while i + step <= x.len() {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = f(S::load(x.as_ptr().add(i + j * S::LANES)), *sum);
+            }
+            i += step;
+        }
+        while i + S::LANES <= x.len() {
+            sums[0] = f(S::load(x.as_ptr().add(i)), sums[0]);
+            i += S::LANES;
+        }
+        let total = S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
+        x[i..].iter().fold(total, |total, &x| total + one(x))
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn rms_norm<S: Simd>(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
+    // SAFETY: the slices have equal lengths (or `w` is empty); features by the module's contract.
+    unsafe {
+        let squares = sum_of::<S>(x, |x, sum| S::fma(x, x, sum), |x| x * x);
+        let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+        let (s, y) = (S::splat(scale), y.as_mut_ptr());
+        if w.is_empty() {
+            let full = |i| S::store(y.add(i), S::mul(S::load(x.as_ptr().add(i)), s));
+            each::<S>(x.len(), full, |i| *y.add(i) = x[i] * scale);
+        } else {
+            let scaled = |i| S::mul(S::load(x.as_ptr().add(i)), s);
+            let full = |i| S::store(y.add(i), S::mul(scaled(i), S::load(w.as_ptr().add(i))));
+            each::<S>(x.len(), full, |i| *y.add(i) = x[i] * scale * w[i]);
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn layer_norm<S: Simd>(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]) {
+    // SAFETY: the slices have equal lengths (or are empty); features by the module's contract.
+    unsafe {
+        let n = x.len() as f32;
+        let mean = sum_of::<S>(x, |x, sum| S::add(x, sum), |x| x) / n;
+        let m = S::splat(mean);
+        let squares = |x, sum| {
+            let d = S::sub(x, m);
+            S::fma(d, d, sum)
+        };
+        let variance = sum_of::<S>(x, squares, |x| (x - mean) * (x - mean)) / n;
+        let scale = 1.0 / (variance + eps).sqrt();
+        let (s, y) = (S::splat(scale), y.as_mut_ptr());
+        let (one, zero) = (S::splat(1.0), S::splat(0.0));
+        let full = |i| {
+            let d = S::mul(S::sub(S::load(x.as_ptr().add(i)), m), s);
+            let w = if w.is_empty() { one } else { S::load(w.as_ptr().add(i)) };
+            let b = if b.is_empty() { zero } else { S::load(b.as_ptr().add(i)) };
+            S::store(y.add(i), S::fma(d, w, b));
+        };
+        let rest = |i: usize| {
+            let (w, b) = (w.get(i).copied().unwrap_or(1.0), b.get(i).copied().unwrap_or(0.0));
+            *y.add(i) = (x[i] - mean) * scale * w + b;
+        };
+        each::<S>(x.len(), full, rest);
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn add<S: Simd>(y: &mut [f32], x: &[f32]) {
+    // SAFETY: equal lengths; features by the module's contract.
+    unsafe {
+        let (n, y) = (y.len(), y.as_mut_ptr());
+        let full = |i| S::store(y.add(i), S::add(S::load(y.add(i)), S::load(x.as_ptr().add(i))));
+        each::<S>(n, full, |i| *y.add(i) += x[i]);
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
+    // SAFETY: loads lie inside `x`; features by the module's contract.
+    unsafe {
+        let mut largest = S::splat(f32::NEG_INFINITY);
+        let mut rest = f32::NEG_INFINITY;
+        let full = |i| largest = S::max(S::load(x.as_ptr().add(i)), largest);
+        each::<S>(x.len(), full, |i| rest = rest.max(x[i]));
+        rest.max(S::hmax(largest))
+    }
+}
+
+/// e^x to about 1 unit in the last place; below −87.3 zero, above 88.7 infinity, NaN stays.
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: features by the module's contract.
+    unsafe {
+        // Outside of these bounds the result is zero or infinity; `max` and `min` keep NaN in their second place.
+        let clamped = S::min(S::splat(89.0), S::max(S::splat(-88.0), x));
+        let n = S::round(S::mul(clamped, S::splat(std::f32::consts::LOG2_E)));
+        // r = x − n·ln 2 in two steps, the first exact; |r| ≤ ln 2 / 2.
+        let r = S::fma(n, S::splat(-0.693_359_4), clamped);
+        let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+        // e^r = 1 + r + r² (1/2 + r/6 + …), with the minimax coefficients of the Cephes library's expf.
+        let p = S::fma(S::splat(1.987_569_1e-4), r, S::splat(1.398_199_9e-3));
+        let p = S::fma(p, r, S::splat(8.333_452e-3));
+        let p = S::fma(p, r, S::splat(4.166_579_6e-2));
+        let p = S::fma(p, r, S::splat(1.666_666_5e-1));
+        let p = S::fma(p, r, S::splat(0.5));
+        let p = S::fma(S::mul(r, r), p, r);
+        // 2^128 is no f32: scale by half the power twice over.
+        let half = S::round(S::mul(n, S::splat(0.5)));
+        let (a, b) = (S::pow2(half), S::pow2(S::sub(n, half)));
+        let scaled = S::mul(S::mul(S::add(p, S::splat(1.0)), a), b);
+        S::select_below(x, S::splat(-87.336_55), S::splat(0.0), scaled)
+    }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+unsafe fn sigmoid<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: features by the module's contract.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    }
+}
+
+#[inline(always)]
+unsafe fn silu_vector<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: features by the module's contract.
+    unsafe { S::mul(x, sigmoid::<S>(x)) }
+}
+
+/// `x/2 · (1 + tanh u) = x / (1 + e^-2u)` with `u = √(2/π) · (x + 0.044715 x³)`.
+#[inline(always)]
+unsafe fn gelu_vector<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: features by the module's contract.
+    unsafe {
+        let x2 = S::mul(x, x);
+        let u = S::mul(x, S::fma(x2, S::splat(2.0 * 0.797_884_6 * 0.044_715), S::splat(2.0 * 0.797_884_6)));
+        S::mul(x, sigmoid::<S>(u))
+    }
+}
+
+/// `x = f(x)` for each vector, the last one padded with zeros.
+#[inline(always)]
+unsafe fn map<S: Simd>(x: &mut [f32], f: impl Fn(S::F, usize, bool) -> S::F) {
+    // SAFETY: loads and stores lie inside `x` or the padded copy; features by the module's contract.
+    unsafe {
+        let mut i = 0;
+        while i + S::LANES <= x.len() {
+            let p = x.as_mut_ptr().add(i);
+            S::store(p, f(S::load(p), i, true));
+            i += S::LANES;
+        }
+        if i < x.len() {
+            let mut padded = [0.0f32; 16];
+            let rest = x.len() - i;
+            padded[..rest].copy_from_slice(&x[i..]);
+            S::store(padded.as_mut_ptr(), f(S::load(padded.as_ptr()), i, false));
+            x[i..].copy_from_slice(&padded[..rest]);
+        }
+    }
+}
+
+/// Loads `y[i…]`; the last vector is padded with zeros.
+#[inline(always)]
+unsafe fn load_padded<S: Simd>(y: &[f32], i: usize, full: bool) -> S::F {
+    // SAFETY: a full vector lies inside `y` by the caller; features by the module's contract.
+    unsafe {
+        if full {
+            return S::load(y.as_ptr().add(i));
+        }
+        let mut padded = [0.0f32; 16];
+        padded[..y.len() - i].copy_from_slice(&y[i..]);
+        S::load(padded.as_ptr())
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn swiglu<S: Simd>(gate: &mut [f32], up: &[f32]) {
+    // SAFETY: equal lengths; features by the module's contract.
+    unsafe { map::<S>(gate, |x, i, full| S::mul(silu_vector::<S>(x), load_padded::<S>(up, i, full))) }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn geglu<S: Simd>(gate: &mut [f32], up: &[f32]) {
+    // SAFETY: equal lengths; features by the module's contract.
+    unsafe { map::<S>(gate, |x, i, full| S::mul(gelu_vector::<S>(x), load_padded::<S>(up, i, full))) }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn gelu<S: Simd>(x: &mut [f32]) {
+    // SAFETY: features by the module's contract.
+    unsafe { map::<S>(x, |x, _, _| gelu_vector::<S>(x)) }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
+    // SAFETY: features by the module's contract; the accesses lie inside `x`.
+    unsafe {
+        // Where the maximum is -∞ every value is: -∞ - -∞ would be NaN.
+        let m = S::splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
+        let mut sum = S::splat(0.0);
+        let mut rest = 0.0;
+        let n = x.len() - x.len() % S::LANES;
+        let (head, tail) = x.split_at_mut(n);
+        for i in (0..n).step_by(S::LANES) {
+            let p = head.as_mut_ptr().add(i);
+            let e = exp::<S>(S::sub(S::load(p), m));
+            S::store(p, e);
+            sum = S::add(sum, e);
+        }
+        if !tail.is_empty() {
+            map::<S>(tail, |x, _, _| exp::<S>(S::sub(x, m)));
+            rest = tail.iter().sum();
+        }
+        S::sum(sum) + rest
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn quantize_q8<S: Simd>(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+    for (b, scale) in scales.iter_mut().enumerate() {
+        // SAFETY: the shell checked that every block of 32 has its codes, scale and two sums; features as always.
+        unsafe {
+            let x = x.as_ptr().add(b * 32);
+            let codes = codes.as_mut_ptr().add(b * 32);
+            let (mut largest, mut zeros) = (S::splat(0.0), S::splat(0.0));
+            for i in (0..32).step_by(S::LANES) {
+                let v = S::load(x.add(i));
+                largest = S::max(S::abs(v), largest);
+                // 0 · v is NaN for NaN and infinities.
+                zeros = S::fma(v, S::splat(0.0), zeros);
+            }
+            let finite = S::sum(zeros) == 0.0;
+            let (s, inverse) = q8_scale(S::hmax(largest), finite);
+            *scale = s;
+            if s.is_nan() || s == 0.0 {
+                codes.write_bytes(0, 32);
+                sums[2 * b..][..2].fill(0);
+                continue;
+            }
+            let inverse = S::splat(inverse);
+            let mut halves = [S::splat(0.0); 2];
+            for i in (0..32).step_by(S::LANES) {
+                let q = S::round(S::mul(S::load(x.add(i)), inverse));
+                S::store_i8(codes.add(i), q);
+                halves[i / 16] = S::add(halves[i / 16], q);
+            }
+            sums[2 * b] = S::sum(halves[0]) as i16;
+            sums[2 * b + 1] = S::sum(halves[1]) as i16;
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Which levels this machine can run, and how one is chosen.
+
+use std::sync::OnceLock;
+
+use super::{Level, portable};
+
+/// Why a kernel level is not to be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// No level of this name runs here.
+    #[error("this machine has no kernel level `{name}`; it has {}", .available.join(", "))]
+    Unavailable {
+        /// What was asked for.
+        name: String,
+        /// The names of the levels that run here, best last.
+        available: Vec<&'static str>,
+    },
+}
+
+/// Every level that this machine runs, best last. The first is always `portable`.
+///
+/// A level is handed out only after its processor features were found; its functions rely on that.
+pub fn levels() -> &'static [&'static Level] {
+    static FOUND: OnceLock<Vec<&'static Level>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let mut found = vec![&portable::LEVEL];
+        #[cfg(target_arch = "x86_64")]
+        super::x86::add_levels(&mut found);
+        #[cfg(target_arch = "aarch64")]
+        super::aarch64::add_levels(&mut found);
+        found
+    })
+}
+
+/// The level of this name (see [`Level::name`]), if this machine runs it.
+pub fn level(name: &str) -> Result<&'static Level, KernelError> {
+    levels().iter().find(|level| level.name == name).copied().ok_or_else(|| KernelError::Unavailable {
+        name: name.to_owned(),
+        available: levels().iter().map(|level| level.name).collect(),
+    })
+}
+
+/// The fastest level of this machine.
+pub fn best() -> &'static Level {
+    levels().last().expect("portable is always there")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_is_missing_is_refused_with_those_that_exist() {
+        let error = level("quantum").unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("this machine has no kernel level `quantum`; it has portable"), "{text}");
+        assert_eq!(level("portable").unwrap().name, "portable");
+    }
+
+    #[test]
+    fn names_are_distinct_and_portable_comes_first() {
+        let mut names: Vec<_> = levels().iter().map(|level| level.name).collect();
+        assert_eq!(names[0], "portable");
+        assert_eq!(best().name, *names.last().unwrap());
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), levels().len());
+    }
+}

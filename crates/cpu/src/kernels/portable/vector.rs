@@ -1,0 +1,115 @@
+//! Arithmetic on rows of f32, as defined.
+
+/// See [`VectorKernels::quantize_q8`](crate::kernels::VectorKernels).
+///
+/// `scale = max|x| / 127`, `code = round(x / scale)`, ties to even; a block of zeros (or nothing above 2⁻¹¹⁹) has
+/// scale 0. A block with a NaN or an infinity gets the scale NaN, so that it shows in the product.
+pub(super) fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+    let (blocks, rest) = x.as_chunks::<32>();
+    assert!(rest.is_empty() && codes.len() == x.len());
+    assert!(scales.len() == blocks.len() && sums.len() == blocks.len() * 2);
+    let (codes, _) = codes.as_chunks_mut::<32>();
+    let (sums, _) = sums.as_chunks_mut::<2>();
+    for (((block, codes), scale), sums) in blocks.iter().zip(codes).zip(scales).zip(sums) {
+        let largest = block.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let finite = block.iter().all(|x| x.is_finite());
+        let (s, inverse) = q8_scale(largest, finite);
+        *scale = s;
+        for (code, &x) in codes.iter_mut().zip(block) {
+            *code = if finite { (x * inverse).round_ties_even() as i8 } else { 0 };
+        }
+        for (sum, half) in sums.iter_mut().zip(codes.as_chunks::<16>().0) {
+            *sum = half.iter().map(|&c| i16::from(c)).sum();
+        }
+    }
+}
+
+/// Scale of a block and the factor that yields its codes, from its largest magnitude.
+#[inline(always)]
+pub(crate) fn q8_scale(largest: f32, finite: bool) -> (f32, f32) {
+    const TINY: f32 = 1.504_632_8e-36; // 2^-119: the factor below stays finite
+    if !finite {
+        (f32::NAN, 0.0)
+    } else if largest < TINY {
+        (0.0, 0.0)
+    } else {
+        (largest / 127.0, 127.0 / largest)
+    }
+}
+
+/// See [`VectorKernels::rms_norm`](crate::kernels::VectorKernels).
+pub(super) fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
+    assert!(y.len() == x.len() && (w.is_empty() || w.len() == x.len()));
+    let mean = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean as f32 + eps).sqrt();
+    for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
+        *y = x * scale * w.get(i).copied().unwrap_or(1.0);
+    }
+}
+
+/// See [`VectorKernels::layer_norm`](crate::kernels::VectorKernels).
+pub(super) fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]) {
+    assert!(
+        y.len() == x.len() && (w.is_empty() || w.len() == x.len()) && (b.is_empty() || b.len() == x.len())
+    );
+    let n = x.len() as f64;
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let (mean, scale) = (mean as f32, 1.0 / (variance as f32 + eps).sqrt());
+    for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
+        let (w, b) = (w.get(i).copied().unwrap_or(1.0), b.get(i).copied().unwrap_or(0.0));
+        *y = (x - mean) * scale * w + b;
+    }
+}
+
+/// See [`VectorKernels::add`](crate::kernels::VectorKernels).
+pub(super) fn add(y: &mut [f32], x: &[f32]) {
+    assert_eq!(y.len(), x.len());
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
+}
+
+/// See [`VectorKernels::swiglu`](crate::kernels::VectorKernels).
+pub(super) fn swiglu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = *g / (1.0 + (-*g).exp()) * u;
+    }
+}
+
+/// See [`VectorKernels::geglu`](crate::kernels::VectorKernels).
+pub(super) fn geglu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = gelu_one(*g) * u;
+    }
+}
+
+/// See [`VectorKernels::gelu`](crate::kernels::VectorKernels).
+pub(super) fn gelu(x: &mut [f32]) {
+    for x in x {
+        *x = gelu_one(*x);
+    }
+}
+
+/// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+fn gelu_one(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)).tanh())
+}
+
+/// See [`VectorKernels::exp_sum`](crate::kernels::VectorKernels).
+pub(super) fn exp_sum(x: &mut [f32], max: f32) -> f32 {
+    let mut sum = 0.0f64;
+    for x in x {
+        *x = if *x == f32::NEG_INFINITY { 0.0 } else { (*x - max).exp() };
+        sum += f64::from(*x);
+    }
+    sum as f32
+}
+
+/// See [`VectorKernels::max`](crate::kernels::VectorKernels).
+pub(super) fn max(x: &[f32]) -> f32 {
+    x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}

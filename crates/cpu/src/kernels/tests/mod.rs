@@ -1,0 +1,5 @@
+//! Every level against the portable one.
+
+mod data;
+mod linear;
+mod vector;

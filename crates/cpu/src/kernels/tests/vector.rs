@@ -1,0 +1,211 @@
+//! Vector kernels of every level against the portable ones.
+
+use super::data::{Random, others};
+use crate::kernels::{KvRows, KvType, Level, Scratch, levels};
+
+const LENGTHS: [usize; 12] = [1, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257, 2048];
+
+fn portable() -> &'static Level {
+    levels()[0]
+}
+
+/// Panics unless `a` is near `b`: `bound` relative to each value plus `floor`.
+#[track_caller]
+fn near(a: &[f32], b: &[f32], bound: f32, floor: f32, what: &str) {
+    assert_eq!(a.len(), b.len());
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!((a - b).abs() <= bound * b.abs() + floor || a == b, "{what}: value {i} is {a}, not {b}");
+    }
+}
+
+#[test]
+fn norms_agree_at_every_length() {
+    let mut random = Random(1);
+    for level in others() {
+        for n in LENGTHS {
+            let (x, w, b) = (random.normals(n), random.normals(n), random.normals(n));
+            for w in [&w[..], &[]] {
+                let (mut y, mut z) = (vec![0.0; n], vec![0.0; n]);
+                (portable().vector.rms_norm)(&x, w, 1e-5, &mut y);
+                (level.vector.rms_norm)(&x, w, 1e-5, &mut z);
+                near(&z, &y, 2e-6, 0.0, level.name);
+                for b in [&b[..], &[]] {
+                    (portable().vector.layer_norm)(&x, w, b, 1e-5, &mut y);
+                    (level.vector.layer_norm)(&x, w, b, 1e-5, &mut z);
+                    near(&z, &y, 2e-6, 2e-5, level.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn glu_and_gelu_agree_from_the_tails_to_the_middle() {
+    let mut random = Random(2);
+    for level in others() {
+        for n in LENGTHS {
+            let mut x: Vec<f32> = random.normals(n).into_iter().map(|x| x * 4.0).collect();
+            x[0] = 200.0;
+            x[n / 2] = -200.0;
+            let up = random.normals(n);
+            for (a, b) in [
+                (level.vector.swiglu, portable().vector.swiglu),
+                (level.vector.geglu, portable().vector.geglu),
+            ] {
+                let (mut y, mut z) = (x.clone(), x.clone());
+                b(&mut y, &up);
+                a(&mut z, &up);
+                near(&z, &y, 1e-6, 1e-6, level.name);
+            }
+            let (mut y, mut z) = (x.clone(), x.clone());
+            (portable().vector.gelu)(&mut y);
+            (level.vector.gelu)(&mut z);
+            near(&z, &y, 1e-6, 1e-6, level.name);
+        }
+    }
+}
+
+#[test]
+fn exp_is_exact_to_two_units_in_the_last_place() {
+    for level in others() {
+        let mut x: Vec<f32> = (-87_300..=88_700).map(|i| i as f32 * 0.001).collect();
+        let exact: Vec<f64> = x.iter().map(|&x| f64::from(x).exp()).collect();
+        (level.vector.exp_sum)(&mut x, 0.0);
+        for (got, exact) in x.iter().zip(exact) {
+            let error = (f64::from(*got) - exact).abs() / exact;
+            assert!(error < 2.0 * f64::from(f32::EPSILON), "{}: {got} for {exact}", level.name);
+        }
+    }
+}
+
+#[test]
+fn exp_of_masked_values_is_zero_and_sums_agree() {
+    let mut random = Random(3);
+    for level in others() {
+        for n in LENGTHS {
+            let mut x = random.normals(n);
+            x[n / 2] = f32::NEG_INFINITY;
+            let max = (portable().vector.max)(&x);
+            assert_eq!((level.vector.max)(&x), max);
+            let (mut y, mut z) = (x.clone(), x.clone());
+            let a = (portable().vector.exp_sum)(&mut y, max);
+            let b = (level.vector.exp_sum)(&mut z, max);
+            near(&z, &y, 3e-7, 0.0, level.name);
+            near(&[b], &[a], 1e-6, 0.0, level.name);
+            let mut masked = vec![f32::NEG_INFINITY; n];
+            assert_eq!((level.vector.exp_sum)(&mut masked, f32::NEG_INFINITY), 0.0);
+            assert!(masked.iter().all(|&e| e == 0.0));
+        }
+        assert_eq!((level.vector.max)(&[]), f32::NEG_INFINITY);
+    }
+}
+
+#[test]
+fn adding_is_exact() {
+    let mut random = Random(4);
+    for level in others() {
+        for n in LENGTHS {
+            let (mut y, x) = (random.normals(n), random.normals(n));
+            let mut z = y.clone();
+            (portable().vector.add)(&mut y, &x);
+            (level.vector.add)(&mut z, &x);
+            assert_eq!(y, z);
+        }
+    }
+}
+
+#[test]
+fn activations_round_to_the_same_codes() {
+    let mut random = Random(5);
+    let mut x = random.normals(32 * 40);
+    x[..32].fill(0.0);
+    x[32..64].fill(1e-40);
+    x[64] = f32::NAN;
+    x[96] = f32::INFINITY;
+    x[128..160].fill(f32::MAX);
+    x[160..192].iter_mut().for_each(|x| *x *= 1e-30);
+    x[192] = -1e9;
+    let n = x.len();
+    let run = |level: &Level| {
+        let (mut codes, mut scales, mut sums) = (vec![0; n], vec![0.0f32; n / 32], vec![0; n / 16]);
+        (level.vector.quantize_q8)(&x, &mut codes, &mut scales, &mut sums);
+        let bits: Vec<u32> =
+            scales.iter().map(|s| if s.is_nan() { f32::NAN.to_bits() } else { s.to_bits() }).collect();
+        (codes, bits, sums)
+    };
+    let expected = run(portable());
+    assert_eq!(expected.2[20], expected.0[320..336].iter().map(|&c| i16::from(c)).sum::<i16>());
+    assert_eq!((expected.0[192], f32::from_bits(expected.1[6])), (-127, 1e9 / 127.0));
+    for level in others() {
+        assert!(run(level) == expected, "{}", level.name);
+    }
+}
+
+/// A cache of `rows` rows with room between them, at an odd address.
+fn cache(ty: KvType, rows: usize, dim: usize, random: &mut Random) -> (Vec<u8>, usize) {
+    let stride = ty.row_bytes(dim) + 6;
+    let mut data = vec![0xff; rows * stride + 1];
+    for i in 0..rows {
+        let row = &mut data[1 + i * stride..][..ty.row_bytes(dim)];
+        (portable().vector.store_kv)(ty, &random.normals(dim), row);
+    }
+    // Cut the room after the last row, so that a read past it is a read past the slice.
+    data.truncate(1 + (rows - 1) * stride + ty.row_bytes(dim));
+    (data.split_off(1), stride)
+}
+
+#[test]
+fn rows_are_stored_with_the_same_bits() {
+    let mut random = Random(6);
+    for level in others() {
+        for ty in KvType::ALL {
+            for dim in [32, 64, 96, 128] {
+                let mut x = random.normals(dim);
+                x[3] = 1e6;
+                x[5] = 1e-7;
+                let (mut a, mut b) = (vec![0; ty.row_bytes(dim)], vec![0; ty.row_bytes(dim)]);
+                (portable().vector.store_kv)(ty, &x, &mut a);
+                (level.vector.store_kv)(ty, &x, &mut b);
+                assert_eq!(a, b, "{} {ty:?}", level.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_and_sums_of_values_agree_for_every_cache_type_and_shape() {
+    let mut random = Random(7);
+    let mut scratch = Scratch::default();
+    for ty in KvType::ALL {
+        for dim in [32usize, 64, 80, 128, 13] {
+            if !dim.is_multiple_of(ty.block_values()) {
+                continue;
+            }
+            for (g, rows) in [(1, 1), (1, 9), (2, 33), (3, 5), (4, 16), (5, 31), (7, 64), (8, 17), (33, 70)] {
+                let (data, stride) = cache(ty, rows, dim, &mut random);
+                let kv = KvRows { ty, rows, stride, dim, data: &data };
+                let q = random.normals(g * dim);
+                let p: Vec<f32> = random.normals(g * (rows + 3)).into_iter().map(f32::abs).collect();
+                let mut expected = vec![f32::NAN; (g - 1) * (rows + 3) + rows];
+                let mut sums = random.normals(g * dim);
+                let before = sums.clone();
+                (portable().vector.scores)(&q, g, kv, &mut expected, rows + 3, &mut scratch);
+                (portable().vector.accumulate)(&p, rows + 3, g, kv, &mut sums, &mut scratch);
+                for level in others() {
+                    let what = format!("{} {ty:?} dim {dim} g {g} rows {rows}", level.name);
+                    let mut got = vec![f32::NAN; expected.len()];
+                    (level.vector.scores)(&q, g, kv, &mut got, rows + 3, &mut scratch);
+                    for h in 0..g {
+                        let range = h * (rows + 3)..h * (rows + 3) + rows;
+                        near(&got[range.clone()], &expected[range.clone()], 1e-5, 1e-4, &what);
+                        let gap = got.get(range.end).copied().unwrap_or(f32::NAN);
+                        assert!(gap.is_nan(), "{what}: wrote between rows of scores");
+                    }
+                    let mut got = before.clone();
+                    (level.vector.accumulate)(&p, rows + 3, g, kv, &mut got, &mut scratch);
+                    near(&got, &sums, 1e-5, 1e-4, &what);
+                }
+            }
+        }
+    }
+}
