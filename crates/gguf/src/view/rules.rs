@@ -27,14 +27,24 @@ pub(super) enum When {
     Key(&'static str),
     /// It lacks this key.
     NoKey(&'static str),
+    /// The integer under this key is this.
+    KeyIs(&'static str, u64),
     /// The integer under this key is at least so much.
     KeyAtLeast(&'static str, u64),
+    /// The text under this key is absent, empty or `default`.
+    NoText(&'static str),
+    /// The text under this key contains this.
+    TextContains(&'static str, &'static str),
+    /// The token of this number is this text.
+    TokenIs(usize, &'static str),
     /// It has this tensor.
     Tensor(&'static str),
     /// It has a tensor whose name starts like this.
     TensorPrefix(&'static str),
     /// All of these hold.
     All(&'static [When]),
+    /// One of these holds.
+    Any(&'static [When]),
     /// Nothing more is asked: the architecture's name exists in this form only.
     Always,
 }
@@ -71,15 +81,19 @@ pub(super) enum Rule {
 
 /// A value in a table of rules.
 pub(super) enum Constant {
+    U32(u32),
     F32(f32),
     Str(&'static str),
+    I32s(&'static [i32]),
 }
 
 impl Constant {
     fn value(&self) -> Value {
         match self {
+            Constant::U32(value) => Value::U32(*value),
             Constant::F32(value) => Value::F32(*value),
             Constant::Str(text) => Value::from(*text),
+            Constant::I32s(values) => Value::from(*values),
         }
     }
 }
@@ -124,19 +138,33 @@ impl<'g> Draft<'g> {
         match condition {
             When::Key(key) => self.metadata.contains(key),
             When::NoKey(key) => !self.metadata.contains(key),
-            When::KeyAtLeast(key, least) => {
-                let value = self.metadata.get(key).and_then(Value::as_int);
-                value.is_some_and(|value| value >= i128::from(*least))
+            When::KeyIs(key, value) => self.int(key) == Some((*value).into()),
+            When::KeyAtLeast(key, least) => self.int(key).is_some_and(|value| value >= i128::from(*least)),
+            When::NoText(key) => match self.metadata.get(key) {
+                None => true,
+                Some(value) => matches!(value.as_bytes(), Some(b"" | b"default")),
+            },
+            When::TextContains(key, part) => {
+                self.metadata.get(key).and_then(Value::as_str).is_some_and(|text| text.contains(part))
+            }
+            When::TokenIs(index, text) => {
+                let tokens = self.metadata.strings("tokenizer.ggml.tokens").ok().flatten();
+                tokens.and_then(|mut tokens| tokens.nth(*index)) == Some(text.as_bytes())
             }
             When::Tensor(name) => self.entry(name).is_some(),
             When::TensorPrefix(prefix) => self.entries.iter().any(|entry| entry.name.starts_with(prefix)),
             When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
+            When::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
             When::Always => true,
         }
     }
 
     fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| &*entry.name == name)
+    }
+
+    fn int(&self, key: &str) -> Option<i128> {
+        self.metadata.get(key)?.as_int()
     }
 
     fn dim(&self, tensor: &str, index: usize) -> Option<u32> {

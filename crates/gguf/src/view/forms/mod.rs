@@ -2,10 +2,11 @@
 
 mod gemma3;
 mod gpt_oss;
+mod llama3;
 
 use super::rules::{Draft, Form};
 
-const FORMS: [&Form; 3] = [&gemma3::EMBEDDING, &gemma3::CHAT, &gpt_oss::GPT_OSS];
+const FORMS: [&Form; 4] = [&gemma3::EMBEDDING, &gemma3::CHAT, &gpt_oss::GPT_OSS, &llama3::LLAMA3];
 
 /// The form the file is in, unless that is llama.cpp's own.
 pub(super) fn recognise(draft: &Draft<'_>) -> Option<&'static Form> {

@@ -1,0 +1,270 @@
+//! The view of files in a form other than llama.cpp's. The small files and what a loader must see of them come from
+//! `tests/data/compat`: observed by running Ollama's own translation on each.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use puna_gguf::{Array, Gguf, Metadata, Value, ValueType, View, Writer};
+use puna_quant::TensorType::{F16, F32};
+use serde_json::Value as Json;
+
+fn view(path: &Path) -> View {
+    View::new(Arc::new(Gguf::open(path).unwrap())).unwrap()
+}
+
+/// Compares a view with the description of its file.
+fn check(name: &str, json: &Json) {
+    let file = json["file"].as_str().unwrap();
+    let view = view(&common::data("compat").join(file));
+    let expect = &json["expect"];
+    if json["control"] == true {
+        assert_eq!(view.translation(), None, "{name}: a control must not be translated");
+    }
+    assert_eq!(view.metadata().architecture(), Ok(expect["architecture"].as_str().unwrap()), "{name}");
+    let kv = expect["kv"].as_object().unwrap();
+    for (key, want) in kv {
+        let found = view.metadata().get(key).unwrap_or_else(|| panic!("{name}: no key {key}"));
+        check_value(name, key, found, want);
+    }
+    for key in expect["kv_removed"].as_array().unwrap() {
+        assert!(!view.metadata().contains(key.as_str().unwrap()), "{name}: {key} must be absent");
+    }
+    // Every other key reads as in the file.
+    for (key, value) in view.gguf().metadata().iter() {
+        if !kv.contains_key(key) && key != "general.architecture" {
+            assert_eq!(view.metadata().get(key), Some(value), "{name}: {key}");
+        }
+    }
+    check_tensors(name, &view, expect);
+}
+
+fn check_value(name: &str, key: &str, found: &Value, want: &Json) {
+    let (ty, want) = (want[0].as_str().unwrap(), &want[1]);
+    let same = match ty {
+        "u32" | "i32" => found.as_int() == want.as_i64().map(i128::from) && found.ty().name() == ty,
+        "f32" => *found == Value::F32(want.as_f64().unwrap() as f32),
+        "bool" => *found == Value::Bool(want.as_bool().unwrap()),
+        "str" if want.is_null() => found.as_str().is_some_and(|text| !text.is_empty()),
+        "str" => found.as_str() == want.as_str(),
+        list => found.as_array().is_some_and(|array| same_array(array, list, want.as_array().unwrap())),
+    };
+    assert!(same, "{name}: {key} is {found:?}, should be {ty} {want}");
+}
+
+fn same_array(array: &Array, ty: &str, want: &[Json]) -> bool {
+    match ty {
+        "arr:str" => array.strings().unwrap().eq(want.iter().map(|w| w.as_str().unwrap().as_bytes())),
+        "arr:f32" => array.floats().unwrap().eq(want.iter().map(|w| w.as_f64().unwrap() as f32)),
+        "arr:bool" => array.ints().unwrap().eq(want.iter().map(|w| w.as_bool().unwrap().into())),
+        _ => array.ints().unwrap().eq(want.iter().map(|w| w.as_i64().unwrap().into())),
+    }
+}
+
+fn check_tensors(name: &str, view: &View, expect: &Json) {
+    let want = expect["tensors"].as_array().unwrap();
+    for want in want {
+        let tensor_name = want["name"].as_str().unwrap();
+        let tensor = view.tensor(tensor_name).unwrap_or_else(|| panic!("{name}: no tensor {tensor_name}"));
+        let shape: Vec<u64> = want["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert_eq!((tensor.name, tensor.ty.name()), (tensor_name, want["type"].as_str().unwrap()), "{name}");
+        assert_eq!(tensor.shape, shape, "{name}: {tensor_name}");
+        let from = want["from"].as_str().expect("no tensor of these forms is made");
+        let source = view.gguf().tensor(from).unwrap();
+        let bytes = view.gguf().data(source);
+        assert_eq!(tensor.source, source, "{name}: {tensor_name}");
+        assert_eq!(
+            tensor.bytes().as_ptr(),
+            bytes.as_ptr(),
+            "{name}: {tensor_name} is not the file's own data"
+        );
+        assert_eq!(tensor.bytes(), bytes, "{name}: {tensor_name}");
+        assert_eq!(tensor.size(), bytes.len() as u64);
+    }
+    assert_eq!(view.tensors().len(), want.len(), "{name}: more tensors than an architecture asks for");
+    let mut dropped: Vec<_> =
+        expect["dropped"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
+    dropped.sort_unstable();
+    let mut seen: Vec<_> = view.translation().map_or(&[][..], |t| &t.dropped).iter().map(|n| &**n).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, dropped, "{name}");
+}
+
+#[test]
+fn published_files_are_seen_as_the_loader_of_their_publisher_sees_them() {
+    let (mut forms, mut controls) = (0, 0);
+    for file in std::fs::read_dir(common::data("compat")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|e| e != "json") {
+            continue;
+        }
+        let json: Json = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        check(path.file_stem().unwrap().to_str().unwrap(), &json);
+        *if json["control"] == true { &mut controls } else { &mut forms } += 1;
+    }
+    assert!(forms >= 9 && controls >= 13, "{forms} forms, {controls} controls");
+}
+
+#[test]
+fn a_translation_says_what_it_did() {
+    let view = view(&common::data("compat/gemma3.gguf"));
+    let t = view.translation().unwrap();
+    assert_eq!((t.form, &*t.from, &*t.to), ("gemma3 as published by Ollama", "gemma3", "gemma3"));
+    assert!(t.added.contains(&"gemma3.rope.freq_base".to_owned()));
+    assert!(t.added.contains(&"tokenizer.chat_template".to_owned()));
+    assert_eq!(t.changed, ["tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"]);
+    assert!(t.renamed.is_empty() && t.removed.is_empty());
+    assert_eq!(t.dropped.len(), 17);
+    let raw = View::untranslated(view.gguf().clone());
+    assert_eq!((raw.translation(), raw.metadata()), (None, view.gguf().metadata()));
+    assert!(raw.tensor("mm.mm_soft_emb_norm.weight").is_some());
+
+    let view = self::view(&common::data("compat/gptoss.gguf"));
+    let t = view.translation().unwrap();
+    assert_eq!((&*t.from, &*t.to), ("gptoss", "gpt-oss"));
+    assert!(t.renamed.contains(&("blk.0.attn_out.weight".into(), "blk.0.attn_output.weight".into())));
+}
+
+/// A llama file of 128,010 tokens, empty but for those at their places.
+fn llama3(tokens: &[(usize, &str)], keys: &[(&str, Value)]) -> View {
+    let mut texts = vec![""; 128_010];
+    tokens.iter().for_each(|(id, text)| texts[*id] = text);
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").set("tokenizer.ggml.tokens", Value::strings(texts));
+    keys.iter().for_each(|(key, value)| {
+        writer.set(key, value.clone());
+    });
+    View::new(Arc::new(Gguf::from_bytes(writer.to_vec([]).unwrap()).unwrap())).unwrap()
+}
+
+#[test]
+fn llama_3_gets_what_its_tokenizer_keys_lack() {
+    const PRE: &str = "tokenizer.ggml.pre";
+    const EOS: &str = "tokenizer.ggml.eos_token_id";
+    let turn = (128_009, "<|eot_id|>");
+    let header = (128_006, "<|start_header_id|>");
+    let end = (EOS, Value::U32(128_001));
+    let template = ("tokenizer.chat_template", Value::from("{{ '<|start_header_id|>' }}"));
+
+    let complete = |m: &Metadata| {
+        assert_eq!(m.str(PRE), Ok("llama-bpe"));
+        assert_eq!((m.u32(EOS), m.u32("tokenizer.ggml.eot_token_id")), (Ok(128_009), Ok(128_009)));
+        assert_eq!(m.i32s("tokenizer.ggml.eos_token_ids"), Ok(Some(vec![128_009])));
+    };
+    complete(llama3(&[turn, header], &[end.clone()]).metadata());
+    complete(llama3(&[turn, header], &[(PRE, "default".into())]).metadata());
+    complete(llama3(&[turn], &[(PRE, "llama-bpe".into()), end.clone(), template.clone()]).metadata());
+    let own = llama3(&[turn, header], &[end.clone(), ("tokenizer.ggml.eot_token_id", Value::U32(128_008))]);
+    assert_eq!(own.metadata().u32("tokenizer.ggml.eot_token_id"), Ok(128_008));
+
+    let untouched = |view: View| assert_eq!(view.translation(), None);
+    untouched(llama3(&[turn, header], &[(PRE, "llama-bpe".into()), (EOS, Value::U32(128_009))]));
+    untouched(llama3(&[header], &[end.clone(), template]));
+    untouched(llama3(&[turn], &[end]));
+}
+
+/// Writes `model` as Ollama published Gemma 3: the bases of RoPE under other keys, a token more than the embedding
+/// has rows, an image encoder beside the language model, keys sorted.
+fn write_as_published(model: &Gguf, path: &Path) {
+    let mut keys: Vec<(String, Value)> =
+        model.metadata().iter().map(|(k, v)| (k.to_owned(), v.clone())).collect();
+    let get = |key: &str| model.metadata().get(key).unwrap().clone();
+    keys.retain(|(key, _)| {
+        key != "gemma3.rope.freq_base" && key != "gemma3.attention.layer_norm_rms_epsilon"
+    });
+    keys.push(("gemma3.rope.global.freq_base".into(), get("gemma3.rope.freq_base")));
+    keys.push(("gemma3.rope.local.freq_base".into(), Value::F32(10_000.0)));
+    keys.push(("gemma3.mm.tokens_per_image".into(), Value::U32(256)));
+    keys.push(("gemma3.vision.block_count".into(), Value::U32(1)));
+    for (key, value) in &mut keys {
+        let m = model.metadata();
+        *value = match &**key {
+            "tokenizer.ggml.tokens" => {
+                Value::strings(m.strings(key).unwrap().unwrap().chain([&b"<image_soft_token>"[..]]))
+            }
+            "tokenizer.ggml.scores" => [m.f32s(key).unwrap().unwrap(), vec![-1000.0]].concat().into(),
+            "tokenizer.ggml.token_type" => [m.i32s(key).unwrap().unwrap(), vec![3]].concat().into(),
+            _ => continue,
+        };
+    }
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut writer = Writer::new();
+    for (key, value) in keys {
+        writer.set(&key, value);
+    }
+    let extra = [("mm.mm_soft_emb_norm.weight", F32, 8u64), ("v.blk.0.attn_q.weight", F16, 16)];
+    let mut order: Vec<_> = model.tensors().iter().collect();
+    order.sort_by(|a, b| a.name.cmp(&b.name));
+    for tensor in &order {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+    }
+    for (name, ty, len) in extra {
+        writer.tensor(name, ty, &[len]).unwrap();
+    }
+    let out = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
+    let mut body = writer.start(out).unwrap();
+    for tensor in &order {
+        // In pieces, as something that converts while it writes would do.
+        model.data(tensor).chunks(1 << 20).for_each(|piece| body.write(piece).unwrap());
+    }
+    extra.iter().for_each(|_| body.write(&[7; 32]).unwrap());
+    body.finish().unwrap();
+}
+
+/// A real model's folder, or a loud word that there is none.
+fn real_model(name: &str) -> Option<std::path::PathBuf> {
+    let folder = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
+    let folder = folder.unwrap_or_else(|| common::data("../../.cache/models"));
+    let path = folder.join(name);
+    if path.is_file() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED: no {}; ./test fetches it", path.display());
+    None
+}
+
+#[test]
+fn a_real_gemma_3_in_its_published_form_reads_like_the_original() {
+    let Some(path) = real_model("gemma-3-270m-q4_k_m.gguf") else { return };
+    let original = Gguf::open(&path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let published = folder.path().join("published.gguf");
+    write_as_published(&original, &published);
+
+    let view = view(&published);
+    let t = view.translation().expect("recognised");
+    assert_eq!(t.dropped, ["mm.mm_soft_emb_norm.weight", "v.blk.0.attn_q.weight"]);
+    for (key, value) in original.metadata().iter() {
+        assert_eq!(view.metadata().get(key), Some(value), "{key}");
+    }
+    let m = view.metadata();
+    assert_eq!(m.f32("gemma3.rope.freq_base_swa"), Ok(10_000.0));
+    assert_eq!(m.opt_str("gemma3.rope.scaling.type"), Ok(None), "a context of 32K is not stretched");
+    assert!(m.str("tokenizer.chat_template").unwrap().contains("<start_of_turn>"));
+    let tokens = m.array("tokenizer.ggml.tokens").unwrap().unwrap();
+    assert_eq!((tokens.len(), tokens.element_type()), (262_144, ValueType::String));
+
+    assert_eq!(view.tensors().len(), original.tensors().len());
+    for tensor in original.tensors() {
+        let shown = view.tensor(&tensor.name).unwrap();
+        assert_eq!((shown.ty, shown.shape), (tensor.ty, &*tensor.shape), "{}", tensor.name);
+        assert!(shown.bytes() == original.data(tensor), "{} differs", tensor.name);
+    }
+}
+
+#[test]
+fn real_models_open_and_are_not_translated() {
+    for name in ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"] {
+        let Some(path) = real_model(name) else { continue };
+        let view = view(&path);
+        assert_eq!(view.translation(), None, "{name}");
+        let tensors = view.gguf().tensors();
+        let largest = tensors.iter().max_by_key(|t| t.size).unwrap();
+        assert_eq!(&*largest.name, "token_embd.weight");
+        let tokens = view.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
+        assert_eq!(tokens.len() as u64, largest.shape[1], "{name}");
+        let embedding = view.metadata().architecture().unwrap().to_owned() + ".embedding_length";
+        assert_eq!(view.metadata().u64(&embedding), Ok(largest.shape[0]), "{name}");
+    }
+}
