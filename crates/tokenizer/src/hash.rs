@@ -1,0 +1,242 @@
+//! Hash tables of vocabularies: texts to ids, and pairs of ids to merges.
+//!
+//! A vocabulary has up to half a million merges, and loading must take tens of milliseconds; so the tables are flat,
+//! of known size, and filled once. The seed is new in each process: a file cannot be made to collide.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::LazyLock;
+
+static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+
+/// The seed of this process.
+pub(crate) fn seed() -> u64 {
+    *SEED
+}
+
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Hash of some bytes, after wyhash.
+#[inline]
+pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    const K0: u64 = 0xA076_1D64_78BD_642F;
+    const K1: u64 = 0xE703_7ED1_A0B4_28DB;
+    let mut state = seed ^ K0;
+    let mut rest = bytes;
+    while rest.len() > 16 {
+        state = fold(word(rest) ^ K1, word(&rest[8..]) ^ state);
+        rest = &rest[16..];
+    }
+    let n = rest.len();
+    let (a, b) = match n {
+        8.. => (word(rest), word(&rest[n - 8..])),
+        4..8 => (half(rest), half(&rest[n - 4..])),
+        1..4 => (u64::from(rest[0]) << 16 | u64::from(rest[n / 2]) << 8 | u64::from(rest[n - 1]), 0),
+        0 => (0, 0),
+    };
+    fold(K1 ^ bytes.len() as u64, fold(a ^ K1, b ^ state))
+}
+
+#[inline]
+fn word(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |b| u64::from_le_bytes(*b))
+}
+
+#[inline]
+fn half(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |b| u64::from(u32::from_le_bytes(*b)))
+}
+
+/// Texts one behind the other, by index.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Texts {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Texts {
+    pub(crate) fn with_capacity(texts: usize, bytes: usize) -> Self {
+        Texts { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(texts) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// All bytes together; the tables can address 2^32 of them.
+    pub(crate) fn total(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn push(&mut self, text: &[u8]) {
+        self.bytes.extend_from_slice(text);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    /// Appends a text that `write` makes.
+    pub(crate) fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.bytes);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    /// The text at `index`; empty beyond the last one.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends.get(index - 1).map_or(0, |&end| end as usize) };
+        self.ends.get(index).map_or(&[], |&end| &self.bytes[start..end as usize])
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.len()).map(|i| self.get(i))
+    }
+}
+
+/// Ids of texts. The texts themselves are in a [`Texts`] that the caller passes.
+#[derive(Debug)]
+pub(crate) struct TextMap {
+    seed: u64,
+    /// Upper half: part of the hash; lower half: id + 1; 0 for a free slot.
+    slots: Vec<u64>,
+}
+
+impl TextMap {
+    /// A table with room for `texts` texts.
+    pub(crate) fn with_capacity(texts: usize) -> Self {
+        TextMap { seed: seed(), slots: vec![0; (texts * 2).next_power_of_two().max(8)] }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, texts: &Texts, text: &[u8]) -> Option<u32> {
+        self.find(texts, text).ok()
+    }
+
+    /// Gives `id`, whose text is `texts[id]`, its place; the id of an equal text if there is one.
+    pub(crate) fn insert(&mut self, texts: &Texts, id: u32) -> Result<(), u32> {
+        match self.find(texts, texts.get(id as usize)) {
+            Ok(other) => Err(other),
+            Err((slot, tag)) => {
+                self.slots[slot] = tag | (u64::from(id) + 1);
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn find(&self, texts: &Texts, text: &[u8]) -> Result<u32, (usize, u64)> {
+        let hash = hash(self.seed, text);
+        let tag = hash & 0xFFFF_FFFF_0000_0000;
+        let mask = self.slots.len() - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let entry = self.slots[slot];
+            if entry == 0 {
+                return Err((slot, tag));
+            }
+            if entry & 0xFFFF_FFFF_0000_0000 == tag {
+                let id = entry as u32 - 1;
+                if texts.get(id as usize) == text {
+                    return Ok(id);
+                }
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+}
+
+/// A merge of two symbols.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Merge {
+    /// Lower merges first.
+    pub(crate) rank: u32,
+    /// The symbol that the two become.
+    pub(crate) merged: u32,
+}
+
+/// Merges of pairs of symbols.
+#[derive(Debug)]
+pub(crate) struct PairMap {
+    seed: u64,
+    slots: Vec<(u32, u32, Merge)>,
+}
+
+const FREE: u32 = u32::MAX;
+
+impl PairMap {
+    /// A table with room for `pairs` pairs.
+    pub(crate) fn with_capacity(pairs: usize) -> Self {
+        let free = (FREE, FREE, Merge { rank: 0, merged: 0 });
+        PairMap { seed: seed() | 1, slots: vec![free; (pairs + pairs / 2).next_power_of_two().max(8)] }
+    }
+
+    #[inline]
+    fn slot(&self, left: u32, right: u32) -> usize {
+        let key = u64::from(left) << 32 | u64::from(right);
+        fold(key ^ self.seed, 0x9E37_79B9_7F4A_7C15 ^ self.seed.rotate_left(32)) as usize & (self.slots.len() - 1)
+    }
+
+    /// Adds a merge, unless the pair has one: the first one listed counts.
+    pub(crate) fn insert(&mut self, left: u32, right: u32, merge: Merge) {
+        let mut slot = self.slot(left, right);
+        while self.slots[slot].0 != FREE {
+            if self.slots[slot].0 == left && self.slots[slot].1 == right {
+                return;
+            }
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+        self.slots[slot] = (left, right, merge);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, left: u32, right: u32) -> Option<Merge> {
+        let mut slot = self.slot(left, right);
+        loop {
+            let (l, r, merge) = self.slots[slot];
+            if l == left && r == right {
+                return (l != FREE).then_some(merge);
+            }
+            if l == FREE {
+                return None;
+            }
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_found_by_content_and_duplicates_are_reported() {
+        let mut texts = Texts::default();
+        let mut map = TextMap::with_capacity(1000);
+        for i in 0..1000u32 {
+            texts.push("x".repeat(i as usize % 40).as_bytes());
+            texts.push_with(|bytes| bytes.extend(i.to_string().bytes()));
+        }
+        for id in (1..2000).step_by(2) {
+            assert_eq!(map.insert(&texts, id), Ok(()));
+        }
+        for i in 0..1000u32 {
+            assert_eq!(map.get(&texts, i.to_string().as_bytes()), Some(2 * i + 1));
+        }
+        assert_eq!(map.get(&texts, b"1000"), None);
+        assert_eq!(map.insert(&texts, 0), Ok(()));
+        assert_eq!(map.insert(&texts, 80), Err(0));
+        assert_eq!(map.get(&texts, b""), Some(0));
+    }
+
+    #[test]
+    fn the_first_merge_of_a_pair_counts() {
+        let mut map = PairMap::with_capacity(3);
+        for (rank, (left, right)) in [(1, 2), (2, 1), (1, 2)].into_iter().enumerate() {
+            map.insert(left, right, Merge { rank: rank as u32, merged: 9 });
+        }
+        assert_eq!(map.get(1, 2).map(|m| m.rank), Some(0));
+        assert_eq!(map.get(2, 1).map(|m| m.rank), Some(1));
+        assert!(map.get(1, 1).is_none() && map.get(FREE, FREE).is_none());
+    }
+}

@@ -1,0 +1,192 @@
+//! Scanners that cut at a change of case ("helloWorld"): GPT-4o, Tekken, Youtu, Tiny Aya; and Kimi K2, which takes Han
+//! runs apart instead.
+//!
+//! The expression, with its sets U ("not lower") and L ("not upper"), is
+//! `lead? U* L+ contraction? | lead? U+ L* contraction? | \p{N}{1,digits} | ?[^\s\p{L}\p{N}]+[\r\n/]* | \s*[\r\n]+ |
+//! \s+(?!\S) | \s+` with `lead` = `[^\r\n\p{L}\p{N}]`. A general engine backtracks over it; here every character is
+//! read at most three times.
+
+use super::Cuts;
+use super::runs::LETTER_OR_MARK;
+use super::words::{Spaces, contraction, punctuation};
+use crate::unicode::{ANY, Class, L, LL, LM, LO, LT, LU, M, N, Scan, WS, is_han};
+
+const NOT_WORD: Class = ANY & !(WS | L | N);
+
+/// Whether a character of this class and first byte is in a set.
+type Is = fn(Class, u8) -> bool;
+
+struct Cased {
+    upper: Is,
+    lower: Is,
+    contractions: bool,
+    digits: usize,
+}
+
+// llama.cpp tells the case of ASCII letters alone: all others are in both sets.
+const GPT4O: Cased = Cased {
+    upper: |class, b| class & L != 0 && !b.is_ascii_lowercase(),
+    lower: |class, b| class & L != 0 && !b.is_ascii_uppercase(),
+    contractions: true,
+    digits: 3,
+};
+
+pub(super) fn gpt4o(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &GPT4O);
+}
+
+pub(super) fn tekken(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &Cased { contractions: false, digits: 1, ..GPT4O });
+}
+
+/// Granite's multilingual embedder: GPT-4o with marks among the letters.
+pub(super) fn granite_multilingual(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    let o = Cased {
+        upper: |class, b| class & LETTER_OR_MARK != 0 && !b.is_ascii_lowercase(),
+        lower: |class, b| class & LETTER_OR_MARK != 0 && !b.is_ascii_uppercase(),
+        ..GPT4O
+    };
+    cased(s, cuts, &o);
+}
+
+/// The last expression of Tiny Aya. In llama.cpp its classes of letters all mean any letter.
+pub(super) fn tiny_aya(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &CASELESS);
+}
+
+/// The last expression of Youtu: as Tiny Aya's, numbers one by one.
+pub(super) fn youtu(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &Cased { digits: 1, ..CASELESS });
+}
+
+const CASELESS: Cased = Cased {
+    upper: |class, _| class & LETTER_OR_MARK != 0,
+    lower: |class, _| class & LETTER_OR_MARK != 0,
+    ..GPT4O
+};
+
+const ORIGINAL: Cased = Cased {
+    upper: |class, _| class & (LU | LT | LM | LO | M) != 0,
+    lower: |class, _| class & (LL | LM | LO | M) != 0,
+    ..GPT4O
+};
+
+/// GPT-4o as its publisher wrote it: `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]` and `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`.
+pub(super) fn gpt4o_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &ORIGINAL);
+}
+
+/// The same for Tekken.
+pub(super) fn tekken_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &Cased { contractions: false, digits: 1, ..ORIGINAL });
+}
+
+/// The same for Youtu.
+pub(super) fn youtu_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    cased(s, cuts, &Cased { digits: 1, ..ORIGINAL });
+}
+
+#[inline]
+fn cased(s: Scan<'_>, cuts: &mut Cuts<'_>, o: &Cased) {
+    let mut spaces = Spaces::default();
+    let mut pos = 0;
+    while pos < s.len() {
+        pos = o.word(s, pos).unwrap_or_else(|| rest(s, pos, o.digits, b"\r\n/", &mut spaces));
+        cuts.cut(pos);
+    }
+}
+
+/// `\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+fn rest(s: Scan<'_>, pos: usize, digits: usize, tail: &[u8], spaces: &mut Spaces) -> usize {
+    if s.class(pos) == N {
+        return s.run_of(pos, N, digits);
+    }
+    punctuation(s, pos, NOT_WORD, tail, usize::MAX).unwrap_or_else(|| spaces.next_or_newline(s, pos))
+}
+
+impl Cased {
+    /// The word at `pos`: the alternatives in order, each with the lead before it is tried without.
+    fn word(&self, s: Scan<'_>, pos: usize) -> Option<usize> {
+        let (class, len) = s.at(pos);
+        let may_lead = class & (L | N) == 0 && !matches!(s.byte(pos), b'\r' | b'\n');
+        let led = may_lead.then_some(pos + len);
+        let end = led
+            .and_then(|start| self.ends_lower(s, start))
+            .or_else(|| self.ends_lower(s, pos))
+            .or_else(|| led.and_then(|start| self.begins_upper(s, start)))
+            .or_else(|| self.begins_upper(s, pos))?;
+        Some(if self.contractions { contraction(s, end, true).unwrap_or(end) } else { end })
+    }
+
+    /// `U*L+`: greedy, giving back to L what U took too much.
+    fn ends_lower(&self, s: Scan<'_>, start: usize) -> Option<usize> {
+        let (mut pos, mut behind_last_of_both) = (start, None);
+        loop {
+            let (class, len) = s.at(pos);
+            let byte = s.byte(pos);
+            if !(self.upper)(class, byte) {
+                break;
+            }
+            pos += len;
+            if (self.lower)(class, byte) {
+                behind_last_of_both = Some(pos);
+            }
+        }
+        let end = self.lower_run(s, pos);
+        if end > pos { Some(end) } else { behind_last_of_both }
+    }
+
+    /// `U+L*`
+    fn begins_upper(&self, s: Scan<'_>, start: usize) -> Option<usize> {
+        let mut pos = start;
+        loop {
+            let (class, len) = s.at(pos);
+            if !(self.upper)(class, s.byte(pos)) {
+                break;
+            }
+            pos += len;
+        }
+        (pos > start).then(|| self.lower_run(s, pos))
+    }
+
+    fn lower_run(&self, s: Scan<'_>, mut pos: usize) -> usize {
+        loop {
+            let (class, len) = s.at(pos);
+            if !(self.lower)(class, s.byte(pos)) {
+                return pos;
+            }
+            pos += len;
+        }
+    }
+}
+
+/// Kimi K2: Han runs; `[^\r\n\p{L}\p{N}]?`, a run of letters that are not Han, and a contraction; then as above.
+pub(super) fn kimi_k2(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    let han = |pos: usize| s.char(pos).is_some_and(|(c, _)| is_han(c));
+    let letters = |mut pos: usize| {
+        while s.class(pos) & L != 0 && !han(pos) {
+            pos += s.at(pos).1;
+        }
+        pos
+    };
+    let mut spaces = Spaces::default();
+    let mut pos = 0;
+    while pos < s.len() {
+        let mut end = pos;
+        while han(end) {
+            end += s.at(end).1;
+        }
+        if end == pos {
+            let (class, len) = s.at(pos);
+            let leads = class & (L | N) == 0 && !matches!(s.byte(pos), b'\r' | b'\n');
+            let start = if leads { pos + len } else { pos };
+            end = letters(start);
+            end = match end > start {
+                true => contraction(s, end, true).unwrap_or(end),
+                false => rest(s, pos, 3, b"\r\n", &mut spaces),
+            };
+        }
+        cuts.cut(end);
+        pos = end;
+    }
+}

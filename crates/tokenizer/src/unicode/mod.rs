@@ -1,0 +1,233 @@
+//! Character classes: what `\p{L}`, `\p{N}`, `\s` … mean to the pre-tokenizers.
+//!
+//! ASCII is answered from a table of 128 entries; the rest from a two-stage table built from [`data::RANGES`] at first
+//! use (about 4,400 blocks of 256 code points, most of them uniform and shared).
+
+mod data;
+
+use std::sync::LazyLock;
+
+/// A set of character classes; a character's own class has exactly one bit.
+pub(crate) type Class = u16;
+
+pub(crate) const LU: Class = 1;
+pub(crate) const LL: Class = 1 << 1;
+pub(crate) const LT: Class = 1 << 2;
+pub(crate) const LM: Class = 1 << 3;
+pub(crate) const LO: Class = 1 << 4;
+/// `\p{M}`: marks.
+pub(crate) const M: Class = 1 << 5;
+/// `\p{N}`: numbers.
+pub(crate) const N: Class = 1 << 6;
+/// `\p{P}`: punctuation.
+pub(crate) const P: Class = 1 << 7;
+/// `\p{S}`: symbols.
+pub(crate) const S: Class = 1 << 8;
+/// `\s`: the property White_Space.
+pub(crate) const WS: Class = 1 << 9;
+/// Controls that are not white space, format characters, private use and surrogates.
+pub(crate) const C: Class = 1 << 10;
+/// Unassigned.
+pub(crate) const CN: Class = 1 << 11;
+/// `\p{L}`: letters.
+pub(crate) const L: Class = LU | LL | LT | LM | LO;
+/// Every character.
+pub(crate) const ANY: Class = (1 << 12) - 1;
+
+/// The groups of the ranges in `data.rs`, by number: Cn, Cc, Cf, Co, Cs, Lu, Ll, Lt, Lm, Lo, M, N, P, S, Z.
+/// All of Z is white space; of Cc some is, which [`Table::build`] corrects.
+const GROUPS: [Class; 15] = [CN, C, C, C, C, LU, LL, LT, LM, LO, M, N, P, S, WS];
+
+const BLOCK: usize = 256;
+const CODE_POINTS: usize = 0x11_0000;
+
+/// Classes of all code points.
+pub(crate) struct Table {
+    ascii: [Class; 128],
+    blocks: Vec<u16>,
+    classes: Vec<Class>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(Table::build);
+
+/// The table of this process.
+pub(crate) fn table() -> &'static Table {
+    &TABLE
+}
+
+impl Table {
+    fn build() -> Table {
+        // One shared block a group, then the mixed ones.
+        let mut classes: Vec<Class> = GROUPS.iter().flat_map(|&g| [g; BLOCK]).collect();
+        let mut blocks = Vec::with_capacity(CODE_POINTS / BLOCK);
+        let mut range = 0;
+        let end_of = |range: usize| data::RANGES.get(range + 1).map_or(CODE_POINTS, |&r| (r >> 4) as usize);
+        let group_of = |range: usize| (data::RANGES[range] & 15) as usize;
+        for first in (0..CODE_POINTS).step_by(BLOCK) {
+            while end_of(range) <= first {
+                range += 1;
+            }
+            if end_of(range) >= first + BLOCK {
+                blocks.push(group_of(range) as u16);
+                continue;
+            }
+            blocks.push((classes.len() / BLOCK) as u16);
+            let mut r = range;
+            for c in first..first + BLOCK {
+                if end_of(r) <= c {
+                    r += 1;
+                }
+                classes.push(GROUPS[group_of(r)]);
+            }
+        }
+        let mut table = Table { ascii: [0; 128], blocks, classes };
+        for c in (9..14).chain([0x85]) {
+            let at = table.index(c);
+            table.classes[at] = WS;
+        }
+        table.ascii = std::array::from_fn(|c| table.classes[table.index(c as u32)]);
+        table
+    }
+
+    fn index(&self, c: u32) -> usize {
+        usize::from(self.blocks[c as usize / BLOCK]) * BLOCK + c as usize % BLOCK
+    }
+
+    /// The class of a code point; 0 beyond the last one.
+    pub(crate) fn class(&self, c: u32) -> Class {
+        if c < 128 {
+            self.ascii[c as usize]
+        } else if (c as usize) < CODE_POINTS {
+            self.classes[self.index(c)]
+        } else {
+            0
+        }
+    }
+}
+
+/// A piece of text that a splitter reads: valid UTF-8, addressed by byte.
+#[derive(Clone, Copy)]
+pub(crate) struct Scan<'a> {
+    bytes: &'a [u8],
+    table: &'static Table,
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        Scan { bytes: text.as_bytes(), table: table() }
+    }
+
+    /// Only the part from `start` to `end`, which must be character boundaries.
+    pub(crate) fn part(self, start: usize, end: usize) -> Self {
+        Scan { bytes: &self.bytes[start..end], ..self }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The byte at `pos`; 0 at and beyond the end.
+    #[inline]
+    pub(crate) fn byte(self, pos: usize) -> u8 {
+        self.bytes.get(pos).copied().unwrap_or(0)
+    }
+
+    /// Class and length in bytes of the character at `pos`; zeros at the end.
+    #[inline(always)]
+    pub(crate) fn at(self, pos: usize) -> (Class, usize) {
+        match self.bytes.get(pos) {
+            Some(&b) if b < 128 => (self.table.ascii[usize::from(b)], 1),
+            Some(_) => {
+                let (c, len) = decode(self.bytes, pos);
+                (self.table.classes[self.table.index(c)], len)
+            }
+            None => (0, 0),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn class(self, pos: usize) -> Class {
+        self.at(pos).0
+    }
+
+    /// Code point and length of the character at `pos`; `None` at the end.
+    #[inline]
+    pub(crate) fn char(self, pos: usize) -> Option<(u32, usize)> {
+        match self.bytes.get(pos) {
+            Some(&b) if b < 128 => Some((u32::from(b), 1)),
+            Some(_) => Some(decode(self.bytes, pos)),
+            None => None,
+        }
+    }
+
+    /// End of the longest run of characters of `class` from `pos`.
+    #[inline]
+    pub(crate) fn run(self, mut pos: usize, class: Class) -> usize {
+        loop {
+            let (c, len) = self.at(pos);
+            if c & class == 0 {
+                return pos;
+            }
+            pos += len;
+        }
+    }
+
+    /// The same, of at most `limit` characters.
+    #[inline]
+    pub(crate) fn run_of(self, mut pos: usize, class: Class, limit: usize) -> usize {
+        for _ in 0..limit {
+            let (c, len) = self.at(pos);
+            if c & class == 0 {
+                break;
+            }
+            pos += len;
+        }
+        pos
+    }
+}
+
+/// Decodes the multi-byte character at `pos` of valid UTF-8.
+#[inline]
+fn decode(bytes: &[u8], pos: usize) -> (u32, usize) {
+    let b = |i: usize| u32::from(bytes.get(pos + i).copied().unwrap_or(0));
+    let lead = b(0);
+    match lead {
+        0..0xE0 => ((lead & 0x1F) << 6 | (b(1) & 0x3F), 2),
+        0xE0..0xF0 => ((lead & 0x0F) << 12 | (b(1) & 0x3F) << 6 | (b(2) & 0x3F), 3),
+        _ => (((lead & 0x07) << 18 | (b(1) & 0x3F) << 12 | (b(2) & 0x3F) << 6 | (b(3) & 0x3F)) & 0x1F_FFFF, 4),
+    }
+}
+
+/// Han ideographs as llama.cpp's splitter for Kimi K2 knows them: whole blocks, without radicals and iteration marks.
+pub(crate) fn is_han(c: u32) -> bool {
+    matches!(c, 0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2EBEF
+        | 0x2F800..=0x2FA1F)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_point_has_the_class_of_the_regex_crate() {
+        let expect = |pattern: &str, class: Class| {
+            let regex = fancy_regex::Regex::new(&format!("^{pattern}$")).unwrap();
+            let mut text = [0; 4];
+            for c in '\0'..=char::MAX {
+                let is = regex.is_match(c.encode_utf8(&mut text)).unwrap();
+                assert_eq!(table().class(u32::from(c)) & class != 0, is, "{pattern} U+{:04X}", u32::from(c));
+                assert_eq!(Scan::new(c.encode_utf8(&mut text)).at(0), (table().class(u32::from(c)), c.len_utf8()));
+            }
+        };
+        for (pattern, class) in
+            [("\\p{Lu}", LU), ("\\p{Ll}", LL), ("\\p{Lt}", LT), ("\\p{Lm}", LM), ("\\p{Lo}", LO), ("\\p{M}", M)]
+        {
+            expect(pattern, class);
+        }
+        for (pattern, class) in
+            [("\\p{N}", N), ("\\p{P}", P), ("\\p{S}", S), ("\\s", WS), ("[\\p{Cc}\\p{Cf}\\p{Co}&&\\S]", C), ("\\p{Cn}", CN)]
+        {
+            expect(pattern, class);
+        }
+    }
+}
