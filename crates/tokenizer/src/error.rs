@@ -15,6 +15,9 @@ pub enum TokenizerError {
         /// Value of `tokenizer.ggml.model`.
         model: String,
     },
+    /// There are no tokens.
+    #[error("`tokenizer.ggml.tokens` is missing or empty")]
+    NoTokens,
     /// A kind of tokenizer that this version does not have.
     #[error("unknown tokenizer: '{model}' (`tokenizer.ggml.model`); known are {}", known.join(", "))]
     UnknownModel {
@@ -79,8 +82,9 @@ impl TokenizerError {
             TokenizerError::UnknownPreTokenizer { .. } => "tokenizer_unknown_pre",
             TokenizerError::NoMerges { .. } => "gguf_vocab_no_merges",
             TokenizerError::DuplicateToken { .. } => "gguf_vocab_duplicate_token",
-            TokenizerError::Length { .. } => "gguf_vocab_length",
-            TokenizerError::TooLarge { .. } => "gguf_vocab_too_large",
+            TokenizerError::NoTokens | TokenizerError::Length { .. } | TokenizerError::TooLarge { .. } => {
+                "gguf_vocab_inconsistent"
+            }
         }
     }
 }

@@ -174,7 +174,8 @@ impl PairMap {
     #[inline]
     fn slot(&self, left: u32, right: u32) -> usize {
         let key = u64::from(left) << 32 | u64::from(right);
-        fold(key ^ self.seed, 0x9E37_79B9_7F4A_7C15 ^ self.seed.rotate_left(32)) as usize & (self.slots.len() - 1)
+        fold(key ^ self.seed, 0x9E37_79B9_7F4A_7C15 ^ self.seed.rotate_left(32)) as usize
+            & (self.slots.len() - 1)
     }
 
     /// Adds a merge, unless the pair has one: the first one listed counts.

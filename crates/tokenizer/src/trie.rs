@@ -20,7 +20,8 @@ impl Trie {
     pub(crate) fn new(mut keys: Vec<(&[u8], u32)>) -> Self {
         keys.retain(|(key, _)| !key.is_empty());
         keys.sort_by_key(|&(key, _)| key);
-        let mut trie = Trie { bytes: vec![0], children: vec![], values: vec![NONE], first: Box::new([0; 256]) };
+        let mut trie =
+            Trie { bytes: vec![0], children: vec![], values: vec![NONE], first: Box::new([0; 256]) };
         // The keys below each node of a level, in the order of the nodes.
         let mut level = vec![(0, keys.len())];
         let mut depth = 0;

@@ -101,6 +101,8 @@ pub(crate) struct PreTokenizer {
     pub(crate) escape_spaces: bool,
     /// There is no default BOS token.
     pub(crate) no_bos: bool,
+    /// BOS is added whatever the file says, and a word of line ends that is a token needs no merges.
+    pub(crate) gemma4: bool,
 }
 
 const fn pre(names: &'static [&'static str], set: &'static Set) -> PreTokenizer {
@@ -114,6 +116,7 @@ const fn pre(names: &'static [&'static str], set: &'static Set) -> PreTokenizer 
         byte_encode: true,
         escape_spaces: false,
         no_bos: false,
+        gemma4: false,
     }
 }
 
@@ -147,10 +150,8 @@ static DEEPSEEK_LLM: Set = Set::new(
     ],
 );
 static DEEPSEEK3: Set = Set::new(4, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::v3_words]);
-static SPARK: Set = Set::new(
-    5,
-    &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::spark_words, runs::each_number],
-);
+static SPARK: Set =
+    Set::new(5, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::spark_words, runs::each_number]);
 static YOUTU: Set = Set {
     original: &[deepseek::youtu_scripts, cased::youtu_original],
     ..Set::new(6, &[deepseek::youtu_scripts, cased::youtu])
@@ -214,7 +215,14 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
         add_bos: true,
         ..pre(
             &[
-                "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+                "llama3",
+                "llama-v3",
+                "llama-bpe",
+                "falcon3",
+                "falcon-h1",
+                "pixtral",
+                "midm-2.0",
+                "lfm2",
                 "jina-v5-nano",
             ],
             &LLAMA3,
@@ -230,8 +238,20 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     raw(&["command-r", "smollm"], &STARCODER),
     pre(
         &[
-            "mpt", "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0",
-            "mellum", "modern-bert", "olmo", "jais", "exaone4",
+            "mpt",
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "gigachat",
+            "jina-v2-es",
+            "jina-v2-de",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "olmo",
+            "jais",
+            "exaone4",
         ],
         &GPT2,
     ),
@@ -241,6 +261,7 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer {
         byte_encode: false,
         escape_spaces: true,
+        gemma4: true,
         ..pre(&["gemma4", "granite-embed-multi-311m"], &GEMMA4)
     },
     PreTokenizer { byte_encode: false, escape_spaces: true, ..raw(&["sarvam-moe"], &GEMMA4) },

@@ -218,7 +218,11 @@ fn compare(set: &Set, oracles: &[Oracle], original: bool, text: &str) {
 }
 
 fn check(number: u8, expressions: &[&str], original: bool, texts: usize) {
-    let set = PRE_TOKENIZERS.iter().map(|row| row.set).find(|set| set.number == number).expect("a set of that number");
+    let set = PRE_TOKENIZERS
+        .iter()
+        .map(|row| row.set)
+        .find(|set| set.number == number)
+        .expect("a set of that number");
     let oracles: Vec<_> = expressions.iter().map(|e| Oracle::new(e, !original)).collect();
     let mut random = Random::new(u64::from(number));
     compare(set, &oracles, original, "");
@@ -253,7 +257,10 @@ fn runs_longer_than_any_limit_are_cut_as_the_expressions_do() {
     let long = |c: &str, count: usize| c.repeat(count);
     let texts: Vec<String> = [" ", "\n", "\u{3000}", "7", "a", "A", "é", "中", ".", "\u{301}", "\u{378}"]
         .iter()
-        .flat_map(|c| [3, 511, 512, 513, 1030].map(|n| [long(c, n), format!("x{}y", long(c, n)), format!(" {}\t!", long(c, n))]))
+        .flat_map(|c| {
+            [3, 511, 512, 513, 1030]
+                .map(|n| [long(c, n), format!("x{}y", long(c, n)), format!(" {}\t!", long(c, n))])
+        })
         .flatten()
         .collect();
     for (number, expressions) in EXPRESSIONS {

@@ -15,8 +15,12 @@ pub(crate) const LL: Class = 1 << 1;
 pub(crate) const LT: Class = 1 << 2;
 pub(crate) const LM: Class = 1 << 3;
 pub(crate) const LO: Class = 1 << 4;
+/// `\p{Mn}`: marks that take no room.
+pub(crate) const MN: Class = 1 << 5;
+/// The other marks.
+const MC: Class = 1 << 12;
 /// `\p{M}`: marks.
-pub(crate) const M: Class = 1 << 5;
+pub(crate) const M: Class = MN | MC;
 /// `\p{N}`: numbers.
 pub(crate) const N: Class = 1 << 6;
 /// `\p{P}`: punctuation.
@@ -32,11 +36,11 @@ pub(crate) const CN: Class = 1 << 11;
 /// `\p{L}`: letters.
 pub(crate) const L: Class = LU | LL | LT | LM | LO;
 /// Every character.
-pub(crate) const ANY: Class = (1 << 12) - 1;
+pub(crate) const ANY: Class = (1 << 13) - 1;
 
-/// The groups of the ranges in `data.rs`, by number: Cn, Cc, Cf, Co, Cs, Lu, Ll, Lt, Lm, Lo, M, N, P, S, Z.
+/// The groups of the ranges in `data.rs`, by number: Cn, Cc, Cf, Co, Cs, Lu, Ll, Lt, Lm, Lo, Mn, Mc and Me, N, P, S, Z.
 /// All of Z is white space; of Cc some is, which [`Table::build`] corrects.
-const GROUPS: [Class; 15] = [CN, C, C, C, C, LU, LL, LT, LM, LO, M, N, P, S, WS];
+const GROUPS: [Class; 16] = [CN, C, C, C, C, LU, LL, LT, LM, LO, MN, MC, N, P, S, WS];
 
 const BLOCK: usize = 256;
 const CODE_POINTS: usize = 0x11_0000;
@@ -194,7 +198,9 @@ fn decode(bytes: &[u8], pos: usize) -> (u32, usize) {
     match lead {
         0..0xE0 => ((lead & 0x1F) << 6 | (b(1) & 0x3F), 2),
         0xE0..0xF0 => ((lead & 0x0F) << 12 | (b(1) & 0x3F) << 6 | (b(2) & 0x3F), 3),
-        _ => (((lead & 0x07) << 18 | (b(1) & 0x3F) << 12 | (b(2) & 0x3F) << 6 | (b(3) & 0x3F)) & 0x1F_FFFF, 4),
+        _ => {
+            (((lead & 0x07) << 18 | (b(1) & 0x3F) << 12 | (b(2) & 0x3F) << 6 | (b(3) & 0x3F)) & 0x1F_FFFF, 4)
+        }
     }
 }
 
@@ -216,17 +222,31 @@ mod tests {
             for c in '\0'..=char::MAX {
                 let is = regex.is_match(c.encode_utf8(&mut text)).unwrap();
                 assert_eq!(table().class(u32::from(c)) & class != 0, is, "{pattern} U+{:04X}", u32::from(c));
-                assert_eq!(Scan::new(c.encode_utf8(&mut text)).at(0), (table().class(u32::from(c)), c.len_utf8()));
+                assert_eq!(
+                    Scan::new(c.encode_utf8(&mut text)).at(0),
+                    (table().class(u32::from(c)), c.len_utf8())
+                );
             }
         };
-        for (pattern, class) in
-            [("\\p{Lu}", LU), ("\\p{Ll}", LL), ("\\p{Lt}", LT), ("\\p{Lm}", LM), ("\\p{Lo}", LO), ("\\p{M}", M)]
-        {
+        for (pattern, class) in [
+            ("\\p{Lu}", LU),
+            ("\\p{Ll}", LL),
+            ("\\p{Lt}", LT),
+            ("\\p{Lm}", LM),
+            ("\\p{Lo}", LO),
+            ("\\p{Mn}", MN),
+        ] {
             expect(pattern, class);
         }
-        for (pattern, class) in
-            [("\\p{N}", N), ("\\p{P}", P), ("\\p{S}", S), ("\\s", WS), ("[\\p{Cc}\\p{Cf}\\p{Co}&&\\S]", C), ("\\p{Cn}", CN)]
-        {
+        for (pattern, class) in [
+            ("\\p{M}", M),
+            ("\\p{N}", N),
+            ("\\p{P}", P),
+            ("\\p{S}", S),
+            ("\\s", WS),
+            ("[\\p{Cc}\\p{Cf}\\p{Co}&&\\S]", C),
+            ("\\p{Cn}", CN),
+        ] {
             expect(pattern, class);
         }
     }

@@ -1,0 +1,98 @@
+//! Special tokens in the text: cut out before anything else is done.
+//!
+//! The order is llama.cpp's: the longest token first over the whole text, wherever it stands; of equally long ones the
+//! lower id; then from the left. There, each special token is searched for in all of the text; here, one walk finds for
+//! each position the longest that begins there, and a queue hands them out in that order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use crate::trie::Trie;
+use crate::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+
+/// A part of the text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A special token.
+    Token(u32),
+    /// Text between special tokens, never empty.
+    Text(Range<usize>),
+}
+
+/// The special tokens of a vocabulary.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    trie: Trie,
+}
+
+impl Partition {
+    pub(crate) fn new(vocab: &Vocab) -> Self {
+        let special = (0..vocab.len() as u32).filter(|&id| vocab.is(id, CONTROL | USER_DEFINED | UNKNOWN));
+        Partition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
+    }
+
+    /// Cuts the text. Without `parse_special` only user-defined tokens are cut out.
+    pub(crate) fn cut(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Part> {
+        let bytes = text.as_bytes();
+        // Some files give a token more kinds than one: what hides it as control or unknown wins.
+        let wanted = |id: u32| parse_special || !vocab.is(id, CONTROL | UNKNOWN);
+        let longest = |at: usize, below: usize| {
+            let fitting = |&(length, id): &(usize, u32)| length < below && wanted(id);
+            self.trie.prefixes(&bytes[at..]).filter(fitting).last()
+        };
+        let mut queue: BinaryHeap<_> = (0..bytes.len())
+            .filter(|&at| self.trie.begins(bytes[at]))
+            .filter_map(|at| longest(at, usize::MAX).map(|(length, id)| (length, Reverse(id), Reverse(at))))
+            .collect();
+        if queue.is_empty() {
+            return if text.is_empty() { vec![] } else { vec![Part::Text(0..text.len())] };
+        }
+
+        let mut taken = vec![false; bytes.len()];
+        let mut found = Vec::new();
+        while let Some((length, Reverse(id), Reverse(at))) = queue.pop() {
+            if taken[at] {
+                continue;
+            }
+            // What was taken before is no shorter: it cannot lie between the two ends.
+            if taken[at + length - 1] {
+                queue.extend(longest(at, length).map(|(length, id)| (length, Reverse(id), Reverse(at))));
+                continue;
+            }
+            let range = strip(bytes, &taken, vocab.kind(id), at..at + length);
+            taken[range.clone()].fill(true);
+            found.push((range, id));
+        }
+        parts(found, text.len())
+    }
+}
+
+/// The range with the free white space beside it that the token takes.
+fn strip(bytes: &[u8], taken: &[bool], kind: u8, mut range: Range<usize>) -> Range<usize> {
+    let free_space = |at: usize| matches!(bytes[at], b' ' | b'\t'..=b'\r') && !taken[at];
+    while kind & LSTRIP != 0 && range.start > 0 && free_space(range.start - 1) {
+        range.start -= 1;
+    }
+    while kind & RSTRIP != 0 && range.end < bytes.len() && free_space(range.end) {
+        range.end += 1;
+    }
+    range
+}
+
+fn parts(mut found: Vec<(Range<usize>, u32)>, length: usize) -> Vec<Part> {
+    found.sort_unstable_by_key(|(range, _)| range.start);
+    let mut parts = Vec::with_capacity(found.len() * 2 + 1);
+    let mut end = 0;
+    for (range, id) in found {
+        if range.start > end {
+            parts.push(Part::Text(end..range.start));
+        }
+        parts.push(Part::Token(id));
+        end = range.end;
+    }
+    if end < length {
+        parts.push(Part::Text(end..length));
+    }
+    parts
+}

@@ -1,0 +1,143 @@
+//! SentencePiece: characters merge to the token of the highest score, bytes stand in for what has no token.
+
+use crate::hash::Merge;
+use crate::merge::{Merger, Symbol, WordCache};
+use crate::vocab::Vocab;
+
+/// A character that is no token.
+const NO_TOKEN: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Spm {
+    /// Ranks of tokens: the lower, the higher the score.
+    ranks: Vec<u32>,
+    /// Tokens of the 256 bytes.
+    bytes: Vec<Option<u32>>,
+    neighbours: Neighbours,
+    pub(crate) space_prefix: bool,
+    pub(crate) escape_spaces: bool,
+    unk: Option<u32>,
+}
+
+impl Spm {
+    pub(crate) fn new(vocab: &Vocab, space_prefix: bool, unk: Option<u32>) -> Self {
+        Spm {
+            ranks: (0..vocab.len() as u32).map(|id| rank(vocab.score(id))).collect(),
+            bytes: (0..=255).map(|byte| vocab.byte(byte)).collect(),
+            neighbours: Neighbours::new(vocab),
+            space_prefix,
+            escape_spaces: true,
+            unk,
+        }
+    }
+
+    /// Appends the tokens of a text without special tokens.
+    pub(crate) fn encode(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
+        let mut escaped = String::with_capacity(text.len() + text.len() / 4 + 3);
+        escaped.push_str(if self.space_prefix { " " } else { "" });
+        escaped.push_str(text);
+        let text = if self.escape_spaces { escaped.replace(' ', "▁") } else { escaped };
+
+        let mut cache = WordCache::new(text.len());
+        let mut merger = Merger::default();
+        let mut start = 0;
+        while start < text.len() {
+            let end = start + self.neighbours.first_island(&text[start..]);
+            let word = &text[start..end];
+            cache.append(word, ids, |ids| self.encode_island(vocab, word, ids, &mut merger));
+            start = end;
+        }
+    }
+
+    fn encode_island(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
+        let bytes = text.as_bytes();
+        merger.symbols.clear();
+        merger.symbols.extend(text.char_indices().map(|(at, c)| {
+            let end = at + c.len_utf8();
+            Symbol { id: vocab.id(&bytes[at..end]).unwrap_or(NO_TOKEN), start: at as u32, end: end as u32 }
+        }));
+        merger.run(|left, right| {
+            let (start, end) = (left.start as usize, right.end as usize);
+            if end - start > vocab.longest {
+                return None;
+            }
+            let merged = vocab.id(&bytes[start..end])?;
+            Some(Merge { rank: self.ranks[merged as usize], merged })
+        });
+        for symbol in &merger.symbols {
+            if symbol.id != NO_TOKEN {
+                ids.push(symbol.id);
+                continue;
+            }
+            let spelt = &bytes[symbol.start as usize..symbol.end as usize];
+            ids.extend(spelt.iter().filter_map(|&byte| self.bytes[usize::from(byte)].or(self.unk)));
+        }
+    }
+}
+
+/// Maps scores to integers in the opposite order; what is no number comes last.
+fn rank(score: f32) -> u32 {
+    let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
+    let bits = score.to_bits();
+    if bits >> 31 == 1 { bits } else { !(bits | 1 << 31) }
+}
+
+/// Pairs of characters that stand side by side in some token. Where two characters never do, no merge can join them, and
+/// the text falls apart in islands (words, for most vocabularies) that are tokenized each on its own.
+#[derive(Debug)]
+struct Neighbours {
+    /// A bit for each hash of a pair: one that is set by chance joins two islands and does no harm.
+    bits: Vec<u64>,
+}
+
+impl Neighbours {
+    fn new(vocab: &Vocab) -> Self {
+        // Some 32 bits a token: vocabularies have about six pairs a token, many of them the same.
+        let mut neighbours =
+            Neighbours { bits: vec![0; (vocab.len() / 2).next_power_of_two().clamp(64, 1 << 18)] };
+        for text in vocab.texts.iter().filter_map(|text| std::str::from_utf8(text).ok()) {
+            let mut before = None;
+            for c in text.chars() {
+                if let Some(before) = before {
+                    let (word, bit) = neighbours.at(before, c);
+                    neighbours.bits[word] |= bit;
+                }
+                before = Some(c);
+            }
+        }
+        neighbours
+    }
+
+    #[inline]
+    fn at(&self, left: char, right: char) -> (usize, u64) {
+        let pair = u64::from(left) << 21 | u64::from(right);
+        let hash = pair.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        ((hash >> 40) as usize & (self.bits.len() - 1), 1 << (hash >> 34 & 63))
+    }
+
+    /// The length of the first island of a text that is not empty.
+    fn first_island(&self, text: &str) -> usize {
+        let mut characters = text.char_indices();
+        let Some((_, mut before)) = characters.next() else { return 0 };
+        for (at, c) in characters {
+            let (word, bit) = self.at(before, c);
+            if self.bits[word] & bit == 0 {
+                return at;
+            }
+            before = c;
+        }
+        text.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_order_as_scores_do_backwards() {
+        let scores = [f32::INFINITY, 3.5, 1e-30, 0.0, -1e-30, -2.0, -1e30, f32::NEG_INFINITY];
+        assert!(scores.windows(2).all(|pair| rank(pair[0]) < rank(pair[1])));
+        assert_eq!((rank(-0.0), rank(f32::NAN)), (rank(0.0), rank(f32::NEG_INFINITY)));
+    }
+}

