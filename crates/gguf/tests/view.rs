@@ -152,7 +152,7 @@ fn llama_3_gets_what_its_tokenizer_keys_lack() {
         assert_eq!((m.u32(EOS), m.u32("tokenizer.ggml.eot_token_id")), (Ok(128_009), Ok(128_009)));
         assert_eq!(m.i32s("tokenizer.ggml.eos_token_ids"), Ok(Some(vec![128_009])));
     };
-    complete(llama3(&[turn, header], &[end.clone()]).metadata());
+    complete(llama3(&[turn, header], std::slice::from_ref(&end)).metadata());
     complete(llama3(&[turn, header], &[(PRE, "default".into())]).metadata());
     complete(llama3(&[turn], &[(PRE, "llama-bpe".into()), end.clone(), template.clone()]).metadata());
     let own = llama3(&[turn, header], &[end.clone(), ("tokenizer.ggml.eot_token_id", Value::U32(128_008))]);
