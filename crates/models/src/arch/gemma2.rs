@@ -44,7 +44,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let softcap = keys.opt_f32("attn_logit_softcapping")?.unwrap_or(50.0);
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let mut layers = Vec::with_capacity(hp.n_layer);
-    for i in 0..hp.n_layer {
+    for (i, &slides) in sliding.iter().enumerate() {
         let b = format!("blk.{i}");
         let (heads, kv_heads) = (hp.heads[i], hp.kv_heads[i]);
         let widths = [heads * hp.key_dim, kv_heads * hp.key_dim, kv_heads * hp.value_dim];
@@ -60,7 +60,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 value_dim: hp.value_dim,
                 scale: 1.0 / (per_head as f32).sqrt(),
                 softcap: Some(softcap).filter(|&c| c > 0.0),
-                mask: if sliding[i] { Mask::Window(window as u32) } else { Mask::Causal },
+                mask: if slides { Mask::Window(window as u32) } else { Mask::Causal },
                 sinks: None,
             },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,

@@ -50,12 +50,12 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let sliding = keys.sliding(hp.n_layer, 6)?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let mut layers = Vec::with_capacity(hp.n_layer);
-    for i in 0..hp.n_layer {
+    for (i, &slides) in sliding.iter().enumerate() {
         let b = format!("blk.{i}");
         let (heads, kv_heads) = (hp.heads[i], hp.kv_heads[i]);
         let widths = [heads * hp.key_dim, kv_heads * hp.key_dim, kv_heads * hp.value_dim];
         let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / heads } else { hp.key_dim };
-        let local = window.filter(|_| sliding[i]);
+        let local = window.filter(|_| slides);
         let ff = hp.ff.get(i).copied().unwrap_or(0);
         layers.push(Layer {
             attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,

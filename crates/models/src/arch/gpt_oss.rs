@@ -45,7 +45,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     };
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let mut layers = Vec::with_capacity(hp.n_layer);
-    for i in 0..hp.n_layer {
+    for (i, &slides) in sliding.iter().enumerate() {
         let b = format!("blk.{i}");
         let (heads, kv_heads) = (hp.heads[i], hp.kv_heads[i]);
         let widths = [heads * hp.key_dim, kv_heads * hp.key_dim, kv_heads * hp.value_dim];
@@ -59,7 +59,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 value_dim: hp.value_dim,
                 scale: 1.0 / (hp.key_dim as f32).sqrt(),
                 softcap: None,
-                mask: if sliding[i] { Mask::Window(window as u32) } else { Mask::Causal },
+                mask: if slides { Mask::Window(window as u32) } else { Mask::Causal },
                 sinks: Some(w.tensor(&format!("{b}.attn_sinks.weight"), &[heads])?),
             },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
