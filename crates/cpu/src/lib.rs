@@ -1,3 +1,17 @@
 //! The CPU backend: thread pool, kernels by level, attention, panels.
+//!
+//! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that the pool's threads claim
+//! one by one, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
 
+mod backend;
+mod cache;
+mod compile;
 pub mod kernels;
+mod memory;
+mod ops;
+mod pool;
+mod step;
+mod topology;
+
+pub use backend::{Config, CpuBackend};
+pub use topology::default_threads;

@@ -1,0 +1,207 @@
+//! The CPU as a backend: adopts mapped weights as they are, compiles plans, runs steps on the pool.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use puna_graph::{
+    Backend, BackendError, CacheSpec, Description, OpTime, Place, Plan, ProgramId, Rope, StepInput, Weight,
+};
+
+use crate::cache::Cache;
+use crate::compile::{Program, compile};
+use crate::kernels::{self, KernelError, Level};
+use crate::memory::Arena;
+use crate::pool::Pool;
+use crate::step::{Counter, Local, Q8Buffer, Step, run};
+use crate::topology;
+
+/// How the CPU is to be used.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    /// Threads; `None` takes one a physical core that this process may use.
+    pub threads: Option<usize>,
+    /// Kernel level by name; `None` takes the best.
+    pub kernels: Option<String>,
+}
+
+/// The CPU backend.
+pub struct CpuBackend {
+    level: &'static Level,
+    pool: Pool,
+    locals: Vec<Mutex<Local>>,
+    weights: Vec<Weight>,
+    ropes: Vec<Rope>,
+    cache: Option<Cache>,
+    programs: Vec<Program>,
+    counters: Vec<Counter>,
+    arena: Arena,
+    q8: Vec<(usize, Q8Buffer)>,
+    /// Where the last result lies, and its size.
+    result: (Option<Place>, usize),
+    gathered: Vec<f32>,
+    measuring: bool,
+    measured: Vec<OpTime>,
+}
+
+impl CpuBackend {
+    /// A backend with its threads.
+    ///
+    /// # Errors
+    /// If the kernel level is unknown or not to be had on this machine.
+    pub fn new(config: &Config) -> Result<Self, KernelError> {
+        let level = match &config.kernels {
+            Some(name) => kernels::level(name)?,
+            None => kernels::best(),
+        };
+        let threads = config.threads.filter(|&n| n > 0).unwrap_or_else(topology::default_threads);
+        Ok(Self {
+            level,
+            locals: (0..threads).map(|_| Mutex::default()).collect(),
+            pool: Pool::new(threads),
+            weights: Vec::new(),
+            ropes: Vec::new(),
+            cache: None,
+            programs: Vec::new(),
+            counters: Vec::new(),
+            arena: Arena::new(0),
+            q8: Vec::new(),
+            result: (None, 0),
+            gathered: Vec::new(),
+            measuring: false,
+            measured: Vec::new(),
+        })
+    }
+
+    fn note(&mut self, op: &'static str, seconds: f64, (bytes, macs): (u64, u64)) {
+        let at = self.measured.iter().position(|t| t.op == op).unwrap_or_else(|| {
+            self.measured.push(OpTime { op, seconds: 0.0, bytes: 0, macs: 0 });
+            self.measured.len() - 1
+        });
+        let total = &mut self.measured[at];
+        total.seconds += seconds;
+        total.bytes += bytes;
+        total.macs += macs;
+    }
+}
+
+impl Backend for CpuBackend {
+    fn describe(&self) -> Description {
+        Description {
+            name: "cpu".into(),
+            device: topology::cpu_name(),
+            kernels: self.level.name.into(),
+            threads: self.pool.threads(),
+        }
+    }
+
+    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
+        for w in &weights {
+            let rows = w.shape.get(1..).unwrap_or_default().iter().product::<usize>();
+            let bytes = w.ty.row_bytes(w.shape[0]).and_then(|row| row.checked_mul(rows));
+            let found = w.data.bytes().len();
+            if bytes != Some(found) {
+                let (name, expected) = (w.name.clone(), bytes.unwrap_or(0));
+                return Err(BackendError::WeightSize { name, found, expected });
+            }
+        }
+        (self.weights, self.ropes) = (weights, ropes);
+        self.programs.clear();
+        Ok(())
+    }
+
+    fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError> {
+        self.cache = None;
+        self.cache = Some(Cache::new(spec)?);
+        Ok(())
+    }
+
+    fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
+        let program = compile(&plan, &self.weights, &self.ropes, self.level)?;
+        self.arena.grow(program.arena);
+        while self.q8.len() < program.q8.len() {
+            self.q8.push((0, Q8Buffer::new(0)));
+        }
+        for ((values, buffer), &wanted) in self.q8.iter_mut().zip(&program.q8) {
+            if *values < wanted {
+                (*values, *buffer) = (wanted, Q8Buffer::new(wanted));
+            }
+        }
+        self.counters.resize_with(self.counters.len().max(program.instructions.len()), Counter::default);
+        self.programs.push(program);
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    fn run(&mut self, program: ProgramId, input: &StepInput) {
+        let mut programs = std::mem::take(&mut self.programs);
+        let program = &mut programs[program.0];
+        let q8 = std::mem::take(&mut self.q8);
+        let buffers: Vec<Q8Buffer> = q8.into_iter().map(|(_, b)| b).collect();
+        self.counters.iter_mut().for_each(Counter::reset);
+        let step = Step {
+            level: self.level,
+            threads: self.pool.threads(),
+            weights: &self.weights,
+            ropes: &self.ropes,
+            input,
+            arena: &self.arena,
+            q8: &buffers,
+            cache: self.cache.as_ref(),
+        };
+        program.instructions.iter_mut().for_each(|i| i.prepare(&step));
+        self.result = (Some(program.result), step.rows(program.result.rows));
+        let mut times = Vec::new();
+        if self.measuring {
+            // One instruction a job: the barrier's cost is counted with it.
+            for i in 0..program.instructions.len() {
+                let (one, counters) = (&program.instructions[i..=i], &self.counters[i..=i]);
+                let start = Instant::now();
+                let locals = &self.locals;
+                self.pool.run(&|w| run(one, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+                times.push((one[0].name(), start.elapsed().as_secs_f64(), one[0].work(&step)));
+            }
+        } else {
+            let (all, counters, locals) = (&program.instructions[..], &self.counters, &self.locals);
+            self.pool.run(&|w| run(all, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+        }
+        times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
+        self.q8 = buffers.into_iter().map(|b| (b.codes.len(), b)).collect();
+        self.programs = programs;
+        self.gather_result();
+    }
+
+    fn result(&self) -> &[f32] {
+        &self.gathered
+    }
+
+    fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
+        if let Some(cache) = &mut self.cache {
+            cache.copy_page(from, to, tokens);
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let q8 = self.q8.iter().map(|(values, _)| values * 5 / 4).sum::<usize>();
+        let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
+        self.arena.len() * 4 + q8 + own + self.gathered.capacity() * 4
+    }
+
+    fn measure(&mut self, on: bool) {
+        self.measuring = on;
+        self.measured.clear();
+    }
+
+    fn measured(&self) -> Vec<OpTime> {
+        self.measured.clone()
+    }
+}
+
+impl CpuBackend {
+    fn gather_result(&mut self) {
+        let (Some(place), rows) = self.result else { return };
+        let arena = self.arena.get_mut();
+        self.gathered.clear();
+        for row in 0..rows {
+            self.gathered.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! From a plan to a program: chooses kernels, rounds each input once for all products that read it, joins products with
+//! the same input.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use puna_graph::{BackendError, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId};
+
+use crate::kernels::{ActKind, Level, LinearKernel};
+use crate::memory::Shared;
+use crate::ops::attention::{Attend, StoreKv, Work};
+use crate::ops::elementwise::{Add, GluRows, Map, Unary};
+use crate::ops::embed::{Embed, GatherOutputs};
+use crate::ops::linear::{LinearGroup, Matrix};
+use crate::ops::moe::{Combine, Down, ExpertMatrix, Gather, GateUp, Mixture, Route, State, Unit};
+use crate::ops::norm::{NormKind, NormRows, Quantize};
+use crate::ops::rope::{Angles, RopeRows, RopeTable};
+use crate::step::{Instruction, Q8Buffer};
+
+/// A compiled plan.
+pub struct Program {
+    pub instructions: Vec<Box<dyn Instruction>>,
+    /// Floats that the arena must have.
+    pub arena: usize,
+    /// Values that each rounding buffer must have room for.
+    pub q8: Vec<usize>,
+    pub result: Place,
+    /// Bytes of the program's own buffers.
+    pub own_bytes: usize,
+}
+
+/// Compiles `plan` for `level`.
+pub fn compile(
+    plan: &Plan,
+    weights: &[Weight],
+    ropes: &[Rope],
+    level: &'static Level,
+) -> Result<Program, BackendError> {
+    let mut c = Compiler {
+        plan,
+        weights,
+        level,
+        ropes,
+        out: Vec::new(),
+        angles: HashMap::new(),
+        rounded: HashMap::new(),
+        q8: Vec::new(),
+        own_bytes: 0,
+    };
+    let nodes = plan.graph.nodes();
+    let mut at = 0;
+    while at < nodes.len() {
+        at += c.node(&nodes[at..], at)?;
+    }
+    let result = plan.graph.result().expect("a planned graph has a result");
+    Ok(Program {
+        instructions: c.out,
+        arena: plan.arena,
+        q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
+        result: plan.place(result),
+        own_bytes: c.own_bytes,
+    })
+}
+
+/// A rounding buffer while the program is made.
+struct Buffer {
+    values: usize,
+    /// The node that reads it last.
+    last: usize,
+}
+
+struct Compiler<'a> {
+    plan: &'a Plan,
+    weights: &'a [Weight],
+    ropes: &'a [Rope],
+    level: &'static Level,
+    out: Vec<Box<dyn Instruction>>,
+    angles: HashMap<u32, Angles>,
+    /// Values that are rounded already, and where.
+    rounded: HashMap<ValueId, usize>,
+    q8: Vec<Buffer>,
+    own_bytes: usize,
+}
+
+impl Compiler<'_> {
+    fn place(&self, id: ValueId) -> Place {
+        self.plan.place(id)
+    }
+
+    fn push(&mut self, instruction: impl Instruction + 'static) {
+        self.out.push(Box::new(instruction));
+    }
+
+    /// Compiles the first of `nodes` (number `at` of the graph), perhaps with some that follow; returns how many.
+    fn node(&mut self, nodes: &[Node], at: usize) -> Result<usize, BackendError> {
+        let Node { op, out, .. } = &nodes[0];
+        let out = self.place(*out);
+        match *op {
+            Op::Embed { table, index } => self.embed(table, index, out)?,
+            Op::Linear { x, .. } => return self.linears(nodes, x, at),
+            Op::RmsNorm { x, w, eps, .. } => {
+                let (w, x) = (self.floats(Some(w))?, self.place(x));
+                self.push(NormRows { x, out, w, b: Vec::new(), eps, kind: NormKind::Rms });
+            }
+            Op::LayerNorm { x, w, b, eps } => {
+                let (w, b, x) = (self.floats(Some(w))?, self.floats(b)?, self.place(x));
+                self.push(NormRows { x, out, w, b, eps, kind: NormKind::Layer });
+            }
+            Op::Rope { x, head_dim, rope } => {
+                let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
+                let (kind, pairs) = (table.kind, table.frequencies.len());
+                let angles = self.angles(rope.0, pairs);
+                self.push(RopeRows { x, out, head_dim, kind, pairs, angles });
+            }
+            Op::Attention { q, k, v, layer, spec } => {
+                let [q, k, v] = [q, k, v].map(|id| self.place(id));
+                if spec.mask != Mask::Full {
+                    self.push(StoreKv { k, v, layer, spec });
+                }
+                let sinks = self.floats(spec.sinks)?;
+                let (work, partials) = (Work::default(), Shared::new(0));
+                self.push(Attend { q, k, v, out, layer, spec, sinks, work, partials });
+            }
+            Op::Glu { kind, gate, up } => {
+                let (gate, up) = (self.place(gate), self.place(up));
+                self.push(GluRows { kind, gate, up, out });
+            }
+            Op::Activate { kind, x } => self.map(Unary::Activate(kind), x, out),
+            Op::Scale { x, by } => self.map(Unary::Scale(by), x, out),
+            Op::Softcap { x, cap } => self.map(Unary::Softcap(cap), x, out),
+            Op::Add { a, b } => {
+                let (a, b) = (self.place(a), self.place(b));
+                self.push(Add { a, b, out });
+            }
+            Op::GatherOutputs { x } => {
+                let x = self.place(x);
+                self.push(GatherOutputs { x, out });
+            }
+            Op::Moe { .. } => self.moe(op, out, at)?,
+        }
+        Ok(1)
+    }
+
+    fn map(&mut self, f: Unary, x: ValueId, out: Place) {
+        let x = self.place(x);
+        self.push(Map { f, x, out });
+    }
+
+    fn embed(&mut self, table: WeightId, index: puna_graph::Index, out: Place) -> Result<(), BackendError> {
+        let weight = &self.weights[table.index()];
+        let dequantize = puna_quant::dequantizer(weight.ty).ok_or_else(|| unsupported(weight))?;
+        let (k, entries) = (weight.shape[0], weight.shape.get(1).copied().unwrap_or(1));
+        let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
+        self.push(Embed { table: table.index(), index, out, entries, row_bytes, dequantize });
+        Ok(())
+    }
+
+    /// Products that follow each other and read the same value become one instruction.
+    ///
+    /// Nothing else lies between them, so writing all results at the first one's turn overwrites no live value.
+    fn linears(&mut self, nodes: &[Node], input: ValueId, at: usize) -> Result<usize, BackendError> {
+        let reads = |node: &Node| matches!(node.op, Op::Linear { x, .. } if x == input);
+        let count = nodes.iter().take_while(|node| reads(node)).count();
+        let mut groups: [Vec<Matrix>; 2] = Default::default();
+        let x = self.place(input);
+        for node in &nodes[..count] {
+            let Op::Linear { w, scale, bias, .. } = node.op else { continue };
+            let matrix = self.matrix(w, scale, bias, self.place(node.out))?;
+            groups[usize::from(matrix.kernel.acts == ActKind::Q8)].push(matrix);
+        }
+        debug_assert!(x.is_contiguous(), "products read whole values");
+        let [plain, rounded] = groups;
+        if !plain.is_empty() {
+            self.push(LinearGroup { matrices: plain, x, k: x.cols, q8: None });
+        }
+        if !rounded.is_empty() {
+            let q8 = Some(self.round(input, at + count - 1));
+            self.push(LinearGroup { matrices: rounded, x, k: x.cols, q8 });
+        }
+        Ok(count)
+    }
+
+    fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {
+        (self.level.linear)(weight.ty).ok_or_else(|| unsupported(weight))
+    }
+
+    fn matrix(
+        &self,
+        w: WeightId,
+        scale: f32,
+        bias: Option<WeightId>,
+        out: Place,
+    ) -> Result<Matrix, BackendError> {
+        let weight = &self.weights[w.index()];
+        let row_bytes = weight.ty.row_bytes(weight.shape[0]).ok_or_else(|| unsupported(weight))?;
+        let (kernel, n) = (self.kernel(weight)?, weight.shape.get(1).copied().unwrap_or(1));
+        let bias = self.floats(bias)?;
+        Ok(Matrix { w: w.index(), ty: weight.ty, kernel, n, row_bytes, scale, bias, out })
+    }
+
+    /// A small tensor as f32; nothing for `None`.
+    fn floats(&self, id: Option<WeightId>) -> Result<Vec<f32>, BackendError> {
+        let Some(id) = id else { return Ok(Vec::new()) };
+        let weight = &self.weights[id.index()];
+        let mut floats = vec![0.0; weight.shape.iter().product()];
+        let done = puna_quant::dequantize(weight.ty, weight.data.bytes(), &mut floats);
+        done.map_err(|_| unsupported(weight))?;
+        Ok(floats)
+    }
+
+    /// The buffer with `value` rounded to 8 bits, to be read last by node `until`.
+    fn round(&mut self, value: ValueId, until: usize) -> usize {
+        let x = self.place(value);
+        if let Some(&buffer) = self.rounded.get(&value) {
+            self.q8[buffer].last = self.q8[buffer].last.max(until);
+            return buffer;
+        }
+        let nodes = self.plan.graph.nodes();
+        let now = nodes.iter().position(|n| n.op.inputs().any(|v| v == value)).unwrap_or(until);
+        let values = self.plan.capacity.rows(x.rows) * x.cols;
+        let last = nodes.iter().rposition(|n| n.op.inputs().any(|v| v == value)).unwrap_or(until).max(until);
+        let buffer = self.q8.iter().position(|b| b.last < now).unwrap_or_else(|| {
+            self.q8.push(Buffer { values: 0, last: 0 });
+            self.q8.len() - 1
+        });
+        self.rounded.retain(|_, b| *b != buffer);
+        self.q8[buffer] = Buffer { values: self.q8[buffer].values.max(values), last };
+        self.rounded.insert(value, buffer);
+        self.push(Quantize { x, buffer });
+        buffer
+    }
+
+    /// The table of angles of a rotary embedding, filled at its first use.
+    fn angles(&mut self, rope: u32, pairs: usize) -> Angles {
+        if let Some(angles) = self.angles.get(&rope) {
+            return Arc::clone(angles);
+        }
+        let len = self.plan.capacity.rows(Rows::Tokens) * 2 * pairs;
+        self.own_bytes += len * 4;
+        let angles: Angles = Arc::new(Shared::new(len));
+        self.angles.insert(rope, Arc::clone(&angles));
+        self.push(RopeTable { rope: rope as usize, pairs, angles: Arc::clone(&angles) });
+        angles
+    }
+
+    fn moe(&mut self, op: &Op, out: Place, at: usize) -> Result<(), BackendError> {
+        let Op::Moe { x: input, router, spec } = op else { return Ok(()) };
+        let (x, router) = (self.place(*input), self.place(*router));
+        let spec = (**spec).clone();
+        let gate = self.experts(spec.gate, spec.gate_bias)?;
+        let up = self.experts(spec.up, spec.up_bias)?;
+        let down = self.experts(spec.down, spec.down_bias)?;
+        let slots = self.plan.capacity.rows(x.rows) * spec.used;
+        let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
+        let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
+        if gate.kernel.acts != up.kernel.acts {
+            // Both read one gathered input; no published file mixes float and quantized experts here.
+            return Err(unsupported(&self.weights[up.w]));
+        }
+        let state = State {
+            starts: Shared::new(spec.experts + 1),
+            tokens: Shared::new(slots),
+            slots: Shared::new(slots),
+            weights: Shared::new(slots),
+            input: Shared::new(plain(&gate)),
+            input_q8: Q8Buffer::new(rounded(&gate)),
+            gate: Shared::new(slots * spec.hidden),
+            up: Shared::new(slots * spec.hidden),
+            hidden_q8: Q8Buffer::new(rounded(&down)),
+            down: Shared::new(slots * out.cols),
+        };
+        self.own_bytes += slots * (8 * spec.hidden + 4 * out.cols) + plain(&gate) * 4;
+        self.own_bytes += (rounded(&gate) + rounded(&down)) * 5 / 4;
+        let q8 = (gate.kernel.acts == ActKind::Q8).then(|| self.round(*input, at));
+        let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
+        self.push(Route(Arc::clone(&mixture)));
+        self.push(Gather(Arc::clone(&mixture)));
+        self.push(GateUp(Arc::clone(&mixture)));
+        self.push(Unit(Arc::clone(&mixture)));
+        self.push(Down(Arc::clone(&mixture)));
+        self.push(Combine(mixture));
+        Ok(())
+    }
+
+    fn experts(&self, w: WeightId, bias: Option<WeightId>) -> Result<ExpertMatrix, BackendError> {
+        let weight = &self.weights[w.index()];
+        let (k, n) = (weight.shape[0], weight.shape[1]);
+        let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
+        let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
+        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, row_bytes, bias })
+    }
+}
+
+fn unsupported(weight: &Weight) -> BackendError {
+    BackendError::UnsupportedType { name: weight.name.clone(), ty: weight.ty, backend: "cpu" }
+}

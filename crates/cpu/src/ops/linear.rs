@@ -1,0 +1,143 @@
+//! Products with weight matrices: weight rows are dealt out in runs, all activation rows at once.
+
+use puna_graph::Place;
+use puna_quant::TensorType;
+
+use crate::kernels::{Acts, LinearFn, LinearKernel, OutMut, Scratch, WeightRows};
+use crate::step::{Instruction, Local, Step};
+
+/// Bytes of weights that a task reads when weights are streamed: large enough for the prefetcher, small enough that a slow
+/// thread holds nobody up.
+const STREAM_BYTES: usize = 48 << 10;
+
+/// One matrix.
+pub struct Matrix {
+    pub w: usize,
+    pub ty: TensorType,
+    pub kernel: LinearKernel,
+    /// Rows of the matrix: columns of the result.
+    pub n: usize,
+    pub row_bytes: usize,
+    pub scale: f32,
+    pub bias: Vec<f32>,
+    pub out: Place,
+}
+
+impl Matrix {
+    /// Weight rows a task takes with `rows` rows of activations.
+    pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
+        let unit = self.kernel.panel_rows.max(1);
+        let rows = if rows <= 4 {
+            STREAM_BYTES / self.row_bytes.max(1)
+        } else {
+            // Enough tasks that threads finish together, and enough rows that activations are reread rarely.
+            (self.n / (threads * 8)).clamp(unit, 4 * unit)
+        };
+        rows.next_multiple_of(unit).max(unit)
+    }
+
+    /// The kernel for this many rows of activations.
+    pub fn regime(&self, rows: usize) -> LinearFn {
+        match rows {
+            0..=4 => self.kernel.stream,
+            5..=32 => self.kernel.batch,
+            _ => self.kernel.panel,
+        }
+    }
+}
+
+/// Several matrices with the same input.
+pub struct LinearGroup {
+    pub matrices: Vec<Matrix>,
+    pub x: Place,
+    pub k: usize,
+    /// The rounded input, where the kernels want it so.
+    pub q8: Option<usize>,
+}
+
+impl LinearGroup {
+    /// The input in the form that the kernels take.
+    fn acts<'a>(&self, step: &'a Step<'_>) -> Acts<'a> {
+        let rows = step.rows(self.x.rows);
+        match self.q8 {
+            // SAFETY: rounded before a barrier; nobody writes it now.
+            Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(0, rows, self.k) }),
+            None => {
+                // SAFETY: the input was computed before a barrier and the planner keeps results apart from it.
+                let x = unsafe { step.arena.slice(self.x.start, rows * self.k) };
+                Acts::F32 { rows, k: self.k, x }
+            }
+        }
+    }
+}
+
+impl Instruction for LinearGroup {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        let rows = step.rows(self.x.rows);
+        if rows == 0 {
+            return 0;
+        }
+        self.matrices.iter().map(|m| m.n.div_ceil(m.rows_a_task(rows, step.threads))).sum()
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let rows = step.rows(self.x.rows);
+        let mut task = task;
+        for m in &self.matrices {
+            let each = m.rows_a_task(rows, step.threads);
+            let tasks = m.n.div_ceil(each);
+            if task < tasks {
+                let first = task * each;
+                return multiply(m, first, each.min(m.n - first), rows, self.acts(step), step, &mut local.scratch);
+            }
+            task -= tasks;
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        let rows = step.rows(self.x.rows) as u64;
+        let bytes = self.matrices.iter().map(|m| (m.n * m.row_bytes) as u64).sum();
+        let macs = self.matrices.iter().map(|m| (m.n * self.k) as u64 * rows).sum();
+        (bytes, macs)
+    }
+}
+
+/// Weight rows `first .. first + count` times all rows of `acts`.
+fn multiply(
+    m: &Matrix,
+    first: usize,
+    count: usize,
+    rows: usize,
+    acts: Acts<'_>,
+    step: &Step<'_>,
+    scratch: &mut Scratch,
+) {
+    let k = match &acts {
+        Acts::F32 { k, .. } => *k,
+        Acts::Q8(q) => q.k,
+    };
+    let data = &step.weight(m.w)[first * m.row_bytes..][..count * m.row_bytes];
+    let w = WeightRows { ty: m.ty, rows: count, k, data };
+    let start = |row: usize| m.out.start + first + row * m.out.stride;
+    let base = step.arena.address(start(0), (rows - 1) * m.out.stride + count);
+    // SAFETY: the window is in bounds, and tasks write disjoint columns of the result.
+    let out = unsafe { OutMut::from_raw(base, m.out.stride, rows, count) };
+    m.regime(rows)(w, acts, out, scratch);
+    if m.scale == 1.0 && m.bias.is_empty() {
+        return;
+    }
+    for row in 0..rows {
+        // SAFETY: as above.
+        let out = unsafe { step.arena.slice_mut(start(row), count) };
+        if m.scale != 1.0 {
+            out.iter_mut().for_each(|x| *x *= m.scale);
+        }
+        if !m.bias.is_empty() {
+            (step.level.vector.add)(out, &m.bias[first..first + count]);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Instructions: how each operation is cut into tasks and done with the level's kernels.
+
+pub mod attention;
+pub mod elementwise;
+pub mod embed;
+pub mod linear;
+pub mod moe;
+pub mod norm;
+pub mod rope;

@@ -1,0 +1,371 @@
+//! Mixtures of experts: rows are grouped by expert, so that each chosen expert's weights are read once.
+
+use std::sync::Arc;
+
+use puna_graph::{Gating, MoeSpec, Place};
+use puna_quant::TensorType;
+
+use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
+use crate::memory::Shared;
+use crate::ops::elementwise::gate;
+use crate::step::{Instruction, Local, Q8Buffer, Step};
+
+/// One of the three matrices of every expert.
+pub struct ExpertMatrix {
+    pub w: usize,
+    pub ty: TensorType,
+    pub kernel: LinearKernel,
+    /// Columns of the input and of the result.
+    pub k: usize,
+    pub n: usize,
+    pub row_bytes: usize,
+    /// `n` for each expert, or nothing.
+    pub bias: Vec<f32>,
+}
+
+/// What the instructions of one mixture share.
+pub struct Mixture {
+    pub spec: MoeSpec,
+    pub gate: ExpertMatrix,
+    pub up: ExpertMatrix,
+    pub down: ExpertMatrix,
+    pub x: Place,
+    pub router: Place,
+    pub out: Place,
+    /// The rounded input, a row a token, where the kernels want it so.
+    pub q8: Option<usize>,
+    pub state: State,
+}
+
+/// Sized for the largest step; a *slot* is one token's use of one expert, ordered by expert.
+pub struct State {
+    /// First slot of each expert, and one past the last.
+    pub starts: Shared<u32>,
+    /// The token of each slot.
+    pub tokens: Shared<u32>,
+    /// The slot of each token's i-th expert.
+    pub slots: Shared<u32>,
+    /// Its weight.
+    pub weights: Shared<f32>,
+    /// Inputs in slot order, in one of two forms.
+    pub input: Shared<f32>,
+    pub input_q8: Q8Buffer,
+    pub gate: Shared<f32>,
+    pub up: Shared<f32>,
+    pub hidden_q8: Q8Buffer,
+    pub down: Shared<f32>,
+}
+
+impl Mixture {
+    fn tokens(&self, step: &Step<'_>) -> usize {
+        step.rows(self.x.rows)
+    }
+
+    fn slots(&self, step: &Step<'_>) -> usize {
+        self.tokens(step) * self.spec.used
+    }
+
+    /// Slots of an expert.
+    fn slots_of(&self, expert: usize) -> std::ops::Range<usize> {
+        // SAFETY: written before a barrier.
+        let starts = unsafe { self.state.starts.slice(expert, 2) };
+        starts[0] as usize..starts[1] as usize
+    }
+
+    fn active(&self) -> impl Iterator<Item = usize> {
+        (0..self.spec.experts).filter(|&e| !self.slots_of(e).is_empty())
+    }
+
+    /// Rows of `m` a task takes.
+    fn rows_a_task(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
+        let unit = m.kernel.panel_rows.max(1);
+        (m.n / (step.threads * 4)).clamp(unit, 8 * unit).next_multiple_of(unit)
+    }
+
+    /// The expert and first row of a task.
+    fn locate(&self, task: usize, m: &ExpertMatrix, step: &Step<'_>) -> Option<(usize, usize)> {
+        let tasks = m.n.div_ceil(self.rows_a_task(m, step));
+        Some((self.active().nth(task / tasks)?, task % tasks * self.rows_a_task(m, step)))
+    }
+
+    fn expert_tasks(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
+        self.active().count() * m.n.div_ceil(self.rows_a_task(m, step))
+    }
+
+    /// Rows `first ..` of an expert's matrix times its slots.
+    fn multiply(
+        &self,
+        m: &ExpertMatrix,
+        (expert, first): (usize, usize),
+        acts: Acts<'_>,
+        out: &Shared<f32>,
+        step: &Step<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let count = self.rows_a_task(m, step).min(m.n - first);
+        let slots = self.slots_of(expert);
+        let data = &step.weight(m.w)[(expert * m.n + first) * m.row_bytes..][..count * m.row_bytes];
+        let w = WeightRows { ty: m.ty, rows: count, k: m.k, data };
+        let start = slots.start * m.n + first;
+        let base = out.address(start, (slots.len() - 1) * m.n + count);
+        // SAFETY: the window is in bounds; tasks write disjoint columns or rows.
+        let window = unsafe { OutMut::from_raw(base, m.n, slots.len(), count) };
+        let regime = match slots.len() {
+            0..=4 => m.kernel.stream,
+            5..=32 => m.kernel.batch,
+            _ => m.kernel.panel,
+        };
+        regime(w, acts, window, scratch);
+        if !m.bias.is_empty() {
+            let bias = &m.bias[expert * m.n + first..][..count];
+            for slot in 0..slots.len() {
+                // SAFETY: as above.
+                (step.level.vector.add)(unsafe { out.slice_mut(start + slot * m.n, count) }, bias);
+            }
+        }
+    }
+}
+
+/// Chooses experts, groups tokens by expert, gathers their inputs.
+pub struct Route(pub Arc<Mixture>);
+
+impl Instruction for Route {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn tasks(&self, _: &Step<'_>) -> usize {
+        1
+    }
+
+    fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+        let (m, n) = (&*self.0, self.0.tokens(step));
+        let used = m.spec.used;
+        // SAFETY: routing is one task, and everything else waits for it.
+        let (starts, tokens, slots, weights) = unsafe {
+            (
+                m.state.starts.slice_mut(0, m.spec.experts + 1),
+                m.state.tokens.slice_mut(0, n * used),
+                m.state.slots.slice_mut(0, n * used),
+                m.state.weights.slice_mut(0, n * used),
+            )
+        };
+        let mut probabilities = Vec::with_capacity(m.spec.experts);
+        for token in 0..n {
+            // SAFETY: computed before a barrier.
+            let logits = unsafe { step.arena.row(&m.router, token) };
+            choose(&m.spec, logits, &mut probabilities, &mut slots[token * used..][..used], &mut weights[token * used..]);
+        }
+        // Counting sort: experts' sizes, then their starts, then each use takes the next place of its expert.
+        starts.fill(0);
+        slots.iter().for_each(|&e| starts[e as usize + 1] += 1);
+        for e in 0..m.spec.experts {
+            starts[e + 1] += starts[e];
+        }
+        let mut next = starts.to_vec();
+        for (i, slot) in slots.iter_mut().enumerate() {
+            let place = &mut next[*slot as usize];
+            tokens[*place as usize] = (i / used) as u32;
+            *slot = *place;
+            *place += 1;
+        }
+    }
+}
+
+/// The best experts of a token into `chosen`, their weights into `weights`.
+fn choose(spec: &MoeSpec, logits: &[f32], p: &mut Vec<f32>, chosen: &mut [u32], weights: &mut [f32]) {
+    p.clear();
+    p.extend_from_slice(logits);
+    if spec.gating != Gating::SoftmaxOfChosen {
+        softmax(p);
+    }
+    for i in 0..chosen.len() {
+        let taken = &chosen[..i];
+        let free = (0..p.len()).filter(|&e| !taken.contains(&(e as u32)));
+        let best = free.reduce(|a, b| if p[b] > p[a] { b } else { a }).expect("fewer are used than there are");
+        (chosen[i], weights[i]) = (best as u32, p[best]);
+    }
+    let weights = &mut weights[..chosen.len()];
+    match spec.gating {
+        Gating::Softmax => {}
+        Gating::SoftmaxRenormalised => {
+            let sum = weights.iter().sum::<f32>().max(6.1e-5);
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+        Gating::SoftmaxOfChosen => softmax(weights),
+    }
+    weights.iter_mut().for_each(|w| *w *= spec.scale);
+}
+
+fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    x.iter_mut().for_each(|x| *x = (*x - max).exp());
+    let sum: f32 = x.iter().sum();
+    x.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// Puts inputs in slot order.
+pub struct Gather(pub Arc<Mixture>);
+
+impl Instruction for Gather {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.0.slots(step).div_ceil(SLOTS_A_TASK)
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let m = &*self.0;
+        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
+            // SAFETY: the route and the input were written before a barrier; each slot belongs to one task.
+            unsafe {
+                let token = m.state.tokens.slice(slot, 1)[0] as usize;
+                match m.q8 {
+                    Some(buffer) => m.state.input_q8.copy_row(slot, &step.q8[buffer], token, m.x.cols),
+                    None => {
+                        let row = step.arena.row(&m.x, token);
+                        m.state.input.slice_mut(slot * m.x.cols, m.x.cols).copy_from_slice(row);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Slots that an element-wise task handles.
+const SLOTS_A_TASK: usize = 8;
+
+/// Gate and up products of the chosen experts.
+pub struct GateUp(pub Arc<Mixture>);
+
+impl Instruction for GateUp {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn is_static(&self) -> bool {
+        false
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.0.expert_tasks(&self.0.gate, step) + self.0.expert_tasks(&self.0.up, step)
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let m = &*self.0;
+        let gates = m.expert_tasks(&m.gate, step);
+        let (matrix, out, task) =
+            if task < gates { (&m.gate, &m.state.gate, task) } else { (&m.up, &m.state.up, task - gates) };
+        let Some(at) = m.locate(task, matrix, step) else { return };
+        let (slots, k) = (m.slots_of(at.0), m.x.cols);
+        // SAFETY: written before a barrier.
+        let acts = unsafe {
+            match m.q8 {
+                Some(_) => Acts::Q8(m.state.input_q8.rows(slots.start, slots.len(), k)),
+                None => Acts::F32 { rows: slots.len(), k, x: m.state.input.slice(slots.start * k, slots.len() * k) },
+            }
+        };
+        m.multiply(matrix, at, acts, out, step, &mut local.scratch);
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        let m = &*self.0;
+        let experts = self.0.slots(step).min(m.spec.experts);
+        let matrices = [&m.gate, &m.up, &m.down];
+        let bytes = matrices.iter().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
+        (bytes, matrices.iter().map(|x| (m.slots(step) * x.n * x.k) as u64).sum())
+    }
+}
+
+/// The experts' unit, and rounding of its result.
+pub struct Unit(pub Arc<Mixture>);
+
+impl Instruction for Unit {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.0.slots(step).div_ceil(SLOTS_A_TASK)
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let m = &*self.0;
+        let h = m.spec.hidden;
+        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
+            // SAFETY: products were written before a barrier; each slot belongs to one task.
+            unsafe {
+                let hidden = m.state.gate.slice_mut(slot * h, h);
+                gate(step.level, m.spec.glu, hidden, m.state.up.slice(slot * h, h));
+                if m.down.kernel.acts == crate::kernels::ActKind::Q8 {
+                    m.state.hidden_q8.quantize(step.level, slot, hidden);
+                }
+            }
+        }
+    }
+}
+
+/// Down products of the chosen experts.
+pub struct Down(pub Arc<Mixture>);
+
+impl Instruction for Down {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn is_static(&self) -> bool {
+        false
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.0.expert_tasks(&self.0.down, step)
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let m = &*self.0;
+        let Some(at) = m.locate(task, &m.down, step) else { return };
+        let (slots, k) = (m.slots_of(at.0), m.spec.hidden);
+        // SAFETY: written before a barrier.
+        let acts = unsafe {
+            match m.down.kernel.acts {
+                crate::kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
+                crate::kernels::ActKind::F32 => {
+                    Acts::F32 { rows: slots.len(), k, x: m.state.gate.slice(slots.start * k, slots.len() * k) }
+                }
+            }
+        };
+        m.multiply(&m.down, at, acts, &m.state.down, step, &mut local.scratch);
+    }
+}
+
+/// The weighted sum of a token's experts.
+pub struct Combine(pub Arc<Mixture>);
+
+impl Instruction for Combine {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.0.tokens(step).div_ceil(SLOTS_A_TASK)
+    }
+
+    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let m = &*self.0;
+        let (used, n) = (m.spec.used, m.out.cols);
+        for token in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.tokens(step)) {
+            // SAFETY: products were written before a barrier; each token belongs to one task.
+            unsafe {
+                let out = step.arena.row_mut(&m.out, token);
+                out.fill(0.0);
+                for i in token * used..(token + 1) * used {
+                    let (slot, weight) = (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
+                    let row = m.state.down.slice(slot * n, n);
+                    out.iter_mut().zip(row).for_each(|(o, x)| *o += weight * x);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The thread pool: one parallel region a step, barriers inside.
+//!
+//! A step of a small model is hundreds of operations of a few microseconds, so threads enter the pool once a step and
+//! meet at barriers between operations. A thread that waits spins for a few microseconds, then offers its core to
+//! others, then sleeps: when another process takes a core, nobody burns the other one waiting for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+/// Loads of the flag before the core is offered to others; about 20 µs.
+const SPINS: u32 = 1500;
+/// Offers before the thread sleeps.
+const YIELDS: u32 = 100;
+
+/// Threads that run one closure together.
+pub struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// The job of a step: called once a thread with its [`Worker`].
+type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
+
+struct Shared {
+    threads: usize,
+    /// Odd or even: which job is current. Workers wait for it to change.
+    epoch: Gate,
+    /// The current job; valid between the change of `epoch` and the last arrival at `done`.
+    job: Mutex<Option<Job<'static>>>,
+    barrier: Barrier,
+    done: Barrier,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+}
+
+/// One thread's place in a job.
+pub struct Worker<'a> {
+    index: usize,
+    shared: &'a Shared,
+}
+
+impl Worker<'_> {
+    /// 0 to [`Worker::threads`] − 1.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Threads that run the job.
+    pub fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
+    /// Waits until all threads have come here; what they wrote before is visible after.
+    pub fn barrier(&self) {
+        self.shared.barrier.wait(self.shared.threads);
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one.
+    pub fn new(threads: usize) -> Self {
+        let threads = threads.max(1);
+        let shared = Arc::new(Shared {
+            threads,
+            epoch: Gate::default(),
+            job: Mutex::new(None),
+            barrier: Barrier::default(),
+            done: Barrier::default(),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        });
+        let handles = (1..threads)
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                let name = format!("puna-cpu-{index}");
+                std::thread::Builder::new().name(name).spawn(move || work(&shared, index)).expect("spawns a thread")
+            })
+            .collect();
+        Self { shared, handles }
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
+    /// Runs `job` on every thread and returns when all have finished.
+    ///
+    /// # Panics
+    /// If the job panicked on another thread. A job must not panic between two barriers: the others would wait.
+    pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) {
+        let shared = &*self.shared;
+        if shared.threads == 1 {
+            return job(&Worker { index: 0, shared });
+        }
+        // SAFETY: only the lifetime changes. The reference is dropped by every worker before it arrives at `done`, and
+        // this function returns only after all have arrived there; a panic of the caller's own part aborts.
+        let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        *shared.job.lock().expect("no thread panics while it holds the job") = Some(job);
+        shared.epoch.advance();
+        let guard = AbortOnUnwind;
+        job(&Worker { index: 0, shared });
+        shared.done.wait(shared.threads);
+        std::mem::forget(guard);
+        assert!(!shared.panicked.load(Ordering::Relaxed), "a compute thread panicked");
+    }
+}
+
+/// Ends the process rather than leaving other threads with a dangling job.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.advance();
+        for handle in self.handles.drain(..) {
+            // A worker that panicked has said so already.
+            let _ = handle.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        seen = shared.epoch.wait_past(seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        let job = *shared.job.lock().expect("no thread panics while it holds the job");
+        let guard = AbortOnUnwind;
+        job.expect("an epoch starts after its job is set")(&Worker { index, shared });
+        std::mem::forget(guard);
+        shared.done.wait(shared.threads);
+    }
+}
+
+/// A counter that threads wait on.
+#[derive(Default)]
+struct Gate {
+    value: AtomicU32,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Gate {
+    /// Adds one and wakes whoever waits.
+    fn advance(&self) {
+        // SeqCst pairs with `wait_past`: either the sleeper sees the new value, or we see the sleeper.
+        self.value.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock.lock());
+            self.wake.notify_all();
+        }
+    }
+
+    /// Waits until the value differs from `seen` and returns it.
+    fn wait_past(&self, seen: u32) -> u32 {
+        for i in 0..SPINS + YIELDS {
+            let value = self.value.load(Ordering::Acquire);
+            if value != seen {
+                return value;
+            }
+            if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.lock.lock().expect("nobody panics while waiting");
+        let value = loop {
+            let value = self.value.load(Ordering::SeqCst);
+            if value != seen {
+                break value;
+            }
+            guard = self.wake.wait(guard).expect("nobody panics while waiting");
+        };
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        value
+    }
+}
+
+/// A meeting point that can be used again and again.
+#[derive(Default)]
+struct Barrier {
+    arrived: AtomicUsize,
+    gate: Gate,
+}
+
+impl Barrier {
+    fn wait(&self, threads: usize) {
+        if threads == 1 {
+            return;
+        }
+        let round = self.gate.value.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.gate.advance();
+        } else {
+            self.gate.wait_past(round);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_runs_the_job_once() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads);
+            for _ in 0..50 {
+                let seen = AtomicUsize::new(0);
+                pool.run(&|w| {
+                    seen.fetch_add(1 << (8 * w.index()), Ordering::Relaxed);
+                });
+                let want = (0..threads).map(|i| 1 << (8 * i)).sum::<usize>();
+                assert_eq!(seen.load(Ordering::Relaxed), want);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_before_a_barrier_is_read_after_it() {
+        let mut pool = Pool::new(4);
+        let cells: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(&|w| {
+            for round in 1..2000 {
+                cells[w.index()].store(round, Ordering::Relaxed);
+                w.barrier();
+                assert!(cells.iter().all(|c| c.load(Ordering::Relaxed) == round));
+                w.barrier();
+            }
+        });
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        let mut pool = Pool::new(3);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let ran = AtomicUsize::new(0);
+            pool.run(&|_| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ran.load(Ordering::Relaxed), 3);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What instructions see of a step, and how threads share one.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use puna_graph::{Place, Rope, Rows, StepInput, Weight};
+
+use crate::cache::Cache;
+use crate::kernels::{Level, Q8Rows, Scratch};
+use crate::memory::{Arena, Shared};
+use crate::pool::Worker;
+
+/// Activations rounded to 8 bits, with room for the largest step.
+pub struct Q8Buffer {
+    pub codes: Shared<i8>,
+    pub scales: Shared<f32>,
+    pub sums: Shared<i16>,
+}
+
+impl Q8Buffer {
+    /// Room for `rows × k` values; `k` is a multiple of 32.
+    pub fn new(values: usize) -> Self {
+        Self { codes: Shared::new(values), scales: Shared::new(values / 32), sums: Shared::new(values / 16) }
+    }
+
+    /// Rows `first .. first + rows` of length `k`.
+    ///
+    /// # Safety
+    /// Nobody writes them while the view lives.
+    pub unsafe fn rows(&self, first: usize, rows: usize, k: usize) -> Q8Rows<'_> {
+        // SAFETY: passed on.
+        unsafe {
+            Q8Rows {
+                rows,
+                k,
+                codes: self.codes.slice(first * k, rows * k),
+                scales: self.scales.slice(first * k / 32, rows * k / 32),
+                sums: self.sums.slice(first * k / 16, rows * k / 16),
+            }
+        }
+    }
+
+    /// Rounds `x` to row `row`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes that row meanwhile.
+    pub unsafe fn quantize(&self, level: &Level, row: usize, x: &[f32]) {
+        let k = x.len();
+        // SAFETY: passed on.
+        unsafe {
+            (level.vector.quantize_q8)(
+                x,
+                self.codes.slice_mut(row * k, k),
+                self.scales.slice_mut(row * k / 32, k / 32),
+                self.sums.slice_mut(row * k / 16, k / 16),
+            );
+        }
+    }
+
+    /// Copies a row from another buffer.
+    ///
+    /// # Safety
+    /// As for [`Q8Buffer::rows`] and [`Q8Buffer::quantize`].
+    pub unsafe fn copy_row(&self, row: usize, from: &Q8Buffer, from_row: usize, k: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            let source = from.rows(from_row, 1, k);
+            self.codes.slice_mut(row * k, k).copy_from_slice(source.codes);
+            self.scales.slice_mut(row * k / 32, k / 32).copy_from_slice(source.scales);
+            self.sums.slice_mut(row * k / 16, k / 16).copy_from_slice(source.sums);
+        }
+    }
+}
+
+/// One step: everything that instructions read and write.
+pub struct Step<'a> {
+    pub level: &'static Level,
+    pub threads: usize,
+    pub weights: &'a [Weight],
+    pub ropes: &'a [Rope],
+    pub input: &'a StepInput,
+    pub arena: &'a Arena,
+    pub q8: &'a [Q8Buffer],
+    pub cache: Option<&'a Cache>,
+}
+
+impl Step<'_> {
+    /// Rows of a value in this step.
+    pub fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.input.tokens.len(),
+            Rows::Outputs => self.input.outputs.len(),
+        }
+    }
+
+    /// Bytes of a weight.
+    pub fn weight(&self, index: usize) -> &[u8] {
+        self.weights[index].data.bytes()
+    }
+}
+
+/// What a thread keeps for itself.
+#[derive(Default)]
+pub struct Local {
+    /// For kernels.
+    pub scratch: Scratch,
+    /// For instructions.
+    pub floats: Vec<f32>,
+}
+
+/// Part of a program, done by all threads together in independent tasks.
+///
+/// # Safety of implementations
+/// Tasks of one instruction run at the same time on different threads: they must write disjoint memory and read nothing
+/// that another task of the instruction writes. Instructions run one after the other with a barrier between.
+pub trait Instruction: Send + Sync {
+    /// The operation, for measurements.
+    fn name(&self) -> &'static str;
+
+    /// Number of tasks in this step.
+    fn tasks(&self, step: &Step<'_>) -> usize;
+
+    /// Does one task.
+    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local);
+
+    /// Whether the number of tasks is known before earlier instructions of the step have run.
+    fn is_static(&self) -> bool {
+        true
+    }
+
+    /// Called once a step, before any instruction, by one thread.
+    fn prepare(&mut self, _step: &Step<'_>) {}
+
+    /// Bytes of weights or cache that a step reads, and multiply-adds, for measurements.
+    fn work(&self, _step: &Step<'_>) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+/// A counter on its own cache line.
+#[repr(align(64))]
+#[derive(Default)]
+pub struct Counter(AtomicUsize);
+
+impl Counter {
+    pub fn reset(&mut self) {
+        *self.0.get_mut() = 0;
+    }
+
+    fn claim(&self) -> usize {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Runs a program's instructions on one of the pool's threads.
+pub fn run(
+    program: &[Box<dyn Instruction>],
+    counters: &[Counter],
+    step: &Step<'_>,
+    worker: &Worker<'_>,
+    local: &mut Local,
+) {
+    let mut at = 0;
+    while at < program.len() {
+        let tasks = program[at].tasks(step);
+        if tasks <= 1 {
+            // A run of small instructions: one thread does them all, for one barrier.
+            let end = at + 1 + program[at + 1..].iter().take_while(|i| i.is_static() && i.tasks(step) <= 1).count();
+            if counters[at].claim() == 0 {
+                for instruction in &program[at..end] {
+                    (0..instruction.tasks(step)).for_each(|task| instruction.run(task, step, local));
+                }
+            }
+            at = end;
+        } else {
+            loop {
+                let task = counters[at].claim();
+                if task >= tasks {
+                    break;
+                }
+                program[at].run(task, step, local);
+            }
+            at += 1;
+        }
+        worker.barrier();
+    }
+}
+
+/// Rows a task of an element-wise instruction handles, so that tasks are worth the claim.
+pub fn rows_a_task(cols: usize) -> usize {
+    (16384 / cols.max(1)).max(1)
+}
+
+/// The rows of a task, when a value's rows are dealt out in runs of [`rows_a_task`].
+pub fn task_rows(task: usize, place: &Place, step: &Step<'_>) -> std::ops::Range<usize> {
+    let each = rows_a_task(place.cols);
+    task * each..((task + 1) * each).min(step.rows(place.rows))
+}
+
+/// Number of tasks to go with [`task_rows`].
+pub fn row_tasks(place: &Place, step: &Step<'_>) -> usize {
+    step.rows(place.rows).div_ceil(rows_a_task(place.cols))
+}
