@@ -156,12 +156,14 @@ impl Backend for CpuBackend {
                 let (one, counters) = (&program.instructions[i..=i], &self.counters[i..=i]);
                 let start = Instant::now();
                 let locals = &self.locals;
-                self.pool.run(&|w| run(one, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+                self.pool
+                    .run(&|w| run(one, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
                 times.push((one[0].name(), start.elapsed().as_secs_f64(), one[0].work(&step)));
             }
         } else {
             let (all, counters, locals) = (&program.instructions[..], &self.counters, &self.locals);
-            self.pool.run(&|w| run(all, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+            self.pool
+                .run(&|w| run(all, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
         }
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.q8 = buffers.into_iter().map(|b| (b.codes.len(), b)).collect();

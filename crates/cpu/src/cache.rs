@@ -46,7 +46,10 @@ impl Cache {
             .layers
             .iter()
             .map(|l| {
-                Ok([half(spec.key_type, l.kv_heads, l.key_dim)?, half(spec.value_type, l.kv_heads, l.value_dim)?])
+                Ok([
+                    half(spec.key_type, l.kv_heads, l.key_dim)?,
+                    half(spec.value_type, l.kv_heads, l.value_dim)?,
+                ])
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { spec, layers })
@@ -90,7 +93,14 @@ impl Cache {
     /// # Safety
     /// Nobody else reads or writes it while the slice lives.
     #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-    pub unsafe fn row_mut(&self, layer: usize, kind: Kind, page: u32, head: usize, token: usize) -> &mut [u8] {
+    pub unsafe fn row_mut(
+        &self,
+        layer: usize,
+        kind: Kind,
+        page: u32,
+        head: usize,
+        token: usize,
+    ) -> &mut [u8] {
         let half = &self.layers[layer][kind as usize];
         let start = self.offset(half, page, head, token);
         // SAFETY: passed on.

@@ -12,7 +12,7 @@ use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::elementwise::{Add, GluRows, Map, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::linear::{LinearGroup, Matrix};
-use crate::ops::moe::{Combine, Down, ExpertMatrix, Gather, GateUp, Mixture, Route, State, Unit};
+use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer};

@@ -41,14 +41,9 @@ pub struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// 0 to [`Worker::threads`] − 1.
+    /// From 0 to one less than the pool's threads.
     pub fn index(&self) -> usize {
         self.index
-    }
-
-    /// Threads that run the job.
-    pub fn threads(&self) -> usize {
-        self.shared.threads
     }
 
     /// Waits until all threads have come here; what they wrote before is visible after.
@@ -74,7 +69,10 @@ impl Pool {
             .map(|index| {
                 let shared = Arc::clone(&shared);
                 let name = format!("puna-cpu-{index}");
-                std::thread::Builder::new().name(name).spawn(move || work(&shared, index)).expect("spawns a thread")
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || work(&shared, index))
+                    .expect("spawns a thread")
             })
             .collect();
         Self { shared, handles }

@@ -164,7 +164,8 @@ pub fn run(
         let tasks = program[at].tasks(step);
         if tasks <= 1 {
             // A run of small instructions: one thread does them all, for one barrier.
-            let end = at + 1 + program[at + 1..].iter().take_while(|i| i.is_static() && i.tasks(step) <= 1).count();
+            let end =
+                at + 1 + program[at + 1..].iter().take_while(|i| i.is_static() && i.tasks(step) <= 1).count();
             if counters[at].claim() == 0 {
                 for instruction in &program[at..end] {
                     (0..instruction.tasks(step)).for_each(|task| instruction.run(task, step, local));

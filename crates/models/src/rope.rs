@@ -33,10 +33,7 @@ pub enum Scaling {
         log_multiplier: f32,
     },
     /// One factor a pair, from tensors of the file.
-    Long {
-        /// Context up to which the short factors hold.
-        original: usize,
-    },
+    Long,
 }
 
 /// Everything that a file says of its rotary embedding.
@@ -50,6 +47,8 @@ pub struct RopeKeys {
     pub scaling: Scaling,
     /// Multiplies the magnitude.
     pub attn_factor: f32,
+    /// Context before it was extended.
+    pub original: usize,
 }
 
 impl RopeKeys {
@@ -63,7 +62,8 @@ impl RopeKeys {
             return Err(ModelError::KeyValue { key: keys.name("rope.dimension_count"), value, reason });
         }
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        Ok(Self { dims, base, scaling: scaling(keys, n_ctx_train)?, attn_factor })
+        let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
+        Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
     }
 
     /// The table, with each frequency divided by its factor where the file has some.
@@ -75,7 +75,7 @@ impl RopeKeys {
             })
             .collect();
         match self.scaling {
-            Scaling::None | Scaling::Long { .. } => {}
+            Scaling::None | Scaling::Long => {}
             Scaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= f64::from(factor)),
             Scaling::Yarn { .. } => self.yarn(&mut frequencies),
         }
@@ -109,7 +109,7 @@ impl RopeKeys {
     }
 }
 
-fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Scaling, ModelError> {
+fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
     let factor = match keys.opt_f32("rope.scaling.factor")? {
         Some(factor) => Some(factor),
         None => keys.opt_f32("rope.scale_linear")?,
@@ -119,7 +119,6 @@ fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Scaling, ModelError> {
         let (key, value) = (keys.name("rope.scaling.factor"), factor.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be positive" });
     }
-    let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
     let number = |key: &str, default: f32| Ok::<_, ModelError>(keys.opt_f32(key)?.unwrap_or(default));
     Ok(match keys.opt_str("rope.scaling.type")? {
         Some("none") => Scaling::None,
@@ -133,7 +132,7 @@ fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Scaling, ModelError> {
             extrapolation: number("rope.scaling.yarn_ext_factor", 1.0)?,
             log_multiplier: number("rope.scaling.yarn_log_multiplier", 0.0)?,
         },
-        Some("longrope") => Scaling::Long { original },
+        Some("longrope") => Scaling::Long,
         Some(other) => {
             let (key, value) = (keys.name("rope.scaling.type"), format!("`{other}`"));
             return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });

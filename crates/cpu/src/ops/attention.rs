@@ -129,7 +129,11 @@ impl Attend {
             for row in (0..s.rows).step_by(block_rows) {
                 let rows = block_rows.min(s.rows - row);
                 let (from, to) = visible(self.spec.mask, s, row, rows);
-                let spans = if wanted > 1 && step.threads > 1 { wanted.min((to - from) / MIN_SPAN).max(1) } else { 1 };
+                let spans = if wanted > 1 && step.threads > 1 {
+                    wanted.min((to - from) / MIN_SPAN).max(1)
+                } else {
+                    1
+                };
                 for kv_head in 0..self.spec.kv_heads {
                     let block = Block { segment: index, row, rows, kv_head, from, to, partial: None };
                     work.push(block, spans, rows * group * (self.spec.value_dim + 2));
@@ -151,7 +155,12 @@ impl Work {
         let mut count = 0;
         for from in (block.from..block.to).step_by(each) {
             let to = (from + each).min(block.to);
-            self.blocks.push(Block { from, to, partial: Some((self.partial_len, self.merges.len())), ..block });
+            self.blocks.push(Block {
+                from,
+                to,
+                partial: Some((self.partial_len, self.merges.len())),
+                ..block
+            });
             self.partial_len += len;
             count += 1;
         }
@@ -286,7 +295,13 @@ impl Attend {
                 let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
                 // SAFETY: computed before a barrier; nobody writes keys and values now.
                 let data = unsafe { step.arena.slice(start, (rows - 1) * place.stride + dim) };
-                KvRows { ty: KvType::F32, rows, stride: place.stride * 4, dim, data: bytemuck::cast_slice(data) }
+                KvRows {
+                    ty: KvType::F32,
+                    rows,
+                    stride: place.stride * 4,
+                    dim,
+                    data: bytemuck::cast_slice(data),
+                }
             };
             return (own(&self.k, self.spec.key_dim), own(&self.v, self.spec.value_dim));
         }

@@ -92,7 +92,15 @@ impl Instruction for LinearGroup {
             let tasks = m.n.div_ceil(each);
             if task < tasks {
                 let first = task * each;
-                return multiply(m, first, each.min(m.n - first), rows, self.acts(step), step, &mut local.scratch);
+                return multiply(
+                    m,
+                    first,
+                    each.min(m.n - first),
+                    rows,
+                    self.acts(step),
+                    step,
+                    &mut local.scratch,
+                );
             }
             task -= tasks;
         }

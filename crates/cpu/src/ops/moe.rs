@@ -154,7 +154,13 @@ impl Instruction for Route {
         for token in 0..n {
             // SAFETY: computed before a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
-            choose(&m.spec, logits, &mut probabilities, &mut slots[token * used..][..used], &mut weights[token * used..]);
+            choose(
+                &m.spec,
+                logits,
+                &mut probabilities,
+                &mut slots[token * used..][..used],
+                &mut weights[token * used..],
+            );
         }
         // Counting sort: experts' sizes, then their starts, then each use takes the next place of its expert.
         starts.fill(0);
@@ -182,7 +188,8 @@ fn choose(spec: &MoeSpec, logits: &[f32], p: &mut Vec<f32>, chosen: &mut [u32], 
     for i in 0..chosen.len() {
         let taken = &chosen[..i];
         let free = (0..p.len()).filter(|&e| !taken.contains(&(e as u32)));
-        let best = free.reduce(|a, b| if p[b] > p[a] { b } else { a }).expect("fewer are used than there are");
+        let best =
+            free.reduce(|a, b| if p[b] > p[a] { b } else { a }).expect("fewer are used than there are");
         (chosen[i], weights[i]) = (best as u32, p[best]);
     }
     let weights = &mut weights[..chosen.len()];
@@ -264,7 +271,11 @@ impl Instruction for GateUp {
         let acts = unsafe {
             match m.q8 {
                 Some(_) => Acts::Q8(m.state.input_q8.rows(slots.start, slots.len(), k)),
-                None => Acts::F32 { rows: slots.len(), k, x: m.state.input.slice(slots.start * k, slots.len() * k) },
+                None => Acts::F32 {
+                    rows: slots.len(),
+                    k,
+                    x: m.state.input.slice(slots.start * k, slots.len() * k),
+                },
             }
         };
         m.multiply(matrix, at, acts, out, step, &mut local.scratch);
@@ -331,9 +342,11 @@ impl Instruction for Down {
         let acts = unsafe {
             match m.down.kernel.acts {
                 crate::kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
-                crate::kernels::ActKind::F32 => {
-                    Acts::F32 { rows: slots.len(), k, x: m.state.gate.slice(slots.start * k, slots.len() * k) }
-                }
+                crate::kernels::ActKind::F32 => Acts::F32 {
+                    rows: slots.len(),
+                    k,
+                    x: m.state.gate.slice(slots.start * k, slots.len() * k),
+                },
             }
         };
         m.multiply(&m.down, at, acts, &m.state.down, step, &mut local.scratch);
@@ -361,7 +374,8 @@ impl Instruction for Combine {
                 let out = step.arena.row_mut(&m.out, token);
                 out.fill(0.0);
                 for i in token * used..(token + 1) * used {
-                    let (slot, weight) = (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
+                    let (slot, weight) =
+                        (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
                     let row = m.state.down.slice(slot * n, n);
                     out.iter_mut().zip(row).for_each(|(o, x)| *o += weight * x);
                 }

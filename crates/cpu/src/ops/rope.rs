@@ -70,8 +70,9 @@ impl Instruction for RopeRows {
                 unsafe { step.arena.row_mut(&self.out, row).copy_from_slice(step.arena.row(&self.x, row)) }
             }
             // SAFETY: each row belongs to one task; the table was filled before a barrier.
-            let (out, angles) =
-                unsafe { (step.arena.row_mut(&self.out, row), self.angles.slice(row * 2 * self.pairs, 2 * self.pairs)) };
+            let (out, angles) = unsafe {
+                (step.arena.row_mut(&self.out, row), self.angles.slice(row * 2 * self.pairs, 2 * self.pairs))
+            };
             let (cos, sin) = angles.split_at(self.pairs);
             for head in out.chunks_exact_mut(self.head_dim) {
                 rotate(self.kind, &mut head[..2 * self.pairs], cos, sin);

@@ -7,7 +7,7 @@ use crate::blocks::{Mlp, Qkv};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
-use crate::rope::{RopeKeys, Scaling};
+use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 struct Phi3 {
@@ -71,13 +71,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -
 
 /// Long contexts turn by other factors than short ones; the context that was asked for decides.
 fn rope_table(w: &Weights<'_>, keys: &RopeKeys, n_ctx: usize) -> Result<Rope, ModelError> {
-    let factors = match keys.scaling {
-        Scaling::Long { original } => {
-            let kind = if n_ctx > original { "long" } else { "short" };
-            w.numbers(&format!("rope_factors_{kind}.weight"), keys.dims / 2)?
-        }
-        _ => None,
-    };
+    let kind = if n_ctx > keys.original { "long" } else { "short" };
+    let factors = w.numbers(&format!("rope_factors_{kind}.weight"), keys.dims / 2)?;
     Ok(keys.table(RopeKind::Neox, factors.as_deref()))
 }
 
