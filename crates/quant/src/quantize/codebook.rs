@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::each_block;
-use super::grid::{BlockFit, Grid, GroupChoice, ScaleSearch, fit_block};
+use super::grid::{BlockFit, Grid, ScaleSearch, fit_block};
 use super::search::{largest, sum_of_squares, weights};
 use crate::codebooks;
 use crate::layout::*;
@@ -24,9 +24,9 @@ fn levels<const N: usize>(levels: [u8; N], unit: f32) -> [f32; N] {
 }
 
 /// Groups of 16 or 32 values on three levels, the largest 5.375.
-const IQ2_SEARCH: ScaleSearch = ScaleSearch { low: 4.0, step: 0.25, count: 19, codes: 15 };
+const IQ2_SEARCH: ScaleSearch = ScaleSearch { low: 4.2, step: 0.4, count: 11, codes: 15 };
 /// Groups of 32 values on eight levels, the largest 15 or 15.5.
-const IQ3_SEARCH: ScaleSearch = ScaleSearch { low: 12.0, step: 0.4, count: 19, codes: 15 };
+const IQ3_SEARCH: ScaleSearch = ScaleSearch { low: 12.0, step: 0.6, count: 12, codes: 15 };
 
 pub(super) fn iq2_xxs(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let grid = &*IQ2XXS;
@@ -149,13 +149,9 @@ fn fit<const N: usize, const S: usize>(
     let values = 256 / S;
     let largest = std::array::from_fn(|g| largest(&parts.magnitudes[values * g..values * (g + 1)]));
     let (x, w) = (parts.magnitudes.as_chunks::<N>().0, parts.weights.as_chunks::<N>().0);
-    let fit = fit_block(search, largest, |g, scale| {
-        let mut group = GroupChoice::default();
-        for k in 0..values / N {
-            let i = values / N * g + k;
-            group.add(k, grid.choose(&x[i], &w[i], scale, 0.0));
-        }
-        group
+    let rows = values / N;
+    let fit = fit_block(search, largest, |g, scale, effort| {
+        grid.choose(&x[rows * g..rows * (g + 1)], &w[rows * g..rows * (g + 1)], scale, 0.0, effort)
     });
     (parts, fit)
 }

@@ -1,16 +1,17 @@
 //! Choosing rows of a codebook for `N` values at a given scale.
 
-/// A row chosen for some values, and what a scale is fitted with.
+use super::simd;
+
+/// What a scale is fitted with, once rows are chosen.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Choice {
-    pub(super) row: u16,
-    /// Σ w·x·v over the values, `v` being the row's levels.
+pub(super) struct Sums {
+    /// Σ w·x·v over the values, `v` being the rows' levels.
     pub(super) lx: f32,
     /// Σ w·v².
     pub(super) l2: f32,
 }
 
-impl Choice {
+impl Sums {
     /// The squared error at a scale, up to the part that no choice changes.
     pub(super) fn error(&self, scale: f32) -> f32 {
         scale * scale * self.l2 - 2.0 * scale * self.lx
@@ -27,6 +28,17 @@ pub(super) struct Grid<const N: usize> {
     /// number of levels, first value lowest. A tuple that is a row itself has only that one.
     start: Vec<u32>,
     near: Vec<u16>,
+    /// How many of a tuple's rows, which come first, are at the smallest distance.
+    nearest: Vec<u16>,
+}
+
+/// How many rows are compared.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Effort {
+    /// Those at the smallest distance from the rounded values.
+    Quick,
+    /// All that are near.
+    Thorough,
 }
 
 impl<const N: usize> Grid<N> {
@@ -42,7 +54,7 @@ impl<const N: usize> Grid<N> {
             .collect();
         let rows = codes.iter().map(|row| row.map(|code| levels[usize::from(code)])).collect();
         let midpoints = levels.windows(2).map(|pair| 0.5 * (pair[0] + pair[1])).collect();
-        let (mut start, mut near) = (vec![0], Vec::new());
+        let (mut start, mut near, mut nearest) = (vec![0], Vec::new(), Vec::new());
         let mut squared = vec![0_u8; codes.len()];
         for tuple in 0..levels.len().pow(N as u32) {
             let place: [u8; N] =
@@ -51,16 +63,32 @@ impl<const N: usize> Grid<N> {
             for (squared, row) in squared.iter_mut().zip(&codes) {
                 *squared = (0..N).map(|j| row[j].abs_diff(place[j]).pow(2)).sum();
             }
-            let limit = distance_limit(&squared, distances);
-            near.extend((0..codes.len()).filter(|&i| squared[i] <= limit).map(|i| i as u16));
+            for (i, distance) in smallest_distinct(&squared, distances).enumerate() {
+                near.extend((0..codes.len()).filter(|&row| squared[row] == distance).map(|row| row as u16));
+                if i == 0 {
+                    nearest.push((near.len() - start[tuple] as usize) as u16);
+                }
+            }
             start.push(near.len() as u32);
         }
-        Self { rows, midpoints, start, near }
+        Self { rows, midpoints, start, near, nearest }
     }
 
-    /// The row nearest to `x` when its levels, moved by `shift`, are multiplied by `scale`; distances are weighted.
+    /// For each `N` values of a group the row that is nearest when its levels, moved by `shift`, are multiplied by
+    /// `scale`; distances are weighted.
+    pub(super) fn choose(
+        &self,
+        x: &[[f32; N]],
+        w: &[[f32; N]],
+        scale: f32,
+        shift: f32,
+        effort: Effort,
+    ) -> GroupChoice {
+        simd::run(ChooseJob { grid: self, x, w, scale, shift, effort })
+    }
+
     #[inline(always)]
-    pub(super) fn choose(&self, x: &[f32; N], w: &[f32; N], scale: f32, shift: f32) -> Choice {
+    fn choose_row(&self, x: &[f32; N], w: &[f32; N], scale: f32, shift: f32, effort: Effort) -> (u16, Sums) {
         let mut codes = [0_u32; N];
         for midpoint in &self.midpoints {
             let boundary = scale * (midpoint + shift);
@@ -70,7 +98,10 @@ impl<const N: usize> Grid<N> {
         }
         let base = self.midpoints.len() as u32 + 1;
         let tuple = codes.iter().rev().fold(0, |tuple, code| tuple * base + code) as usize;
-        let near = &self.near[self.start[tuple] as usize..self.start[tuple + 1] as usize];
+        let mut near = &self.near[self.start[tuple] as usize..self.start[tuple + 1] as usize];
+        if effort == Effort::Quick {
+            near = &near[..usize::from(self.nearest[tuple])];
+        }
         let mut best = near[0];
         if near.len() > 1 {
             let mut least = f32::INFINITY;
@@ -94,20 +125,18 @@ impl<const N: usize> Grid<N> {
             lx[j] = weighted * x[j];
             l2[j] = weighted * (levels[j] + shift);
         }
-        Choice { row: best, lx: sum(lx), l2: sum(l2) }
+        (best, Sums { lx: sum(lx), l2: sum(l2) })
     }
 }
 
-/// The largest of the `count` smallest distinct distances.
-fn distance_limit(squared: &[u8], count: usize) -> u8 {
+/// The `count` smallest distinct distances, smallest first; of a tuple that is a row itself only its own, 0.
+fn smallest_distinct(squared: &[u8], count: usize) -> impl Iterator<Item = u8> {
     let mut present = [false; 256];
     for &distance in squared {
         present[usize::from(distance)] = true;
     }
-    if present[0] {
-        return 0;
-    }
-    (0..=255).filter(|&d| present[usize::from(d)]).take(count).last().unwrap_or(255)
+    let count = if present[0] { 1 } else { count };
+    (0..=255).filter(move |&d| present[usize::from(d)]).take(count)
 }
 
 /// A sum in halves, which vectorises.
@@ -127,14 +156,37 @@ fn sum<const N: usize>(mut values: [f32; N]) -> f32 {
 #[derive(Clone, Copy, Default)]
 pub(super) struct GroupChoice {
     pub(super) rows: [u16; 8],
-    pub(super) sums: Choice,
+    pub(super) sums: Sums,
 }
 
 impl GroupChoice {
-    pub(super) fn add(&mut self, index: usize, choice: Choice) {
-        self.rows[index] = choice.row;
-        self.sums.lx += choice.lx;
-        self.sums.l2 += choice.l2;
+    #[inline(always)]
+    fn add(&mut self, index: usize, (row, sums): (u16, Sums)) {
+        self.rows[index] = row;
+        self.sums.lx += sums.lx;
+        self.sums.l2 += sums.l2;
+    }
+}
+
+struct ChooseJob<'a, const N: usize> {
+    grid: &'a Grid<N>,
+    x: &'a [[f32; N]],
+    w: &'a [[f32; N]],
+    scale: f32,
+    shift: f32,
+    effort: Effort,
+}
+
+impl<const N: usize> simd::Job for ChooseJob<'_, N> {
+    type Output = GroupChoice;
+
+    #[inline(always)]
+    fn run(self) -> GroupChoice {
+        let mut group = GroupChoice::default();
+        for (i, (x, w)) in self.x.iter().zip(self.w).enumerate() {
+            group.add(i, self.grid.choose_row(x, w, self.scale, self.shift, self.effort));
+        }
+        group
     }
 }
 
@@ -162,15 +214,16 @@ pub(super) struct ScaleSearch {
 pub(super) fn fit_block<const S: usize>(
     search: &ScaleSearch,
     largest: [f32; S],
-    choose: impl Fn(usize, f32) -> GroupChoice,
+    choose: impl Fn(usize, f32, Effort) -> GroupChoice,
 ) -> BlockFit<S> {
     let mut fit = BlockFit { d: [0; 2], scales: [0; S], groups: [GroupChoice::default(); S] };
-    let wanted: [f32; S] = std::array::from_fn(|g| group_scale(search, largest[g], |scale| choose(g, scale)));
+    let wanted: [f32; S] =
+        std::array::from_fn(|g| group_scale(search, largest[g], |scale, effort| choose(g, scale, effort)));
     let max = wanted.iter().fold(0.0_f32, |a, &b| a.max(b));
     let top = f32::from(2 * search.codes + 1);
     let mut d = super::half(max / top).1;
     if d == 0.0 {
-        fit.groups = std::array::from_fn(|g| choose(g, 0.0));
+        fit.groups = std::array::from_fn(|g| choose(g, 0.0, Effort::Quick));
         return fit;
     }
     for (g, wanted) in wanted.into_iter().enumerate() {
@@ -178,7 +231,7 @@ pub(super) fn fit_block<const S: usize>(
         let mut least = f32::INFINITY;
         for code in code.saturating_sub(1)..=(code + 1).min(search.codes) {
             let scale = d * f32::from(2 * code + 1);
-            let choice = choose(g, scale);
+            let choice = choose(g, scale, Effort::Thorough);
             let error = choice.sums.error(scale);
             if error < least {
                 (least, fit.scales[g], fit.groups[g]) = (error, code, choice);
@@ -200,17 +253,17 @@ pub(super) fn fit_block<const S: usize>(
 }
 
 /// The scale that fits a group best among the tried ones and what follows from them; 0 for a group of zeros.
-fn group_scale(search: &ScaleSearch, largest: f32, choose: impl Fn(f32) -> GroupChoice) -> f32 {
+fn group_scale(search: &ScaleSearch, largest: f32, choose: impl Fn(f32, Effort) -> GroupChoice) -> f32 {
     if largest < super::search::ALMOST_ZERO {
         return 0.0;
     }
     let mut fitted = Fitted { scale: 0.0, gain: 0.0 };
     for k in 0..search.count {
-        fitted.improve(choose(largest / (search.low + search.step * k as f32)).sums);
+        fitted.improve(choose(largest / (search.low + search.step * k as f32), Effort::Quick).sums);
     }
     // Rows chosen for the fitted scale fit at least as well; two rounds are all that helps.
     for _ in 0..2 {
-        if fitted.scale > 0.0 && !fitted.improve(choose(fitted.scale).sums) {
+        if fitted.scale > 0.0 && !fitted.improve(choose(fitted.scale, Effort::Thorough).sums) {
             break;
         }
     }
@@ -225,12 +278,53 @@ struct Fitted {
 
 impl Fitted {
     /// Takes over the scale that fits some rows best if it explains more.
-    fn improve(&mut self, sums: Choice) -> bool {
+    fn improve(&mut self, sums: Sums) -> bool {
         let better = sums.lx > 0.0 && sums.l2 > 0.0 && sums.lx * sums.lx > self.gain * sums.l2;
         if better {
             self.scale = sums.lx / sums.l2;
             self.gain = self.scale * sums.lx;
         }
         better
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::simd::Job;
+    use super::*;
+    use crate::codebooks;
+
+    #[test]
+    fn a_tuple_that_is_a_row_has_only_itself_and_others_their_nearest_first() {
+        let grid = Grid::<4>::new(&codebooks::IQ3_XXS, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 2);
+        for tuple in 0..4096_u32 {
+            let place: [f32; 4] = std::array::from_fn(|j| (tuple >> (3 * j) & 7) as f32);
+            let distance = |row: &u16| -> f32 {
+                grid.rows[usize::from(*row)].iter().zip(place).map(|(a, b)| (a - b) * (a - b)).sum()
+            };
+            let (start, end) = (grid.start[tuple as usize] as usize, grid.start[tuple as usize + 1] as usize);
+            let near: Vec<f32> = grid.near[start..end].iter().map(distance).collect();
+            let all: Vec<f32> = (0..256).map(|row| distance(&row)).collect();
+            let least = all.iter().copied().fold(f32::MAX, f32::min);
+            assert!(near.is_sorted() && near[0] == least, "{place:?}");
+            let nearest = usize::from(grid.nearest[tuple as usize]);
+            assert_eq!(nearest, all.iter().filter(|&&d| d == least).count(), "{place:?}");
+            assert!(least > 0.0 || near.len() == 1, "{place:?}");
+            assert!(near.len() == nearest || near[nearest] > least, "{place:?}");
+        }
+    }
+
+    #[test]
+    fn choices_are_the_same_with_wide_and_narrow_instructions() {
+        let grid = Grid::<8>::new(&codebooks::IQ2_XXS, &[1.0, 3.125, 5.375], 2);
+        let row = crate::reference::normal_row(6);
+        let (x, w) = row.split_at(row.len() / 2);
+        let w: Vec<f32> = w.iter().map(|w| w.abs()).collect();
+        for (x, w) in x.as_chunks::<8>().0.chunks(4).zip(w.as_chunks::<8>().0.chunks(4)) {
+            let job = || ChooseJob { grid: &grid, x, w, scale: 0.4, shift: 0.0, effort: Effort::Thorough };
+            let (wide, narrow) = (simd::run(job()), job().run());
+            assert_eq!(wide.rows, narrow.rows);
+            assert_eq!((wide.sums.lx, wide.sums.l2), (narrow.sums.lx, narrow.sums.l2));
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::each_block;
-use super::grid::{Grid, GroupChoice, ScaleSearch, fit_block};
+use super::grid::{Effort, Grid, GroupChoice, ScaleSearch, fit_block};
 use super::search::{largest, sum_of_squares, weights};
 use crate::codebooks;
 use crate::layout::{BlockIQ1_M, BlockIQ1_S};
@@ -14,25 +14,16 @@ const SHIFT: f32 = 0.125;
 /// Marks rows that are moved down.
 const DOWN: u16 = 1 << 15;
 
-const IQ1_SEARCH: ScaleSearch = ScaleSearch { low: 0.7, step: 0.12, count: 16, codes: 7 };
+const IQ1_SEARCH: ScaleSearch = ScaleSearch { low: 0.75, step: 0.22, count: 9, codes: 7 };
 
 pub(super) fn iq1_s(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let grid = &*GRID;
     each_block(row, importance, out, |x: &[f32; 256], importance| {
         let w = block_weights(x, importance);
         let (x8, w8) = (x.as_chunks::<8>().0, w.as_chunks::<8>().0);
-        // All four rows of a group move the same way.
-        let moved = |g: usize, scale: f32, shift: f32| {
-            let mut group = GroupChoice::default();
-            for k in 0..4 {
-                group.add(k, grid.choose(&x8[4 * g + k], &w8[4 * g + k], scale, shift));
-            }
-            group
-        };
-        let fit = fit_block::<8>(&IQ1_SEARCH, group_maxima(x), |g, scale| {
-            let (up, mut down) = (moved(g, scale, SHIFT), moved(g, scale, -SHIFT));
-            down.rows[0] |= DOWN;
-            if down.sums.error(scale) < up.sums.error(scale) { down } else { up }
+        let fit = fit_block::<8>(&IQ1_SEARCH, group_maxima(x), |g, scale, effort| {
+            let rows = 4 * g..4 * g + 4;
+            moved(grid, &x8[rows.clone()], &w8[rows], scale, effort)
         });
         let row = |i: usize| fit.groups[i / 4].rows[i % 4] & !DOWN;
         let qh = std::array::from_fn(|g| {
@@ -48,15 +39,12 @@ pub(super) fn iq1_m(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
         let w = block_weights(x, importance);
         let (x8, w8) = (x.as_chunks::<8>().0, w.as_chunks::<8>().0);
-        let fit = fit_block::<16>(&IQ1_SEARCH, group_maxima(x), |g, scale| {
-            let mut group = GroupChoice::default();
-            for k in 0..2 {
-                let i = 2 * g + k;
-                let up = grid.choose(&x8[i], &w8[i], scale, SHIFT);
-                let mut down = grid.choose(&x8[i], &w8[i], scale, -SHIFT);
-                down.row |= DOWN;
-                group.add(k, if down.error(scale) < up.error(scale) { down } else { up });
-            }
+        let fit = fit_block::<16>(&IQ1_SEARCH, group_maxima(x), |g, scale, effort| {
+            let [mut group, other] =
+                [2 * g, 2 * g + 1].map(|i| moved(grid, &x8[i..=i], &w8[i..=i], scale, effort));
+            group.rows[1] = other.rows[0];
+            group.sums.lx += other.sums.lx;
+            group.sums.l2 += other.sums.l2;
             group
         });
         let row = |i: usize| fit.groups[i / 2].rows[i % 2];
@@ -73,6 +61,13 @@ pub(super) fn iq1_m(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             scales,
         }
     });
+}
+
+/// Rows for some values, all moved up or all down: the first says which.
+fn moved(grid: &Grid<8>, x: &[[f32; 8]], w: &[[f32; 8]], scale: f32, effort: Effort) -> GroupChoice {
+    let (up, mut down) = (grid.choose(x, w, scale, SHIFT, effort), grid.choose(x, w, scale, -SHIFT, effort));
+    down.rows[0] |= DOWN;
+    if down.sums.error(scale) < up.sums.error(scale) { down } else { up }
 }
 
 fn block_weights(x: &[f32; 256], importance: Option<&[f32; 256]>) -> [f32; 256] {

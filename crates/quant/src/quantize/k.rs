@@ -12,13 +12,13 @@ const Q5_K_SEARCH: Affine = Affine { levels: 31, rmin: -0.5, rdelta: 0.1, steps:
 
 pub(super) fn q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
-        let mut fit = match importance {
-            None => plain_affine::<16, 16>(x, 15, &Q2_K_SEARCH, |x| x.map(f32::abs)),
+        let block = match importance {
+            None => plain_affine::<16, 16>(x, 15, Q2_K_SEARCH, |x| x.map(f32::abs)),
             Some(w) => weighted_affine::<16, 16>(x, w, 15, 3, sum_of_squares(x) / 256.0),
         };
-        let (d, dmin) = fit.requantize(x, 3);
-        let scales = std::array::from_fn(|s| fit.scales[s] | fit.mins[s] << 4);
-        BlockQ2_K { scales, qs: pack_crumbs(fit.codes.as_flattened()), d, dmin }
+        let (d, dmin, codes) = block.quantize::<16>(x, 3);
+        let scales = std::array::from_fn(|s| block.scales[s] | block.mins[s] << 4);
+        BlockQ2_K { scales, qs: pack_crumbs(codes.as_flattened()), d, dmin }
     });
 }
 
@@ -26,9 +26,9 @@ pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
         let groups = x.as_chunks::<16>().0;
         let mut codes = [[0; 16]; 16];
-        let mut scales = [0.0; 16];
         let (d, stored) = match importance {
             None => {
+                let mut scales = [0.0; 16];
                 for (s, x) in groups.iter().enumerate() {
                     (scales[s], codes[s]) = symmetric_by_descent(4, x);
                 }
@@ -42,18 +42,19 @@ pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             }
             Some(importance) => {
                 let sigma2 = 2.0 * sum_of_squares(x) / 256.0;
-                let mut sums = [0.0; 16];
-                for (s, (x, w)) in groups.iter().zip(importance.as_chunks::<16>().0).enumerate() {
-                    let w = weights(x, w, sigma2);
-                    sums[s] = w.iter().fold(0.0, |sum, w| sum + w);
-                    (scales[s], codes[s]) = symmetric(4, x, &w);
-                }
-                symmetric(32, &scales, &sums)
+                let w = group_weights::<16, 16>(groups, importance, sigma2);
+                let fit = symmetric::<16, 16>(4, groups, &w);
+                codes = std::array::from_fn(|s| fit.codes(s, &groups[s]));
+                let block = symmetric::<16, 1>(32, &[fit.scales], &[w.map(|w| sum(&w))]);
+                (block.scales[0], block.codes(0, &fit.scales))
             }
         };
         let (d_bytes, d) = half(d);
         for (s, x) in groups.iter().enumerate() {
-            requantize_symmetric(x, d * (i32::from(stored[s]) - 32) as f32, 4, &mut codes[s]);
+            let scale = d * (i32::from(stored[s]) - 32) as f32;
+            if scale != 0.0 {
+                codes[s] = rounded(x, scale, 4);
+            }
         }
         let codes = codes.as_flattened();
         let mut hmask = [0; 32];
@@ -66,34 +67,34 @@ pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 
 pub(super) fn q4_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
-        let mut fit = match importance {
-            None => plain_affine::<8, 32>(x, 63, &Q4_K_SEARCH, magnitude_weights),
+        let block = match importance {
+            None => plain_affine::<8, 32>(x, 63, Q4_K_SEARCH, magnitude_weights),
             Some(w) => weighted_affine::<8, 32>(x, w, 63, 15, 2.0 * sum_of_squares(x) / 256.0),
         };
-        let (d, dmin) = fit.requantize(x, 15);
+        let (d, dmin, codes) = block.quantize::<32>(x, 15);
         BlockQ4_K {
             d,
             dmin,
-            scales: pack_scales_k4(&fit.scales, &fit.mins),
-            qs: pack_nibble_pairs(&fit.codes),
+            scales: pack_scales_k4(&block.scales, &block.mins),
+            qs: pack_nibble_pairs(&codes),
         }
     });
 }
 
 pub(super) fn q5_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
-        let mut fit = match importance {
-            None => plain_affine::<8, 32>(x, 63, &Q5_K_SEARCH, magnitude_weights),
+        let block = match importance {
+            None => plain_affine::<8, 32>(x, 63, Q5_K_SEARCH, magnitude_weights),
             Some(w) => weighted_affine::<8, 32>(x, w, 63, 31, 2.0 * sum_of_squares(x) / 256.0),
         };
-        let (d, dmin) = fit.requantize(x, 31);
-        let qh = std::array::from_fn(|l| (0..8).fold(0, |byte, s| byte | (fit.codes[s][l] >> 4) << s));
+        let (d, dmin, codes) = block.quantize::<32>(x, 31);
+        let qh = std::array::from_fn(|l| (0..8).fold(0, |byte, s| byte | (codes[s][l] >> 4) << s));
         BlockQ5_K {
             d,
             dmin,
-            scales: pack_scales_k4(&fit.scales, &fit.mins),
+            scales: pack_scales_k4(&block.scales, &block.mins),
             qh,
-            qs: pack_nibble_pairs(&fit.codes),
+            qs: pack_nibble_pairs(&codes),
         }
     });
 }
@@ -101,22 +102,20 @@ pub(super) fn q5_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 pub(super) fn q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
         let groups = x.as_chunks::<16>().0;
-        let mut codes = [[0; 16]; 16];
-        let mut scales = [0.0; 16];
-        for (s, x) in groups.iter().enumerate() {
-            let w = importance.map_or_else(|| x.map(|x| x * x), |w| w.as_chunks::<16>().0[s]);
-            (scales[s], codes[s]) = symmetric(32, x, &w);
-        }
-        let extreme = extreme(&scales);
+        let squares = x.map(|x| x * x);
+        let weights = importance.unwrap_or(&squares).as_chunks::<16>().0;
+        let fit = symmetric::<16, 16>(32, groups, weights);
+        let extreme = extreme(&fit.scales);
         if extreme.abs() < ALMOST_ZERO {
             return bytemuck::Zeroable::zeroed();
         }
         let inverse = -128.0 / extreme;
         let (d_bytes, d) = half(1.0 / inverse);
-        let scales = scales.map(|s| nearest(inverse * s).clamp(-128, 127) as i8);
-        for (s, x) in groups.iter().enumerate() {
-            requantize_symmetric(x, d * f32::from(scales[s]), 32, &mut codes[s]);
-        }
+        let scales = fit.scales.map(|s| nearest(inverse * s).clamp(-128, 127) as i8);
+        let codes: [[u8; 16]; 16] = std::array::from_fn(|s| {
+            let scale = d * f32::from(scales[s]);
+            if scale != 0.0 { rounded(&groups[s], scale, 32) } else { fit.codes(s, &groups[s]) }
+        });
         let codes = codes.as_flattened();
         let (mut ql, mut qh) = ([0; 128], [0; 64]);
         for half in 0..2 {
@@ -145,71 +144,68 @@ pub(super) fn q8_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     });
 }
 
-/// A block of `S` groups of `N` values on lines of their own, whose scales and minima are integers times `d`, `dmin`.
-struct AffineBlock<const S: usize, const N: usize> {
+/// A block of `G` groups on lines of their own, whose scales and minima are integers times `d` and `dmin`.
+struct AffineBlock<const G: usize> {
+    fit: AffineFit<G>,
     d: f32,
     dmin: f32,
-    scales: [u8; S],
-    mins: [u8; S],
-    codes: [[u8; N]; S],
+    scales: [u8; G],
+    mins: [u8; G],
 }
 
-impl<const S: usize, const N: usize> AffineBlock<S, N> {
+impl<const G: usize> AffineBlock<G> {
     /// Rounds `d` and `dmin` to binary16 and the values to what the rounded scales can express. Groups whose scale
-    /// became zero keep their codes.
-    fn requantize(&mut self, x: &[f32; 256], levels: i32) -> ([u8; 2], [u8; 2]) {
+    /// became zero keep the codes of the search.
+    fn quantize<const N: usize>(&self, x: &[f32; 256], levels: i32) -> ([u8; 2], [u8; 2], [[u8; N]; G]) {
         let ((d_bytes, d), (dmin_bytes, dmin)) = (half(self.d), half(self.dmin));
-        for (s, x) in x.as_chunks::<N>().0.iter().enumerate() {
-            let (scale, min) = (d * f32::from(self.scales[s]), dmin * f32::from(self.mins[s]));
+        let groups = x.as_chunks::<N>().0;
+        let codes = std::array::from_fn(|g| {
+            let (scale, min) = (d * f32::from(self.scales[g]), dmin * f32::from(self.mins[g]));
             if scale != 0.0 {
-                self.codes[s] = x.map(|x| nearest((x + min) / scale).clamp(0, levels) as u8);
+                groups[g].map(|x| nearest((x + min) / scale).clamp(0, levels) as u8)
+            } else {
+                self.fit.codes(g, &groups[g])
             }
-        }
-        (d_bytes, dmin_bytes)
+        });
+        (d_bytes, dmin_bytes, codes)
     }
 }
 
 /// Group lines by `search`, their scales and minima relative to the largest in steps of 1/`steps`.
-fn plain_affine<const S: usize, const N: usize>(
+fn plain_affine<const G: usize, const N: usize>(
     x: &[f32; 256],
     steps: u8,
-    search: &Affine,
+    search: Affine,
     weigh: impl Fn(&[f32; N]) -> [f32; N],
-) -> AffineBlock<S, N> {
-    let (mut scales, mut mins, mut codes) = ([0.0; S], [0.0; S], [[0; N]; S]);
-    for (s, x) in x.as_chunks::<N>().0.iter().enumerate() {
-        let fit = affine(x, &weigh(x), search);
-        (scales[s], mins[s], codes[s]) = (fit.scale, fit.min, fit.codes);
-    }
+) -> AffineBlock<G> {
+    let groups = x.as_chunks::<N>().0;
+    let w: [[f32; N]; G] = std::array::from_fn(|g| weigh(&groups[g]));
+    let fit = affine::<N, G>(groups, &w, search);
     let top = f32::from(steps);
-    let to_steps = |values: [f32; S]| {
+    let to_steps = |values: [f32; G]| {
         let max = values.iter().fold(0.0_f32, |a, &b| if b > a { b } else { a });
         let inverse = if max > 0.0 { top / max } else { 0.0 };
         (max / top, values.map(|v| nearest(inverse * v).clamp(0, i32::from(steps)) as u8))
     };
-    let ((d, scales), (dmin, mins)) = (to_steps(scales), to_steps(mins));
-    AffineBlock { d, dmin, scales, mins, codes }
+    let ((d, scales), (dmin, mins)) = (to_steps(fit.scales), to_steps(fit.mins));
+    AffineBlock { fit, d, dmin, scales, mins }
 }
 
 /// As [`plain_affine`], weighted by importance down to the scales.
-fn weighted_affine<const S: usize, const N: usize>(
+fn weighted_affine<const G: usize, const N: usize>(
     x: &[f32; 256],
     importance: &[f32; 256],
     steps: u8,
-    levels: i32,
+    levels: u8,
     sigma2: f32,
-) -> AffineBlock<S, N> {
-    let (mut scales, mut mins, mut codes) = ([0.0; S], [0.0; S], [[0; N]; S]);
-    let mut sums = [0.0; S];
-    for (s, (x, w)) in x.as_chunks::<N>().0.iter().zip(importance.as_chunks::<N>().0).enumerate() {
-        let w = weights(x, w, sigma2);
-        sums[s] = w.iter().fold(0.0, |sum, w| sum + w);
-        let fit = affine(x, &w, &weighted(levels));
-        (scales[s], mins[s], codes[s]) = (fit.scale, fit.min, fit.codes);
-    }
-    let (d, scales) = positive(i32::from(steps), &scales, &sums);
-    let (dmin, mins) = positive(i32::from(steps), &mins, &sums);
-    AffineBlock { d, dmin, scales, mins, codes }
+) -> AffineBlock<G> {
+    let groups = x.as_chunks::<N>().0;
+    let w = group_weights::<G, N>(groups, importance, sigma2);
+    let fit = affine::<N, G>(groups, &w, weighted(levels));
+    let sums = w.map(|w| sum(&w));
+    let (d, scales) = positive(i32::from(steps), &fit.scales, &sums);
+    let (dmin, mins) = positive(i32::from(steps), &fit.mins, &sums);
+    AffineBlock { fit, d, dmin, scales, mins }
 }
 
 fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
@@ -217,11 +213,22 @@ fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
     x.map(|x| rms + x.abs())
 }
 
-/// Rounds a group to codes `0..2·nmax` for the scale it finally got; a scale of zero leaves the codes.
-fn requantize_symmetric(x: &[f32; 16], scale: f32, nmax: i32, codes: &mut [u8; 16]) {
-    if scale != 0.0 {
-        *codes = x.map(|x| (nearest(x / scale).clamp(-nmax, nmax - 1) + nmax) as u8);
-    }
+/// A group rounded to codes `0..2·nmax` for the scale it finally got.
+fn rounded(x: &[f32; 16], scale: f32, nmax: i32) -> [u8; 16] {
+    x.map(|x| (nearest(x / scale).clamp(-nmax, nmax - 1) + nmax) as u8)
+}
+
+fn sum(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |sum, v| sum + v)
+}
+
+fn group_weights<const G: usize, const N: usize>(
+    groups: &[[f32; N]],
+    importance: &[f32; 256],
+    sigma2: f32,
+) -> [[f32; N]; G] {
+    let importance = importance.as_chunks::<N>().0;
+    std::array::from_fn(|g| weights(&groups[g], &importance[g], sigma2))
 }
 
 /// Two low bits of each code: element `128h + 32j + l` at bits `2j` of byte `32h + l`.

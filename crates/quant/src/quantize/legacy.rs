@@ -5,7 +5,7 @@ use super::{each_block, half};
 use crate::layout::*;
 
 /// The affine search where there is an importance matrix.
-pub(super) const fn weighted(levels: i32) -> Affine {
+pub(super) const fn weighted(levels: u8) -> Affine {
     Affine { levels, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false }
 }
 
@@ -13,7 +13,7 @@ pub(super) fn q4_0(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let sigma2 = mean_square(row);
     each_block(row, importance, out, |x: &[f32; 32], importance| {
         let (d, codes) = match importance {
-            Some(importance) => symmetric(8, x, &weights(x, importance, sigma2)),
+            Some(importance) => weighted_signed_steps(x, &weights(x, importance, sigma2), 8),
             None => signed_steps(x, 8),
         };
         BlockQ4_0 { d: half(d).0, qs: pack_nibbles(&codes) }
@@ -24,7 +24,7 @@ pub(super) fn q5_0(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let sigma2 = mean_square(row);
     each_block(row, importance, out, |x: &[f32; 32], importance| {
         let (d, codes) = match importance {
-            Some(importance) => symmetric(16, x, &weights(x, importance, sigma2)),
+            Some(importance) => weighted_signed_steps(x, &weights(x, importance, sigma2), 16),
             None => signed_steps(x, 16),
         };
         BlockQ5_0 { d: half(d).0, qh: fifth_bits(&codes), qs: pack_nibbles(&codes) }
@@ -105,6 +105,11 @@ fn signed_steps(x: &[f32; 32], n: u8) -> (f32, [u8; 32]) {
     (d, x.map(|x| ((x * inverse + (n + 0.5)) as i32).min(2 * n as i32 - 1) as u8))
 }
 
+fn weighted_signed_steps(x: &[f32; 32], w: &[f32; 32], n: u8) -> (f32, [u8; 32]) {
+    let fit = symmetric::<32, 1>(n, &[*x], &[*w]);
+    (fit.scales[0], fit.codes(0, x))
+}
+
 /// Codes `0..=levels` from the minimum up: scale, minimum, codes.
 #[inline(always)]
 fn steps_from_minimum(
@@ -114,8 +119,8 @@ fn steps_from_minimum(
     levels: u8,
 ) -> (f32, f32, [u8; 32]) {
     if let Some(importance) = importance {
-        let fit = affine(x, &weights(x, importance, sigma2), &weighted(i32::from(levels)));
-        return (fit.scale, -fit.min, fit.codes);
+        let fit = affine::<32, 1>(&[*x], &[weights(x, importance, sigma2)], weighted(levels));
+        return (fit.scales[0], -fit.mins[0], fit.codes(0, x));
     }
     let min = x.iter().fold(f32::MAX, |a, &b| if b < a { b } else { a });
     let max = x.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a });

@@ -12,6 +12,7 @@ mod iq4;
 mod k;
 mod legacy;
 mod search;
+mod simd;
 mod ternary;
 
 use crate::float::{f32_to_bf16, f32_to_f16};

@@ -2,6 +2,8 @@
 //!
 //! All sums are f32 in element order: the results of the k-quants are compared byte for byte with other tools.
 
+use super::simd;
+
 /// Groups whose largest magnitude is below this are stored as zeros.
 pub(super) const ALMOST_ZERO: f32 = 1e-15;
 
@@ -11,6 +13,15 @@ pub(super) const ALMOST_ZERO: f32 = 1e-15;
 pub(super) fn nearest(x: f32) -> i32 {
     // Adding 1.5 · 2^23 leaves the integer in the low 23 bits of the significand.
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
+}
+
+/// The nearest whole number, ties to even, between two whole numbers of magnitude below 2^22.
+#[inline(always)]
+fn round_clamped(x: f32, low: f32, high: f32) -> f32 {
+    // Comparisons written so that each is one instruction; NaN becomes `low`.
+    let x = if x > low { x } else { low };
+    let x = if x < high { x } else { high };
+    x + 12_582_912.0 - 12_582_912.0
 }
 
 /// The nearest integer, ties away from zero.
@@ -45,108 +56,253 @@ pub(super) fn weights<const N: usize>(x: &[f32; N], importance: &[f32; N], sigma
 }
 
 /// How [`affine`] searches: steps `rmin, rmin + rdelta, …` around the number of levels, by squared or absolute error.
+#[derive(Clone, Copy)]
 pub(super) struct Affine {
-    pub(super) levels: i32,
+    pub(super) levels: u8,
     pub(super) rmin: f32,
     pub(super) rdelta: f32,
     pub(super) steps: i32,
     pub(super) absolute: bool,
 }
 
-/// `x ≈ scale · code − min` with codes `0..=levels` and `min ≥ 0`.
-pub(super) struct AffineFit<const N: usize> {
-    pub(super) scale: f32,
-    pub(super) min: f32,
-    pub(super) codes: [u8; N],
+/// `x ≈ scale · code − min` for `G` groups of values, with codes `0..=levels` and `min ≥ 0`.
+pub(super) struct AffineFit<const G: usize> {
+    pub(super) scales: [f32; G],
+    pub(super) mins: [f32; G],
+    /// How the codes come about: see [`AffineFit::codes`].
+    inverses: [f32; G],
+    offsets: [f32; G],
+    levels: f32,
 }
 
-/// Fits scale and minimum: for each step, codes by rounding, then the least-squares line through them.
-pub(super) fn affine<const N: usize>(x: &[f32; N], w: &[f32; N], search: &Affine) -> AffineFit<N> {
-    let levels = search.levels as f32;
-    let max = x.iter().fold(x[0], |a, &b| if b > a { b } else { a });
-    let mut min = x.iter().fold(x[0], |a, &b| if b < a { b } else { a });
-    let (mut sum_w, mut sum_x) = (w[0], w[0] * x[0]);
-    for i in 1..N {
-        sum_w += w[i];
-        sum_x += w[i] * x[i];
+impl<const G: usize> AffineFit<G> {
+    /// The codes that the fit of a group was made with.
+    pub(super) fn codes<const N: usize>(&self, group: usize, x: &[f32; N]) -> [u8; N] {
+        x.map(|x| round_clamped(self.inverses[group] * (x - self.offsets[group]), 0.0, self.levels) as u8)
     }
-    min = min.min(0.0);
-    if max <= min {
-        return AffineFit { scale: 0.0, min: -min, codes: [0; N] };
+}
+
+/// Fits scale and minimum for each of `G` groups of `N` values: for each step, codes by rounding, then the
+/// least-squares line through them. The groups are searched side by side, one to a vector lane.
+pub(super) fn affine<const N: usize, const G: usize>(
+    x: &[[f32; N]],
+    w: &[[f32; N]],
+    search: Affine,
+) -> AffineFit<G> {
+    let (x, w) = (transposed(x), transposed(w));
+    simd::run(AffineJob::<N, G> { x: &x, w: &w, search })
+}
+
+/// `N` values of `G` groups, the groups side by side.
+type Lanes<const N: usize, const G: usize> = [[f32; G]; N];
+
+#[inline(always)]
+fn transposed<const N: usize, const G: usize>(groups: &[[f32; N]]) -> Lanes<N, G> {
+    std::array::from_fn(|i| std::array::from_fn(|g| groups[g][i]))
+}
+
+struct AffineJob<'a, const N: usize, const G: usize> {
+    x: &'a Lanes<N, G>,
+    w: &'a Lanes<N, G>,
+    search: Affine,
+}
+
+impl<const N: usize, const G: usize> simd::Job for AffineJob<'_, N, G> {
+    type Output = AffineFit<G>;
+
+    #[inline(always)]
+    fn run(self) -> AffineFit<G> {
+        let (x, w, levels) = (self.x, self.w, f32::from(self.search.levels));
+        let (mut min, mut max, mut sum_w, mut sum_x) = (x[0], x[0], w[0], [0.0; G]);
+        for g in 0..G {
+            sum_x[g] = w[0][g] * x[0][g];
+        }
+        for i in 1..N {
+            for g in 0..G {
+                min[g] = if x[i][g] < min[g] { x[i][g] } else { min[g] };
+                max[g] = if x[i][g] > max[g] { x[i][g] } else { max[g] };
+                sum_w[g] += w[i][g];
+                sum_x[g] += w[i][g] * x[i][g];
+            }
+        }
+        min = min.map(|m| if m > 0.0 { 0.0 } else { m });
+        let lowest = min;
+        let mut tried = [[0.0; G]; N];
+        let mut inverses: [f32; G] = std::array::from_fn(|g| levels / (max[g] - min[g]));
+        let mut offsets = min;
+        let mut scales = inverses.map(|inverse| 1.0 / inverse);
+        self.round(&inverses, &min, &mut tried);
+        let mut best = self.error(&scales, &min, &tried);
+        for step in 0..=self.search.steps {
+            let numerator = self.search.rmin + self.search.rdelta * step as f32 + levels;
+            let inverse: [f32; G] = std::array::from_fn(|g| numerator / (max[g] - min[g]));
+            self.round(&inverse, &min, &mut tried);
+            let (lines, solvable) = self.lines(&tried, &sum_w, &sum_x);
+            let error = self.error(&lines.0, &lines.1, &tried);
+            for g in 0..G {
+                let better = solvable[g] & (error[g] < best[g]);
+                best[g] = if better { error[g] } else { best[g] };
+                inverses[g] = if better { inverse[g] } else { inverses[g] };
+                offsets[g] = if better { min[g] } else { offsets[g] };
+                scales[g] = if better { lines.0[g] } else { scales[g] };
+                min[g] = if better { lines.1[g] } else { min[g] };
+            }
+        }
+        // Groups of one value that is not positive: it is the minimum, and all codes are zero.
+        for g in 0..G {
+            if max[g] <= lowest[g] {
+                (scales[g], min[g], inverses[g], offsets[g]) = (0.0, lowest[g], 0.0, 0.0);
+            }
+        }
+        AffineFit { scales, mins: min.map(|m| -m), inverses, offsets, levels }
     }
-    let round = |inverse: f32, min: f32| -> [u8; N] {
-        std::array::from_fn(|i| nearest(inverse * (x[i] - min)).clamp(0, search.levels) as u8)
-    };
-    let error = |scale: f32, min: f32, codes: &[u8; N]| {
-        let mut sum = 0.0;
-        for i in 0..N {
-            let diff = scale * f32::from(codes[i]) + min - x[i];
-            sum += w[i] * if search.absolute { diff.abs() } else { diff * diff };
+}
+
+impl<const N: usize, const G: usize> AffineJob<'_, N, G> {
+    #[inline(always)]
+    fn round(&self, inverse: &[f32; G], min: &[f32; G], codes: &mut Lanes<N, G>) {
+        let levels = f32::from(self.search.levels);
+        for (codes, x) in codes.iter_mut().zip(self.x) {
+            for g in 0..G {
+                codes[g] = round_clamped(inverse[g] * (x[g] - min[g]), 0.0, levels);
+            }
+        }
+    }
+
+    /// The weighted error of the lines `scale · code + min`.
+    #[inline(always)]
+    fn error(&self, scale: &[f32; G], min: &[f32; G], codes: &Lanes<N, G>) -> [f32; G] {
+        let mut sum = [0.0; G];
+        for ((codes, x), w) in codes.iter().zip(self.x).zip(self.w) {
+            for g in 0..G {
+                let diff = scale[g] * codes[g] + min[g] - x[g];
+                sum[g] += w[g] * if self.search.absolute { diff.abs() } else { diff * diff };
+            }
         }
         sum
-    };
-    let inverse = levels / (max - min);
-    let mut scale = 1.0 / inverse;
-    let mut codes = round(inverse, min);
-    let mut best = error(scale, min, &codes);
-    for step in 0..=search.steps {
-        let tried = round((search.rmin + search.rdelta * step as f32 + levels) / (max - min), min);
-        let (mut sum_l, mut sum_ll, mut sum_xl) = (0.0, 0.0, 0.0);
-        for i in 0..N {
-            let l = f32::from(tried[i]);
-            sum_l += w[i] * l;
-            sum_ll += w[i] * l * l;
-            sum_xl += w[i] * l * x[i];
-        }
-        let determinant = sum_w * sum_ll - sum_l * sum_l;
-        if determinant > 0.0 {
-            let mut this_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            let mut this_min = (sum_ll * sum_x - sum_l * sum_xl) / determinant;
-            if this_min > 0.0 {
-                this_min = 0.0;
-                this_scale = sum_xl / sum_ll;
-            }
-            let this_error = error(this_scale, this_min, &tried);
-            if this_error < best {
-                (best, scale, min, codes) = (this_error, this_scale, this_min, tried);
-            }
-        }
     }
-    AffineFit { scale, min: -min, codes }
+
+    /// Scales and minima of the least-squares lines, and where there are any. Minima above zero become zero.
+    #[inline(always)]
+    fn lines(
+        &self,
+        codes: &Lanes<N, G>,
+        sum_w: &[f32; G],
+        sum_x: &[f32; G],
+    ) -> (([f32; G], [f32; G]), [bool; G]) {
+        // One sum a loop: with several the compiler mixes their lanes.
+        let (mut sum_l, mut sum_ll, mut sum_xl) = ([0.0; G], [0.0; G], [0.0; G]);
+        for (w, l) in self.w.iter().zip(codes) {
+            for g in 0..G {
+                sum_l[g] += w[g] * l[g];
+            }
+        }
+        for (w, l) in self.w.iter().zip(codes) {
+            for g in 0..G {
+                sum_ll[g] += w[g] * l[g] * l[g];
+            }
+        }
+        for ((w, l), x) in self.w.iter().zip(codes).zip(self.x) {
+            for g in 0..G {
+                sum_xl[g] += w[g] * l[g] * x[g];
+            }
+        }
+        let (mut scale, mut min, mut solvable) = ([0.0; G], [0.0; G], [false; G]);
+        for g in 0..G {
+            let determinant = sum_w[g] * sum_ll[g] - sum_l[g] * sum_l[g];
+            let through_zero = sum_xl[g] / sum_ll[g];
+            scale[g] = (sum_w[g] * sum_xl[g] - sum_x[g] * sum_l[g]) / determinant;
+            min[g] = (sum_ll[g] * sum_x[g] - sum_l[g] * sum_xl[g]) / determinant;
+            scale[g] = if min[g] > 0.0 { through_zero } else { scale[g] };
+            min[g] = if min[g] > 0.0 { 0.0 } else { min[g] };
+            solvable[g] = determinant > 0.0;
+        }
+        ((scale, min), solvable)
+    }
 }
 
-/// Fits `x ≈ scale · (code − nmax)` with codes `0..2·nmax`; the extreme value's side gets the extra level.
-pub(super) fn symmetric<const N: usize>(nmax: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
-    let max = extreme(x);
-    if max.abs() < ALMOST_ZERO {
-        return (0.0, [0; N]);
+/// Fits `x ≈ scale · (code − nmax)` with codes `0..2·nmax` for each of `G` groups of `N` values; the extreme value's
+/// side gets the extra level.
+pub(super) fn symmetric<const N: usize, const G: usize>(
+    nmax: u8,
+    x: &[[f32; N]],
+    w: &[[f32; N]],
+) -> SymmetricFit<G> {
+    let (lanes, weights) = (transposed(x), transposed(w));
+    let extremes = std::array::from_fn(|g| extreme(&x[g]));
+    simd::run(SymmetricJob::<N, G> { nmax, x: &lanes, w: &weights, extremes })
+}
+
+/// What [`symmetric`] found.
+pub(super) struct SymmetricFit<const G: usize> {
+    pub(super) scales: [f32; G],
+    inverses: [f32; G],
+    nmax: f32,
+}
+
+impl<const G: usize> SymmetricFit<G> {
+    /// The codes that the fit of a group was made with; all zero for a group of zeros.
+    pub(super) fn codes<const N: usize>(&self, group: usize, x: &[f32; N]) -> [u8; N] {
+        let (inverse, nmax) = (self.inverses[group], self.nmax);
+        if inverse == 0.0 {
+            return [0; N];
+        }
+        x.map(|x| (round_clamped(inverse * x, -nmax, nmax - 1.0) + nmax) as u8)
     }
-    let round = |inverse: f32| -> [i32; N] {
-        std::array::from_fn(|i| nearest(inverse * x[i]).clamp(-nmax, nmax - 1))
-    };
-    let sums = |codes: &[i32; N]| {
-        let (mut lx, mut l2) = (0.0, 0.0);
-        for i in 0..N {
-            let l = codes[i] as f32;
-            lx += w[i] * x[i] * l;
-            l2 += w[i] * l * l;
+}
+
+struct SymmetricJob<'a, const N: usize, const G: usize> {
+    nmax: u8,
+    x: &'a Lanes<N, G>,
+    w: &'a Lanes<N, G>,
+    extremes: [f32; G],
+}
+
+impl<const N: usize, const G: usize> simd::Job for SymmetricJob<'_, N, G> {
+    type Output = SymmetricFit<G>;
+
+    #[inline(always)]
+    fn run(self) -> SymmetricFit<G> {
+        let nmax = f32::from(self.nmax);
+        let mut inverses = self.extremes.map(|extreme| -nmax / extreme);
+        let (lx, l2) = self.sums(&inverses);
+        let mut scales: [f32; G] = std::array::from_fn(|g| if l2[g] != 0.0 { lx[g] / l2[g] } else { 0.0 });
+        let mut best: [f32; G] = std::array::from_fn(|g| scales[g] * lx[g]);
+        for step in (-9..=9).filter(|&step| step != 0) {
+            let inverse = self.extremes.map(|extreme| -(nmax + 0.1 * step as f32) / extreme);
+            let (lx, l2) = self.sums(&inverse);
+            for g in 0..G {
+                let better = (l2[g] > 0.0) & (lx[g] * lx[g] > best[g] * l2[g]);
+                let scale = lx[g] / l2[g];
+                scales[g] = if better { scale } else { scales[g] };
+                best[g] = if better { scale * lx[g] } else { best[g] };
+                inverses[g] = if better { inverse[g] } else { inverses[g] };
+            }
+        }
+        for g in 0..G {
+            if self.extremes[g].abs() < ALMOST_ZERO {
+                (scales[g], inverses[g]) = (0.0, 0.0);
+            }
+        }
+        SymmetricFit { scales, inverses, nmax }
+    }
+}
+
+impl<const N: usize, const G: usize> SymmetricJob<'_, N, G> {
+    /// Σ w·x·code and Σ w·code².
+    #[inline(always)]
+    fn sums(&self, inverse: &[f32; G]) -> ([f32; G], [f32; G]) {
+        let nmax = f32::from(self.nmax);
+        let (mut lx, mut l2) = ([0.0; G], [0.0; G]);
+        for (x, w) in self.x.iter().zip(self.w) {
+            for g in 0..G {
+                let l = round_clamped(inverse[g] * x[g], -nmax, nmax - 1.0);
+                lx[g] += w[g] * x[g] * l;
+                l2[g] += w[g] * l * l;
+            }
         }
         (lx, l2)
-    };
-    let mut codes = round(-(nmax as f32) / max);
-    let (lx, l2) = sums(&codes);
-    let mut scale = if l2 != 0.0 { lx / l2 } else { 0.0 };
-    let mut best = scale * lx;
-    for step in (-9..=9).filter(|&step| step != 0) {
-        let tried = round(-(nmax as f32 + 0.1 * step as f32) / max);
-        let (lx, l2) = sums(&tried);
-        if l2 > 0.0 && lx * lx > best * l2 {
-            scale = lx / l2;
-            best = scale * lx;
-            codes = tried;
-        }
     }
-    (scale, codes.map(|l| (l + nmax) as u8))
 }
 
 /// As [`symmetric`], by changing one code at a time, with weights x².
@@ -244,4 +400,39 @@ pub(super) fn positive<const N: usize>(nmax: i32, x: &[f32; N], w: &[f32; N]) ->
         }
     }
     (if l2 > 0.0 { lx / l2 } else { 0.0 }, codes.map(|l| l as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::simd::Job;
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_even_or_away_as_named() {
+        for (x, even, away) in
+            [(0.5, 0, 1), (1.5, 2, 2), (-2.5, -2, -3), (0.499_999_97, 0, 0), (-126.5, -126, -127)]
+        {
+            assert_eq!((nearest(x), nearest_away(x)), (even, away), "{x}");
+        }
+        assert_eq!(round_clamped(f32::NAN, -4.0, 3.0), -4.0);
+        assert_eq!([-9.0, 2.5, 9.0].map(|x| round_clamped(x, -4.0, 3.0)), [-4.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn searches_give_the_same_bits_with_wide_and_narrow_instructions() {
+        let row = crate::reference::normal_row(5);
+        for block in row.as_chunks::<512>().0 {
+            let (x, w) = block.split_at(256);
+            let (x, w) = (transposed(x.as_chunks::<32>().0), transposed(w.as_chunks::<32>().0));
+            let w: Lanes<32, 8> = w.map(|w: [f32; 8]| w.map(f32::abs));
+            let search = Affine { levels: 15, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false };
+            let job = || AffineJob { x: &x, w: &w, search };
+            let (wide, narrow) = (simd::run(job()), job().run());
+            assert_eq!((wide.scales, wide.mins), (narrow.scales, narrow.mins));
+            let extremes = std::array::from_fn(|g| extreme(&x.map(|x: [f32; 8]| x[g])));
+            let job = || SymmetricJob { nmax: 8, x: &x, w: &w, extremes };
+            let (wide, narrow) = (simd::run(job()), job().run());
+            assert_eq!((wide.scales, wide.inverses), (narrow.scales, narrow.inverses));
+        }
+    }
 }
