@@ -1,3 +1,64 @@
-//! Names, manifests, blobs, Modelfile, create and import drivers; atomic and shared with Ollama.
+//! The model store: names, manifests, blobs, Modelfiles, and the creation of models from files, from other models and
+//! from safetensors folders.
+//!
+//! The layout is Ollama's, so that both programs use one folder side by side:
+//!
+//! ```text
+//! blobs/sha256-<64 hex>                         content, named by its digest
+//! manifests/<host>/<namespace>/<model>/<tag>    JSON: the model's layers and config, by digest
+//! puna-tmp/                                     unfinished files, and the lock that writers share
+//! ```
+//!
+//! Everything is written to a temporary file, flushed and renamed; a manifest is written last. So a crash at any moment
+//! leaves every model whole: the old one, or the new one.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), puna_store::StoreError> {
+//! use puna_store::{ModelName, Store};
+//! let store = Store::open("/home/me/.ollama/models")?;
+//! for entry in store.list()? {
+//!     println!("{} {} {}", entry.name, entry.digest.short(), entry.size());
+//! }
+//! let model = store.resolve(&ModelName::parse("cria")?)?;
+//! println!("{:?}", model.capabilities());
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
+
+mod blobs;
+mod create;
+mod digest;
+pub mod embedded;
+mod error;
+mod facts;
+mod files;
+mod gojson;
+mod import;
+mod manifest;
+mod model;
+mod modelfile;
+mod name;
+mod prune;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use blobs::{BlobWriter, NewBlob};
+pub use create::{
+    CheckTemplate, CreateRequest, DetectTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate, Progress,
+    ProgressFn, plan_local,
+};
+pub use digest::{Digest, DigestError};
+pub use error::StoreError;
+pub use facts::{Facts, file_type_name, parameter_size};
+pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
+pub use manifest::{Config, Layer, Manifest, media};
+pub use model::{Details, Model, Weights};
+pub use modelfile::{
+    Instruction, LineProblem, Modelfile, ModelfileError, format_parameters, parse_parameter,
+};
+pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
+pub use prune::Pruned;
+pub use store::{Entry, Store, default_root};

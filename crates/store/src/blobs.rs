@@ -1,0 +1,226 @@
+//! Blobs: files named by the digest of their content.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::digest::{Digest, Hasher};
+use crate::error::StoreError;
+use crate::files::{TempFile, read_limited};
+use crate::manifest::{Layer, TEXT_LIMIT};
+use crate::store::Store;
+
+impl Store {
+    /// Where a blob is or would be.
+    pub fn blob_path(&self, digest: &Digest) -> PathBuf {
+        self.root().join("blobs").join(digest.file_name())
+    }
+
+    /// Whether a blob is there. Its content is not looked at.
+    pub fn has_blob(&self, digest: &Digest) -> bool {
+        self.blob_path(digest).is_file()
+    }
+
+    /// Begins a blob whose content comes piece by piece.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn blob_writer(&self) -> Result<BlobWriter<'_>, StoreError> {
+        Ok(BlobWriter { temp: TempFile::new(self.root())?, hasher: Hasher::default(), size: 0, store: self })
+    }
+
+    /// Stores bytes as a blob.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn add_blob(&self, bytes: &[u8]) -> Result<NewBlob, StoreError> {
+        let digest = Digest::of(bytes);
+        if let Some(blob) = self.reuse_blob(&digest)? {
+            return Ok(blob);
+        }
+        let mut writer = self.blob_writer()?;
+        writer.write(bytes)?;
+        writer.finish(None)
+    }
+
+    /// Copies a file into the store.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the store cannot be written.
+    pub fn add_file(&self, path: &Path) -> Result<NewBlob, StoreError> {
+        let fail = |e: &io::Error| StoreError::io("read", path, e);
+        let mut file = File::open(path).map_err(|e| fail(&e))?;
+        let mut writer = self.blob_writer()?;
+        let mut buffer = vec![0; 1 << 18];
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => return writer.finish(None),
+                Ok(n) => writer.write(&buffer[..n])?,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(fail(&e)),
+            }
+        }
+    }
+
+    /// Reads a whole blob and compares its digest.
+    ///
+    /// # Errors
+    /// [`StoreError::BlobMissing`], [`StoreError::DigestMismatch`], or it cannot be read.
+    pub fn verify_blob(&self, digest: &Digest) -> Result<u64, StoreError> {
+        let path = self.blob_path(digest);
+        if !self.has_blob(digest) {
+            return Err(StoreError::BlobMissing(*digest));
+        }
+        let read = || Digest::of_reader(&mut File::open(&path)?);
+        let (found, size) = read().map_err(|e| StoreError::io("read", &path, &e))?;
+        if found == *digest { Ok(size) } else { Err(StoreError::DigestMismatch { expected: *digest, found }) }
+    }
+
+    /// The path of a layer's blob, whose size must be what the manifest says.
+    pub(crate) fn layer_path(&self, layer: &Layer) -> Result<PathBuf, StoreError> {
+        let path = self.blob_path(&layer.digest);
+        match fs::metadata(&path) {
+            Ok(meta) if meta.len() == layer.size => Ok(path),
+            Ok(meta) => {
+                Err(StoreError::BlobSize { digest: layer.digest, expected: layer.size, found: meta.len() })
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::BlobMissing(layer.digest)),
+            Err(e) => Err(StoreError::io("read", &path, &e)),
+        }
+    }
+
+    /// The bytes of a small blob.
+    pub(crate) fn read_layer(&self, layer: &Layer) -> Result<Vec<u8>, StoreError> {
+        read_limited(&self.layer_path(layer)?, TEXT_LIMIT)
+    }
+
+    /// A blob that is there already, marked as used now: neither this program nor an Ollama on the same store clears
+    /// away blobs that were touched in the last hour.
+    fn reuse_blob(&self, digest: &Digest) -> Result<Option<NewBlob>, StoreError> {
+        let path = self.blob_path(digest);
+        let Ok(meta) = fs::metadata(&path) else { return Ok(None) };
+        self.pin(digest);
+        self.touch_blob(digest);
+        // It may have gone between the look and the pin.
+        Ok(self.has_blob(digest).then_some(NewBlob { digest: *digest, size: meta.len(), is_new: false }))
+    }
+
+    /// Sets a blob's time of change to now. A file of another user cannot be touched, and need not be.
+    pub(crate) fn touch_blob(&self, digest: &Digest) {
+        if let Ok(file) = File::options().append(true).open(self.blob_path(digest)) {
+            let _ = file.set_modified(SystemTime::now());
+        }
+    }
+}
+
+/// A blob that was stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewBlob {
+    /// The digest of its content.
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+    /// Whether it was not there before.
+    pub is_new: bool,
+}
+
+/// A blob in the making. Dropped without [`BlobWriter::finish`], it leaves nothing.
+pub struct BlobWriter<'a> {
+    temp: TempFile,
+    hasher: Hasher,
+    size: u64,
+    store: &'a Store,
+}
+
+impl BlobWriter<'_> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.hasher.update(bytes);
+        self.size += bytes.len() as u64;
+        self.temp.write(bytes)
+    }
+
+    /// Gives the blob its name, unless the content is not what was `expected`.
+    ///
+    /// # Errors
+    /// [`StoreError::DigestMismatch`], or the store cannot be written.
+    pub fn finish(self, expected: Option<&Digest>) -> Result<NewBlob, StoreError> {
+        let digest = self.hasher.finish();
+        if let Some(expected) = expected
+            && *expected != digest
+        {
+            return Err(StoreError::DigestMismatch { expected: *expected, found: digest });
+        }
+        if let Some(blob) = self.store.reuse_blob(&digest)?
+            && blob.size == self.size
+        {
+            return Ok(blob);
+        }
+        self.store.pin(&digest);
+        self.temp.persist(&self.store.blob_path(&digest))?;
+        Ok(NewBlob { digest, size: self.size, is_new: true })
+    }
+}
+
+impl io::Write for BlobWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BlobWriter::write(self, bytes).map_err(|e| match &e {
+            StoreError::Io { kind, .. } => io::Error::new(*kind, e.to_string()),
+            _ => io::Error::other(e.to_string()),
+        })?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_decides_a_blobs_name_and_is_stored_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let first = store.add_blob(b"hello blob").unwrap();
+        assert_eq!(first.digest.hex(), "e997afd18e5f6be004fc193aed2c90291e68ab2c7599a62538c935b7fca6ab0f");
+        assert!(first.is_new && first.size == 10);
+        assert!(!store.add_blob(b"hello blob").unwrap().is_new);
+        assert_eq!(store.verify_blob(&first.digest), Ok(10));
+        assert_eq!(fs::read_dir(dir.path().join("puna-tmp")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn content_that_is_not_what_was_announced_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let expected = Digest::of(b"right");
+        let mut writer = store.blob_writer().unwrap();
+        writer.write(b"wrong").unwrap();
+        let error = writer.finish(Some(&expected)).unwrap_err();
+        assert_eq!(error, StoreError::DigestMismatch { expected, found: Digest::of(b"wrong") });
+        assert!(!store.has_blob(&expected) && !store.has_blob(&Digest::of(b"wrong")));
+        assert_eq!(fs::read_dir(dir.path().join("puna-tmp")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_blob_that_changed_on_disk_is_found_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let blob = store.add_blob(b"hello blob").unwrap();
+        let layer = Layer::new("m", blob.digest, blob.size);
+        fs::write(store.blob_path(&blob.digest), b"hello bloc").unwrap();
+        assert!(matches!(store.verify_blob(&blob.digest), Err(StoreError::DigestMismatch { .. })));
+        fs::write(store.blob_path(&blob.digest), b"hello").unwrap();
+        let size = StoreError::BlobSize { digest: blob.digest, expected: 10, found: 5 };
+        assert_eq!(store.layer_path(&layer), Err(size));
+        fs::remove_file(store.blob_path(&blob.digest)).unwrap();
+        assert_eq!(store.layer_path(&layer), Err(StoreError::BlobMissing(blob.digest)));
+    }
+}

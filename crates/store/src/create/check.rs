@@ -1,0 +1,135 @@
+//! Checks of a request before anything is done.
+
+use serde_json::{Map, Value};
+
+use super::request::{CreateRequest, Hooks};
+use crate::error::StoreError;
+use crate::manifest::Config;
+
+pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), StoreError> {
+    let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
+    for (name, digest) in files {
+        if !is_relative(name) {
+            return Err(StoreError::PathNotRelative);
+        }
+        if digest.is_empty() {
+            return Err(crate::digest::DigestError.into());
+        }
+    }
+    if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty()) && request.draft_files.is_empty() {
+        return Err(StoreError::DraftQuantize);
+    }
+    if !request.draft_files.is_empty() {
+        return Err(StoreError::Draft);
+    }
+    let from = request.from.as_deref().filter(|from| !from.is_empty());
+    if let Some(host) = request.remote_host.as_ref().filter(|host| !host.is_empty()) {
+        return Err(StoreError::Remote { name: from.unwrap_or_default().to_owned(), host: host.clone() });
+    }
+    match (from, &request.files) {
+        (None, None) => return Err(StoreError::NoSource),
+        (None, Some(files)) if files.is_empty() => return Err(StoreError::UnknownType),
+        _ => {}
+    }
+    if request.adapters.len() > 1 {
+        return Err(StoreError::ManyAdapters);
+    }
+    if let (Some(template), Some(check)) = (&request.template, hooks.check_template) {
+        check(template).map_err(StoreError::Template)?;
+    }
+    if let Some(kind) = request.quantize.as_ref().filter(|kind| !kind.is_empty()) {
+        return Err(StoreError::QuantizeType(kind.clone()));
+    }
+    if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {
+        return Err(StoreError::Requires);
+    }
+    apply_info(&mut Config::default(), &request.info)
+}
+
+/// A path of plain names between single slashes.
+fn is_relative(path: &str) -> bool {
+    !path.is_empty()
+        && !path.contains(['\\', '\0'])
+        && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// `1.2.3`, perhaps with a leading `v`, a pre-release and build data.
+fn is_semver(text: &str) -> bool {
+    let text = text.strip_prefix('v').unwrap_or(text);
+    let core = text.split(['-', '+']).next().unwrap_or_default();
+    let number = |part: &str| {
+        !part.is_empty()
+            && part.bytes().all(|c| c.is_ascii_digit())
+            && (part == "0" || !part.starts_with('0'))
+    };
+    core.split('.').count() == 3 && core.split('.').all(number)
+}
+
+/// Sets the fields of a config that the request's `info` gives.
+pub(super) fn apply_info(config: &mut Config, info: &Map<String, Value>) -> Result<(), StoreError> {
+    for (field, value) in info {
+        let bad = |want| StoreError::Info { field: crate::name::shown(field), want };
+        let text = || value.as_str().map(str::to_owned).ok_or(bad("a string"));
+        let number = || {
+            let number = value.as_f64().ok_or(bad("a number"))?;
+            if number < 0.0 || number.fract() != 0.0 {
+                Err(bad("a non-negative integer"))
+            } else {
+                Ok(number as u64)
+            }
+        };
+        match field.as_str() {
+            "capabilities" => {
+                let items = value.as_array().ok_or(bad("a list of strings"))?;
+                let names = items.iter().map(|item| item.as_str().map(str::to_owned));
+                config.capabilities = names.collect::<Option<_>>().ok_or(bad("a list of strings"))?;
+            }
+            "model_family" => {
+                config.model_family = text()?;
+                config.model_families = Some(vec![config.model_family.clone()]);
+            }
+            "base_name" => config.base_name = text()?,
+            "quantization_level" => config.file_type = text()?,
+            "parameter_size" => config.model_type = text()?,
+            "context_length" => config.context_length = number()?,
+            "embedding_length" => config.embedding_length = number()?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_stay_within_their_folder() {
+        assert!(is_relative("a.gguf") && is_relative("1_Pooling/config.json"));
+        for bad in ["", "/abs.gguf", "../x", "a/../b", "a//b", "./a", "a/", "C:\\x", "a\0"] {
+            assert!(!is_relative(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn versions_have_three_numbers() {
+        assert!(is_semver("0.14.0") && is_semver("v1.2.3") && is_semver("1.2.3-rc1+5"));
+        assert!(!is_semver("1.2") && !is_semver("1.02.3") && !is_semver("x.y.z") && !is_semver(""));
+    }
+
+    #[test]
+    fn overrides_must_have_their_type() {
+        let of = |field: &str, value: Value| {
+            let mut config = Config::default();
+            apply_info(&mut config, &[(field.to_owned(), value)].into_iter().collect()).map(|()| config)
+        };
+        assert_eq!(of("context_length", 5.into()).unwrap().context_length, 5);
+        let text = |field, value| of(field, value).unwrap_err().to_string();
+        assert_eq!(text("context_length", "5".into()), "info field \"context_length\" must be a number");
+        assert_eq!(
+            text("context_length", (-5).into()),
+            "info field \"context_length\" must be a non-negative integer"
+        );
+        assert_eq!(text("model_family", 5.into()), "info field \"model_family\" must be a string");
+    }
+}

@@ -1,0 +1,133 @@
+//! Uploaded files: which kind they are, and the layers they become.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use puna_gguf::GgufError;
+
+use super::request::Progress;
+use super::{ProgressFn, split, stored};
+use crate::blobs::NewBlob;
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::facts::Facts;
+use crate::import::{self, ImportFile};
+use crate::manifest::{Layer, media};
+use crate::store::Store;
+
+/// A set of files of one kind: name and digest.
+pub(super) enum Sources {
+    Gguf(Vec<(String, String)>),
+    Safetensors(Vec<(String, String)>),
+}
+
+/// A file as a layer.
+pub(super) struct SourceFile {
+    pub(super) layer: Layer,
+    pub(super) is_new: bool,
+    pub(super) facts: Arc<Facts>,
+}
+
+impl Sources {
+    /// Tells the kind by the names, and where they do not say it by the first bytes.
+    pub(super) fn of<'a>(
+        store: &Store,
+        files: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<Self, StoreError> {
+        let files: Vec<_> = files.into_iter().map(|(name, digest)| (name.clone(), digest.clone())).collect();
+        let any = |suffix: &str| files.iter().any(|(name, _)| name.to_ascii_lowercase().ends_with(suffix));
+        if any(".safetensors") {
+            return Ok(Sources::Safetensors(files));
+        }
+        if any(".gguf") {
+            return Ok(Sources::Gguf(files));
+        }
+        for (_, digest) in &files {
+            let path = store.blob_path(&stored(store, digest)?);
+            let mut magic = [0; 4];
+            let read = File::open(&path).and_then(|mut file| file.read(&mut magic));
+            read.map_err(|e| StoreError::io("read", &path, &e))?;
+            if magic == *b"GGUF" {
+                return Ok(Sources::Gguf(files));
+            }
+        }
+        Err(StoreError::UnknownType)
+    }
+
+    pub(super) fn into_layers(
+        self,
+        store: &Store,
+        progress: ProgressFn<'_>,
+    ) -> Result<Vec<SourceFile>, StoreError> {
+        match self {
+            Sources::Gguf(files) => {
+                let (single, groups) = split::group(&files);
+                let mut layers = Vec::new();
+                for file in single {
+                    layers.push(gguf_layer(store, file, progress)?);
+                }
+                for ((prefix, count), parts) in groups {
+                    progress(Progress::status("parsing GGUF"));
+                    let blob = split::merge(store, &prefix, count, &parts)?;
+                    layers.push(new_layer(store, &blob)?);
+                }
+                Ok(layers)
+            }
+            Sources::Safetensors(files) => Ok(vec![converted_layer(store, &files, progress)?]),
+        }
+    }
+}
+
+/// The blob of a GGUF file stays as it is; it is read, which finds everything that is wrong with its header.
+fn gguf_layer(
+    store: &Store,
+    file: &(String, String),
+    progress: ProgressFn<'_>,
+) -> Result<SourceFile, StoreError> {
+    let (name, digest) = file;
+    progress(Progress::status("parsing GGUF"));
+    let digest = stored(store, digest)?;
+    let path = store.blob_path(&digest);
+    let facts = match store.facts(&digest, &path) {
+        Err(StoreError::Gguf(GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. })) => {
+            return Err(StoreError::NotGguf);
+        }
+        Err(StoreError::Gguf(error)) => return Err(StoreError::GgufFile { file: name.clone(), error }),
+        facts => facts?,
+    };
+    let media_type = match facts.kind.as_str() {
+        "adapter" => media::ADAPTER,
+        _ if facts.is_projector() => media::PROJECTOR,
+        _ => media::MODEL,
+    };
+    Ok(SourceFile { layer: Layer::new(media_type, digest, size(store, &digest)?), is_new: false, facts })
+}
+
+fn converted_layer(
+    store: &Store,
+    files: &[(String, String)],
+    progress: ProgressFn<'_>,
+) -> Result<SourceFile, StoreError> {
+    progress(Progress::status("converting model"));
+    let file = |(name, digest): &(String, String)| -> Result<ImportFile, StoreError> {
+        Ok(ImportFile { name: name.clone(), path: store.blob_path(&stored(store, digest)?) })
+    };
+    let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
+    let mut blob = store.blob_writer()?;
+    import::convert(&files, &mut blob)?;
+    new_layer(store, &blob.finish(None)?)
+}
+
+/// The layer of a GGUF file that was written here.
+fn new_layer(store: &Store, blob: &NewBlob) -> Result<SourceFile, StoreError> {
+    let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
+    let layer = Layer::new(media::MODEL, blob.digest, blob.size);
+    Ok(SourceFile { layer, is_new: blob.is_new, facts })
+}
+
+fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {
+    let path: PathBuf = store.blob_path(digest);
+    std::fs::metadata(&path).map(|meta| meta.len()).map_err(|e| StoreError::io("read", &path, &e))
+}

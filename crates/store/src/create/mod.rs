@@ -1,0 +1,241 @@
+//! Creating models: from files or another model to layers, config and manifest.
+
+mod check;
+mod files;
+mod local;
+mod request;
+mod split;
+
+use serde_json::{Map, Value};
+
+pub use local::{LocalFile, LocalPlan, plan_local};
+pub use request::{CheckTemplate, CreateRequest, DetectTemplate, Hooks, NamedTemplate, Progress};
+
+use crate::digest::Digest;
+use crate::embedded::{self, params_bytes};
+use crate::error::StoreError;
+use crate::facts::{Facts, parameter_size};
+use crate::gojson;
+use crate::manifest::{Config, Layer, Manifest, media};
+use crate::name::{ModelName, ModelRef};
+use crate::store::Store;
+use files::{SourceFile, Sources};
+
+/// Where progress goes.
+pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
+
+impl Store {
+    /// Creates a model, or replaces one of the same name. An error before the first line of progress means that
+    /// nothing was done; later ones leave blobs that the next [`Store::prune`] clears away. The manifest comes last, so
+    /// the model is there whole or not at all.
+    ///
+    /// # Errors
+    /// What is wrong with the request, [`StoreError::NotFound`] for the model that it is made `from` (callers with a
+    /// network may pull it and try again), or the store cannot be written.
+    pub fn create(
+        &self,
+        name: &ModelName,
+        request: &CreateRequest,
+        hooks: &Hooks<'_>,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        check::check(request, hooks)?;
+        let name = self.spelling(name)?;
+        let mut draft = match request.from.as_deref().filter(|from| !from.is_empty()) {
+            Some(from) => Draft::from_model(self, from)?,
+            None => Draft::from_files(self, request, hooks, progress)?,
+        };
+        draft.adapters(self, request, progress)?;
+        draft.edit(self, request)?;
+        draft.describe(self, request)?;
+        for layer in &draft.layers {
+            progress(Progress::status(layer.status()));
+        }
+        let config = draft.config.to_bytes();
+        let blob = self.add_blob(&config)?;
+        let manifest = Manifest {
+            config: Some(Layer::new(media::CONFIG, blob.digest, blob.size)),
+            layers: draft.layers.into_iter().map(|layer| layer.layer).collect(),
+        };
+        progress(Progress::status("writing manifest"));
+        self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)?;
+        progress(Progress::status("success"));
+        Ok(())
+    }
+}
+
+/// A layer of the model in the making.
+struct DraftLayer {
+    layer: Layer,
+    is_new: bool,
+    /// Said of it instead of whether it is new.
+    status: Option<String>,
+}
+
+impl DraftLayer {
+    fn status(&self) -> String {
+        match (&self.status, self.is_new) {
+            (Some(status), _) => status.clone(),
+            (None, true) => format!("creating new layer {}", self.layer.digest),
+            (None, false) => format!("using existing layer {}", self.layer.digest),
+        }
+    }
+}
+
+/// The model in the making.
+#[derive(Default)]
+struct Draft {
+    layers: Vec<DraftLayer>,
+    config: Config,
+    params: Map<String, Value>,
+}
+
+impl Draft {
+    /// Takes over all layers of a model.
+    fn from_model(store: &Store, from: &str) -> Result<Self, StoreError> {
+        let entry = store.get(&ModelRef::parse(from)?.name)?;
+        if entry.embedded {
+            embedded::store_blobs(store)?;
+        }
+        let model = store.resolve_entry(&entry)?;
+        let short = entry.name.to_string();
+        let take = |layer: &Layer| {
+            store.pin(&layer.digest);
+            store.touch_blob(&layer.digest);
+            let layer = Layer { from: Some(short.clone()), ..layer.clone() };
+            DraftLayer { layer, is_new: false, status: None }
+        };
+        Ok(Self {
+            layers: entry.manifest.layers.iter().map(take).collect(),
+            config: Config {
+                model_format: model.config.model_format,
+                renderer: model.config.renderer,
+                parser: model.config.parser,
+                requires: model.config.requires,
+                capabilities: model.config.capabilities,
+                ..Config::default()
+            },
+            params: model.params,
+        })
+    }
+
+    /// Makes layers of uploaded files; a Jinja template that is known adds its Go form.
+    fn from_files(
+        store: &Store,
+        request: &CreateRequest,
+        hooks: &Hooks<'_>,
+        progress: ProgressFn<'_>,
+    ) -> Result<Self, StoreError> {
+        let sources = Sources::of(store, request.files.iter().flatten())?;
+        let mut draft = Self::default();
+        let mut chat_template = None;
+        for SourceFile { layer, is_new, facts } in sources.into_layers(store, progress)? {
+            if layer.media_type == media::MODEL {
+                chat_template.clone_from(&facts.chat_template);
+            }
+            draft.layers.push(DraftLayer { layer, is_new, status: None });
+        }
+        if let (Some(detect), Some(jinja)) = (hooks.detect_template, chat_template)
+            && let Some(found) = detect(&jinja)
+        {
+            draft.set(store, media::TEMPLATE, found.template.as_bytes())?;
+            if let Some(layer) = draft.layers.last_mut() {
+                layer.status = Some(format!("using autodetected template {}", found.name));
+            }
+            if !found.stop.is_empty() {
+                draft.params.insert("stop".into(), found.stop.into());
+            }
+        }
+        Ok(draft)
+    }
+
+    fn adapters(
+        &mut self,
+        store: &Store,
+        request: &CreateRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        if request.adapters.is_empty() {
+            return Ok(());
+        }
+        let sources = Sources::of(store, &request.adapters)?;
+        for SourceFile { mut layer, is_new, .. } in sources.into_layers(store, progress)? {
+            layer.media_type = media::ADAPTER.to_owned();
+            self.layers.push(DraftLayer { layer, is_new, status: None });
+        }
+        Ok(())
+    }
+
+    /// What the request says about texts and options. Parameters go behind the other texts, as Ollama has them.
+    fn edit(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        if let Some(template) = given(&request.template) {
+            self.layers.retain(|l| l.layer.media_type != media::PROMPT);
+            self.set(store, media::TEMPLATE, template.as_bytes())?;
+        }
+        if let Some(system) = given(&request.system) {
+            self.set(store, media::SYSTEM, system.as_bytes())?;
+        }
+        for license in &request.license {
+            self.push(store, media::LICENSE, license.as_bytes())?;
+        }
+        self.params.extend(request.parameters.clone());
+        if !self.params.is_empty() {
+            let bytes = params_bytes(&self.params);
+            self.set(store, media::PARAMS, &bytes)?;
+        }
+        if !request.messages.is_empty() {
+            let text = gojson::to_string_in_order(&Value::Array(request.messages.clone()));
+            self.set(store, media::MESSAGES, format!("{text}\n").as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// The config: what the weights say, then what the request overrides.
+    fn describe(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+        let config = &mut self.config;
+        let mut families = Vec::new();
+        let mut model: Option<std::sync::Arc<Facts>> = None;
+        for DraftLayer { layer, .. } in self.layers.iter().filter(|l| l.layer.media_type == media::MODEL) {
+            let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
+            families.push(facts.architecture.clone());
+            model = Some(facts);
+        }
+        let Some(model) = model else { return Err(StoreError::NotGguf) };
+        config.model_format = "gguf".into();
+        config.model_family.clone_from(&model.architecture);
+        config.model_families = Some(families);
+        config.model_type = parameter_size(model.parameter_count);
+        config.file_type.clone_from(&model.file_type);
+        let set = |field: &mut String, value: &Option<String>| {
+            if let Some(value) = value.as_ref().filter(|v| !v.is_empty()) {
+                field.clone_from(value);
+            }
+        };
+        set(&mut config.renderer, &request.renderer);
+        set(&mut config.parser, &request.parser);
+        set(&mut config.requires, &request.requires.as_ref().map(|v| v.trim_start_matches('v').to_owned()));
+        check::apply_info(config, &request.info)
+    }
+
+    /// Replaces the layer of a type.
+    fn set(&mut self, store: &Store, media_type: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.layers.retain(|l| l.layer.media_type != media_type);
+        self.push(store, media_type, bytes)
+    }
+
+    fn push(&mut self, store: &Store, media_type: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let blob = store.add_blob(bytes)?;
+        let layer = Layer::new(media_type, blob.digest, blob.size);
+        self.layers.push(DraftLayer { layer, is_new: blob.is_new, status: None });
+        Ok(())
+    }
+}
+
+/// The digest that a request gives for a file, which must be in the store.
+fn stored(store: &Store, digest: &str) -> Result<Digest, StoreError> {
+    let digest: Digest = digest.parse()?;
+    store.pin(&digest);
+    store.touch_blob(&digest);
+    if store.has_blob(&digest) { Ok(digest) } else { Err(StoreError::BlobMissing(digest)) }
+}

@@ -1,0 +1,89 @@
+//! What creating a model takes and reports.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// A body of `/api/create`, checked for types only. File names map to digests of blobs that were stored before.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CreateRequest {
+    /// A model of the store.
+    pub from: Option<String>,
+    /// Weights: GGUF files, or the files of a safetensors folder by their relative paths.
+    pub files: Option<BTreeMap<String, String>>,
+    /// One LoRA adapter.
+    pub adapters: BTreeMap<String, String>,
+    /// A draft model.
+    pub draft_files: BTreeMap<String, String>,
+    /// Quantization of the draft model.
+    pub draft_quantize: Option<String>,
+    /// A Go template.
+    pub template: Option<String>,
+    /// The system message.
+    pub system: Option<String>,
+    /// Licences, which are added to those that are there.
+    pub license: Vec<String>,
+    /// Options, which are merged over those that are there.
+    pub parameters: Map<String, Value>,
+    /// Messages: objects with `role` and `content`.
+    pub messages: Vec<Value>,
+    /// Quantize to this type.
+    pub quantize: Option<String>,
+    /// Built-in prompt renderer.
+    pub renderer: Option<String>,
+    /// Built-in output parser.
+    pub parser: Option<String>,
+    /// Oldest version that runs the model.
+    pub requires: Option<String>,
+    /// Somebody else's server.
+    pub remote_host: Option<String>,
+    /// Overrides of what is found out about the model.
+    pub info: Map<String, Value>,
+}
+
+/// A line of progress.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done, in Ollama's words.
+    pub status: String,
+    /// The blob that it is done to.
+    pub digest: Option<String>,
+    /// Bytes in all.
+    pub total: Option<u64>,
+    /// Bytes that are done.
+    pub completed: Option<u64>,
+}
+
+impl Progress {
+    /// A line without figures.
+    pub fn status(status: impl Into<String>) -> Self {
+        Self { status: status.into(), ..Self::default() }
+    }
+}
+
+/// A Go template that goes with a known Jinja template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedTemplate {
+    /// Such as `chatml`.
+    pub name: String,
+    /// The Go template.
+    pub template: String,
+    /// Stop strings that go with it.
+    pub stop: Vec<String>,
+}
+
+/// A test of a Go template: the reason why it is none.
+pub type CheckTemplate<'a> = &'a dyn Fn(&str) -> Result<(), String>;
+/// A search for the known template that a Jinja template is.
+pub type DetectTemplate<'a> = &'a dyn Fn(&str) -> Option<NamedTemplate>;
+
+/// What other crates know and the store does not.
+#[derive(Clone, Copy, Default)]
+pub struct Hooks<'a> {
+    /// Tests the `template` of a request.
+    pub check_template: Option<CheckTemplate<'a>>,
+    /// Finds a Go template for the Jinja template of a GGUF file.
+    pub detect_template: Option<DetectTemplate<'a>>,
+    /// Keep blobs that the replaced model alone used (`OLLAMA_NOPRUNE`).
+    pub keep_unused: bool,
+}

@@ -1,0 +1,130 @@
+//! What can go wrong in the store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::digest::{Digest, DigestError};
+use crate::import::ImportError;
+use crate::modelfile::ModelfileError;
+use crate::name::NameError;
+
+/// An error of the store. The messages of requests are those of Ollama, so that clients recognise them.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+pub enum StoreError {
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    #[error(transparent)]
+    Modelfile(#[from] ModelfileError),
+    #[error(transparent)]
+    Import(#[from] ImportError),
+
+    #[error("model '{0}' not found")]
+    NotFound(String),
+    #[error(
+        "{name} is built into this program and cannot be removed; a model of this name in the store takes its place"
+    )]
+    BuiltIn { name: String },
+    #[error("blob {0} is not in the store: upload it first")]
+    BlobMissing(Digest),
+    #[error("digest mismatch, expected \"{expected}\", got \"{found}\"")]
+    DigestMismatch { expected: Digest, found: Digest },
+    #[error(
+        "blob {digest} should have {expected} bytes, but its file has {found}: pull or create the model again"
+    )]
+    BlobSize { digest: Digest, expected: u64, found: u64 },
+    #[error("{}: bad manifest: {reason}", path.display())]
+    Manifest { path: PathBuf, reason: String },
+    #[error("{what} of {name}: {reason}")]
+    Layer { name: String, what: &'static str, reason: String },
+    #[error("the model {0} has no weights")]
+    NoWeights(String),
+    #[error("{name} is executed by {host}; remote models are not supported")]
+    Remote { name: String, host: String },
+    #[error("cannot {action} {}: {reason}{}", path.display(), hint(*kind))]
+    Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
+
+    #[error("{0}")]
+    Gguf(#[from] puna_gguf::GgufError),
+    #[error("{file}: {error}")]
+    GgufFile { file: String, error: puna_gguf::GgufError },
+
+    #[error("neither 'from' or 'files' was specified")]
+    NoSource,
+    #[error("unknown type")]
+    UnknownType,
+    #[error("file path must be relative")]
+    PathNotRelative,
+    #[error("no files provided to convert")]
+    NothingToConvert,
+    #[error("supplied file was not in GGUF format")]
+    NotGguf,
+    #[error("only one adapter is currently supported")]
+    ManyAdapters,
+    #[error("template error: {0}")]
+    Template(String),
+    #[error("info field \"{field}\" must be {want}")]
+    Info { field: String, want: &'static str },
+    #[error("requires must be a valid semver (e.g. 0.14.0)")]
+    Requires,
+    #[error("quantization is only supported for F16, BF16 and F32 models")]
+    QuantizeSource,
+    #[error("unsupported quantization type {0} - supported types are F32, F16, Q4_K_S, Q4_K_M, Q8_0")]
+    QuantizeType(String),
+    #[error("DRAFT models are not supported yet")]
+    Draft,
+    #[error("--draft-quantize requires a DRAFT model")]
+    DraftQuantize,
+    #[error("split GGUF: {0}")]
+    Split(String),
+}
+
+impl StoreError {
+    /// Whether the caller's request is at fault, rather than the store or the machine.
+    pub fn is_bad_request(&self) -> bool {
+        use StoreError::*;
+        matches!(
+            self,
+            Name(_)
+                | Digest(_)
+                | Modelfile(_)
+                | Import(_)
+                | NoSource
+                | UnknownType
+                | PathNotRelative
+                | NothingToConvert
+                | NotGguf
+                | ManyAdapters
+                | Template(_)
+                | Info { .. }
+                | Requires
+                | Draft
+                | DraftQuantize
+                | Split(_)
+                | DigestMismatch { .. }
+                | BlobMissing(_)
+                | BuiltIn { .. }
+        )
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
+        StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
+    }
+}
+
+/// The way out of the usual troubles with files.
+fn hint(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::PermissionDenied => {
+            ": let the user that runs this program read and write the store, or set OLLAMA_MODELS to another folder"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": free some space (`rm` removes models), or set OLLAMA_MODELS to a folder on another disk"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => ": set OLLAMA_MODELS to a folder that can be written",
+        _ => "",
+    }
+}

@@ -1,0 +1,306 @@
+//! BERT encoders: names of tensors, keys, and the pooling of sentence-transformers. Matrices become F16, as Ollama
+//! writes them; vectors and the tables of positions and token types stay F32.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use half::{bf16, f16};
+use puna_gguf::{Value, Writer};
+use puna_quant::TensorType;
+
+use super::config::Json;
+use super::safetensors::{Dtype, SafeTensors, TensorEntry};
+use super::wordpiece::WordPiece;
+use super::{Folder, ImportError};
+use crate::error::StoreError;
+
+/// `general.file_type` of files whose matrices are F16.
+const FILE_TYPE_F16: u32 = 1;
+
+/// A tensor of the GGUF file and where it comes from.
+struct Mapped<'a> {
+    name: String,
+    ty: TensorType,
+    file: &'a SafeTensors,
+    entry: &'a TensorEntry,
+}
+
+/// Sizes of the network.
+struct Shape {
+    width: u64,
+    layers: u32,
+    inner: u64,
+    heads: u32,
+    context: u64,
+    types: u64,
+    rows: u64,
+}
+
+pub(super) fn convert(folder: &Folder<'_>, config: &Json, out: &mut dyn Write) -> Result<(), StoreError> {
+    let is_classifier = config.architecture()? == "BertForSequenceClassification";
+    if let Some(act) = config.text("hidden_act").filter(|act| !act.starts_with("gelu")) {
+        let (file, found) =
+            ("config.json".to_owned(), format!("with activation {}", crate::name::shown(act)));
+        return Err(ImportError::Architecture { file, found, known: super::KNOWN }.into());
+    }
+    let shape = Shape {
+        width: config.count("hidden_size")?.into(),
+        layers: config.count("num_hidden_layers")?,
+        inner: config.count("intermediate_size")?.into(),
+        heads: config.count("num_attention_heads")?,
+        context: config.count("max_position_embeddings")?.into(),
+        types: config.opt_count("type_vocab_size")?.unwrap_or(1).into(),
+        rows: config.count("vocab_size")?.into(),
+    };
+    let files = folder.safetensors()?;
+    let tensors = map_tensors(&files, &shape, is_classifier)?;
+    let vocabulary = WordPiece::read(folder, shape.rows as u32)?;
+
+    let mut writer = Writer::new();
+    write_keys(&mut writer, folder, config, &shape, is_classifier)?;
+    write_vocabulary(&mut writer, vocabulary, &shape);
+    for tensor in &tensors {
+        let dims: Vec<u64> = tensor.entry.shape.iter().rev().copied().collect();
+        writer.tensor(&tensor.name, tensor.ty, &dims)?;
+    }
+    let mut body = writer.start(out)?;
+    for tensor in &tensors {
+        tensor.file.read::<StoreError>(tensor.entry, &mut |piece| {
+            Ok(body.write(&converted(piece, tensor.entry.dtype, tensor.ty))?)
+        })?;
+    }
+    body.finish()?;
+    Ok(())
+}
+
+fn write_keys(
+    writer: &mut Writer,
+    folder: &Folder<'_>,
+    config: &Json,
+    shape: &Shape,
+    is_classifier: bool,
+) -> Result<(), StoreError> {
+    writer.set("general.architecture", "bert").set("general.type", "model");
+    if let Some(name) =
+        config.text("_name_or_path").and_then(|path| path.rsplit('/').next()).filter(|n| !n.is_empty())
+    {
+        writer.set("general.name", name);
+    }
+    writer.set("general.file_type", FILE_TYPE_F16).set("general.quantization_version", 2u32);
+    writer
+        .set("bert.block_count", shape.layers)
+        .set("bert.context_length", shape.context as u32)
+        .set("bert.embedding_length", shape.width as u32)
+        .set("bert.feed_forward_length", shape.inner as u32)
+        .set("bert.attention.head_count", shape.heads)
+        .set("bert.attention.layer_norm_epsilon", config.float("layer_norm_eps", 1e-12)?)
+        .set("bert.attention.causal", false);
+    let (pooling, normalize) = if is_classifier { (4u32, false) } else { pooling(folder)? };
+    writer.set("bert.pooling_type", pooling).set("bert.normalize_embeddings", normalize);
+    if let Some(labels) =
+        config.value("id2label").and_then(|labels| labels.as_object()).filter(|_| is_classifier)
+    {
+        let mut ordered: Vec<(u64, &str)> = Vec::new();
+        for (id, label) in labels {
+            if let (Ok(id), Some(label)) = (id.parse(), label.as_str()) {
+                ordered.push((id, label));
+            }
+        }
+        ordered.sort_unstable();
+        writer.set("bert.classifier.output_labels", Value::strings(ordered.iter().map(|row| row.1)));
+    }
+    Ok(())
+}
+
+/// Pooling type and whether vectors are normalised, from the modules of sentence-transformers. A folder without them
+/// pools by the mean, as sentence-transformers then does.
+fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
+    let Some(modules) = folder.json("modules.json")? else { return Ok((1, true)) };
+    let (mut pooling, mut normalize) = (1, false);
+    for module in modules.as_array().into_iter().flatten() {
+        let kind = module.get("type").and_then(|t| t.as_str()).unwrap_or_default();
+        let path = module.get("path").and_then(|p| p.as_str()).unwrap_or_default();
+        match kind.rsplit('.').next().unwrap_or_default() {
+            "Pooling" => pooling = pooling_of(&Json::read(folder, &format!("{path}/config.json"))?, path)?,
+            "Normalize" => normalize = true,
+            _ => {}
+        }
+    }
+    Ok((pooling, normalize))
+}
+
+fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
+    let modes = [
+        ("pooling_mode_mean_tokens", Some(1)),
+        ("pooling_mode_cls_token", Some(2)),
+        ("pooling_mode_lasttoken", Some(3)),
+        ("pooling_mode_max_tokens", None),
+        ("pooling_mode_mean_sqrt_len_tokens", None),
+        ("pooling_mode_weightedmean_tokens", None),
+    ];
+    let on: Vec<_> = modes.iter().filter(|(key, _)| config.flag(key) == Some(true)).collect();
+    match on[..] {
+        [] => Ok(1),
+        [(_, Some(kind))] => Ok(*kind),
+        [(key, None)] => {
+            Err(ImportError::Pooling { file: format!("{path}/config.json"), found: (*key).to_owned() })
+        }
+        _ => Err(ImportError::Pooling {
+            file: format!("{path}/config.json"),
+            found: "of several kinds at once".into(),
+        }),
+    }
+}
+
+fn write_vocabulary(writer: &mut Writer, vocabulary: WordPiece, shape: &Shape) {
+    writer
+        .set("tokenizer.ggml.model", "bert")
+        .set("tokenizer.ggml.pre", "default")
+        .set("tokenizer.ggml.tokens", Value::strings(&vocabulary.tokens))
+        .set("tokenizer.ggml.token_type", &vocabulary.types[..])
+        .set("tokenizer.ggml.token_type_count", shape.types as u32)
+        .set("tokenizer.ggml.normalizer.lowercase", vocabulary.lowercase)
+        .set("tokenizer.ggml.normalizer.strip_accents", vocabulary.strip_accents);
+    for (key, id) in vocabulary.special {
+        writer.set(&format!("tokenizer.ggml.{key}_token_id"), id);
+    }
+}
+
+/// Names and shapes (slowest dimension first) of all tensors that the file must have.
+fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Option<Vec<u64>>)> {
+    let mut all = BTreeMap::new();
+    let (d, inner) = (shape.width, shape.inner);
+    let mut add = |hf: String, gguf: String, dims: Option<Vec<u64>>| {
+        all.insert(hf, (gguf, dims));
+    };
+    for (hf, gguf, rows) in [
+        ("word_embeddings", "token_embd", shape.rows),
+        ("position_embeddings", "position_embd", shape.context),
+        ("token_type_embeddings", "token_types", shape.types),
+    ] {
+        add(format!("embeddings.{hf}.weight"), format!("{gguf}.weight"), Some(vec![rows, d]));
+    }
+    let mut pair = |hf: String, gguf: String, dims: Option<[u64; 2]>| {
+        // A norm has a vector of weights, a linear layer a matrix.
+        let bias = dims.map_or(d, |dims| dims[0]);
+        add(
+            format!("{hf}.weight"),
+            format!("{gguf}.weight"),
+            Some(dims.map_or(vec![d], |dims| dims.to_vec())),
+        );
+        add(format!("{hf}.bias"), format!("{gguf}.bias"), Some(vec![bias]));
+    };
+    pair("embeddings.LayerNorm".into(), "token_embd_norm".into(), None);
+    for i in 0..shape.layers {
+        for (hf, gguf, dims) in [
+            ("attention.self.query", "attn_q", Some([d, d])),
+            ("attention.self.key", "attn_k", Some([d, d])),
+            ("attention.self.value", "attn_v", Some([d, d])),
+            ("attention.output.dense", "attn_output", Some([d, d])),
+            ("attention.output.LayerNorm", "attn_output_norm", None),
+            ("intermediate.dense", "ffn_up", Some([inner, d])),
+            ("output.dense", "ffn_down", Some([d, inner])),
+            ("output.LayerNorm", "layer_output_norm", None),
+        ] {
+            pair(format!("encoder.layer.{i}.{hf}"), format!("blk.{i}.{gguf}"), dims);
+        }
+    }
+    if is_classifier {
+        pair("pooler.dense".into(), "cls".into(), Some([d, d]));
+        // As many rows as there are labels.
+        add("classifier.weight".into(), "cls.output.weight".into(), None);
+        add("classifier.bias".into(), "cls.output.bias".into(), None);
+    }
+    all
+}
+
+/// Finds every expected tensor under one of the names that published files have.
+fn map_tensors<'a>(
+    files: &'a [SafeTensors],
+    shape: &Shape,
+    is_classifier: bool,
+) -> Result<Vec<Mapped<'a>>, StoreError> {
+    // Each layer has two tensors of every name: a claimed number of layers beyond the tensors there are is refused
+    // before anything grows with it.
+    let count: usize = files.iter().map(|file| file.tensors().count()).sum();
+    if shape.layers as usize > count {
+        return Err(
+            ImportError::TensorMissing { name: format!("encoder.layer.{}.*", shape.layers - 1) }.into()
+        );
+    }
+    let mut missing = expected(shape, is_classifier);
+    let mut mapped = Vec::new();
+    for (file, entry) in files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry))) {
+        let name = entry.name.strip_prefix("bert.").unwrap_or(&entry.name);
+        let name = name.replace(".gamma", ".weight").replace(".beta", ".bias");
+        let Some((gguf, dims)) = missing.remove(&name) else {
+            if is_unused(&name) {
+                continue;
+            }
+            let label = crate::name::shown(&entry.name);
+            return Err(ImportError::TensorUnknown { name: label }.into());
+        };
+        if dims.as_ref().is_some_and(|want| *want != entry.shape) {
+            let (found, want) = (entry.shape.clone(), dims.unwrap_or_default());
+            return Err(ImportError::TensorShape { name: entry.name.clone(), found, want }.into());
+        }
+        mapped.push(Mapped { ty: target_type(file, entry, &gguf)?, name: gguf, file, entry });
+    }
+    if let Some(name) = missing.into_keys().next() {
+        return Err(ImportError::TensorMissing { name }.into());
+    }
+    // Layers in the order of their numbers, what stands before and behind them first.
+    mapped.sort_by_key(|tensor| {
+        let number =
+            tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+        (number.map_or(0, |n| u64::from(n) + 1), tensor.name.clone())
+    });
+    Ok(mapped)
+}
+
+/// Tensors of training that embedding does not need.
+fn is_unused(name: &str) -> bool {
+    name.starts_with("cls.predictions.")
+        || name.starts_with("cls.seq_relationship.")
+        || name.starts_with("pooler.dense.")
+        || name.ends_with("embeddings.position_ids")
+}
+
+fn target_type(file: &SafeTensors, entry: &TensorEntry, gguf: &str) -> Result<TensorType, StoreError> {
+    if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+        let found = format!("{:?}", entry.dtype);
+        return Err(ImportError::TensorType { name: entry.name.clone(), found }.into());
+    }
+    if entry.shape.len() < 2 || matches!(gguf, "position_embd.weight" | "token_types.weight") {
+        return Ok(TensorType::F32);
+    }
+    // What F16 cannot hold must not become infinite.
+    let mut fits = true;
+    if entry.dtype != Dtype::F16 {
+        file.read::<ImportError>(entry, &mut |piece| {
+            fits &= floats(piece, entry.dtype).all(|x| x.abs() < 65520.0);
+            Ok(())
+        })?;
+    }
+    Ok(if fits { TensorType::F16 } else { TensorType::F32 })
+}
+
+/// Values of bytes that hold whole elements.
+fn floats(bytes: &[u8], dtype: Dtype) -> Box<dyn Iterator<Item = f32> + '_> {
+    let words = bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]]));
+    match dtype {
+        Dtype::F16 => Box::new(words.map(|bits| f16::from_bits(bits).to_f32())),
+        Dtype::BF16 => Box::new(words.map(|bits| bf16::from_bits(bits).to_f32())),
+        _ => Box::new(
+            bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])),
+        ),
+    }
+}
+
+fn converted(bytes: &[u8], from: Dtype, to: TensorType) -> Vec<u8> {
+    match (from, to) {
+        (Dtype::F32, TensorType::F32) | (Dtype::F16, TensorType::F16) => bytes.to_vec(),
+        (_, TensorType::F32) => floats(bytes, from).flat_map(f32::to_le_bytes).collect(),
+        _ => floats(bytes, from).flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
+    }
+}

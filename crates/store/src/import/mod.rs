@@ -1,0 +1,122 @@
+//! Models in the form of Hugging Face: a folder of safetensors and JSON files becomes one GGUF file.
+
+mod bert;
+mod config;
+mod safetensors;
+mod wordpiece;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::files::read_limited;
+use crate::store::Store;
+pub use safetensors::{Dtype, SafeTensors, TensorEntry};
+
+/// A file of the folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportFile {
+    /// Its path within the folder, with `/`.
+    pub name: String,
+    /// Where its content is.
+    pub path: PathBuf,
+}
+
+/// Why a folder cannot be imported.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+pub enum ImportError {
+    #[error("no Modelfile or safetensors files found in {}", dir.display())]
+    NoModel { dir: PathBuf },
+    #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
+    Pickle { path: PathBuf },
+    #[error("insecure path: {}{}", path.display(), if *cached { " (use --local-dir <dir> when downloading model to disable caching)" } else { "" })]
+    InsecurePath { path: PathBuf, cached: bool },
+    #[error("failed to find user '{0}'")]
+    NoHome(String),
+    #[error("{0} is missing among the files")]
+    FileMissing(String),
+    #[error("{file}: {reason}")]
+    Json { file: String, reason: String },
+    #[error("{file}: `{key}` must be {want}")]
+    Key { file: String, key: String, want: &'static str },
+    #[error("{file}: architecture {found} cannot be imported; those that can: {known}")]
+    Architecture { file: String, found: String, known: &'static str },
+    #[error("{file}: not a safetensors file: {reason}")]
+    Safetensors { file: String, reason: String },
+    #[error("tensor {name} is missing")]
+    TensorMissing { name: String },
+    #[error("tensor {name} has shape {found:?}, but {want:?} is expected")]
+    TensorShape { name: String, found: Vec<u64>, want: Vec<u64> },
+    #[error("tensor {name} has type {found}, which cannot be imported")]
+    TensorType { name: String, found: String },
+    #[error("tensor {name} is not known to this architecture")]
+    TensorUnknown { name: String },
+    #[error("{file}: pooling {found} is not supported (mean, cls and last token are)")]
+    Pooling { file: String, found: String },
+    #[error("{file}: {reason}")]
+    Tokenizer { file: String, reason: String },
+}
+
+/// The files of a model's folder.
+pub(crate) struct Folder<'a> {
+    files: &'a [ImportFile],
+}
+
+impl Folder<'_> {
+    fn path(&self, name: &str) -> Option<&Path> {
+        self.files.iter().find(|file| file.name == name).map(|file| file.path.as_path())
+    }
+
+    /// A JSON file, if it is there.
+    fn json(&self, name: &str) -> Result<Option<serde_json::Value>, crate::StoreError> {
+        let Some(path) = self.path(name) else { return Ok(None) };
+        let bytes = read_limited(path, 256 << 20)?;
+        let value = serde_json::from_slice(&bytes);
+        Ok(Some(value.map_err(|e| ImportError::Json { file: name.to_owned(), reason: e.to_string() })?))
+    }
+
+    /// A text file, if it is there.
+    fn text(&self, name: &str) -> Result<Option<String>, crate::StoreError> {
+        let Some(path) = self.path(name) else { return Ok(None) };
+        Ok(Some(String::from_utf8_lossy(&read_limited(path, 256 << 20)?).into_owned()))
+    }
+
+    fn safetensors(&self) -> Result<Vec<SafeTensors>, crate::StoreError> {
+        let files = self.files.iter().filter(|file| file.name.ends_with(".safetensors"));
+        files.map(|file| Ok(SafeTensors::open(&file.name, &file.path)?)).collect()
+    }
+}
+
+/// Architectures that can be imported, by the name in `config.json`.
+const KNOWN: &str = "BertModel, BertForMaskedLM, BertForSequenceClassification";
+
+/// Writes the GGUF file of a folder.
+///
+/// # Errors
+/// What is missing or not understood.
+pub(crate) fn convert(files: &[ImportFile], out: &mut dyn Write) -> Result<(), crate::StoreError> {
+    let folder = Folder { files };
+    let config = config::Json::read(&folder, "config.json")?;
+    match config.architecture()?.as_str() {
+        "BertModel" | "BertForMaskedLM" | "BertForSequenceClassification" => {
+            bert::convert(&folder, &config, out)
+        }
+        found => {
+            let (file, found) = ("config.json".to_owned(), crate::name::shown(found));
+            Err(ImportError::Architecture { file, found, known: KNOWN }.into())
+        }
+    }
+}
+
+impl Store {
+    /// Converts a folder of safetensors into a GGUF blob.
+    ///
+    /// # Errors
+    /// What is missing or not understood, or the store cannot be written.
+    pub fn import(&self, files: &[ImportFile]) -> Result<crate::NewBlob, crate::StoreError> {
+        let mut blob = self.blob_writer()?;
+        convert(files, &mut blob)?;
+        blob.finish(None)
+    }
+}

@@ -1,0 +1,311 @@
+//! Reading safetensors: a header of JSON, then the data of all tensors without gaps.
+//!
+//! ```text
+//! u64     length of the header, little-endian, at most 100 MB
+//! header  {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {…}}
+//! data    offsets count from here
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::ImportError;
+
+/// The most bytes of a header, which other readers have too.
+const HEADER_LIMIT: u64 = 100_000_000;
+
+/// Types of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, non_camel_case_types)] // the format's own names
+pub enum Dtype {
+    BOOL,
+    U8,
+    I8,
+    F8_E4M3,
+    F8_E5M2,
+    F8_E8M0,
+    I16,
+    U16,
+    F16,
+    BF16,
+    I32,
+    U32,
+    F32,
+    I64,
+    U64,
+    F64,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    pub fn size(self) -> u64 {
+        use Dtype::*;
+        match self {
+            BOOL | U8 | I8 | F8_E4M3 | F8_E5M2 | F8_E8M0 => 1,
+            I16 | U16 | F16 | BF16 => 2,
+            I32 | U32 | F32 => 4,
+            I64 | U64 | F64 => 8,
+        }
+    }
+}
+
+/// A tensor of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub dtype: Dtype,
+    /// Its dimensions, slowest first.
+    pub shape: Vec<u64>,
+    /// Bytes from the start of the data.
+    pub start: u64,
+    /// Bytes of its data.
+    pub size: u64,
+}
+
+impl TensorEntry {
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.size / self.dtype.size()
+    }
+}
+
+/// An open file whose header has been checked against its length.
+#[derive(Debug)]
+pub struct SafeTensors {
+    path: PathBuf,
+    data_start: u64,
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// What the header says of a tensor.
+#[derive(Deserialize)]
+struct RawEntry {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// The header's entries in the order of the file, so that a name which occurs twice is seen.
+struct Entries(Vec<(String, RawEntry)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        entries.push((name, map.next_value()?));
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(All)
+    }
+}
+
+impl SafeTensors {
+    /// Opens a file; `name` is what messages call it.
+    ///
+    /// # Errors
+    /// Everything in the header that does not fit the file.
+    pub fn open(name: &str, path: &Path) -> Result<Self, ImportError> {
+        let bad = |reason: String| ImportError::Safetensors { file: name.to_owned(), reason };
+        let mut file = File::open(path).map_err(|e| bad(e.to_string()))?;
+        let len = file.metadata().map_err(|e| bad(e.to_string()))?.len();
+        let mut word = [0; 8];
+        file.read_exact(&mut word).map_err(|_| bad(format!("{len} bytes hold no header")))?;
+        let header_len = u64::from_le_bytes(word);
+        if header_len > HEADER_LIMIT || header_len > len - 8 {
+            let most = HEADER_LIMIT.min(len - 8);
+            return Err(bad(format!(
+                "its header should have {header_len} bytes, at most {most} are possible"
+            )));
+        }
+        let mut header = Vec::with_capacity(header_len as usize);
+        file.take(header_len).read_to_end(&mut header).map_err(|e| bad(e.to_string()))?;
+        let entries: Entries =
+            serde_json::from_slice(&header).map_err(|e| bad(format!("its header: {e}")))?;
+        let tensors = check(entries.0, len - 8 - header_len).map_err(bad)?;
+        Ok(Self { path: path.to_owned(), data_start: 8 + header_len, tensors })
+    }
+
+    /// The tensors, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorEntry> {
+        self.tensors.values()
+    }
+
+    /// A tensor by name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name)
+    }
+
+    /// Hands out a tensor's bytes in pieces of whole elements.
+    ///
+    /// # Errors
+    /// The file cannot be read (any more), or `take` fails.
+    pub fn read<E: From<ImportError>>(
+        &self,
+        tensor: &TensorEntry,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let bad = |e: std::io::Error| ImportError::Safetensors {
+            file: self.path.display().to_string(),
+            reason: format!("tensor {}: {e}", tensor.name),
+        };
+        let mut file = File::open(&self.path).map_err(bad)?;
+        file.seek(SeekFrom::Start(self.data_start + tensor.start)).map_err(bad)?;
+        let mut left = tensor.size;
+        let mut buffer = vec![0; tensor.size.min(1 << 20) as usize];
+        while left > 0 {
+            let piece = &mut buffer[..left.min(1 << 20) as usize];
+            file.read_exact(piece).map_err(bad)?;
+            take(piece)?;
+            left -= piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Sizes follow from shapes, and the tensors fill the data exactly.
+fn check(entries: Vec<(String, RawEntry)>, data_len: u64) -> Result<BTreeMap<String, TensorEntry>, String> {
+    let mut tensors = BTreeMap::new();
+    for (name, RawEntry { dtype, shape, data_offsets: (start, end) }) in entries {
+        let size = shape.iter().try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
+        let label = crate::name::shown(&name);
+        let size =
+            size.ok_or_else(|| format!("tensor {label}: the size of {shape:?} does not fit in 64 bits"))?;
+        if end.checked_sub(start) != Some(size) {
+            return Err(format!(
+                "tensor {label}: bytes {start} to {end}, but {dtype:?} {shape:?} needs {size}"
+            ));
+        }
+        if end > data_len {
+            return Err(format!("tensor {label} ends at byte {end} of the data, which has {data_len}"));
+        }
+        let entry = TensorEntry { name: name.clone(), dtype, shape, start, size };
+        if tensors.insert(name, entry).is_some() {
+            return Err(format!("tensor {label} occurs twice"));
+        }
+    }
+    let mut order: Vec<&TensorEntry> = tensors.values().collect();
+    order.sort_by_key(|tensor| (tensor.start, tensor.size));
+    let mut at = 0;
+    for tensor in order {
+        let label = crate::name::shown(&tensor.name);
+        match tensor.start {
+            start if start > at => {
+                return Err(format!("{} bytes before tensor {label} belong to no tensor", start - at));
+            }
+            start if start < at => return Err(format!("tensor {label} overlaps the one before it")),
+            _ => at += tensor.size,
+        }
+    }
+    if at != data_len {
+        return Err(format!("{} bytes at its end belong to no tensor", data_len - at));
+    }
+    Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(header: &str, data: &[u8]) -> Result<SafeTensors, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+        std::fs::write(file.path(), bytes).unwrap();
+        SafeTensors::open("f", file.path()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn tensors_are_read_in_place() {
+        let header = r#"{"__metadata__":{"format":"pt"},
+            "b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},"a":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]}}"#;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes =
+            [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[1, 2, 3, 4, 5, 6, 7]].concat();
+        std::fs::write(file.path(), bytes).unwrap();
+        let tensors = SafeTensors::open("f", file.path()).unwrap();
+        let mut read = Vec::new();
+        let entry = tensors.tensor("b").unwrap();
+        tensors
+            .read::<ImportError>(entry, &mut |piece| {
+                read.extend_from_slice(piece);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(read, [5, 6, 7]);
+        assert_eq!((entry.elements(), tensors.tensors().count()), (3, 2));
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let one = |dtype: &str, shape: &str, offsets: &str| {
+            format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let two = |a: &str, b: &str| {
+            format!(
+                r#"{{"a":{{"dtype":"U8","shape":[2],"data_offsets":{a}}},"b":{{"dtype":"U8","shape":[2],"data_offsets":{b}}}}}"#
+            )
+        };
+        let twice = two("[0,2]", "[2,4]").replace("\"b\"", "\"a\"");
+        for (header, data, want) in [
+            (one("F32", "[1]", "[0,3]"), 3, "needs 4"),
+            (one("F32", "[1]", "[4,0]"), 4, "needs 4"),
+            (one("F32", "[2]", "[0,8]"), 4, "which has 4"),
+            (one("F32", "[4294967296,4294967296]", "[0,0]"), 0, "64 bits"),
+            (one("Q9", "[1]", "[0,1]"), 1, "unknown variant"),
+            (one("U8", "[1]", "[1,2]"), 2, "belong to no tensor"),
+            (one("U8", "[1]", "[0,1]"), 2, "belong to no tensor"),
+            (one("U8", "[-1]", "[0,1]"), 1, "its header"),
+            (two("[0,2]", "[1,3]"), 3, "overlaps"),
+            (two("[0,2]", "[0,2]"), 2, "overlaps"),
+            (twice, 4, "occurs twice"),
+            ("[]".into(), 0, "its header"),
+            ("".into(), 0, "its header"),
+        ] {
+            let error = open(&header, &vec![0; data]).unwrap_err();
+            assert!(error.contains(want), "{header}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_header_longer_than_the_file_is_refused_before_it_is_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (bytes, want) in [
+            (u64::MAX.to_le_bytes().to_vec(), "at most 0 are possible"),
+            (9u64.to_le_bytes().iter().copied().chain([0; 8]).collect(), "at most 8 are possible"),
+            (vec![1, 2, 3], "hold no header"),
+        ] {
+            std::fs::write(file.path(), bytes).unwrap();
+            let error = SafeTensors::open("f", file.path()).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(header in "[{}\\[\\]\":,a-zA-Z0-9_ -]{0,80}", data in 0usize..9) {
+            let _ = open(&header, &vec![0; data]);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The vocabulary of BERT: pieces as the GGUF form has them, where `▁` marks the start of a word instead of `##` its
+//! inside.
+
+use serde_json::Value;
+
+use super::{Folder, ImportError};
+use crate::error::StoreError;
+
+/// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// No vocabulary has more tokens.
+const LIMIT: u64 = 1 << 24;
+
+/// A WordPiece vocabulary.
+#[derive(Debug, PartialEq)]
+pub(super) struct WordPiece {
+    pub(super) tokens: Vec<String>,
+    pub(super) types: Vec<i32>,
+    pub(super) lowercase: bool,
+    pub(super) strip_accents: bool,
+    /// `cls`, `seperator`, `unknown`, `padding`, `mask` and their ids.
+    pub(super) special: Vec<(&'static str, u32)>,
+}
+
+/// The special tokens: key in the GGUF file, key in `tokenizer_config.json`, text where that says nothing.
+const SPECIAL: [(&str, &str, &str); 5] = [
+    ("cls", "cls_token", "[CLS]"),
+    ("seperator", "sep_token", "[SEP]"),
+    ("unknown", "unk_token", "[UNK]"),
+    ("padding", "pad_token", "[PAD]"),
+    ("mask", "mask_token", "[MASK]"),
+];
+
+impl WordPiece {
+    /// Reads `tokenizer.json`, else `vocab.txt`, with what `tokenizer_config.json` adds. `rows` is the number of rows
+    /// of the embedding: ids that no piece has are filled up.
+    pub(super) fn read(folder: &Folder<'_>, rows: u32) -> Result<Self, StoreError> {
+        let config = folder.json("tokenizer_config.json")?.unwrap_or_default();
+        let mut pieces: Vec<Option<(String, i32)>> = vec![None; rows as usize];
+        let json = folder.json("tokenizer.json")?;
+        let file = if json.is_some() { "tokenizer.json" } else { "vocab.txt" };
+        let bad = |reason: String| ImportError::Tokenizer { file: file.to_owned(), reason };
+        let mut normalizer = None;
+        match &json {
+            Some(json) => {
+                read_json(json, &mut pieces).map_err(bad)?;
+                normalizer =
+                    json.get("normalizer").filter(|n| n.get("type").is_some_and(|t| t == "BertNormalizer"));
+            }
+            None => {
+                let text = folder.text("vocab.txt")?;
+                let text =
+                    text.ok_or_else(|| ImportError::FileMissing("tokenizer.json or vocab.txt".into()))?;
+                for (id, piece) in text.lines().enumerate() {
+                    put(&mut pieces, id as u64, piece.trim_end_matches('\r'), NORMAL).map_err(bad)?;
+                }
+            }
+        }
+        let special = special(&config, &mut pieces);
+        let lowercase = normalizer.and_then(|n| n.get("lowercase")).or(config.get("do_lower_case"));
+        let lowercase = lowercase.and_then(Value::as_bool).unwrap_or(true);
+        let strip = normalizer.and_then(|n| n.get("strip_accents")).or(config.get("strip_accents"));
+        // Where nothing is said about accents, they follow the case.
+        let strip_accents = strip.and_then(Value::as_bool).unwrap_or(lowercase);
+        let (mut tokens, mut types) = (Vec::new(), Vec::new());
+        for (id, piece) in pieces.into_iter().enumerate() {
+            let (text, kind) = piece.unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
+            tokens.push(if kind == CONTROL { text } else { gguf_form(&text) });
+            types.push(kind);
+        }
+        Ok(Self { tokens, types, lowercase, strip_accents, special })
+    }
+}
+
+/// `##ing` becomes `ing`, and `word` becomes `▁word`.
+fn gguf_form(piece: &str) -> String {
+    match piece.strip_prefix("##") {
+        Some(inside) => inside.to_owned(),
+        None => format!("▁{piece}"),
+    }
+}
+
+fn put(pieces: &mut [Option<(String, i32)>], id: u64, text: &str, kind: i32) -> Result<(), String> {
+    if id >= LIMIT {
+        return Err(format!("token {} has the id {id}", crate::name::shown(text)));
+    }
+    let Some(slot) = pieces.get_mut(id as usize) else {
+        return Err(format!(
+            "token {} has the id {id}, but the embedding has {} rows",
+            crate::name::shown(text),
+            pieces.len()
+        ));
+    };
+    *slot = Some((text.to_owned(), kind));
+    Ok(())
+}
+
+fn read_json(json: &Value, pieces: &mut [Option<(String, i32)>]) -> Result<(), String> {
+    let model = json.get("model").ok_or("`model` is missing")?;
+    let kind = model.get("type").and_then(Value::as_str).unwrap_or("WordPiece");
+    if kind != "WordPiece" {
+        return Err(format!(
+            "a vocabulary of type {}, where WordPiece is expected",
+            crate::name::shown(kind)
+        ));
+    }
+    let vocab = model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is no object")?;
+    for (text, id) in vocab {
+        let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", crate::name::shown(text)))?;
+        put(pieces, id, text, NORMAL)?;
+    }
+    for added in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
+        let text = added.get("content").and_then(Value::as_str);
+        if let (Some(text), Some(id)) = (text, added.get("id").and_then(Value::as_u64)) {
+            let is_special = added.get("special").and_then(Value::as_bool) == Some(true);
+            put(pieces, id, text, if is_special { CONTROL } else { USER_DEFINED })?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds the special tokens and marks them as control tokens, which `vocab.txt` does not say.
+fn special(config: &Value, pieces: &mut [Option<(String, i32)>]) -> Vec<(&'static str, u32)> {
+    let mut found = Vec::new();
+    for (key, config_key, default) in SPECIAL {
+        let stated = config.get(config_key);
+        let text = stated.and_then(|s| s.as_str().or_else(|| s.get("content")?.as_str())).unwrap_or(default);
+        let at = pieces.iter().position(|piece| piece.as_ref().is_some_and(|(piece, _)| piece == text));
+        if let Some(id) = at {
+            if let Some((_, kind)) = &mut pieces[id] {
+                *kind = CONTROL;
+            }
+            found.push((key, id as u32));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::ImportFile;
+
+    fn read(files: &[(&str, &str)], rows: u32) -> Result<WordPiece, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Vec<_> = files
+            .iter()
+            .map(|(name, text)| {
+                std::fs::write(dir.path().join(name), text).unwrap();
+                ImportFile { name: (*name).into(), path: dir.path().join(name) }
+            })
+            .collect();
+        WordPiece::read(&Folder { files: &files }, rows).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn both_files_give_the_same_vocabulary() {
+        let json = r###"{"added_tokens":[{"id":0,"content":"[PAD]","special":true},{"id":1,"content":"[UNK]","special":true}],
+            "normalizer":{"type":"BertNormalizer","lowercase":true,"strip_accents":null},
+            "model":{"type":"WordPiece","vocab":{"[PAD]":0,"[UNK]":1,"a":2,"##b":3}}}"###;
+        let from_json = read(&[("tokenizer.json", json)], 5).unwrap();
+        let from_text = read(&[("vocab.txt", "[PAD]\n[UNK]\r\na\n##b\n")], 5).unwrap();
+        assert_eq!(from_json, from_text);
+        assert_eq!(from_json.tokens, ["[PAD]", "[UNK]", "▁a", "b", "▁[PAD4]"]);
+        assert_eq!(from_json.types, [3, 3, 1, 1, 5]);
+        assert_eq!(from_json.special, [("unknown", 1), ("padding", 0)]);
+        assert!(from_json.lowercase && from_json.strip_accents);
+    }
+
+    #[test]
+    fn case_follows_the_configuration() {
+        let config = r#"{"do_lower_case":false,"cls_token":{"content":"<c>"}}"#;
+        let read = read(&[("vocab.txt", "a\n<c>\n"), ("tokenizer_config.json", config)], 2).unwrap();
+        assert!(!read.lowercase && !read.strip_accents);
+        assert_eq!(read.special, [("cls", 1)]);
+    }
+
+    #[test]
+    fn vocabularies_that_do_not_fit_are_refused() {
+        let bpe = r#"{"model":{"type":"BPE","vocab":{}}}"#;
+        let far = r#"{"model":{"vocab":{"a":18446744073709551615}}}"#;
+        assert!(read(&[("tokenizer.json", bpe)], 1).unwrap_err().contains("type BPE"));
+        assert!(read(&[("tokenizer.json", far)], 1).unwrap_err().contains("has the id"));
+        assert!(read(&[("vocab.txt", "a\nb")], 1).unwrap_err().contains("has 1 rows"));
+        assert!(read(&[], 1).unwrap_err().contains("tokenizer.json or vocab.txt is missing"));
+    }
+}

@@ -1,0 +1,290 @@
+//! Manifests and config blobs: the two JSON documents of a model.
+
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::gojson;
+
+/// Media types of layers.
+pub mod media {
+    /// GGUF weights.
+    pub const MODEL: &str = "application/vnd.ollama.image.model";
+    /// A GGUF projector of images or sound.
+    pub const PROJECTOR: &str = "application/vnd.ollama.image.projector";
+    /// A GGUF LoRA adapter.
+    pub const ADAPTER: &str = "application/vnd.ollama.image.adapter";
+    /// A GGUF draft model.
+    pub const DRAFT: &str = "application/vnd.ollama.image.draft";
+    /// Text of a Go template.
+    pub const TEMPLATE: &str = "application/vnd.ollama.image.template";
+    /// The old name of [`TEMPLATE`].
+    pub const PROMPT: &str = "application/vnd.ollama.image.prompt";
+    /// Text of the system message.
+    pub const SYSTEM: &str = "application/vnd.ollama.image.system";
+    /// A JSON object of options.
+    pub const PARAMS: &str = "application/vnd.ollama.image.params";
+    /// A JSON array of messages.
+    pub const MESSAGES: &str = "application/vnd.ollama.image.messages";
+    /// Text of a licence.
+    pub const LICENSE: &str = "application/vnd.ollama.image.license";
+    /// The config blob.
+    pub const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    /// The manifest itself.
+    pub const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+}
+
+/// The most bytes that are read as a manifest, config or text layer.
+pub(crate) const TEXT_LIMIT: u64 = 32 << 20;
+
+/// A manifest. Keys that are not listed here are ignored; on disk they stay, since manifests are copied byte for byte.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Manifest {
+    /// The config blob, where there is one.
+    #[serde(default, deserialize_with = "config_layer")]
+    pub config: Option<Layer>,
+    /// Weights, template and so on, in order.
+    #[serde(default, deserialize_with = "or_default")]
+    pub layers: Vec<Layer>,
+}
+
+/// A blob in a role.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct Layer {
+    /// The role: one of [`media`], or unknown.
+    #[serde(rename = "mediaType", default)]
+    pub media_type: String,
+    /// The blob.
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+    /// The short name of the model that it was taken over from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The tensor or file that it holds (models in parts).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl Layer {
+    /// A layer of a blob.
+    pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self { media_type: media_type.to_owned(), digest, size, from: None, name: None }
+    }
+}
+
+impl Manifest {
+    /// Reads a manifest's text; `path` is for messages.
+    ///
+    /// # Errors
+    /// Not JSON of the right kind.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, StoreError> {
+        object(bytes).map_err(|reason| StoreError::Manifest { path: path.to_owned(), reason })
+    }
+
+    /// The text that Ollama would write: compact, with a line end.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut map = Map::new();
+        map.insert("schemaVersion".into(), 2.into());
+        map.insert("mediaType".into(), media::MANIFEST.into());
+        let layer = |l: &Layer| serde_json::to_value(l).expect("strings and numbers only");
+        map.insert("config".into(), self.config.as_ref().map_or(Value::Object(Map::new()), layer));
+        map.insert("layers".into(), self.layers.iter().map(layer).collect());
+        let mut text = gojson::to_string_in_order(&Value::Object(map));
+        text.push('\n');
+        text.into_bytes()
+    }
+
+    /// All blobs, the config's last.
+    pub fn blobs(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().chain(&self.config)
+    }
+
+    /// Bytes of all blobs, as the manifest states them.
+    pub fn size(&self) -> u64 {
+        self.blobs().fold(0, |sum, layer| sum.saturating_add(layer.size))
+    }
+
+    /// The last layer of a media type.
+    pub fn last(&self, media_type: &str) -> Option<&Layer> {
+        self.layers.iter().rfind(|layer| layer.media_type == media_type)
+    }
+
+    /// All layers of a media type.
+    pub fn all<'a>(&'a self, media_type: &'a str) -> impl Iterator<Item = &'a Layer> {
+        self.layers.iter().filter(move |layer| layer.media_type == media_type)
+    }
+}
+
+/// Reads an object. A list of fields, which the derived code would take too, is none.
+pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err("not a JSON object".into());
+    }
+    serde_json::from_slice(bytes).map_err(|e| e.to_string())
+}
+
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// A config without a digest is no config.
+fn config_layer<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Layer>, D::Error> {
+    let value = Option::<Value>::deserialize(d)?;
+    match value {
+        Some(value)
+            if value.get("digest").and_then(Value::as_str).is_some_and(|digest| !digest.is_empty()) =>
+        {
+            serde_json::from_value(value).map(Some).map_err(serde::de::Error::custom)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The config blob.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Config {
+    /// `gguf`, `safetensors`; empty is read as `gguf`.
+    #[serde(deserialize_with = "or_default")]
+    pub model_format: String,
+    /// The architecture of the weights.
+    #[serde(deserialize_with = "or_default")]
+    pub model_family: String,
+    /// One for each model layer.
+    pub model_families: Option<Vec<String>>,
+    /// Number of parameters, for display: `134.52M`.
+    #[serde(deserialize_with = "or_default")]
+    pub model_type: String,
+    /// Quantization, for display: `Q4_K_M`.
+    #[serde(deserialize_with = "or_default")]
+    pub file_type: String,
+    /// Built-in prompt renderer.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub renderer: String,
+    /// Built-in output parser.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub parser: String,
+    /// The oldest version of the program that runs it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub requires: String,
+    /// Who executes the model, if somebody else does.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_host: String,
+    /// Its name there.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_model: String,
+    /// What it can do, beyond what its files show.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    pub capabilities: Vec<String>,
+    /// Trained context, of remote models.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub context_length: u64,
+    /// Width, of remote models.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub embedding_length: u64,
+    /// The model that it was made from.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub base_name: String,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Config {
+    /// The text that Ollama would write.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Value::Object(mut map) = serde_json::to_value(self).expect("strings and numbers only") else {
+            unreachable!("a structure is an object")
+        };
+        map.insert("architecture".into(), "amd64".into());
+        map.insert("os".into(), "linux".into());
+        let mut text = gojson::to_string_in_order(&Value::Object(map));
+        text.push('\n');
+        text.into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Manifest, StoreError> {
+        Manifest::parse(text.as_bytes(), Path::new("m"))
+    }
+
+    const D: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn a_manifest_is_written_as_ollama_writes_it() {
+        let manifest = Manifest {
+            config: Some(Layer::new(media::CONFIG, D.parse().unwrap(), 485)),
+            layers: vec![Layer {
+                from: Some("m:latest".into()),
+                ..Layer::new(media::MODEL, D.parse().unwrap(), 38)
+            }],
+        };
+        let text = String::from_utf8(manifest.to_bytes()).unwrap();
+        assert_eq!(
+            text,
+            format!(
+                r#"{{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json","config":{{"mediaType":"application/vnd.docker.container.image.v1+json","digest":"{D}","size":485}},"layers":[{{"mediaType":"application/vnd.ollama.image.model","digest":"{D}","size":38,"from":"m:latest"}}]}}"#
+            ) + "\n"
+        );
+        assert_eq!(parse(&text).unwrap(), manifest);
+        assert_eq!(manifest.size(), 523);
+    }
+
+    #[test]
+    fn a_config_is_written_as_recorded_from_ollama() {
+        let config = Config {
+            model_format: "gguf".into(),
+            model_family: "llama".into(),
+            model_families: Some(vec!["llama".into()]),
+            model_type: "134.52M".into(),
+            file_type: "Q4_1".into(),
+            requires: "0.1.0".into(),
+            ..Config::default()
+        };
+        let want = r#"{"model_format":"gguf","model_family":"llama","model_families":["llama"],"model_type":"134.52M","file_type":"Q4_1","requires":"0.1.0","architecture":"amd64","os":"linux"}"#;
+        assert_eq!(String::from_utf8(config.to_bytes()).unwrap(), format!("{want}\n"));
+    }
+
+    #[test]
+    fn manifests_with_absent_parts_are_read() {
+        assert_eq!(parse("{}").unwrap(), Manifest { config: None, layers: vec![] });
+        assert_eq!(parse(r#"{"layers":null,"config":{"digest":""}}"#).unwrap().layers, []);
+        let foreign = format!(
+            r#"{{"x":[1],"layers":[{{"mediaType":"a/b","digest":"{D}","size":1,"annotations":{{}}}}]}}"#
+        );
+        assert_eq!(parse(&foreign).unwrap().layers[0].media_type, "a/b");
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused() {
+        for bad in [
+            "",
+            "null",
+            "[]",
+            "{\"layers\":5}",
+            "{\"layers\":[{}]}",
+            r#"{"layers":[{"mediaType":"m","digest":"sha256:../../../etc/passwd","size":1}]}"#,
+            &format!(r#"{{"layers":[{{"mediaType":"m","digest":"{D}","size":-1}}]}}"#),
+            &format!(r#"{{"layers":[{{"mediaType":"m","digest":"{D}","size":1e400}}]}}"#),
+            r#"{"config":{"digest":"sha256:0"}}"#,
+            &"[".repeat(100_000),
+        ] {
+            assert!(matches!(parse(bad), Err(StoreError::Manifest { .. })), "{}", &bad[..bad.len().min(80)]);
+        }
+    }
+
+    #[test]
+    fn claimed_sizes_do_not_overflow_the_sum() {
+        let layer = format!(r#"{{"mediaType":"m","digest":"{D}","size":18446744073709551615}}"#);
+        assert_eq!(parse(&format!(r#"{{"layers":[{layer},{layer}]}}"#)).unwrap().size(), u64::MAX);
+    }
+}

@@ -1,0 +1,280 @@
+//! A model with everything that running and showing it needs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use puna_gguf::Gguf;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::digest::Digest;
+use crate::embedded;
+use crate::error::StoreError;
+use crate::facts::{Facts, parameter_size};
+use crate::manifest::{Config, Layer, media, object};
+use crate::modelfile::{Instruction, Modelfile, params};
+use crate::name::ModelName;
+use crate::store::{Entry, Store};
+
+/// Where the weights are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Weights {
+    /// A GGUF file.
+    File(PathBuf),
+    /// In this program: [`embedded::weights`].
+    Embedded,
+}
+
+/// A model of the store, its small layers read.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// The name, as the store spells it.
+    pub name: ModelName,
+    /// The digest of the manifest.
+    pub digest: Digest,
+    /// When the manifest was written.
+    pub modified: SystemTime,
+    /// Bytes of all layers.
+    pub size: u64,
+    /// The weights.
+    pub weights: Weights,
+    /// The blob of the weights.
+    pub weights_digest: Digest,
+    /// LoRA adapters, in order.
+    pub adapters: Vec<PathBuf>,
+    /// Projectors of images and sound.
+    pub projectors: Vec<PathBuf>,
+    /// A draft model for speculation.
+    pub draft: Option<PathBuf>,
+    /// The Go template; without one the file's own Jinja template counts ([`Facts::chat_template`]).
+    pub template: Option<String>,
+    /// The system message.
+    pub system: Option<String>,
+    /// Options that differ from their defaults, as stored.
+    pub params: Map<String, Value>,
+    /// Messages that stand before every conversation: objects with `role` and `content`.
+    pub messages: Vec<Value>,
+    /// Licence texts.
+    pub licenses: Vec<String>,
+    /// The config blob.
+    pub config: Config,
+    /// The model that this one was made from; empty for none.
+    pub parent: String,
+    /// What the file of the weights says.
+    pub facts: Arc<Facts>,
+    /// What the projectors' files say.
+    pub projector_facts: Vec<Arc<Facts>>,
+}
+
+/// The `details` of a model in answers of the API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields of the answer
+pub struct Details {
+    pub parent_model: String,
+    pub format: String,
+    pub family: String,
+    pub families: Option<Vec<String>>,
+    pub parameter_size: String,
+    pub quantization_level: String,
+}
+
+impl Store {
+    /// A model by name, whose case does not count.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], blobs that are missing or broken, a model that somebody else executes.
+    pub fn resolve(&self, name: &ModelName) -> Result<Model, StoreError> {
+        self.resolve_entry(&self.get(name)?)
+    }
+
+    /// The model of a list's entry.
+    ///
+    /// # Errors
+    /// As [`Store::resolve`].
+    pub fn resolve_entry(&self, entry: &Entry) -> Result<Model, StoreError> {
+        let reader = Layers { store: self, entry };
+        let manifest = &entry.manifest;
+        let config: Config = match &manifest.config {
+            Some(layer) => {
+                object(&reader.bytes(layer)?).map_err(|reason| reader.error("the config", reason))?
+            }
+            None => Config::default(),
+        };
+        let name = entry.name.to_string();
+        if !config.remote_host.is_empty() {
+            return Err(StoreError::Remote { name, host: config.remote_host });
+        }
+        let layer = manifest.last(media::MODEL).ok_or(StoreError::NoWeights(name))?;
+        let (weights, facts) = reader.weights(layer)?;
+        let paths =
+            |media_type: &str| manifest.all(media_type).map(|l| self.layer_path(l)).collect::<Result<_, _>>();
+        let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
+        let projector_facts = manifest
+            .all(media::PROJECTOR)
+            .map(|layer| self.facts(&layer.digest, &self.layer_path(layer)?))
+            .collect::<Result<_, _>>()?;
+        Ok(Model {
+            name: entry.name.clone(),
+            digest: entry.digest,
+            modified: entry.modified,
+            size: entry.size(),
+            weights,
+            weights_digest: layer.digest,
+            adapters: paths(media::ADAPTER)?,
+            projectors: paths(media::PROJECTOR)?,
+            draft: manifest.last(media::DRAFT).map(|l| self.layer_path(l)).transpose()?,
+            template: template.map(|l| reader.text(l, "the template")).transpose()?,
+            system: manifest.last(media::SYSTEM).map(|l| reader.text(l, "the system message")).transpose()?,
+            params: reader.json_or_default(media::PARAMS, "the parameters")?,
+            messages: reader.json_or_default(media::MESSAGES, "the messages")?,
+            licenses: manifest
+                .all(media::LICENSE)
+                .map(|l| reader.text(l, "a licence"))
+                .collect::<Result<_, _>>()?,
+            config,
+            parent: layer.from.clone().unwrap_or_default(),
+            facts,
+            projector_facts,
+        })
+    }
+}
+
+/// Reads the layers of an entry, wherever they are.
+struct Layers<'a> {
+    store: &'a Store,
+    entry: &'a Entry,
+}
+
+impl Layers<'_> {
+    fn bytes(&self, layer: &Layer) -> Result<Vec<u8>, StoreError> {
+        match self.entry.embedded {
+            true => embedded::blob(&layer.digest).ok_or(StoreError::BlobMissing(layer.digest)),
+            false => self.store.read_layer(layer),
+        }
+    }
+
+    fn error(&self, what: &'static str, reason: String) -> StoreError {
+        StoreError::Layer { name: self.entry.name.to_string(), what, reason }
+    }
+
+    fn text(&self, layer: &Layer, what: &'static str) -> Result<String, StoreError> {
+        String::from_utf8(self.bytes(layer)?).map_err(|e| self.error(what, format!("not UTF-8: {e}")))
+    }
+
+    fn json<T: DeserializeOwned>(&self, layer: &Layer, what: &'static str) -> Result<T, StoreError> {
+        serde_json::from_slice(&self.bytes(layer)?).map_err(|e| self.error(what, e.to_string()))
+    }
+
+    /// The last layer of a type; a layer that says `null` counts as none.
+    fn json_or_default<T: DeserializeOwned + Default>(
+        &self,
+        media_type: &str,
+        what: &'static str,
+    ) -> Result<T, StoreError> {
+        let layer = self.entry.manifest.last(media_type);
+        Ok(layer.map(|l| self.json::<Option<T>>(l, what)).transpose()?.flatten().unwrap_or_default())
+    }
+
+    fn weights(&self, layer: &Layer) -> Result<(Weights, Arc<Facts>), StoreError> {
+        if self.entry.embedded {
+            let facts = Facts::of(&Gguf::from_bytes(embedded::weights())?);
+            return Ok((Weights::Embedded, Arc::new(facts)));
+        }
+        let path = self.store.layer_path(layer)?;
+        let facts = self.store.facts(&layer.digest, &path)?;
+        Ok((Weights::File(path), facts))
+    }
+}
+
+impl Model {
+    /// Family, size and so on; what the config does not say comes from the weights.
+    pub fn details(&self) -> Details {
+        let config = &self.config;
+        let or = |stated: &str, found: String| if stated.is_empty() { found } else { stated.to_owned() };
+        Details {
+            parent_model: self.parent.clone(),
+            format: or(&config.model_format, "gguf".into()),
+            family: or(&config.model_family, self.facts.architecture.clone()),
+            families: config.model_families.clone(),
+            parameter_size: or(&config.model_type, parameter_size(self.facts.parameter_count)),
+            quantization_level: or(&config.file_type, self.facts.file_type.clone()),
+        }
+    }
+
+    /// What the model can do, in the order of the API: `completion` or `embedding`, then what its files, template and
+    /// config add. Built-in parsers are not looked at.
+    pub fn capabilities(&self) -> Vec<String> {
+        let mut found: Vec<&str> = Vec::new();
+        found.push(if self.facts.pooling.is_some() { "embedding" } else { "completion" });
+        let sees = self.facts.vision || self.projector_facts.iter().any(|f| f.vision || !f.audio);
+        if sees {
+            found.push("vision");
+        }
+        if self.facts.audio || self.projector_facts.iter().any(|f| f.audio) {
+            found.push("audio");
+        }
+        let go = self.template.as_deref().unwrap_or_default();
+        let jinja = self.facts.chat_template.as_deref().unwrap_or_default();
+        if names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call") {
+            found.push("tools");
+        }
+        if names_field(go, "Suffix") {
+            found.push("insert");
+        }
+        let thinks = jinja.contains("<think>") && jinja.contains("</think>");
+        if names_field(go, "Thinking")
+            || thinks
+            || matches!(self.facts.architecture.as_str(), "gptoss" | "gpt-oss")
+        {
+            found.push("thinking");
+        }
+        for stated in &self.config.capabilities {
+            if !found.contains(&stated.as_str()) {
+                found.push(stated);
+            }
+        }
+        found.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The Modelfile that `show` prints, without its comment lines. A request's own `system` and `options` replace or
+    /// extend the stored ones.
+    pub fn modelfile(&self, system: Option<&str>, options: &Map<String, Value>) -> Modelfile {
+        let mut all = vec![Instruction::From(match &self.weights {
+            Weights::File(path) => path.display().to_string(),
+            Weights::Embedded => self.name.to_string(),
+        })];
+        let path = |path: &PathBuf| path.display().to_string();
+        all.extend(self.adapters.iter().map(|p| Instruction::Adapter(path(p))));
+        all.extend(self.draft.iter().map(|p| Instruction::Draft(path(p))));
+        all.extend(self.projectors.iter().map(|p| Instruction::From(path(p))));
+        all.push(Instruction::Template(self.template.clone().unwrap_or_else(|| "{{ .Prompt }}".into())));
+        let system = system.filter(|s| !s.is_empty()).or(self.system.as_deref());
+        all.extend(system.map(|text| Instruction::System(text.to_owned())));
+        let text = |s: &str| Some(s.to_owned()).filter(|s| !s.is_empty());
+        all.extend(text(&self.config.renderer).map(Instruction::Renderer));
+        all.extend(text(&self.config.parser).map(Instruction::Parser));
+        let mut params = self.params.clone();
+        params.extend(options.clone());
+        let mut names: Vec<_> = params.keys().collect();
+        names.sort();
+        for name in names {
+            let parameter = |value| Instruction::Parameter { name: name.clone(), value };
+            all.extend(params::values(&params[name]).into_iter().map(parameter));
+        }
+        all.extend(self.licenses.iter().cloned().map(Instruction::License));
+        for message in &self.messages {
+            let field = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            all.push(Instruction::Message { role: field("role"), content: field("content") });
+        }
+        Modelfile { instructions: all }
+    }
+}
+
+/// Whether a Go template names a field: `.Tools`, `$.Tools` or `.Tools` at the end of a chain, not `.ToolsX`.
+fn names_field(template: &str, field: &str) -> bool {
+    let dotted = format!(".{field}");
+    template.match_indices(&dotted).any(|(at, found)| {
+        !template[at + found.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
+    })
+}

@@ -1,0 +1,179 @@
+//! The parameters of `PARAMETER`: their types, and how `show` prints them.
+
+use serde_json::{Map, Value};
+
+use super::ModelfileError;
+use crate::gojson;
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Int,
+    Float,
+    Bool,
+    Strings,
+}
+
+/// Every parameter with its type.
+const PARAMETERS: [(&str, Kind); 20] = [
+    ("num_ctx", Kind::Int),
+    ("num_batch", Kind::Int),
+    ("num_gpu", Kind::Int),
+    ("main_gpu", Kind::Int),
+    ("use_mmap", Kind::Bool),
+    ("num_thread", Kind::Int),
+    ("draft_num_predict", Kind::Int),
+    ("num_keep", Kind::Int),
+    ("seed", Kind::Int),
+    ("num_predict", Kind::Int),
+    ("top_k", Kind::Int),
+    ("top_p", Kind::Float),
+    ("min_p", Kind::Float),
+    ("typical_p", Kind::Float),
+    ("repeat_last_n", Kind::Int),
+    ("temperature", Kind::Float),
+    ("repeat_penalty", Kind::Float),
+    ("presence_penalty", Kind::Float),
+    ("frequency_penalty", Kind::Float),
+    ("stop", Kind::Strings),
+];
+
+/// Once known, without effect now: skipped with a warning.
+const DEPRECATED: [&str; 9] = [
+    "penalize_newline",
+    "low_vram",
+    "f16_kv",
+    "logits_all",
+    "vocab_only",
+    "use_mlock",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+];
+
+/// Reads a parameter's values into what requests hold. The last value counts, except for `stop`, which collects.
+/// `None` for a parameter that is deprecated and skipped.
+///
+/// # Errors
+/// An unknown name, or a value of the wrong type.
+pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, ModelfileError> {
+    if DEPRECATED.contains(&name) {
+        return Ok(None);
+    }
+    let Some((_, kind)) = PARAMETERS.iter().find(|row| row.0 == name) else {
+        return Err(ModelfileError::UnknownParameter(crate::name::shown(name)));
+    };
+    let last = values.last().copied().unwrap_or_default();
+    let bad = |kind| ModelfileError::ParameterValue { kind, value: crate::name::shown(last) };
+    Ok(Some(match kind {
+        Kind::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
+        Kind::Float => {
+            let number = last.parse::<f64>().ok().filter(|x| x.is_finite()).ok_or_else(|| bad("float"))?;
+            if number.fract() == 0.0 && number.abs() < 1e15 {
+                Value::from(number as i64)
+            } else {
+                Value::from(number)
+            }
+        }
+        Kind::Bool => match last {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => true.into(),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => false.into(),
+            _ => return Err(bad("bool")),
+        },
+        Kind::Strings => values.iter().copied().collect(),
+    }))
+}
+
+/// Every value of a parameter as its own instruction would say it.
+pub(crate) fn values(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(items) => items.iter().flat_map(values).collect(),
+        Value::String(text) => vec![text.clone()],
+        Value::Number(number) => vec![gojson::number(number)],
+        other => vec![other.to_string()],
+    }
+}
+
+/// The text of `/api/show`'s `parameters`: one value a line, sorted by name, strings quoted.
+pub fn format_parameters(params: &Map<String, Value>) -> String {
+    let mut names: Vec<_> = params.keys().collect();
+    names.sort();
+    let mut lines = Vec::new();
+    for name in names {
+        let items = match &params[name] {
+            Value::Array(items) => items.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        for item in items {
+            let text = match item {
+                Value::String(text) => go_quoted(text),
+                Value::Number(number) => gojson::number(number),
+                other => other.to_string(),
+            };
+            lines.push(format!("{name:30} {text}"));
+        }
+    }
+    lines.join("\n")
+}
+
+/// A string literal of Go.
+fn go_quoted(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{b}' => out.push_str("\\v"),
+            '\u{c}' => out.push_str("\\f"),
+            c if c.is_ascii_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_have_the_type_of_their_parameter() {
+        let of = |name: &str, value: &str| parse_parameter(name, &[value]);
+        assert_eq!(of("num_ctx", "1048576"), Ok(Some(json!(1048576))));
+        assert_eq!(of("temperature", "1"), Ok(Some(json!(1))));
+        assert_eq!(of("temperature", "0.7"), Ok(Some(json!(0.7))));
+        assert_eq!(of("top_p", "9e-1"), Ok(Some(json!(0.9))));
+        assert_eq!(of("use_mmap", "T"), Ok(Some(json!(true))));
+        assert_eq!(parse_parameter("stop", &["a", "b"]), Ok(Some(json!(["a", "b"]))));
+        assert_eq!(parse_parameter("seed", &["1", "-2"]), Ok(Some(json!(-2))));
+        assert_eq!(of("mirostat", "1"), Ok(None));
+    }
+
+    #[test]
+    fn wrong_values_have_the_texts_of_the_original() {
+        let of = |name: &str, value: &str| parse_parameter(name, &[value]).unwrap_err().to_string();
+        assert_eq!(of("num_gqa", "1"), "unknown parameter 'num_gqa'");
+        assert_eq!(of("num_ctx", "4k"), "invalid int value [4k]");
+        assert_eq!(of("num_ctx", "1.5"), "invalid int value [1.5]");
+        assert_eq!(of("temperature", "hot"), "invalid float value [hot]");
+        assert_eq!(of("temperature", "nan"), "invalid float value [nan]");
+        assert_eq!(of("use_mmap", "yes"), "invalid bool value [yes]");
+    }
+
+    #[test]
+    fn show_prints_one_value_a_line() {
+        let params = json!({"temperature": 1.0, "stop": ["<|im_end|>", "a\"\n"], "num_ctx": 1048576.0});
+        let want = "num_ctx                        1048576\n\
+                    stop                           \"<|im_end|>\"\n\
+                    stop                           \"a\\\"\\n\"\n\
+                    temperature                    1";
+        assert_eq!(format_parameters(params.as_object().unwrap()), want);
+    }
+}

@@ -1,0 +1,288 @@
+//! Reading a Modelfile, character by character: values may span lines, and quotes have no escapes.
+
+use super::{Instruction, LineProblem, Modelfile, ModelfileError};
+
+impl Modelfile {
+    /// Reads a file's bytes: UTF-8, or UTF-16 with a byte order mark.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line; [`ModelfileError::NoFrom`] comes last.
+    pub fn parse_bytes(bytes: &[u8]) -> Result<Self, ModelfileError> {
+        Self::parse(&decode(bytes))
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// As [`Modelfile::parse_bytes`].
+    pub fn parse(text: &str) -> Result<Self, ModelfileError> {
+        let mut reader = Reader { rest: text, line: 1 };
+        let mut instructions = Vec::new();
+        while reader.skip_to_instruction() {
+            instructions.push(reader.instruction()?);
+        }
+        if !instructions.iter().any(|i| matches!(i, Instruction::From(_))) {
+            return Err(ModelfileError::NoFrom);
+        }
+        Ok(Self { instructions })
+    }
+}
+
+/// The text of a file: what a byte order mark says, else UTF-8 with replacement characters.
+fn decode(bytes: &[u8]) -> String {
+    let wide = |bytes: &[u8], read: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> =
+            bytes.chunks(2).map(|pair| read([pair[0], *pair.get(1).unwrap_or(&0)])).collect();
+        String::from_utf16_lossy(&units)
+    };
+    match bytes {
+        [0xff, 0xfe, rest @ ..] => wide(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => wide(rest, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8_lossy(rest).into_owned(),
+        _ => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Option<char> {
+        let c = self.rest.chars().next()?;
+        self.rest = &self.rest[c.len_utf8()..];
+        // CR and LF are counted each, as in the original: tools that read the messages expect its numbers.
+        self.line += usize::from(is_newline(c));
+        Some(c)
+    }
+
+    /// Moves behind blanks, empty lines and comments; whether anything follows.
+    fn skip_to_instruction(&mut self) -> bool {
+        while let Some(c) = self.rest.chars().next() {
+            match c {
+                '#' => while self.next().is_some_and(|c| !is_newline(c)) {},
+                c if is_blank(c) || is_newline(c) => {
+                    self.next();
+                }
+                _ => return true,
+            }
+        }
+        false
+    }
+
+    /// Collects what `admits`, up to the blank that must follow, which is consumed. The character that ended it
+    /// instead, or nothing at the end of the file, is the error.
+    fn word(&mut self, admits: fn(char) -> bool) -> Result<&'a str, (Option<char>, &'a str)> {
+        let start = self.rest;
+        let taken = |reader: &Self| &start[..start.len() - reader.rest.len()];
+        loop {
+            let word = taken(self);
+            match self.next() {
+                Some(c) if is_blank(c) => return Ok(word),
+                Some(c) if admits(c) => {}
+                other => return Err((other, word)),
+            }
+        }
+    }
+
+    fn instruction(&mut self) -> Result<Instruction, ModelfileError> {
+        let name = self.word(|c| c.is_ascii_alphabetic()).map_err(|(end, _)| match end {
+            Some(_) => self.error(LineProblem::Command),
+            None => ModelfileError::UnexpectedEnd { text: String::new() },
+        })?;
+        let of: fn(String) -> Instruction = match name.to_ascii_lowercase().as_str() {
+            "from" => Instruction::From,
+            "license" => Instruction::License,
+            "template" => Instruction::Template,
+            "system" => Instruction::System,
+            "adapter" => Instruction::Adapter,
+            "draft" => Instruction::Draft,
+            "renderer" => Instruction::Renderer,
+            "parser" => Instruction::Parser,
+            "requires" => Instruction::Requires,
+            "parameter" => {
+                let name = self.argument(|c| c.is_ascii_alphanumeric() || c == '_')?.to_owned();
+                return Ok(Instruction::Parameter { name, value: self.value()? });
+            }
+            "message" => {
+                let role = self.argument(|c| c.is_ascii_alphabetic())?.to_owned();
+                if !["system", "user", "assistant"].contains(&role.as_str()) {
+                    return Err(self.error(LineProblem::Role));
+                }
+                return Ok(Instruction::Message { role, content: self.value()? });
+            }
+            _ => return Err(self.error(LineProblem::Command)),
+        };
+        Ok(of(self.value()?))
+    }
+
+    /// A parameter's name or a message's role.
+    fn argument(&mut self, admits: fn(char) -> bool) -> Result<&'a str, ModelfileError> {
+        while self.rest.starts_with(is_blank) {
+            self.next();
+        }
+        self.word(admits).map_err(|(end, word)| ModelfileError::UnexpectedEnd {
+            text: if end.is_some() { word.to_owned() } else { String::new() },
+        })
+    }
+
+    /// A value: ends with the first line at whose end all quotes are closed.
+    fn value(&mut self) -> Result<String, ModelfileError> {
+        let start = self.rest;
+        loop {
+            let text = &start[..start.len() - self.rest.len()];
+            match self.next() {
+                Some(c) if !is_newline(c) => {}
+                end => match (unquote(text.trim()), end) {
+                    (Some(value), _) => return Ok(printable(value)),
+                    (None, Some(_)) => {}
+                    (None, None) => return Err(ModelfileError::UnexpectedEnd { text: String::new() }),
+                },
+            }
+        }
+    }
+
+    fn error(&self, problem: LineProblem) -> ModelfileError {
+        ModelfileError::Line { line: self.line, problem }
+    }
+}
+
+/// The text within quotes, the text itself where there are none, nothing where they are not closed.
+fn unquote(text: &str) -> Option<&str> {
+    if let Some(inner) = text.strip_prefix("\"\"\"") {
+        return inner.strip_suffix("\"\"\"");
+    }
+    match text.strip_prefix('"') {
+        Some(inner) => inner.strip_suffix('"'),
+        None => Some(text),
+    }
+}
+
+/// Without control characters, which would reach terminals and prompts unseen; tabs and line ends stay.
+fn printable(text: &str) -> String {
+    text.chars().filter(|&c| !c.is_ascii_control() || matches!(c, '\t' | '\n' | '\r')).collect()
+}
+
+fn is_blank(c: char) -> bool {
+    matches!(c, ' ' | '\t')
+}
+
+fn is_newline(c: char) -> bool {
+    matches!(c, '\r' | '\n')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Instruction::*;
+
+    fn parse(text: &str) -> Result<Vec<Instruction>, String> {
+        Modelfile::parse(text).map(|m| m.instructions).map_err(|e| e.to_string())
+    }
+
+    fn parameter(name: &str, value: &str) -> Instruction {
+        Parameter { name: name.into(), value: value.into() }
+    }
+
+    /// What follows a `FROM foo` line.
+    fn after_from(text: &str) -> Result<Vec<Instruction>, String> {
+        parse(&format!("FROM foo\n{text}")).map(|mut all| all.split_off(1))
+    }
+
+    #[test]
+    fn plain_values_are_trimmed_and_quoted_ones_are_not() {
+        assert_eq!(parse("FROM \"FOO  BAR  \""), Ok(vec![From("FOO  BAR  ".into())]));
+        assert_eq!(parse("FROM     FOOO BAR    "), Ok(vec![From("FOOO BAR".into())]));
+        assert_eq!(
+            parse("PARAMETER what the \nFROM lemons make lemonade "),
+            Ok(vec![parameter("what", "the"), From("lemons make lemonade".into())])
+        );
+        assert_eq!(after_from("PARAMETER stop ### User: "), Ok(vec![parameter("stop", "### User:")]));
+        assert_eq!(after_from("PARAMETER stop \"### User: \""), Ok(vec![parameter("stop", "### User: ")]));
+    }
+
+    #[test]
+    fn quoted_values_span_lines() {
+        assert_eq!(
+            after_from("PARAMETER stop \"\"\"### User:\n\"\"\""),
+            Ok(vec![parameter("stop", "### User:\n")])
+        );
+        let message = |content: &str| Message { role: "system".into(), content: content.into() };
+        assert_eq!(
+            after_from("MESSAGE system \"\"\"\nYou are…\n\"\"\"\n"),
+            Ok(vec![message("\nYou are…\n")])
+        );
+        assert_eq!(after_from("SYSTEM \"a\" b\nc\""), Ok(vec![System("a\" b\nc".into())]));
+        assert_eq!(after_from("SYSTEM \"\"\"''\"'\"\"'\"\"\""), Ok(vec![System("''\"'\"\"'".into())]));
+        assert_eq!(after_from("SYSTEM \"'\""), Ok(vec![System("'".into())]));
+    }
+
+    #[test]
+    fn values_may_be_empty() {
+        for text in ["SYSTEM \"\"\"\"\"\"", "SYSTEM \"\"", "SYSTEM ", "SYSTEM \n"] {
+            assert_eq!(after_from(text), Ok(vec![System(String::new())]), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn open_quotes_and_cut_instructions_are_errors() {
+        for text in [
+            "SYSTEM \"\"\"This is a multiline system.\"\"\n",
+            "SYSTEM \"\n",
+            "SYSTEM",
+            "SYSTEM \"",
+            "PARAMETER x",
+        ] {
+            assert_eq!(after_from(text), Err("unexpected EOF".into()), "{text:?}");
+        }
+        assert_eq!(after_from("PARAMETER param1\n"), Err("unexpected EOF: param1".into()));
+        assert_eq!(parse(""), Err("no FROM line".into()));
+        assert_eq!(parse("# FROM x\nSYSTEM y"), Err("no FROM line".into()));
+    }
+
+    #[test]
+    fn unknown_instructions_and_roles_are_named_by_line() {
+        let command = LineProblem::Command.to_string();
+        assert_eq!(parse("FROM foo\n\nBADCOMMAND x\n"), Err(format!("(line 3): {command}")));
+        assert_eq!(parse("FROM foo\nBAD1 x\n"), Err(format!("(line 2): {command}")));
+        assert_eq!(parse("SYSTEM\nFROM x"), Err(format!("(line 2): {command}")));
+        assert_eq!(
+            after_from("MESSAGE badguy I'm a bad guy"),
+            Err(format!("(line 2): {}", LineProblem::Role))
+        );
+    }
+
+    #[test]
+    fn comments_stand_only_where_an_instruction_could() {
+        assert_eq!(
+            parse("# one\n  from a # not a comment\r\n\t# two\nLiCeNsE MIT"),
+            Ok(vec![From("a # not a comment".into()), License("MIT".into())])
+        );
+    }
+
+    #[test]
+    fn utf_16_with_a_mark_is_read() {
+        let text = "FROM bob\nSYSTEM 你好👋";
+        let want = Ok(vec![From("bob".into()), System("你好👋".into())]);
+        let le: Vec<u8> =
+            [0xff, 0xfe].into_iter().chain(text.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+        let be: Vec<u8> =
+            [0xfe, 0xff].into_iter().chain(text.encode_utf16().flat_map(u16::to_be_bytes)).collect();
+        let utf8: Vec<u8> = [0xef, 0xbb, 0xbf].into_iter().chain(text.bytes()).collect();
+        for bytes in [le, be, utf8, text.into()] {
+            assert_eq!(Modelfile::parse_bytes(&bytes).map(|m| m.instructions), want);
+        }
+        assert_eq!(
+            parse("FROM a\nSYSTEM a\u{200d}b\u{a0}c\x07"),
+            Ok(vec![From("a".into()), System("a\u{200d}b\u{a0}c".into())])
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in "([A-Z]{3,8}| |\n|\"|\"\"\"|#|é|FROM x\n|PARAMETER |MESSAGE user ){0,30}") {
+            let _ = Modelfile::parse(&text);
+        }
+    }
+}

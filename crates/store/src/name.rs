@@ -1,0 +1,422 @@
+//! Names of models: `host/namespace/model:tag`, valid by construction, so that a path made of the parts cannot leave
+//! the store.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The host of names that state none.
+pub const DEFAULT_HOST: &str = "registry.ollama.ai";
+/// The namespace of names that state none.
+pub const DEFAULT_NAMESPACE: &str = "library";
+/// The tag of names that state none.
+pub const DEFAULT_TAG: &str = "latest";
+
+/// Why a text is no model name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// Nothing was given.
+    #[error("model is required")]
+    Empty,
+    /// A separator promises a part that is not there.
+    #[error("invalid model name `{name}`: the {part} is missing")]
+    MissingPart {
+        /// The whole text.
+        name: String,
+        /// `host`, `namespace`, `model` or `tag`.
+        part: &'static str,
+    },
+    /// A part is too long, or has a character that it must not have.
+    #[error("invalid model name `{name}`: the {part} `{value}` must be 1 to {max} characters of {allowed}")]
+    BadPart {
+        /// The whole text, cut.
+        name: String,
+        /// `host`, `namespace`, `model` or `tag`.
+        part: &'static str,
+        /// The part, cut.
+        value: String,
+        /// Bytes that are allowed.
+        max: usize,
+        /// The characters that are allowed.
+        allowed: &'static str,
+    },
+    /// Both `:local` and `:cloud`.
+    #[error("use either :local or :cloud, not both: \"{0}\"")]
+    BothSources(String),
+}
+
+/// A valid name. Parts keep their case; [`ModelName::same`] compares as the store does, without case.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelName {
+    host: String,
+    namespace: String,
+    model: String,
+    tag: String,
+}
+
+/// The rules of one part of a name.
+struct Rule {
+    part: &'static str,
+    max: usize,
+    extra: &'static [u8],
+    allowed: &'static str,
+}
+
+const HOST: Rule = Rule {
+    part: "host",
+    max: 350,
+    extra: b"-.:",
+    allowed: "A-Z a-z 0-9 _ - . : beginning with a letter, digit or _",
+};
+const NAMESPACE: Rule = Rule {
+    part: "namespace",
+    max: 80,
+    extra: b"-",
+    allowed: "A-Z a-z 0-9 _ - beginning with a letter, digit or _",
+};
+const MODEL: Rule = Rule {
+    part: "model",
+    max: 80,
+    extra: b"-.",
+    allowed: "A-Z a-z 0-9 _ - . beginning with a letter, digit or _",
+};
+const TAG: Rule = Rule {
+    part: "tag",
+    max: 80,
+    extra: b"-.",
+    allowed: "A-Z a-z 0-9 _ - . beginning with a letter, digit or _",
+};
+
+impl Rule {
+    fn admits(&self, text: &str) -> bool {
+        let word = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
+        (1..=self.max).contains(&text.len())
+            && word(text.as_bytes()[0])
+            && text.bytes().all(|c| word(c) || self.extra.contains(&c))
+    }
+
+    fn check(&self, name: &str, value: &str) -> Result<String, NameError> {
+        if value.is_empty() {
+            return Err(NameError::MissingPart { name: shown(name), part: self.part });
+        }
+        if !self.admits(value) {
+            return Err(NameError::BadPart {
+                name: shown(name),
+                part: self.part,
+                value: shown(value),
+                max: self.max,
+                allowed: self.allowed,
+            });
+        }
+        Ok(value.to_owned())
+    }
+}
+
+impl ModelName {
+    /// Reads `[scheme://][host/][namespace/]model[:tag]`. A scheme is checked and dropped; see [`ModelRef`].
+    ///
+    /// # Errors
+    /// The part that is missing or bad.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        Ok(Self::parse_with_scheme(text)?.0)
+    }
+
+    fn parse_with_scheme(text: &str) -> Result<(Self, Option<&str>), NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        let (rest, tag) = match text.rfind(':') {
+            Some(at) if text.rfind('/').is_none_or(|slash| slash < at) => (&text[..at], &text[at + 1..]),
+            _ => (text, DEFAULT_TAG),
+        };
+        let (rest, model) = cut_last(rest);
+        let (rest, namespace) = match rest {
+            Some(rest) => cut_last(rest),
+            None => (None, DEFAULT_NAMESPACE),
+        };
+        let (scheme, host) = match rest {
+            Some(rest) => match rest.split_once("://") {
+                Some((scheme, host)) => (Some(scheme), host),
+                None => (None, rest),
+            },
+            None => (None, DEFAULT_HOST),
+        };
+        let name = Self {
+            host: HOST.check(text, host)?,
+            namespace: NAMESPACE.check(text, namespace)?,
+            model: MODEL.check(text, model)?,
+            tag: TAG.check(text, tag)?,
+        };
+        Ok((name, scheme))
+    }
+
+    /// A name of four parts, each checked.
+    ///
+    /// # Errors
+    /// The part that is bad.
+    pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, NameError> {
+        let whole = || format!("{host}/{namespace}/{model}:{tag}");
+        Ok(Self {
+            host: HOST.check(&whole(), host)?,
+            namespace: NAMESPACE.check(&whole(), namespace)?,
+            model: MODEL.check(&whole(), model)?,
+            tag: TAG.check(&whole(), tag)?,
+        })
+    }
+
+    /// The registry, such as `registry.ollama.ai` or `localhost:5000`.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The owner, such as `library`.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The model without its owner and tag.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The variant, such as `latest`.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// All four parts: `host/namespace/model:tag`.
+    pub fn full(&self) -> String {
+        format!("{}/{}/{}:{}", self.host, self.namespace, self.model, self.tag)
+    }
+
+    /// Whether both names mean the same model: equal but for the case of letters.
+    pub fn same(&self, other: &Self) -> bool {
+        self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    }
+
+    /// Host, namespace, model and tag.
+    pub(crate) fn parts(&self) -> [&str; 4] {
+        [&self.host, &self.namespace, &self.model, &self.tag]
+    }
+
+    /// The manifest's place below `manifests/`.
+    pub(crate) fn manifest_path(&self, manifests: &Path) -> PathBuf {
+        self.parts().iter().fold(manifests.to_owned(), |path, part| path.join(part_to_file_name(part)))
+    }
+}
+
+/// The file name of a part. Windows cannot have the colon of `host:port` in it.
+fn part_to_file_name(part: &str) -> String {
+    if cfg!(windows) { part.replace(':', "%3A") } else { part.to_owned() }
+}
+
+/// The part that a file name stands for.
+pub(crate) fn part_from_file_name(name: &str) -> String {
+    if cfg!(windows) { name.replace("%3A", ":") } else { name.to_owned() }
+}
+
+/// What is left and right of the last `/`.
+fn cut_last(text: &str) -> (Option<&str>, &str) {
+    match text.rsplit_once('/') {
+        Some((left, right)) => (Some(left), right),
+        None => (None, text),
+    }
+}
+
+/// Text of others for an error message: without control characters, and not for ever.
+pub(crate) fn shown(text: &str) -> String {
+    let mut out: String = text.chars().take(100).flat_map(char::escape_debug).collect();
+    if text.chars().nth(100).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+/// The shortest form: without the default host, without the default namespace, always with the tag.
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.host.eq_ignore_ascii_case(DEFAULT_HOST) {
+            write!(f, "{}/{}/", self.host, self.namespace)?;
+        } else if !self.namespace.eq_ignore_ascii_case(DEFAULT_NAMESPACE) {
+            write!(f, "{}/", self.namespace)?;
+        }
+        write!(f, "{}:{}", self.model, self.tag)
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::parse(text)
+    }
+}
+
+/// Where a reference says that the model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Nothing is said.
+    Any,
+    /// `:local`.
+    Local,
+    /// `:cloud` or a tag that ends in `-cloud`: executed by somebody else's server.
+    Cloud,
+}
+
+/// A name as users and requests write it: perhaps with a scheme, perhaps with `:local` or `:cloud` at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelRef {
+    /// The name without scheme and source.
+    pub name: ModelName,
+    /// Whether the scheme `http` was given.
+    pub http: bool,
+    /// What the suffix said.
+    pub source: Source,
+}
+
+impl ModelRef {
+    /// Reads a reference.
+    ///
+    /// # Errors
+    /// Of [`ModelName::parse`], and both suffixes at once.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        let (rest, source) = cut_source(text);
+        if source != Source::Any {
+            let (_, again) = cut_source(rest);
+            if again != Source::Any && again != source {
+                return Err(NameError::BothSources(shown(text)));
+            }
+        }
+        let (name, scheme) = ModelName::parse_with_scheme(rest)?;
+        Ok(Self { name, http: scheme.is_some_and(|s| s.eq_ignore_ascii_case("http")), source })
+    }
+}
+
+/// Cuts `:local`, `:cloud` or the `-cloud` of a tag.
+fn cut_source(text: &str) -> (&str, Source) {
+    let ends = |suffix: &str| {
+        let at = text.len().checked_sub(suffix.len())?;
+        text.get(at..).filter(|end| end.eq_ignore_ascii_case(suffix)).map(|_| &text[..at])
+    };
+    if let Some(rest) = ends(":local") {
+        return (rest, Source::Local);
+    }
+    if let Some(rest) = ends(":cloud") {
+        return (rest, Source::Cloud);
+    }
+    let tag_at = text.rfind(':').filter(|&at| text.rfind('/').is_none_or(|slash| slash < at));
+    match (ends("-cloud"), tag_at) {
+        (Some(rest), Some(at)) if rest.len() > at + 1 => (rest, Source::Cloud),
+        _ => (text, Source::Any),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(text: &str) -> [String; 4] {
+        ModelName::parse(text).unwrap().parts().map(str::to_owned)
+    }
+
+    #[test]
+    fn missing_parts_take_their_defaults() {
+        assert_eq!(parts("llama3"), ["registry.ollama.ai", "library", "llama3", "latest"]);
+        assert_eq!(parts("me/m:1b"), ["registry.ollama.ai", "me", "m", "1b"]);
+        assert_eq!(parts("h:5000/n/m"), ["h:5000", "n", "m", "latest"]);
+        assert_eq!(parts("http://h:5000/n/m:t"), ["h:5000", "n", "m", "t"]);
+        assert_eq!(parts("_why/_the/_lucky:_stiff"), ["_why", "_the", "_lucky", "_stiff"]);
+        assert_eq!(parts("hf.co/U/R-GGUF:Q4_K_M"), ["hf.co", "U", "R-GGUF", "Q4_K_M"]);
+    }
+
+    #[test]
+    fn hostile_and_malformed_names_are_refused() {
+        for bad in [
+            "",
+            "m:",
+            "/m",
+            "n//m",
+            ":t",
+            "h/n/",
+            "-x",
+            "h/n/m:-t",
+            "..",
+            "../..",
+            "a/../b",
+            "../../etc/passwd",
+            "a/b/c/d/e",
+            "n.x/m",
+            "host/name:space/model:tag",
+            "http://h/m",
+            "m@sha256:00",
+            "a b",
+            "a\0b",
+            "a\\b",
+            ".hidden",
+            "é",
+            "m:t/../../x",
+            "C:\\x",
+            "~/m",
+            "m\n",
+        ] {
+            assert!(ModelName::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_counted_in_bytes() {
+        let of = |n: usize| "a".repeat(n);
+        assert!(ModelName::parse(&of(80)).is_ok());
+        assert!(ModelName::parse(&of(81)).is_err());
+        assert!(ModelName::parse(&format!("m:{}", of(80))).is_ok());
+        assert!(ModelName::parse(&format!("m:{}", of(81))).is_err());
+        assert!(ModelName::parse(&format!("{}/m", of(80))).is_ok());
+        assert!(ModelName::parse(&format!("{}/m", of(81))).is_err());
+        assert!(ModelName::parse(&format!("{}/n/m", of(350))).is_ok());
+        assert!(ModelName::parse(&format!("{}/n/m", of(351))).is_err());
+    }
+
+    #[test]
+    fn the_short_form_drops_defaults_of_the_default_host_only() {
+        let short = |t: &str| ModelName::parse(t).unwrap().to_string();
+        assert_eq!(short("m"), "m:latest");
+        assert_eq!(short("Registry.Ollama.AI/Library/M:T"), "M:T");
+        assert_eq!(short("me/m"), "me/m:latest");
+        assert_eq!(short("h/library/m"), "h/library/m:latest");
+        let name = ModelName::parse("https://h:1/n/m:t").unwrap();
+        assert_eq!(name.full(), "h:1/n/m:t");
+        assert_eq!(ModelName::parse(&name.full()).unwrap(), name);
+    }
+
+    #[test]
+    fn source_suffixes_are_cut_and_do_not_mix() {
+        let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.source));
+        assert_eq!(of("m:8b:cloud"), Ok(("m:8b".into(), Source::Cloud)));
+        assert_eq!(of("m:8b-cloud"), Ok(("m:8b".into(), Source::Cloud)));
+        assert_eq!(of("m:CLOUD"), Ok(("m:latest".into(), Source::Cloud)));
+        assert_eq!(of("m:8b:local"), Ok(("m:8b".into(), Source::Local)));
+        assert_eq!(of("my-cloud"), Ok(("my-cloud:latest".into(), Source::Any)));
+        assert_eq!(of("a:cloud:local"), Err(NameError::BothSources("a:cloud:local".into())));
+        assert!(ModelRef::parse("http://h/n/m").unwrap().http);
+    }
+
+    #[test]
+    fn names_differ_by_more_than_case() {
+        let name = |t: &str| ModelName::parse(t).unwrap();
+        assert!(name("Up/Case:TAG").same(&name("up/case:tag")));
+        assert!(!name("a").same(&name("b")));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_name_that_parses_stays_below_its_folder(text in "[-a-zA-Z0-9_.:/\\\\ ]{0,40}") {
+            if let Ok(name) = ModelName::parse(&text) {
+                let path = name.manifest_path(Path::new("/r"));
+                proptest::prop_assert_eq!(path.components().count(), 6);
+                proptest::prop_assert!(path.components().all(|c| !matches!(c, std::path::Component::ParentDir)));
+                proptest::prop_assert_eq!(ModelName::parse(&name.full()).unwrap(), name);
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The store: manifests by name and blobs by digest, in Ollama's layout, so that both programs share one folder.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use crate::digest::Digest;
+use crate::embedded;
+use crate::error::StoreError;
+use crate::facts::Facts;
+use crate::files::{self, read_limited, sync_dir, write_atomic};
+use crate::manifest::{Manifest, TEXT_LIMIT};
+use crate::name::{ModelName, part_from_file_name};
+
+/// A folder of models. Reading never writes, not even folders; any number of stores may be open on one folder.
+pub struct Store {
+    root: PathBuf,
+    /// Blobs that this process has stored or taken over for models whose manifest is still to come.
+    pins: Mutex<HashSet<Digest>>,
+    /// What the files of models say, by their blob.
+    pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
+}
+
+/// A model of the store as a list shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The name, as the store spells it.
+    pub name: ModelName,
+    /// The digest of the manifest.
+    pub digest: Digest,
+    /// When the manifest was written.
+    pub modified: SystemTime,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// Whether it is part of the program and in no folder.
+    pub embedded: bool,
+}
+
+impl Entry {
+    /// Bytes of the model, as its manifest states them.
+    pub fn size(&self) -> u64 {
+        self.manifest.size()
+    }
+}
+
+/// The folder of models: what `OLLAMA_MODELS` says (blanks and quotes around it removed), else `.ollama/models` in the
+/// home folder.
+pub fn default_root(variable: Option<&str>, home: Option<&Path>) -> PathBuf {
+    match variable.map(|v| v.trim().trim_matches(['"', '\'']).trim()).filter(|v| !v.is_empty()) {
+        Some(path) => PathBuf::from(path),
+        None => home.unwrap_or(Path::new(".")).join(".ollama").join("models"),
+    }
+}
+
+impl Store {
+    /// Opens the store in a folder, which need not exist yet.
+    ///
+    /// # Errors
+    /// Something is there that is no folder, or cannot be read.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let root = root.into();
+        for dir in [root.clone(), root.join("manifests")] {
+            match fs::read_dir(&dir) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+                Err(e) => return Err(StoreError::io("open the store", &dir, &e)),
+                Ok(_) => {}
+            }
+        }
+        Ok(Self { root, pins: Mutex::default(), facts: Mutex::default() })
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn manifests(&self) -> PathBuf {
+        self.root.join("manifests")
+    }
+
+    /// All models, newest first; those built into the program last, unless the store has one of their name.
+    /// Files that are no manifests are skipped with a warning.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::new();
+        for (name, path) in self.scan()?.models {
+            match self.read_entry(&name, &path) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => tracing::warn!(%error, "skipped"),
+            }
+        }
+        let seconds =
+            |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
+        let cria = embedded::entry();
+        if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
+            entries.push(cria);
+        }
+        Ok(entries)
+    }
+
+    /// The model of a name, whose case does not count.
+    ///
+    /// # Errors
+    /// The manifest is there but is none, or the store cannot be read.
+    pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
+        let exact = name.manifest_path(&self.manifests());
+        if exact.is_file() {
+            return self.read_entry(name, &exact).map(Some);
+        }
+        if let Some((name, path)) = self.scan()?.models.into_iter().find(|(other, _)| other.same(name)) {
+            return self.read_entry(&name, &path).map(Some);
+        }
+        Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
+    }
+
+    /// As [`Store::find`], for callers that need the model.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] too.
+    pub fn get(&self, name: &ModelName) -> Result<Entry, StoreError> {
+        self.find(name)?.ok_or_else(|| StoreError::NotFound(name.to_string()))
+    }
+
+    /// The spelling under which a model is to be written: that of an existing model of this name, else the case of
+    /// existing folders as far as they match.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) fn spelling(&self, name: &ModelName) -> Result<ModelName, StoreError> {
+        let models = self.scan()?.models;
+        let shared = |other: &ModelName| {
+            let pairs = name.parts().into_iter().zip(other.parts());
+            pairs.take_while(|(a, b)| a.eq_ignore_ascii_case(b)).count()
+        };
+        // Ties go to the name itself where it has a folder, then to the first in order.
+        let exact = |other: &ModelName, n: usize| name.parts()[..n] == other.parts()[..n];
+        let mut best: Option<(usize, bool, ModelName)> = None;
+        for (other, _) in models {
+            let n = shared(&other);
+            let rank = (n, exact(&other, n));
+            if n > 0 && best.as_ref().is_none_or(|(n, same, _)| rank > (*n, *same)) {
+                best = Some((rank.0, rank.1, other));
+            }
+        }
+        let Some((n, _, model)) = best else { return Ok(name.clone()) };
+        let mut parts = name.parts();
+        parts[..n].copy_from_slice(&model.parts()[..n]);
+        Ok(ModelName::from_parts(parts[0], parts[1], parts[2], parts[3])?)
+    }
+
+    fn read_entry(&self, name: &ModelName, path: &Path) -> Result<Entry, StoreError> {
+        let bytes = read_limited(path, TEXT_LIMIT)?;
+        let meta =
+            fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
+        Ok(Entry {
+            name: name.clone(),
+            digest: Digest::of(&bytes),
+            modified: meta,
+            manifest: Manifest::parse(&bytes, path)?,
+            embedded: false,
+        })
+    }
+
+    /// All manifest files, in order of their names.
+    fn scan(&self) -> Result<Scan, StoreError> {
+        let mut scan = Scan::default();
+        scan.folder(&self.manifests(), &mut Vec::new())?;
+        scan.models.sort();
+        Ok(scan)
+    }
+
+    /// Writes a manifest, under the store's lock, after a check that all its blobs are there; then removes the blobs
+    /// that only the replaced manifest used, unless `keep_unused`.
+    pub(crate) fn write_manifest(
+        &self,
+        name: &ModelName,
+        bytes: &[u8],
+        keep_unused: bool,
+    ) -> Result<(), StoreError> {
+        let path = name.manifest_path(&self.manifests());
+        let manifest = Manifest::parse(bytes, &path)?;
+        let _lock = self.lock()?;
+        let replaced = self.read_entry(name, &path).ok().map(|entry| entry.manifest);
+        for layer in manifest.blobs() {
+            self.layer_path(layer)?;
+        }
+        write_atomic(&self.root, &path, bytes)?;
+        self.unpin(&manifest);
+        if let Some(replaced) = replaced
+            && !keep_unused
+        {
+            self.remove_unused(&replaced)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a model under another name. A name that exists is replaced; a model onto itself is left alone.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], or the store cannot be written.
+    pub fn copy(&self, source: &ModelName, target: &ModelName) -> Result<(), StoreError> {
+        let source = self.get(source)?;
+        let target = self.spelling(target)?;
+        if source.name.same(&target) && !source.embedded {
+            return Ok(());
+        }
+        let bytes = if source.embedded {
+            embedded::store_blobs(self)?;
+            embedded::manifest_bytes()
+        } else {
+            read_limited(&source.name.manifest_path(&self.manifests()), TEXT_LIMIT)?
+        };
+        self.write_manifest(&target, &bytes, false)
+    }
+
+    /// Removes a model, and the blobs that no other model uses.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
+    pub fn delete(&self, name: &ModelName) -> Result<(), StoreError> {
+        let entry = match self.find(name) {
+            // A broken manifest can be removed, too.
+            Err(StoreError::Manifest { path, .. }) => return self.delete_broken(&path),
+            found => found?.ok_or_else(|| StoreError::NotFound(name.to_string()))?,
+        };
+        if entry.embedded {
+            return Err(StoreError::BuiltIn { name: entry.name.to_string() });
+        }
+        let _lock = self.lock()?;
+        self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
+        self.remove_unused(&entry.manifest)
+    }
+
+    fn delete_broken(&self, path: &Path) -> Result<(), StoreError> {
+        let _lock = self.lock()?;
+        self.remove_manifest(path)
+    }
+
+    /// Removes a manifest's file and the folders that are empty without it.
+    fn remove_manifest(&self, path: &Path) -> Result<(), StoreError> {
+        files::remove(path)?;
+        let manifests = self.manifests();
+        for dir in path.ancestors().skip(1).take_while(|dir| *dir != manifests) {
+            sync_dir(dir);
+            if fs::remove_dir(dir).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read: it might use
+    /// them.
+    fn remove_unused(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let Some(used) = self.used_blobs()? else { return Ok(()) };
+        let pins = self.pins();
+        let mut done = HashSet::new();
+        for layer in manifest.blobs() {
+            if !used.contains(&layer.digest) && !pins.contains(&layer.digest) && done.insert(layer.digest) {
+                files::remove(&self.blob_path(&layer.digest))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The blobs of all manifests; `None` where one of them cannot be read.
+    pub(crate) fn used_blobs(&self) -> Result<Option<HashSet<Digest>>, StoreError> {
+        let scan = self.scan()?;
+        let mut used = HashSet::new();
+        for (name, path) in &scan.models {
+            match self.read_entry(name, path) {
+                Ok(entry) => used.extend(entry.manifest.blobs().map(|layer| layer.digest)),
+                Err(error) => {
+                    tracing::warn!(%error, "no unused blobs are removed while a manifest cannot be read");
+                    return Ok(None);
+                }
+            }
+        }
+        for path in &scan.foreign {
+            tracing::warn!(path = %path.display(), "no unused blobs are removed while this is among the manifests");
+        }
+        Ok(scan.foreign.is_empty().then_some(used))
+    }
+
+    /// The lock that writers of one folder share, also across processes. Held until it is dropped.
+    pub(crate) fn lock(&self) -> Result<File, StoreError> {
+        let dir = self.root.join(files::TEMP_DIR);
+        files::create_dir(&dir)?;
+        let path = dir.join("lock");
+        let open = || {
+            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            // Some network file systems have no locks. There, as with Ollama, two writers must not meet.
+            match file.lock() {
+                Err(e) if e.kind() != io::ErrorKind::Unsupported => Err(e),
+                _ => Ok(file),
+            }
+        };
+        open().map_err(|e| StoreError::io("lock", &path, &e))
+    }
+
+    fn pins(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a blob from being removed by this process until a manifest with it is written.
+    pub(crate) fn pin(&self, digest: &Digest) {
+        self.pins().insert(*digest);
+    }
+
+    pub(crate) fn is_pinned(&self, digest: &Digest) -> bool {
+        self.pins().contains(digest)
+    }
+
+    fn unpin(&self, manifest: &Manifest) {
+        let mut pins = self.pins();
+        manifest.blobs().for_each(|layer| {
+            pins.remove(&layer.digest);
+        });
+    }
+}
+
+/// What is below `manifests/`.
+#[derive(Default)]
+struct Scan {
+    models: Vec<(ModelName, PathBuf)>,
+    /// Files at the depth of manifests whose names are no model names.
+    foreign: Vec<PathBuf>,
+}
+
+impl Scan {
+    fn folder(&mut self, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
+        let entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            // Never there, or removed while we look.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(());
+            }
+            Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
+        };
+        for entry in entries {
+            let path = entry.map_err(|e| StoreError::io("read the folder", dir, &e))?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            parts.push(part_from_file_name(&name));
+            if parts.len() < 4 {
+                self.folder(&path, parts)?;
+            } else if path.is_file() {
+                match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
+                    Ok(name) => self.models.push((name, path)),
+                    Err(_) => {
+                        tracing::warn!(path = %path.display(), "bad manifest name");
+                        self.foreign.push(path);
+                    }
+                }
+            }
+            parts.pop();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! Creating models, and what `show` makes of them.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::{Kit, from_files, from_model, gguf, name};
+use crate::manifest::media;
+use crate::{CreateRequest, Digest, Hooks, Modelfile, NamedTemplate, StoreError, embedded, plan_local};
+
+#[test]
+fn a_gguf_file_becomes_a_model_whose_layer_is_the_uploaded_blob() {
+    let kit = Kit::new();
+    let blob = kit.upload(1);
+    let lines = kit.create("tiny", &from_files(&[("t.gguf", blob.digest)])).unwrap();
+    let layer = format!("using existing layer {}", blob.digest);
+    assert_eq!(lines, ["parsing GGUF", &layer, "writing manifest", "success"]);
+    let model = kit.store.resolve(&name("tiny")).unwrap();
+    assert_eq!(model.weights_digest, blob.digest);
+    let details = model.details();
+    assert_eq!((details.format.as_str(), details.family.as_str()), ("gguf", "llama"));
+    assert_eq!((details.parameter_size.as_str(), details.quantization_level.as_str()), ("2", "F32"));
+    assert_eq!(model.capabilities(), ["completion"]);
+}
+
+#[test]
+fn texts_and_parameters_are_layers_in_the_order_of_ollama() {
+    let kit = Kit::new();
+    kit.model("base", 1);
+    let mut request = from_model("base");
+    request.system = Some("You are terse.".into());
+    request.template = Some("{{ .Prompt }}".into());
+    request.license = vec!["MIT".into(), "Second licence".into()];
+    request.parameters = json!({"temperature": 0, "stop": ["<|im_end|>"]}).as_object().unwrap().clone();
+    request.messages = vec![json!({"role": "user", "content": "ping"})];
+    kit.create("chat", &request).unwrap();
+    let entry = kit.store.get(&name("chat")).unwrap();
+    let types: Vec<_> = entry.manifest.layers.iter().map(|l| l.media_type.as_str()).collect();
+    let want = [
+        media::MODEL,
+        media::TEMPLATE,
+        media::SYSTEM,
+        media::LICENSE,
+        media::LICENSE,
+        media::PARAMS,
+        media::MESSAGES,
+    ];
+    assert_eq!(types, want);
+    assert_eq!(entry.manifest.layers[0].from.as_deref(), Some("base:latest"));
+    let model = kit.store.resolve(&name("chat")).unwrap();
+    assert_eq!(model.parent, "base:latest");
+    assert_eq!(model.licenses, ["MIT", "Second licence"]);
+
+    // Again from that: parameters merge, the system message is replaced, licences add up.
+    let mut request = from_model("chat");
+    request.system = Some("Be kind.".into());
+    request.license = vec!["Third".into()];
+    request.parameters = json!({"temperature": 0.5, "num_ctx": 64}).as_object().unwrap().clone();
+    kit.create("chat2", &request).unwrap();
+    let model = kit.store.resolve(&name("chat2")).unwrap();
+    let params = json!({"temperature": 0.5, "num_ctx": 64, "stop": ["<|im_end|>"]});
+    assert_eq!(serde_json::Value::Object(model.params), params);
+    assert_eq!(
+        (model.system.as_deref(), model.licenses.len(), model.messages.len()),
+        (Some("Be kind."), 3, 1)
+    );
+}
+
+#[test]
+fn digests_of_created_layers_are_those_that_ollama_recorded() {
+    let kit = Kit::new();
+    kit.model("base", 1);
+    let mut request = from_model("base");
+    request.system = Some("S".into());
+    request.license = vec!["A".into(), "B".into()];
+    request.messages = vec![json!({"role": "user", "content": "x"})];
+    let lines = kit.create("m", &request).unwrap();
+    for recorded in [
+        "8de0b3c47f112c59745f717a626932264c422a7563954872e237b223af4ad643",
+        "559aead08264d5795d3909718cdd05abd49572e84fe55590eef31a88a08fdffd",
+        "df7e70e5021544f4834bbee64a9e3789febc4be81470df629cad6ddb03320a5c",
+        "0da621fe6569812e79237db059f707cd5e2cc2f99c572ef574491e4cd9a59c0a",
+    ] {
+        assert!(lines.contains(&format!("creating new layer sha256:{recorded}")), "{recorded} in {lines:#?}");
+    }
+    request = from_model("base");
+    // Recorded with the stop strings of the template that Ollama had found before.
+    request.parameters = json!({"temperature": 0.5, "stop": ["a", "b"]}).as_object().unwrap().clone();
+    let lines = kit.create("m", &request).unwrap();
+    let recorded = "sha256:7e91c8ceb6d93d477c35f33b1a3c7a4905205763fa39ec908d2b576e5a006449";
+    assert!(lines.contains(&format!("creating new layer {recorded}")), "{lines:#?}");
+}
+
+#[test]
+fn replacing_a_model_removes_what_only_the_old_one_used() {
+    let kit = Kit::new();
+    let old = kit.model("m", 1);
+    let new = kit.model("m", 2);
+    assert!(!kit.store.has_blob(&old) && kit.store.has_blob(&new));
+    let blob = kit.upload(3);
+    let hooks = Hooks { keep_unused: true, ..Hooks::default() };
+    kit.store.create(&name("m"), &from_files(&[("m.gguf", blob.digest)]), &hooks, &mut |_| {}).unwrap();
+    assert!(kit.store.has_blob(&new));
+}
+
+#[test]
+fn a_model_is_made_from_the_embedded_one() {
+    let kit = Kit::new();
+    let mut request = from_model("cria");
+    request.system = Some("You are a pirate.".into());
+    kit.create("pirate", &request).unwrap();
+    let model = kit.store.resolve(&name("pirate")).unwrap();
+    assert_eq!(model.parent, "cria:latest");
+    assert!(model.template.is_some() && model.params.contains_key("stop"));
+    kit.store.delete(&name("pirate")).unwrap();
+    assert_eq!(kit.blob_count(), 0);
+}
+
+#[test]
+fn a_known_chat_template_adds_its_go_form() {
+    let kit = Kit::new();
+    let blob = kit.upload(1);
+    let named = NamedTemplate {
+        name: "chatml".into(),
+        template: "{{ .Prompt }}".into(),
+        stop: vec!["<|im_end|>".into()],
+    };
+    let detect = |jinja: &str| jinja.contains("messages").then(|| named.clone());
+    let hooks = Hooks { detect_template: Some(&detect), ..Hooks::default() };
+    let mut lines = Vec::new();
+    let request = from_files(&[("m.gguf", blob.digest)]);
+    kit.store.create(&name("m"), &request, &hooks, &mut |p| lines.push(p.status)).unwrap();
+    assert!(lines.contains(&"using autodetected template chatml".to_owned()), "{lines:?}");
+    let model = kit.store.resolve(&name("m")).unwrap();
+    assert_eq!(model.template.as_deref(), Some("{{ .Prompt }}"));
+    assert_eq!(model.params["stop"], json!(["<|im_end|>"]));
+}
+
+#[test]
+fn requests_that_cannot_work_fail_before_anything_is_done() {
+    let kit = Kit::new();
+    let blob = kit.upload(1).digest;
+    let text = kit.store.add_blob(b"hello blob").unwrap().digest;
+    let empty = CreateRequest::default();
+    let with_files = |name: &str, digest: &str| CreateRequest {
+        files: Some([(name.to_owned(), digest.to_owned())].into()),
+        ..CreateRequest::default()
+    };
+    let mut adapters = from_model("cria");
+    adapters.adapters = [("a".into(), blob.to_string()), ("b".into(), blob.to_string())].into();
+    let template = CreateRequest { template: Some("{{ if".into()), ..from_model("cria") };
+    let hooks =
+        Hooks { check_template: Some(&|_| Err("template: :1: unclosed action".into())), ..Hooks::default() };
+    for (request, want) in [
+        (empty.clone(), "neither 'from' or 'files' was specified"),
+        (CreateRequest { files: Some([].into()), ..empty.clone() }, "unknown type"),
+        (with_files("/abs.gguf", &blob.to_string()), "file path must be relative"),
+        (with_files("../x.gguf", &blob.to_string()), "file path must be relative"),
+        (with_files("a.gguf", ""), "invalid digest format"),
+        (with_files("a.txt", &text.to_string()), "unknown type"),
+        (with_files("a.gguf", "sha256:bad"), "invalid digest format"),
+        (with_files("a.gguf", &text.to_string()), "supplied file was not in GGUF format"),
+        (with_files("a.gguf", &Digest::of(b"absent").to_string()), "is not in the store"),
+        (from_model("no such"), "invalid model name `no such`"),
+        (from_model("nope"), "model 'nope:latest' not found"),
+        (adapters, "only one adapter is currently supported"),
+        (template, "template error: template: :1: unclosed action"),
+        (
+            CreateRequest { requires: Some("1".into()), ..from_model("cria") },
+            "requires must be a valid semver",
+        ),
+    ] {
+        let error = kit.store.create(&name("m"), &request, &hooks, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains(want), "{want}: {error}");
+    }
+    assert_eq!(kit.names(), ["cria:latest"]);
+}
+
+#[test]
+fn parts_of_a_split_model_are_merged() {
+    let kit = Kit::new();
+    let part = |no: u16, tensor: &str| {
+        let mut writer = puna_gguf::Writer::new();
+        if no == 0 {
+            writer.set("general.architecture", "llama");
+        }
+        writer.set("split.no", no).set("split.count", 2u16).set("split.tensors.count", 2i32);
+        writer.tensor(tensor, puna_quant::TensorType::F32, &[1]).unwrap();
+        let bytes = writer.to_vec([&f32::from(no).to_le_bytes()[..]]).unwrap();
+        kit.store.add_blob(&bytes).unwrap().digest
+    };
+    let (a, b) = (part(0, "a"), part(1, "b"));
+    kit.create("m", &from_files(&[("x-00001-of-00002.gguf", a), ("x-00002-of-00002.gguf", b)])).unwrap();
+    let model = kit.store.resolve(&name("m")).unwrap();
+    let merged = puna_gguf::Gguf::open(&kit.store.blob_path(&model.weights_digest)).unwrap();
+    assert_eq!(merged.data(merged.tensor("b").unwrap()), 1f32.to_le_bytes());
+    assert!(!merged.metadata().contains("split.count"));
+    let error = kit.create("n", &from_files(&[("x-00001-of-00002.gguf", a)])).unwrap_err();
+    assert_eq!(error.to_string(), "split GGUF: split GGUF x has 1 shards, expected 2");
+    let error = kit.create("n", &from_files(&[("x-00002-of-00002.gguf", b)])).unwrap_err();
+    assert_eq!(error.to_string(), "split GGUF: split GGUF x is missing first shard");
+}
+
+#[test]
+fn show_prints_a_modelfile_from_which_the_same_model_is_made() {
+    let kit = Kit::new();
+    kit.store.copy(&name("cria"), &name("m")).unwrap();
+    let model = kit.store.resolve(&name("m")).unwrap();
+    let printed = model.modelfile(None, &serde_json::Map::new());
+    let path = kit.store.blob_path(&model.weights_digest);
+    assert!(
+        printed.to_string().starts_with(&format!("FROM {}\nTEMPLATE \"\"\"{{{{- if .Suffix", path.display()))
+    );
+    let again = Modelfile::parse(&printed.to_string()).unwrap();
+    assert_eq!(again, printed);
+    let plan = plan_local(&again, kit.dir.path(), None, &mut |_| {}).unwrap();
+    for file in &plan.files {
+        kit.store.add_file(&file.path).unwrap();
+    }
+    kit.create("n", &plan.request).unwrap();
+    let made = kit.store.resolve(&name("n")).unwrap();
+    assert_eq!((made.template, made.params, made.licenses), (model.template, model.params, model.licenses));
+    assert_eq!(made.weights_digest, model.weights_digest);
+}
+
+#[test]
+fn a_local_modelfile_becomes_a_request_and_uploads() {
+    let kit = Kit::new();
+    let dir = kit.dir.path().join("work");
+    fs::create_dir_all(dir.join("sub")).unwrap();
+    fs::write(dir.join("sub/tiny.gguf"), gguf(1)).unwrap();
+    let plan = |text: &str| {
+        let modelfile = Modelfile::parse(text).unwrap();
+        plan_local(&modelfile, &dir, Some(&dir.join("sub")), &mut |_| {}).map_err(|e| e.to_string())
+    };
+    let digest = Digest::of(&gguf(1));
+    for from in ["./sub/tiny.gguf", "sub/tiny.gguf", "~/tiny.gguf", "sub"] {
+        let plan =
+            plan(&format!("FROM {from}\nPARAMETER stop a\nPARAMETER stop b\nPARAMETER mirostat 1")).unwrap();
+        assert_eq!(plan.request.files, Some([("tiny.gguf".to_owned(), digest.to_string())].into()), "{from}");
+        assert_eq!((plan.files.len(), plan.files[0].digest), (1, digest));
+        assert_eq!(plan.request.parameters["stop"], json!(["a", "b"]));
+        assert_eq!(plan.deprecated, ["mirostat"]);
+    }
+    let named = plan("FROM llama3:8b\nMESSAGE user hi").unwrap();
+    assert_eq!((named.request.from.as_deref(), named.files.len()), (Some("llama3:8b"), 0));
+    assert_eq!(named.request.messages, [json!({"role": "user", "content": "hi"})]);
+    let blob = plan(&format!("FROM {digest}")).unwrap();
+    assert_eq!(blob.request.files.unwrap()["model.gguf"], digest.to_string());
+    assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
+    assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
+    assert!(plan("FROM x\nADAPTER ./absent").unwrap_err().contains("absent"));
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("/etc/hostname", dir.join("config.json")).unwrap();
+        fs::write(dir.join("model.safetensors"), "x").unwrap();
+        assert_eq!(plan("FROM .").unwrap_err(), "insecure path: config.json");
+    }
+}
+
+#[test]
+fn pointers_of_version_control_are_not_taken_for_weights() {
+    let kit = Kit::new();
+    let dir = kit.dir.path();
+    fs::write(dir.join("m.gguf"), "version https://git-lfs.github.com/spec/v1").unwrap();
+    let modelfile = Modelfile::parse("FROM .").unwrap();
+    let error = plan_local(&modelfile, dir, None, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, StoreError::Import(crate::ImportError::NoModel { .. })), "{error}");
+}
+
+#[test]
+fn the_embedded_model_has_a_digest_that_does_not_change() {
+    let first = embedded::entry();
+    assert_eq!(first, embedded::entry());
+    assert_eq!(first.digest, Digest::of(&embedded::manifest_bytes()));
+}

