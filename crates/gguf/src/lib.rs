@@ -23,6 +23,7 @@
 mod bytes;
 mod error;
 mod file;
+mod file_type;
 mod metadata;
 mod parse;
 mod split;
@@ -34,6 +35,7 @@ mod write;
 pub use bytes::{DATA_ALIGNMENT, SharedBytes};
 pub use error::GgufError;
 pub use file::{Advice, Gguf};
+pub use file_type::{FileType, TypeShare};
 pub use metadata::Metadata;
 pub use tensor::TensorInfo;
 pub use value::{Array, Strings, Text, Value, ValueType};

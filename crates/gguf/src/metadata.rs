@@ -218,6 +218,13 @@ impl Metadata {
     }
 }
 
+impl serde::Serialize for Metadata {
+    /// An object, keys in file order.
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.collect_map(self.iter())
+    }
+}
+
 fn required<T>(key: &str, value: Option<T>) -> Result<T, GgufError> {
     value.ok_or_else(|| GgufError::KeyMissing { key: key.to_owned() })
 }
@@ -287,6 +294,14 @@ mod tests {
         assert_eq!(m.str("none"), Err(GgufError::KeyMissing { key: "none".into() }));
         assert_eq!(m.u32_per_layer("none", 3), Ok(None));
         assert_eq!(Metadata::new().architecture(), Err(GgufError::ArchitectureMissing));
+    }
+
+    #[test]
+    fn keys_and_values_are_a_json_object_in_file_order() {
+        let mut m = Metadata::new();
+        m.set("z", 1u32);
+        m.set("a", Value::strings(["x"]));
+        assert_eq!(serde_json::to_string(&m).unwrap(), r#"{"z":1,"a":["x"]}"#);
     }
 
     #[test]

@@ -210,6 +210,30 @@ impl fmt::Display for Value {
     }
 }
 
+impl serde::Serialize for Value {
+    /// As JSON has it: numbers, booleans, strings (what is no UTF-8 in them replaced), and lists of these.
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Value::U8(v) => out.serialize_u8(*v),
+            Value::I8(v) => out.serialize_i8(*v),
+            Value::U16(v) => out.serialize_u16(*v),
+            Value::I16(v) => out.serialize_i16(*v),
+            Value::U32(v) => out.serialize_u32(*v),
+            Value::I32(v) => out.serialize_i32(*v),
+            Value::F32(v) => out.serialize_f32(*v),
+            Value::Bool(v) => out.serialize_bool(*v),
+            Value::String(text) => out.serialize_str(&String::from_utf8_lossy(text.as_bytes())),
+            Value::Array(array) => match array.strings() {
+                Some(strings) => out.collect_seq(strings.map(String::from_utf8_lossy)),
+                None => out.collect_seq(array.scalars()),
+            },
+            Value::U64(v) => out.serialize_u64(*v),
+            Value::I64(v) => out.serialize_i64(*v),
+            Value::F64(v) => out.serialize_f64(*v),
+        }
+    }
+}
+
 /// A string of the file: UTF-8 by convention, any bytes in fact.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Text(pub(crate) SharedBytes);
@@ -309,6 +333,13 @@ impl Array {
             }
         };
         Array { element: self.element, len, bytes: self.bytes.slice(0, end) }
+    }
+
+    /// The elements as values; nothing of an array of strings.
+    fn scalars(&self) -> impl Iterator<Item = Value> + '_ {
+        let size = self.element.size();
+        let bytes = if size.is_some() { self.as_bytes() } else { &[] };
+        bytes.chunks_exact(size.unwrap_or(1)).filter_map(|bytes| scalar(self.element, bytes))
     }
 
     /// One element as a value of its own.
@@ -445,6 +476,18 @@ mod tests {
             assert_eq!((ty.id(), ValueType::from_id(id as u32)), (id as u32, Some(ty)));
         }
         assert_eq!(ValueType::from_id(13), None);
+    }
+
+    #[test]
+    fn values_are_json() {
+        let json = |value: Value| serde_json::to_string(&value).unwrap();
+        assert_eq!(json(vec![1i16, -2].into()), "[1,-2]");
+        assert_eq!(json(vec![true, false].into()), "[true,false]");
+        assert_eq!(json(vec![0.5f32, 1e-6].into()), "[0.5,0.000001]");
+        assert_eq!(json(Value::strings([&b"a"[..], b"\xff"])), "[\"a\",\"\u{fffd}\"]");
+        assert_eq!(json(Value::F32(f32::NAN)), "null");
+        assert_eq!(json("x\n".into()), "\"x\\n\"");
+        assert_eq!(json(u64::MAX.into()), "18446744073709551615");
     }
 
     #[test]
