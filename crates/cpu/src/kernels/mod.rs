@@ -62,7 +62,6 @@ pub enum Acts<'a> {
 }
 
 impl<'a> Q8Rows<'a> {
-    #[allow(dead_code)] // until the packed formats have their own kernels
     /// Panics unless the slices have the lengths that `rows` and `k` ask for.
     fn check(&self) {
         let values = self.rows.checked_mul(self.k).expect("the activations exist");
@@ -88,7 +87,6 @@ impl<'a> Acts<'a> {
         (rows, x)
     }
 
-    #[allow(dead_code)] // as above
     /// The rows in 8 bits, checked to fit the weights and the result. Panics otherwise.
     fn expect_q8(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> Q8Rows<'a> {
         let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got f32 ones") };

@@ -5,11 +5,16 @@
 //! fn` with one contract beside what its own comment says: *the processor has the features of the vector type*.
 
 pub(crate) mod attention;
+pub(crate) mod formats;
 pub(crate) mod linear;
 pub(crate) mod panel;
+pub(crate) mod qpanel;
+pub(crate) mod qstream;
+pub(crate) mod quant;
 pub(crate) mod rows;
 pub(crate) mod shells;
 pub(crate) mod simd;
 pub(crate) mod vector;
 
+pub(crate) use quant::{Format, Quant};
 pub(crate) use simd::Simd;

@@ -113,11 +113,15 @@ unsafe fn expand<S: Simd, R: RowFormat>(source: Source, r0: usize, k0: usize, le
 
 /// Where the products of a panel go.
 #[derive(Clone, Copy)]
-struct Place {
-    t0: usize,
-    r0: usize,
-    cols: usize,
-    add: bool,
+pub(crate) struct Place {
+    /// First token.
+    pub(crate) t0: usize,
+    /// First weight row.
+    pub(crate) r0: usize,
+    /// Weight rows, at most one vector.
+    pub(crate) cols: usize,
+    /// Whether to add to what is there.
+    pub(crate) add: bool,
 }
 
 /// Multiplies the panel with all packed tokens.
@@ -182,7 +186,7 @@ unsafe fn step<S: Simd, const T: usize>(p: *const f32, x: *const f32, j: usize, 
 
 /// Writes (or adds) a block of products.
 #[inline(always)]
-unsafe fn put<S: Simd, const T: usize>(acc: [S::F; T], out: &mut OutMut<'_>, place: Place) {
+pub(super) unsafe fn put<S: Simd, const T: usize>(acc: [S::F; T], out: &mut OutMut<'_>, place: Place) {
     for (t, acc) in acc.into_iter().enumerate() {
         let row = &mut out.row(place.t0 + t)[place.r0..place.r0 + place.cols];
         // SAFETY: a full vector is stored only where the row has LANES columns left; features by contract.

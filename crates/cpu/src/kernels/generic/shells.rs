@@ -143,4 +143,70 @@ macro_rules! float_shells {
     };
 }
 
-pub(crate) use {float_shells, shell, vector_shells};
+/// `packed::kernel`: the products of packed weights, 8-bit activations.
+macro_rules! packed_shells {
+    ($S:ty, $features:literal) => {
+        mod packed {
+            use puna_quant::TensorType;
+
+            use super::*;
+            use $crate::kernels::generic::formats::{blocks, codebook, kquants, ternary};
+            use $crate::kernels::generic::{Format, Simd, qpanel, qstream, shells::shell};
+            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
+
+            pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
+                Some(match ty {
+                    TensorType::Q4_0 => kernel_of::<blocks::Q4_0>(),
+                    TensorType::Q4_1 => kernel_of::<blocks::Q4_1>(),
+                    TensorType::Q5_0 => kernel_of::<blocks::Q5_0>(),
+                    TensorType::Q5_1 => kernel_of::<blocks::Q5_1>(),
+                    TensorType::Q8_0 => kernel_of::<blocks::Q8_0>(),
+                    TensorType::IQ4_NL => kernel_of::<blocks::IQ4_NL>(),
+                    TensorType::MXFP4 => kernel_of::<blocks::MXFP4>(),
+                    TensorType::NVFP4 => kernel_of::<blocks::NVFP4>(),
+                    TensorType::Q1_0 => kernel_of::<blocks::Q1_0>(),
+                    TensorType::Q2_0 => kernel_of::<blocks::Q2_0>(),
+                    TensorType::Q2_K => kernel_of::<kquants::Q2_K>(),
+                    TensorType::Q3_K => kernel_of::<kquants::Q3_K>(),
+                    TensorType::Q4_K => kernel_of::<kquants::Q4_K>(),
+                    TensorType::Q5_K => kernel_of::<kquants::Q5_K>(),
+                    TensorType::Q6_K => kernel_of::<kquants::Q6_K>(),
+                    TensorType::IQ4_XS => kernel_of::<kquants::IQ4_XS>(),
+                    TensorType::TQ1_0 => kernel_of::<ternary::TQ1_0>(),
+                    TensorType::TQ2_0 => kernel_of::<ternary::TQ2_0>(),
+                    TensorType::IQ1_S => kernel_of::<codebook::IQ1_S>(),
+                    TensorType::IQ1_M => kernel_of::<codebook::IQ1_M>(),
+                    TensorType::IQ2_XXS => kernel_of::<codebook::IQ2_XXS>(),
+                    TensorType::IQ2_XS => kernel_of::<codebook::IQ2_XS>(),
+                    TensorType::IQ2_S => kernel_of::<codebook::IQ2_S>(),
+                    TensorType::IQ3_XXS => kernel_of::<codebook::IQ3_XXS>(),
+                    TensorType::IQ3_S => kernel_of::<codebook::IQ3_S>(),
+                    _ => return None,
+                })
+            }
+
+            fn kernel_of<F: Format>() -> LinearKernel {
+                LinearKernel {
+                    acts: ActKind::Q8,
+                    stream: stream::<F>,
+                    batch: panel::<F>,
+                    panel: panel::<F>,
+                    panel_rows: <$S>::LANES,
+                }
+            }
+
+            shell!($features, fn stream<F: Format>(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
+            ), {
+                assert_eq!(w.ty, F::TYPE);
+            }, qstream::stream::<$S, F>(w, x, out));
+            shell!($features, fn panel<F: Format>(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
+            ), {
+                assert_eq!(w.ty, F::TYPE);
+            }, qpanel::multiply::<$S, F>(w, x, out, scratch));
+        }
+    };
+}
+
+pub(crate) use {float_shells, packed_shells, shell, vector_shells};

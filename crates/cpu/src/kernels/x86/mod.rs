@@ -2,6 +2,7 @@
 
 mod avx2;
 mod avx512;
+mod vnni;
 
 use super::Level;
 
@@ -12,5 +13,8 @@ pub(super) fn add_levels(found: &mut Vec<&'static Level>) {
     }
     if avx2::available() && avx512::available() {
         found.push(&avx512::LEVEL);
+        if vnni::available() {
+            found.push(&vnni::LEVEL);
+        }
     }
 }

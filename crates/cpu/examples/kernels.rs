@@ -1,0 +1,281 @@
+//! Speed of the kernels on one thread: GB/s of weights and G multiply-adds/s for each format and regime.
+//!
+//! ```text
+//! cargo run --release -p puna-cpu --example kernels -- [LEVEL] [FORMAT,FORMAT…|all|attention|vector]
+//! ```
+//! Without arguments: the best level, the usual formats. The first lines are the machine's own limits, found in the same
+//! run: reading memory, and the peak of the level's multiply-add instruction.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use puna_cpu::kernels::{
+    ActKind, Acts, KvRows, KvType, Level, OutMut, Q8Rows, Scratch, WeightRows, best, level,
+};
+use puna_quant::TensorType;
+
+/// Weights that no cache holds.
+const MEMORY: usize = 96 << 20;
+const K: usize = 2048;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let level = args.next().map_or(best(), |name| level(&name).unwrap_or_else(|e| panic!("{e}")));
+    let what = args.next().unwrap_or_default();
+    println!("level {}, one thread, rows of {K} values", level.name);
+    println!("reading memory: {:.1} GB/s", read_bandwidth());
+    #[cfg(target_arch = "x86_64")]
+    x86::print_peaks();
+    match what.as_str() {
+        "attention" => return attention(level),
+        "vector" => return vector(level),
+        _ => {}
+    }
+    let usual = "F32,F16,BF16,Q8_0,Q4_0,Q4_1,Q5_0,Q4_K,Q5_K,Q6_K,IQ4_XS,MXFP4";
+    let types: Vec<TensorType> = match what.as_str() {
+        "all" => TensorType::all().filter(|&ty| (level.linear)(ty).is_some()).collect(),
+        list => {
+            let list = if list.is_empty() { usual } else { list };
+            list.split(',').map(|name| TensorType::from_name(name).expect("a format's name")).collect()
+        }
+    };
+    println!("{:8} {:>12} {:>12} {:>12}   G multiply-adds/s", "", "stream 1", "stream 2", "stream 4");
+    print!("{:8} {:>12} {:>12} {:>12} ", "", "GB/s", "GB/s", "GB/s");
+    let batches = [8, 16, 32, 64, 128, 512];
+    batches.iter().for_each(|m| print!("{:>8}", format!("{m} rows")));
+    println!();
+    for ty in types {
+        linear(level, ty, &batches);
+    }
+}
+
+/// Best rate of `work`, in units a second, over about 0.15 s.
+fn rate(units: f64, mut work: impl FnMut()) -> f64 {
+    work();
+    let (start, mut best) = (Instant::now(), f64::INFINITY);
+    while start.elapsed() < Duration::from_millis(150) {
+        let one = Instant::now();
+        work();
+        best = best.min(one.elapsed().as_secs_f64());
+    }
+    units / best
+}
+
+/// Random bytes that are harmless as scales of every format.
+fn random_weights(ty: TensorType, bytes: usize) -> Vec<u8> {
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut data = vec![0u8; bytes];
+    for word in data.as_chunks_mut::<8>().0 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        // Exponents of binary16, bfloat16 and f32 stay small: no infinities, no NaN.
+        *word = (x & 0xbfbf_bfbf_bfbf_bfbf).to_le_bytes();
+    }
+    let _ = ty;
+    data
+}
+
+struct Activations {
+    x: Vec<f32>,
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<i16>,
+}
+
+impl Activations {
+    fn new(level: &Level, rows: usize) -> Self {
+        let n = rows * K;
+        let x: Vec<f32> = (0..n).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 300.0).collect();
+        let (mut codes, mut scales, mut sums) = (vec![0; n], vec![0.0; n / 32], vec![0; n / 16]);
+        (level.vector.quantize_q8)(&x, &mut codes, &mut scales, &mut sums);
+        Self { x, codes, scales, sums }
+    }
+
+    fn acts(&self, kind: ActKind, rows: usize) -> Acts<'_> {
+        match kind {
+            ActKind::F32 => Acts::F32 { rows, k: K, x: &self.x },
+            ActKind::Q8 => {
+                let Self { codes, scales, sums, .. } = self;
+                Acts::Q8(Q8Rows { rows, k: K, codes, scales, sums })
+            }
+        }
+    }
+}
+
+fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
+    let kernel = (level.linear)(ty).expect("a weight format");
+    let row_bytes = ty.row_bytes(K).expect("whole blocks");
+    let rows = MEMORY / row_bytes / 64 * 64;
+    let data = random_weights(ty, rows * row_bytes);
+    let acts = Activations::new(level, *batches.iter().max().expect("some"));
+    let mut scratch = Scratch::default();
+    print!("{:8}", ty.name());
+    for m in [1, 2, 4] {
+        let mut out = vec![0.0; m * rows];
+        let w = WeightRows { ty, rows, k: K, data: &data };
+        let gbs = rate((rows * row_bytes) as f64 / 1e9, || {
+            let acts = acts.acts(kernel.acts, m);
+            (kernel.stream)(w, acts, OutMut::new(&mut out, rows, m, rows), &mut scratch);
+        });
+        print!(" {gbs:>12.1}");
+    }
+    print!(" ");
+    // A tenth of a second or so of work for the larger batches, in pieces of 64 rows as the pool would give them.
+    for &m in batches {
+        let some = rows.min((20_000_000_000 / 10 / (m * K)).max(64) / 64 * 64);
+        let mut out = vec![0.0; m * 64];
+        let kernel_fn = if m <= 32 { kernel.batch } else { kernel.panel };
+        let gmacs = rate((some * K * m) as f64 / 1e9, || {
+            for r in (0..some).step_by(64) {
+                let w = WeightRows { ty, rows: 64, k: K, data: &data[r * row_bytes..][..64 * row_bytes] };
+                let acts = acts.acts(kernel.acts, m);
+                (kernel_fn)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
+            }
+        });
+        print!("{gmacs:>8.0}");
+    }
+    println!();
+}
+
+fn attention(level: &Level) {
+    println!(
+        "G multiply-adds/s of scores and of accumulate; rows of 64 and 128 values, pages of 64 in a cache of 16 MiB"
+    );
+    println!(
+        "{:6} {:>5} {:>14} {:>14} {:>14} {:>14}",
+        "type", "rows", "scores 64", "sums 64", "scores 128", "sums 128"
+    );
+    for ty in KvType::ALL {
+        for g in [1, 4, 8, 32, 64] {
+            print!("{:6} {g:>5}", ty.name());
+            for dim in [64, 128] {
+                let (row, page) = (ty.row_bytes(dim), 64);
+                let rows = (16 << 20) / row / page * page;
+                let data = random_weights(TensorType::F16, rows * row);
+                let q = vec![0.5; g * dim];
+                let mut scores = vec![0.1; g * page];
+                let mut scratch = Scratch::default();
+                let macs = (rows * dim * g) as f64 / 1e9;
+                let mut pages = |f: &mut dyn FnMut(KvRows<'_>, &mut [f32], &mut Scratch)| {
+                    for data in data.chunks_exact(page * row) {
+                        f(KvRows { ty, rows: page, stride: row, dim, data }, &mut scores, &mut scratch);
+                    }
+                };
+                let s = rate(macs, || {
+                    pages(&mut |kv, scores, scratch| (level.vector.scores)(&q, g, kv, scores, page, scratch));
+                });
+                let mut acc = vec![0.0; g * dim];
+                let a = rate(macs, || {
+                    acc.fill(0.0);
+                    pages(&mut |kv, p, scratch| (level.vector.accumulate)(p, page, g, kv, &mut acc, scratch));
+                });
+                print!(" {s:>14.1} {a:>14.1}");
+            }
+            println!();
+        }
+    }
+}
+
+fn vector(level: &Level) {
+    let v = &level.vector;
+    let x: Vec<f32> = (0..K).map(|i| (i as f32 - 1000.0) / 300.0).collect();
+    let mut y = x.clone();
+    let n = K as f64 / 1e9;
+    let show = |name: &str, gs: f64| println!("{name:14} {gs:>8.2} G values/s");
+    let (mut codes, mut scales, mut sums) = (vec![0; K], vec![0.0; K / 32], vec![0; K / 16]);
+    show("quantize_q8", rate(n, || (v.quantize_q8)(black_box(&x), &mut codes, &mut scales, &mut sums)));
+    show("rms_norm", rate(n, || (v.rms_norm)(black_box(&x), &x, 1e-5, &mut y)));
+    show("layer_norm", rate(n, || (v.layer_norm)(black_box(&x), &x, &x, 1e-5, &mut y)));
+    show("add", rate(n, || (v.add)(black_box(&mut y), &x)));
+    y.copy_from_slice(&x);
+    show("swiglu", rate(n, || (v.swiglu)(black_box(&mut y), &x)));
+    y.copy_from_slice(&x);
+    show("geglu", rate(n, || (v.geglu)(black_box(&mut y), &x)));
+    y.copy_from_slice(&x);
+    show("exp_sum", rate(n, || drop(black_box((v.exp_sum)(black_box(&mut y), 3.0)))));
+    show("max", rate(n, || drop(black_box((v.max)(black_box(&x))))));
+    let mut row = vec![0; KvType::F32.row_bytes(K)];
+    for ty in KvType::ALL {
+        show(&format!("store_kv {}", ty.name()), rate(n, || (v.store_kv)(ty, black_box(&x), &mut row)));
+    }
+}
+
+/// Sequential reading in 64-byte steps, no arithmetic to speak of.
+fn read_bandwidth() -> f64 {
+    let data = vec![1u64; MEMORY / 8];
+    rate(MEMORY as f64 / 1e9, || {
+        let mut sums = [0u64; 8];
+        for eight in black_box(&data).as_chunks::<8>().0 {
+            for i in 0..8 {
+                sums[i] |= eight[i];
+            }
+        }
+        black_box(sums);
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    use super::rate;
+
+    const ROUNDS: usize = 100_000;
+
+    /// Peaks with twelve independent chains in registers.
+    pub fn print_peaks() {
+        if is_x86_feature_detected!("avx512vnni") {
+            // SAFETY: the processor has the features.
+            let peak = rate((ROUNDS * 12 * 64) as f64 / 1e9, || unsafe { vnni() });
+            println!("vpdpbusd zmm peak: {peak:.0} G multiply-adds/s");
+        }
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the features.
+            let peak = rate((ROUNDS * 12 * 16) as f64 / 1e9, || unsafe { fma512() });
+            println!("vfmadd zmm peak: {peak:.0} G multiply-adds/s");
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has the features.
+            let peak = rate((ROUNDS * 12 * 8) as f64 / 1e9, || unsafe { fma256() });
+            println!("vfmadd ymm peak: {peak:.0} G multiply-adds/s");
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    fn vnni() {
+        let (a, b) = (_mm512_set1_epi32(black_box(3)), _mm512_set1_epi32(black_box(5)));
+        let mut acc = [_mm512_setzero_si512(); 12];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm512_dpbusd_epi32(*acc, a, b);
+            }
+        }
+        black_box(acc);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn fma512() {
+        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
+        let mut acc = [_mm512_setzero_ps(); 12];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm512_fmadd_ps(*acc, a, b);
+            }
+        }
+        black_box(acc);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    fn fma256() {
+        let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.25)));
+        let mut acc = [_mm256_setzero_ps(); 12];
+        for _ in 0..ROUNDS {
+            for acc in &mut acc {
+                *acc = _mm256_fmadd_ps(*acc, a, b);
+            }
+        }
+        black_box(acc);
+    }
+}

@@ -1,0 +1,180 @@
+//! Blocks of 32, 64 or 128 weights with one or two scales.
+
+use puna_quant::TensorType;
+use puna_quant::float::{e8m0_half, ue4m3_half};
+use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
+
+use super::{half, spread_crumbs, u16_at, u32_at, u64_at};
+use crate::kernels::generic::quant::{Codes, Format, Quant};
+
+/// The words at the start of eight blocks, `stride` bytes apart.
+#[inline(always)]
+unsafe fn words8(p: *const u8, stride: usize) -> [u16; 8] {
+    // SAFETY: the caller's chunk has eight blocks.
+    std::array::from_fn(|i| unsafe { u16_at(p.add(i * stride)) })
+}
+
+/// The 5th bits of the blocks of group `j`.
+#[inline(always)]
+unsafe fn bits64(p: *const u8, stride: usize, j: usize) -> u64 {
+    // SAFETY: the caller's chunk has eight blocks with a mask at `p`.
+    unsafe {
+        let (low, high) = (u32_at(p.add(2 * j * stride)), u32_at(p.add((2 * j + 1) * stride)));
+        u64::from(low) | u64::from(high) << 32
+    }
+}
+
+/// The formats of 32 weights that differ in a stride, an offset to the nibbles and little else.
+macro_rules! nibble_blocks {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal, $codes:expr, ($p:ident, $j:ident) => $unpack:expr,
+     $scales:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const TYPE: TensorType = TensorType::$name;
+            const BLOCK: (usize, usize) = (32, $bytes);
+            const SUB: usize = 32;
+            const CODES: Codes = $codes;
+            #[inline(always)]
+            unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+                // SAFETY: the chunk has eight blocks; features by the contract.
+                unsafe {
+                    let scales: unsafe fn(*const u8) -> (S::W, S::W) = $scales;
+                    scales(p)
+                }
+            }
+            #[inline(always)]
+            unsafe fn codes<S: Quant>($p: *const u8, $j: usize) -> S::C {
+                // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
+                unsafe { $unpack }
+            }
+        }
+    };
+}
+
+/// Scales alone, at the start of blocks.
+#[inline(always)]
+unsafe fn plain<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
+    // SAFETY: the caller's chunk has eight blocks; features by the contract.
+    unsafe { (S::w_halves(words8(p, STRIDE)), S::w_splat(0.0)) }
+}
+
+/// Scales and, after them, what is added: minimums with the opposite sign.
+#[inline(always)]
+unsafe fn with_minimum<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
+    // SAFETY: the caller's chunk has eight blocks; features by the contract.
+    unsafe {
+        let m = S::w_halves(words8(p.add(2), STRIDE));
+        (S::w_halves(words8(p, STRIDE)), S::w_mul(m, S::w_splat(-1.0)))
+    }
+}
+
+#[inline(always)]
+unsafe fn powers<S: Quant>(p: *const u8) -> (S::W, S::W) {
+    // SAFETY: the caller's chunk has eight blocks of 17 bytes; features by the contract.
+    unsafe {
+        let mut scales = [0.0; 16];
+        for (i, scale) in scales.iter_mut().enumerate().take(8) {
+            *scale = e8m0_half(*p.add(17 * i));
+        }
+        (S::w_new(&scales), S::w_splat(0.0))
+    }
+}
+
+nibble_blocks!(Q4_0, 18, Codes::Offset(8),
+    (p, j) => S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20)), plain::<S, 18>);
+nibble_blocks!(Q4_1, 20, Codes::Minimum(15),
+    (p, j) => S::nibbles(p.add(40 * j + 4), p.add(40 * j + 24)), with_minimum::<S, 20>);
+nibble_blocks!(Q5_0, 22, Codes::Offset(16),
+    (p, j) => S::or_where(S::nibbles(p.add(44 * j + 6), p.add(44 * j + 28)), bits64(p.add(2), 22, j), 16),
+    plain::<S, 22>);
+nibble_blocks!(Q5_1, 24, Codes::Minimum(31),
+    (p, j) => S::or_where(S::nibbles(p.add(48 * j + 8), p.add(48 * j + 32)), bits64(p.add(4), 24, j), 16),
+    with_minimum::<S, 24>);
+nibble_blocks!(Q8_0, 34, Codes::Signed,
+    (p, j) => S::signed(S::pair(p.add(68 * j + 2), p.add(68 * j + 36))), plain::<S, 34>);
+nibble_blocks!(IQ4_NL, 18, Codes::Signed,
+    (p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20))), plain::<S, 18>);
+nibble_blocks!(MXFP4, 17, Codes::Signed,
+    (p, j) => S::lookup(&FP4_VALUES, S::nibbles(p.add(34 * j + 1), p.add(34 * j + 18))), powers::<S>);
+
+/// 64 weights: four scales, then for each 16 weights 8 bytes of nibbles.
+#[derive(Clone, Copy)]
+pub(crate) struct NVFP4;
+
+impl Format for NVFP4 {
+    const TYPE: TensorType = TensorType::NVFP4;
+    const BLOCK: (usize, usize) = (64, 36);
+    const SUB: usize = 16;
+    const CODES: Codes = Codes::Signed;
+    #[inline(always)]
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+        // SAFETY: the chunk has four blocks; features by the contract.
+        unsafe {
+            let scales = std::array::from_fn(|i| ue4m3_half(*p.add(i / 4 * 36 + i % 4)));
+            (S::w_new(&scales), S::w_splat(0.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+        // SAFETY: group j is block j; features by the contract.
+        unsafe {
+            let nibbles = std::array::from_fn(|i| {
+                let eight = u64_at(p.add(36 * j + 4 + i / 2 * 8));
+                (if i % 2 == 0 { eight } else { eight >> 4 }) & 0x0f0f_0f0f_0f0f_0f0f
+            });
+            S::lookup(&FP4_VALUES, S::words(nibbles))
+        }
+    }
+}
+
+/// 128 weights of one bit: ±d.
+#[derive(Clone, Copy)]
+pub(crate) struct Q1_0;
+
+impl Format for Q1_0 {
+    const TYPE: TensorType = TensorType::Q1_0;
+    const BLOCK: (usize, usize) = (128, 18);
+    const SUB: usize = 32;
+    const CODES: Codes = Codes::Minimum(1);
+    #[inline(always)]
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+        // SAFETY: the chunk has two blocks; features by the contract.
+        unsafe {
+            let d = [half(p), half(p.add(18))];
+            let d = S::w_new(&std::array::from_fn(|i| d[i / 4 % 2]));
+            (S::w_add(d, d), d)
+        }
+    }
+    #[inline(always)]
+    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+        // SAFETY: group j is half of block j / 2; features by the contract.
+        unsafe { S::or_where(S::words([0; 8]), u64_at(p.add(18 * (j / 2) + 2 + 8 * (j % 2))), 1) }
+    }
+}
+
+/// 64 weights of two bits: −d, 0, d, 2d.
+#[derive(Clone, Copy)]
+pub(crate) struct Q2_0;
+
+impl Format for Q2_0 {
+    const TYPE: TensorType = TensorType::Q2_0;
+    const BLOCK: (usize, usize) = (64, 18);
+    const SUB: usize = 32;
+    const CODES: Codes = Codes::Offset(1);
+    #[inline(always)]
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+        // SAFETY: the chunk has four blocks; features by the contract.
+        unsafe {
+            let d: [f32; 4] = std::array::from_fn(|i| half(p.add(18 * i)));
+            (S::w_new(&std::array::from_fn(|i| d[i / 2 % 4])), S::w_splat(0.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+        // SAFETY: group j is block j; features by the contract.
+        unsafe { S::words(std::array::from_fn(|i| spread_crumbs(u16_at(p.add(18 * j + 2 + 2 * i))))) }
+    }
+}

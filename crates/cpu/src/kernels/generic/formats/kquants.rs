@@ -1,0 +1,115 @@
+//! The K formats: 256 weights with scales of few bits.
+
+use puna_quant::TensorType;
+use puna_quant::tables::IQ4NL_VALUES;
+
+use super::{half, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
+use crate::kernels::generic::quant::{Codes, Format, Quant};
+
+/// Declares a format of 256 weights and its constants.
+macro_rules! k_format {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,
+     $(#[$m:meta])* scales($p:ident) => $scales:expr, codes($q:ident, $j:ident) => $unpack:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const TYPE: TensorType = TensorType::$name;
+            const BLOCK: (usize, usize) = (256, $bytes);
+            const SUB: usize = $sub;
+            const CODES: Codes = $codes;
+            #[inline(always)]
+            unsafe fn scales<S: Quant>($p: *const u8) -> (S::W, S::W) {
+                // SAFETY: offsets lie inside the block; features by the contract.
+                unsafe { $scales }
+            }
+            #[inline(always)]
+            unsafe fn codes<S: Quant>($q: *const u8, $j: usize) -> S::C {
+                // SAFETY: offsets lie inside the block; features by the contract.
+                unsafe { $unpack }
+            }
+        }
+    };
+}
+pub(super) use k_format;
+
+/// Scales and minimums of Q4_K and Q5_K: 6-bit fields in 12 bytes at `p + 4`.
+#[inline(always)]
+unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
+    const LOW6: u32 = 0x3f3f_3f3f;
+    const LOW4: u32 = 0x0f0f_0f0f;
+    const TOP2: u32 = 0x3030_3030;
+    // SAFETY: the fields lie inside the caller's block; features by the contract.
+    unsafe {
+        let [a, b, c] = [u32_at(p.add(4)), u32_at(p.add(8)), u32_at(p.add(12))];
+        let scales = u64::from(a & LOW6) | u64::from((c & LOW4) | (a >> 2 & TOP2)) << 32;
+        let minimums = u64::from(b & LOW6) | u64::from((c >> 4 & LOW4) | (b >> 2 & TOP2)) << 32;
+        let (d, dmin) = (S::w_splat(half(p)), S::w_splat(half(p.add(2))));
+        (S::w_mul(S::w_bytes8(scales), d), S::w_mul(S::w_bytes8(minimums), dmin))
+    }
+}
+
+k_format!(Q4_K, 144, 32, Codes::Minimum(15),
+    scales(p) => scales_and_minimums::<S>(p),
+    codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f));
+
+k_format!(Q5_K, 176, 32, Codes::Minimum(31),
+scales(p) => scales_and_minimums::<S>(p),
+codes(p, j) => {
+    let low = S::fields(S::twice(p.add(48 + 32 * j)), 0, 4, 0x0f);
+    let bit = 2 * j as i32;
+    S::or(low, S::fields(S::twice(p.add(16)), bit - 4, bit - 3, 0x10))
+});
+
+k_format!(Q6_K, 210, 16, Codes::Offset(32),
+scales(p) => {
+    let scales = S::w_bytes16(u64_at(p.add(192)), u64_at(p.add(200)));
+    (S::w_mul(scales, S::w_splat(half(p.add(208)))), S::w_splat(0.0))
+},
+codes(p, j) => {
+    // Each 128 weights: 64 bytes of low nibbles (first half) and high nibbles (second), 32 bytes of upper bits.
+    let (half, shift) = (j / 2, 4 * (j % 2) as i32);
+    let low = S::fields(S::load64(p.add(64 * half)), shift, shift, 0x0f);
+    S::or(low, S::fields(S::twice(p.add(128 + 32 * half)), shift - 4, shift - 2, 0x30))
+});
+
+k_format!(Q2_K, 84, 16, Codes::Minimum(15),
+scales(p) => {
+    let (low, high) = (u64_at(p), u64_at(p.add(8)));
+    const LOW4: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+    let scales = S::w_bytes16(low & LOW4, high & LOW4);
+    let minimums = S::w_bytes16(low >> 4 & LOW4, high >> 4 & LOW4);
+    let (d, dmin) = (half(p.add(80)), half(p.add(82)));
+    (S::w_mul(scales, S::w_splat(d)), S::w_mul(minimums, S::w_splat(dmin)))
+},
+codes(p, j) => {
+    let shift = 4 * (j % 2) as i32;
+    S::fields(S::twice(p.add(16 + 32 * (j / 2))), shift, shift + 2, 3)
+});
+
+k_format!(Q3_K, 110, 16, Codes::Offset(4),
+scales(p) => {
+    const LOW4: u32 = 0x0f0f_0f0f;
+    const TOP2: u32 = 0x3030_3030;
+    let [a, b, c] = [u32_at(p.add(96)), u32_at(p.add(100)), u32_at(p.add(104))];
+    let low = u64::from((a & LOW4) | (c << 4 & TOP2)) | u64::from((b & LOW4) | (c << 2 & TOP2)) << 32;
+    let high = u64::from((a >> 4 & LOW4) | (c & TOP2)) | u64::from((b >> 4 & LOW4) | (c >> 2 & TOP2)) << 32;
+    let scales = S::w_add(S::w_bytes16(low, high), S::w_splat(-32.0));
+    (S::w_mul(scales, S::w_splat(half(p.add(108)))), S::w_splat(0.0))
+},
+codes(p, j) => {
+    let shift = 4 * (j % 2) as i32;
+    let low = S::fields(S::twice(p.add(32 + 32 * (j / 2))), shift, shift + 2, 3);
+    // The third bit of run 2j of 32 weights is bit 2j of a byte, that of run 2j + 1 the next.
+    let bit = 2 * j as i32;
+    S::or(low, S::fields(S::twice(p), bit - 2, bit - 1, 4))
+});
+
+k_format!(IQ4_XS, 136, 32, Codes::Signed,
+    scales(p) => {
+        let scales = spread_nibbles(u32_at(p.add(4))) | spread_crumbs(u16_at(p.add(2))) << 4;
+        let scales = S::w_add(S::w_bytes8(scales), S::w_splat(-32.0));
+        (S::w_mul(scales, S::w_splat(half(p))), S::w_splat(0.0))
+    },
+    codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))));

@@ -1,0 +1,64 @@
+//! How each packed format is unpacked. Layouts are those of the file format (see `puna_quant`).
+
+#![allow(non_camel_case_types)] // types are named as the formats are
+
+pub(crate) mod blocks;
+pub(crate) mod codebook;
+pub(crate) mod kquants;
+pub(crate) mod ternary;
+
+use puna_quant::float::f16_to_f32;
+
+/// The binary16 at `p`.
+#[inline(always)]
+unsafe fn half(p: *const u8) -> f32 {
+    // SAFETY: the caller's two bytes.
+    f16_to_f32(unsafe { u16_at(p) })
+}
+
+#[inline(always)]
+unsafe fn u16_at(p: *const u8) -> u16 {
+    // SAFETY: the caller's two bytes.
+    u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+#[inline(always)]
+unsafe fn u32_at(p: *const u8) -> u32 {
+    // SAFETY: the caller's four bytes.
+    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
+}
+
+#[inline(always)]
+unsafe fn u64_at(p: *const u8) -> u64 {
+    // SAFETY: the caller's eight bytes.
+    u64::from_le(unsafe { p.cast::<u64>().read_unaligned() })
+}
+
+/// Eight 4-bit fields, lowest first, as bytes.
+#[inline(always)]
+fn spread_nibbles(x: u32) -> u64 {
+    let x = u64::from(x);
+    let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
+    let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
+    (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
+}
+
+/// Eight 2-bit fields, lowest first, as bytes.
+#[inline(always)]
+fn spread_crumbs(x: u16) -> u64 {
+    let x = u64::from(x);
+    let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
+    let x = (x | x << 12) & 0x000f_000f_000f_000f;
+    (x | x << 6) & 0x0303_0303_0303_0303
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreading_puts_each_field_in_its_byte() {
+        assert_eq!(spread_nibbles(0x8765_4321).to_le_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(spread_crumbs(0b11_10_01_00_00_01_10_11).to_le_bytes(), [3, 2, 1, 0, 0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,317 @@
+//! Products of packed weights with many activation rows: a panel of unpacked codes in the first-level cache.
+//!
+//! A panel holds `LANES` weight rows over a slice of K: codes as `[k/4][row][4]`, so that one 32-bit lane multiplies
+//! four codes of its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the slice are packed as one
+//! stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what corrects for offsets
+//! or minimums. A micro-kernel sums a block of tokens × one vector of rows in integers and converts once a scale.
+
+use super::panel::{Place, put};
+use super::qstream::padded;
+use super::quant::{CHUNK, Codes};
+use super::{Format, Quant, Simd};
+use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
+
+/// Values of K in a panel: with 16 rows 8 KiB of codes, a quarter of the smallest first-level cache.
+const SLICE: usize = 512;
+/// Tokens whose slice of activations is packed at once: up to 216 KiB.
+const TOKENS: usize = 384;
+
+/// Unpacked weights of `LANES` rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub(crate) codes: &'a [u8],
+    pub(crate) scales: &'a [f32],
+    pub(crate) minimums: &'a [f32],
+    /// Values of K: a multiple of 32.
+    pub(crate) len: usize,
+}
+
+/// Products of weight rows with all activation rows.
+#[inline(always)]
+pub(crate) unsafe fn multiply<S: Quant, F: Format>(
+    w: WeightRows<'_>,
+    x: Acts<'_>,
+    mut out: OutMut<'_>,
+    scratch: &mut Scratch,
+) {
+    let x = x.expect_q8(&w, &out);
+    if w.k == 0 {
+        (0..x.rows).for_each(|t| out.row(t)[..w.rows].fill(0.0));
+        return;
+    }
+    let mut room = Room::new::<S, F>(x.rows, scratch);
+    for t0 in (0..x.rows).step_by(TOKENS) {
+        let tokens = (x.rows - t0).min(TOKENS);
+        for k0 in (0..w.k).step_by(SLICE) {
+            let len = (w.k - k0).min(SLICE);
+            pack::<S>(&x, t0, tokens, k0, len, F::SUB, F::CODES, room.packed);
+            for r0 in (0..w.rows).step_by(S::LANES) {
+                let place = Place { t0, r0, cols: (w.rows - r0).min(S::LANES), add: k0 > 0 };
+                // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
+                unsafe {
+                    expand::<S, F>(&w, r0, k0, len, &mut room);
+                    fetch::<S, F>(&w, r0 + S::LANES, k0, len);
+                    sweep::<S, F>(room.panel(len), room.packed, tokens, &mut out, place);
+                }
+            }
+        }
+    }
+}
+
+/// Scratch memory, divided.
+struct Room<'a> {
+    codes: &'a mut [u8],
+    scales: &'a mut [f32],
+    minimums: &'a mut [f32],
+    packed: &'a mut [u8],
+}
+
+impl<'a> Room<'a> {
+    #[inline(always)]
+    fn new<S: Quant, F: Format>(tokens: usize, scratch: &'a mut Scratch) -> Self {
+        // A chunk's scales are written as 16 lanes, also where only 8 count.
+        let scales = (SLICE / F::SUB + 8) * S::LANES * 4;
+        let packed = tokens.min(TOKENS) * SLICE / 32 * record(F::SUB);
+        let codes = SLICE * S::LANES;
+        let all = scratch.bytes(codes + 2 * scales + packed);
+        let (codes, all) = all.split_at_mut(codes);
+        let (a, all) = all.split_at_mut(scales);
+        let (b, packed) = all.split_at_mut(scales);
+        Self { codes, scales: bytemuck::cast_slice_mut(a), minimums: bytemuck::cast_slice_mut(b), packed }
+    }
+
+    #[inline(always)]
+    fn panel(&self, len: usize) -> Panel<'_> {
+        Panel { codes: self.codes, scales: self.scales, minimums: self.minimums, len }
+    }
+}
+
+/// Packed bytes of one token for 32 values of K: codes, one scale, one correction for each weight scale.
+const fn record(sub: usize) -> usize {
+    36 + 4 * (32 / sub)
+}
+
+/// Size of the next block of tokens.
+#[inline(always)]
+fn block_of(left: usize, block: usize) -> usize {
+    if left >= block {
+        block
+    } else if left >= 8 {
+        8
+    } else if left >= 4 {
+        4
+    } else if left >= 2 {
+        2
+    } else {
+        1
+    }
+}
+
+/// Packs `len` values from `k0` of `tokens` rows from `t0`, block by block of tokens.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn pack<S: Quant>(
+    x: &Q8Rows<'_>,
+    t0: usize,
+    tokens: usize,
+    k0: usize,
+    len: usize,
+    sub: usize,
+    kind: Codes,
+    packed: &mut [u8],
+) {
+    let groups = len / 32;
+    let parts = 32 / sub;
+    let mut t = 0;
+    while t < tokens {
+        let n = block_of(tokens - t, S::TOKENS);
+        for g in 0..groups {
+            let to = &mut packed[(t * groups + g * n) * record(sub)..][..n * record(sub)];
+            let (codes, rest) = to.split_at_mut(32 * n);
+            let (scales, fixes) = rest.split_at_mut(4 * n);
+            for j in 0..n {
+                let at = (t0 + t + j) * x.k + k0 + 32 * g;
+                let from: &[u8; 32] =
+                    bytemuck::cast_slice(&x.codes[at..at + 32]).try_into().expect("32 codes");
+                codes[32 * j..][..32].copy_from_slice(from);
+                let scale = x.scales[at / 32];
+                scales[4 * j..][..4].copy_from_slice(&scale.to_ne_bytes());
+                let sums = [i32::from(x.sums[at / 16]), i32::from(x.sums[at / 16 + 1])];
+                let sums = if parts == 1 { [sums[0] + sums[1], 0] } else { sums };
+                for (i, sum) in sums.into_iter().enumerate().take(parts) {
+                    let fix = if kind.minimum() {
+                        (-scale * sum as f32).to_ne_bytes()
+                    } else {
+                        (-kind.offset::<S>() * sum).to_ne_bytes()
+                    };
+                    fixes[4 * (i * n + j)..][..4].copy_from_slice(&fix);
+                }
+            }
+        }
+        t += n;
+    }
+}
+
+/// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end repeat the last.
+#[inline(always)]
+unsafe fn expand<S: Quant, F: Format>(
+    w: &WeightRows<'_>,
+    r0: usize,
+    k0: usize,
+    len: usize,
+    room: &mut Room<'_>,
+) {
+    let row_bytes = w.row_bytes();
+    let end = w.data.as_ptr_range().end;
+    // SAFETY: rows are clamped to those that exist, chunks that the data ends in are copied; the room is large enough.
+    unsafe {
+        for c in 0..len.div_ceil(CHUNK) {
+            let mut copies = [[0u8; 288]; 16];
+            let mut chunks = [std::ptr::null(); 16];
+            let (mut scales, mut minimums) = ([S::w_splat(0.0); 16], [S::w_splat(0.0); 16]);
+            for i in 0..S::LANES {
+                let row = w.data.as_ptr().add((r0 + i).min(w.rows - 1) * row_bytes);
+                let p = row.add((k0 + c * CHUNK) / F::BLOCK.0 * F::BLOCK.1);
+                chunks[i] = if F::BLOCK.0 < CHUNK { padded::<F>(p, end, &mut copies[i]) } else { p };
+                (scales[i], minimums[i]) = F::scales::<S>(chunks[i]);
+            }
+            let at = c * CHUNK / F::SUB * S::LANES;
+            S::transpose_scales(&scales, room.scales.as_mut_ptr().add(at));
+            if F::CODES.minimum() {
+                S::transpose_scales(&minimums, room.minimums.as_mut_ptr().add(at));
+            }
+            let codes = room.codes.as_mut_ptr().add(c * CHUNK * S::LANES);
+            expand_group::<S, F>(&chunks, 0, codes);
+            expand_group::<S, F>(&chunks, 1, codes);
+            expand_group::<S, F>(&chunks, 2, codes);
+            expand_group::<S, F>(&chunks, 3, codes);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn expand_group<S: Quant, F: Format>(chunks: &[*const u8; 16], j: usize, codes: *mut u8) {
+    // SAFETY: the caller's chunks are whole and its panel has room for four groups.
+    unsafe {
+        let mut rows = [F::codes::<S>(chunks[0], j); 16];
+        for i in 1..S::LANES {
+            rows[i] = F::codes::<S>(chunks[i], j);
+        }
+        S::transpose_codes(&rows, codes.add(64 * j * S::LANES));
+    }
+}
+
+/// Asks for the next panel's weights.
+#[inline(always)]
+unsafe fn fetch<S: Simd, F: Format>(w: &WeightRows<'_>, r0: usize, k0: usize, len: usize) {
+    let row_bytes = w.row_bytes();
+    let from = k0 / F::BLOCK.0 * F::BLOCK.1;
+    let bytes = len.div_ceil(F::BLOCK.0) * F::BLOCK.1;
+    for r in r0..(r0 + S::LANES).min(w.rows) {
+        for line in (0..bytes).step_by(64) {
+            // SAFETY: a hint; features by the module's contract.
+            unsafe { S::prefetch(w.data.as_ptr().wrapping_add(r * row_bytes + from + line)) }
+        }
+    }
+}
+
+/// Enters the level's compiled sweep for the format's kind of scales and codes.
+#[inline(always)]
+unsafe fn sweep<S: Quant, F: Format>(
+    panel: Panel<'_>,
+    packed: &[u8],
+    tokens: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: as for the caller.
+    unsafe {
+        match (F::SUB, F::CODES.minimum(), F::CODES.top()) {
+            (32, false, 15) => S::sweep::<32, false, 15>(panel, packed, tokens, out, place),
+            (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, place),
+            (32, false, 63) => S::sweep::<32, false, 63>(panel, packed, tokens, out, place),
+            (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, place),
+            (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, place),
+            (32, true, _) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),
+            (_, false, 15) => S::sweep::<16, false, 15>(panel, packed, tokens, out, place),
+            (_, false, 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, place),
+            (_, false, _) => S::sweep::<16, false, 128>(panel, packed, tokens, out, place),
+            (_, true, _) => S::sweep::<16, true, 15>(panel, packed, tokens, out, place),
+        }
+    }
+}
+
+/// Multiplies the panel with all packed tokens. Levels compile this apart, see [`Quant::sweep`].
+#[inline(always)]
+pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, const TOP: i32>(
+    panel: Panel<'_>,
+    packed: &[u8],
+    tokens: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    let groups = panel.len / 32;
+    let mut t = 0;
+    while t < tokens {
+        let n = block_of(tokens - t, S::TOKENS);
+        let at = Place { t0: place.t0 + t, ..place };
+        // SAFETY: the block of n tokens was packed at this place; the panel holds `len` values of K.
+        unsafe {
+            let x = packed[t * groups * record(SUB)..].as_ptr();
+            match n {
+                1 => put::<S, 1>(micro::<S, 1, SUB, MIN, TOP>(panel, x), out, at),
+                2 => put::<S, 2>(micro::<S, 2, SUB, MIN, TOP>(panel, x), out, at),
+                4 => put::<S, 4>(micro::<S, 4, SUB, MIN, TOP>(panel, x), out, at),
+                8 if S::TOKENS >= 8 => put::<S, 8>(micro::<S, 8, SUB, MIN, TOP>(panel, x), out, at),
+                _ if S::TOKENS >= 12 => put::<S, 12>(micro::<S, 12, SUB, MIN, TOP>(panel, x), out, at),
+                _ => unreachable!("blocks have at most as many tokens as registers hold"),
+            }
+        }
+        t += n;
+    }
+}
+
+/// `T` tokens times `LANES` rows.
+#[inline(always)]
+unsafe fn micro<S: Quant, const T: usize, const SUB: usize, const MIN: bool, const TOP: i32>(
+    panel: Panel<'_>,
+    x: *const u8,
+) -> [S::F; T] {
+    let parts = 32 / SUB;
+    // SAFETY: the caller's panel has `len` values of K and the block of tokens as many.
+    unsafe {
+        let mut sums = [S::splat(0.0); T];
+        for g in 0..panel.len / 32 {
+            let record = x.add(g * T * record(SUB));
+            let scales = record.add(32 * T).cast::<f32>();
+            let fixes = scales.add(T);
+            let mut part = [S::splat(0.0); T];
+            for n in 0..parts {
+                let mut acc = [S::i_splat(0); T];
+                if !MIN {
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        *acc = S::i_splat(*fixes.add(n * T + t).cast::<i32>());
+                    }
+                }
+                let codes = panel.codes.as_ptr().add((g * 32 + n * SUB) * S::LANES);
+                S::panel_dot::<T>(&mut acc, codes, record.add(n * SUB), SUB, TOP);
+                let lane = (g * parts + n) * S::LANES;
+                let scale = S::load(panel.scales.as_ptr().add(lane));
+                for t in 0..T {
+                    let v = S::i_to_f32(acc[t]);
+                    part[t] = if n == 0 { S::mul(v, scale) } else { S::fma(v, scale, part[t]) };
+                }
+                if MIN {
+                    let minimum = S::load(panel.minimums.as_ptr().add(lane));
+                    for (t, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::fma(S::splat(*fixes.add(n * T + t)), minimum, *sum);
+                    }
+                }
+            }
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = S::fma(part[t], S::splat(*scales.add(t)), *sum);
+            }
+        }
+        sums
+    }
+}

@@ -1,0 +1,181 @@
+//! What a kernel body for packed weights may ask of a vector type, and what a format must tell.
+//!
+//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: codes `c` of 8 bits in four groups of 64, in natural
+//! order, and scales `s` (and minimums `b`) for each 16 or 32 weights. Unpacking is written once a format, in terms of
+//! the byte operations of [`Quant`]; products are integer sums of codes, converted once a scale.
+
+use puna_quant::TensorType;
+
+use super::Simd;
+use super::panel::Place;
+use super::qpanel::Panel;
+use crate::kernels::OutMut;
+
+/// Weights of a chunk.
+pub(crate) const CHUNK: usize = 256;
+
+/// A packed weight format.
+///
+/// # Safety
+/// For both methods: `p` is valid for `BYTES` bytes, and the processor has the features of `S`.
+pub(crate) trait Format: Copy + 'static {
+    const TYPE: TensorType;
+    /// Bytes of a chunk: of one block, or of several consecutive ones.
+    const BYTES: usize = CHUNK / Self::BLOCK.0 * Self::BLOCK.1;
+    /// Weights and bytes of a block.
+    const BLOCK: (usize, usize);
+    /// Weights that share a scale: 16 or 32.
+    const SUB: usize;
+    /// What codes are.
+    const CODES: Codes;
+
+    /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
+    /// Codes of weights `64 · j…`; `j` is below 4 and constant after inlining.
+    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C;
+}
+
+/// The meaning of a format's codes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Unsigned, below twice this (at least 4): `w = s · (c - offset)`.
+    Offset(i32),
+    /// Signed, in −128…127, through [`Quant::signed`]: `w = s · c`.
+    Signed,
+    /// Unsigned, at most this: `w = s · c - b`.
+    Minimum(i32),
+}
+
+impl Codes {
+    /// What to take from codes as the vector type `S` holds them.
+    pub(crate) const fn offset<S: Quant>(self) -> i32 {
+        match self {
+            Codes::Offset(offset) => offset,
+            Codes::Signed => S::BIAS,
+            Codes::Minimum(_) => 0,
+        }
+    }
+
+    /// Class of the largest code: 15, 31, 63, or 128 for signed codes.
+    pub(crate) const fn top(self) -> i32 {
+        match self {
+            Codes::Signed => 128,
+            Codes::Offset(16) | Codes::Minimum(31) => 31,
+            Codes::Offset(32) => 63,
+            _ => 15,
+        }
+    }
+
+    /// Whether weights have minimums.
+    pub(crate) const fn minimum(self) -> bool {
+        matches!(self, Codes::Minimum(_))
+    }
+}
+
+/// Vectors of codes, scales and integer sums.
+///
+/// # Safety
+/// This holds for every method: the processor has the features that the implementing type is named after; pointers are
+/// valid for the bytes named at the method, at any alignment.
+pub(crate) trait Quant: Simd {
+    /// 64 codes.
+    type C: Copy;
+    /// 16 f32: one for every 16 (or the first 8: for every 32) weights of a chunk.
+    type W: Copy;
+    /// f32 sums of products.
+    type A: Copy;
+    /// What [`Quant::signed`] adds to codes: 128 where products need unsigned codes, else 0.
+    const BIAS: i32;
+    /// Activation rows of the panel kernel for packed weights.
+    const TOKENS: usize;
+
+    /// 64 bytes at `p`.
+    unsafe fn load64(p: *const u8) -> Self::C;
+    /// 32 bytes at `p`, twice.
+    unsafe fn twice(p: *const u8) -> Self::C;
+    /// 32 bytes at `a`, then 32 at `b`.
+    unsafe fn pair(a: *const u8, b: *const u8) -> Self::C;
+    /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C;
+    /// Eight words, lowest byte first.
+    unsafe fn words(words: [u64; 8]) -> Self::C;
+    /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
+    /// `mask` keeps only bits that come from the same byte.
+    unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C;
+    unsafe fn or(a: Self::C, b: Self::C) -> Self::C;
+    /// `c | value` where the bit of a code is set.
+    unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C;
+    /// `-c` where the bit of a code is set.
+    unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C;
+    /// Signed codes in the form that products want.
+    unsafe fn signed(c: Self::C) -> Self::C;
+    /// `signed(table[c])`, codes below 16.
+    unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C;
+
+    /// All lanes `x`.
+    unsafe fn w_splat(x: f32) -> Self::W;
+    /// 16 f32.
+    unsafe fn w_new(x: &[f32; 16]) -> Self::W;
+    /// 8 f32 at `p`, then zeros.
+    unsafe fn w_load8(p: *const f32) -> Self::W;
+    /// 8 binary16, then zeros.
+    unsafe fn w_halves(x: [u16; 8]) -> Self::W;
+    /// 8 unsigned bytes, lowest first, then zeros.
+    unsafe fn w_bytes8(x: u64) -> Self::W;
+    /// 16 signed bytes.
+    unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
+    /// Each of the first 8 lanes twice.
+    unsafe fn w_double(w: Self::W) -> Self::W;
+    unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;
+    unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W;
+    /// `c - a · b`.
+    unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// Zero in lanes `n…`.
+    unsafe fn w_keep(w: Self::W, n: usize) -> Self::W;
+    /// 16 sums of codes at `p`; with `sub` 32 the 8 sums of two, then zeros.
+    unsafe fn w_sums(p: *const i16, sub: usize) -> Self::W;
+    /// Sum of all lanes, or with `sub` 32 of the first 8.
+    unsafe fn w_sum(w: Self::W, sub: usize) -> f32;
+
+    unsafe fn a_zero() -> Self::A;
+    /// Adds `scale · (codes · x)` of group `j` of a chunk: 64 activation codes at `x`, the scales of the chunk in `w`.
+    unsafe fn dot(
+        acc: Self::A,
+        c: Self::C,
+        x: *const i8,
+        w: Self::W,
+        j: usize,
+        sub: usize,
+        signed: bool,
+    ) -> Self::A;
+    unsafe fn a_add(a: Self::A, b: Self::A) -> Self::A;
+    unsafe fn a_sum(a: Self::A) -> f32;
+
+    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes.
+    unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8);
+    /// From the scales of `LANES` rows to `[lane][row]` at `dst`: `16 · LANES` f32.
+    unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32);
+
+    /// i32 sums of `LANES` rows.
+    type I: Copy;
+    unsafe fn i_splat(x: i32) -> Self::I;
+    unsafe fn i_to_f32(x: Self::I) -> Self::F;
+    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with the panel at
+    /// `w`; `top` is the largest code of the panel, or 128 for signed ones.
+    unsafe fn panel_dot<const T: usize>(
+        acc: &mut [Self::I; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        top: i32,
+    );
+
+    /// [`super::qpanel::sweep`], compiled once for each kind of scale.
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    );
+}

@@ -1,0 +1,267 @@
+//! The level `avx512vnni`: products of packed weights by `vpdpbusd`, sixteen rows or 64 codes at a time.
+
+use std::arch::x86_64::*;
+
+use puna_quant::TensorType;
+
+use super::avx512::{self, Avx512, transpose16};
+use crate::kernels::generic::panel::Place;
+use crate::kernels::generic::qpanel::{Panel, sweep_body};
+use crate::kernels::generic::shells::packed_shells;
+use crate::kernels::generic::{Quant, Simd};
+use crate::kernels::{Level, LinearKernel, OutMut};
+
+/// Whether this processor runs the level, given that it runs `avx512`.
+pub(super) fn available() -> bool {
+    is_x86_feature_detected!("avx512vnni")
+}
+
+pub(super) static LEVEL: Level = Level { name: "avx512vnni", linear, vector: avx512::LEVEL.vector };
+
+fn linear(ty: TensorType) -> Option<LinearKernel> {
+    packed::kernel(ty).or_else(|| (avx512::LEVEL.linear)(ty))
+}
+
+packed_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+
+/// The sweep over tokens, compiled once for each kind of scales; all codes are unsigned bytes here.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn sweep<const SUB: usize, const MIN: bool>(
+    panel: Panel<'_>,
+    packed: &[u8],
+    tokens: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
+    unsafe { sweep_body::<Avx512, SUB, MIN, 255>(panel, packed, tokens, out, place) }
+}
+
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Quant for Avx512 {
+    type C = __m512i;
+    type W = __m512;
+    type A = __m512;
+    type I = __m512i;
+    const BIAS: i32 = 128;
+    const TOKENS: usize = 12;
+
+    #[inline(always)]
+    unsafe fn load64(p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn twice(p: *const u8) -> __m512i {
+        unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn pair(a: *const u8, b: *const u8) -> __m512i {
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(b.cast()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> __m512i {
+        unsafe {
+            let low = _mm512_broadcast_i32x4(_mm_loadu_si128(a.cast()));
+            let both = _mm512_mask_broadcast_i32x4(low, 0xff00, _mm_loadu_si128(b.cast()));
+            let shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(15))
+        }
+    }
+    #[inline(always)]
+    unsafe fn words(w: [u64; 8]) -> __m512i {
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
+            _mm512_setr_epi64(a, b, c, d, e, f, g, h)
+        }
+    }
+    #[inline(always)]
+    unsafe fn fields(c: __m512i, a: i32, b: i32, mask: u8) -> __m512i {
+        unsafe {
+            // A rotation shifts either way; the mask drops what crosses a byte.
+            let (a, b) = (i64::from(a & 63), i64::from(b & 63));
+            let turned = _mm512_rorv_epi64(c, _mm512_setr_epi64(a, a, a, a, b, b, b, b));
+            _mm512_and_si512(turned, _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_where(c: __m512i, bits: u64, value: u8) -> __m512i {
+        // The bits of `value` are clear in `c`, so that a sum is an or; there is no masked or of bytes.
+        unsafe { _mm512_mask_add_epi8(c, bits, c, _mm512_set1_epi8(value as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn negate_where(c: __m512i, bits: u64) -> __m512i {
+        unsafe { _mm512_mask_sub_epi8(c, bits, _mm512_setzero_si512(), c) }
+    }
+    #[inline(always)]
+    unsafe fn signed(c: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(c, _mm512_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], c: __m512i) -> __m512i {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), c)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn w_splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn w_new(x: &[f32; 16]) -> __m512 {
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn w_load8(p: *const f32) -> __m512 {
+        unsafe { _mm512_zextps256_ps512(_mm256_loadu_ps(p)) }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(x: [u16; 8]) -> __m512 {
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = x.map(|x| x as i16);
+            _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes8(x: u64) -> __m512 {
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
+            _mm512_zextps256_ps512(_mm256_cvtepi32_ps(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes16(low: u64, high: u64) -> __m512 {
+        unsafe {
+            let bytes = _mm_set_epi64x(high as i64, low as i64);
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_double(w: __m512) -> __m512 {
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            _mm512_permutexvar_ps(lanes, w)
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn w_add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn w_keep(w: __m512, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_mov_ps(((1u32 << n) - 1) as u16, w) }
+    }
+    #[inline(always)]
+    unsafe fn w_sums(p: *const i16, sub: usize) -> __m512 {
+        unsafe {
+            let sums = _mm256_loadu_si256(p.cast());
+            if sub == 16 {
+                return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums));
+            }
+            let pairs = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+            _mm512_zextps256_ps512(_mm256_cvtepi32_ps(pairs))
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_sum(w: __m512, _sub: usize) -> f32 {
+        unsafe { _mm512_reduce_add_ps(w) }
+    }
+
+    #[inline(always)]
+    unsafe fn a_zero() -> __m512 {
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: __m512, c: __m512i, x: *const i8, w: __m512, j: usize, sub: usize, _: bool) -> __m512 {
+        unsafe {
+            let x = _mm512_loadu_si512(x.cast());
+            let sums = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), c, x));
+            // Lanes of i32 sums take four codes each: the first eight belong to the first 32 weights.
+            let (i, lane) = (4 * j as i32, 2 * j as i32);
+            let lanes = if sub == 16 {
+                let (a, b, c, d) = (i, i + 1, i + 2, i + 3);
+                _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
+            } else {
+                let (a, b) = (lane, lane + 1);
+                _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
+            };
+            _mm512_fmadd_ps(sums, _mm512_permutexvar_ps(lanes, w), acc)
+        }
+    }
+    #[inline(always)]
+    unsafe fn a_add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn a_sum(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_codes(rows: &[__m512i; 16], dst: *mut u8) {
+        unsafe {
+            for (i, column) in transpose16(*rows).into_iter().enumerate() {
+                _mm512_storeu_si512(dst.add(64 * i).cast(), column);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_scales(rows: &[__m512; 16], dst: *mut f32) {
+        unsafe { <Self as Simd>::transpose(rows, dst) }
+    }
+
+    #[inline(always)]
+    unsafe fn i_splat(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn i_to_f32(x: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn panel_dot<const T: usize>(
+        acc: &mut [__m512i; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        _: i32,
+    ) {
+        unsafe {
+            for s in 0..n / 4 {
+                let w = _mm512_loadu_si512(w.add(64 * s).cast());
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let x = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
+                    *acc = _mm512_dpbusd_epi32(*acc, w, _mm512_set1_epi32(x));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+    }
+}
