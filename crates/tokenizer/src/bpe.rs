@@ -190,23 +190,66 @@ impl Bpe {
     }
 }
 
+/// Lists longer than this are worth a second thread.
+const MANY_MERGES: usize = 50_000;
+
 /// The rank of a merge is its place in the list; texts that are no tokens become symbols in `extra`.
-fn read_merges<'a>(
-    merges: impl ExactSizeIterator<Item = &'a [u8]>,
-    vocab: &Vocab,
-    extra: &mut Extra,
-) -> PairMap {
+fn read_merges<'a>(merges: impl Iterator<Item = &'a [u8]>, vocab: &Vocab, extra: &mut Extra) -> PairMap {
+    let merges: Vec<&[u8]> = merges.collect();
     let mut pairs = PairMap::with_capacity(merges.len());
-    let mut both = Vec::new();
-    for (merge, rank) in merges.zip(0..) {
-        // The blank may be part of the left text, but not all of it.
-        let Some(blank) = merge.iter().skip(1).position(|&byte| byte == b' ') else { continue };
-        let (left, right) = (&merge[..=blank], &merge[blank + 2..]);
-        both.clear();
-        both.extend_from_slice(left);
-        both.extend_from_slice(right);
-        let merged = extra.symbol(vocab, &both);
-        pairs.insert(extra.symbol(vocab, left), extra.symbol(vocab, right), Merge { rank, merged });
+    let mut add = |merges: &[&[u8]], tokens: Vec<Option<u32>>, first: u32| {
+        let mut tokens = tokens.into_iter();
+        for (merge, rank) in merges.iter().zip(first..) {
+            let Some((left, right)) = halves(merge) else { continue };
+            let mut token = || tokens.next().flatten();
+            let left_id = token().unwrap_or_else(|| extra.symbol(vocab, left));
+            let right_id = token().unwrap_or_else(|| extra.symbol(vocab, right));
+            let merged = token().unwrap_or_else(|| extra.symbol(vocab, &[left, right].concat()));
+            pairs.insert(left_id, right_id, Merge { rank, merged });
+        }
+    };
+    if merges.len() < MANY_MERGES {
+        add(&merges, tokens_of(&merges, vocab), 0);
+        return pairs;
     }
+    let (front, back) = merges.split_at(merges.len() / 2);
+    std::thread::scope(|scope| {
+        let back_tokens = scope.spawn(|| tokens_of(back, vocab));
+        add(front, tokens_of(front, vocab), 0);
+        // A panic over there is a bug there: pass it on.
+        let tokens = back_tokens.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        add(back, tokens, front.len() as u32);
+    });
     pairs
+}
+
+/// The tokens of the two halves of each merge and of what they become, where there are such.
+fn tokens_of(merges: &[&[u8]], vocab: &Vocab) -> Vec<Option<u32>> {
+    const AT_ONCE: usize = 1024;
+    let mut ids = Vec::with_capacity(merges.len() * 3);
+    let mut texts = Vec::new();
+    let mut ends = Vec::new();
+    for merges in merges.chunks(AT_ONCE) {
+        texts.clear();
+        ends.clear();
+        for (left, right) in merges.iter().filter_map(|merge| halves(merge)) {
+            for part in [left, right] {
+                texts.extend_from_slice(part);
+                ends.push(texts.len());
+            }
+        }
+        // Left and right lie side by side: the two together are the third text.
+        let starts = std::iter::once(0).chain(ends.iter().skip(1).step_by(2).copied());
+        let wanted = starts
+            .zip(ends.chunks_exact(2))
+            .flat_map(|(start, two)| [&texts[start..two[0]], &texts[two[0]..two[1]], &texts[start..two[1]]]);
+        vocab.ids.get_many(&vocab.texts, wanted, &mut ids);
+    }
+    ids
+}
+
+/// Left and right text of a merge; the blank between them is the first one that is not the first byte.
+fn halves(merge: &[u8]) -> Option<(&[u8], &[u8])> {
+    let blank = 1 + merge.iter().skip(1).position(|&byte| byte == b' ')?;
+    Some((&merge[..blank], &merge[blank + 1..]))
 }
