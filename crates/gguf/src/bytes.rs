@@ -4,6 +4,7 @@
 //! The crate's only `unsafe` is here: mapping a file.
 
 use std::fs::File;
+use std::io::Read;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -44,6 +45,16 @@ impl SharedBytes {
         // discriminant was copied out of the mapping when it was checked.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file)? };
         Ok(Self::whole(Owner::Mapped(map), len))
+    }
+
+    /// Reads the first `len` bytes of `file` into memory aligned for every kernel. `len` is the file's size, so this
+    /// takes what the file really has.
+    pub(crate) fn read(mut file: &File, len: usize) -> std::io::Result<Self> {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(len.div_ceil(64)).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        lines.resize(len.div_ceil(64), Line::zeroed());
+        file.read_exact(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
+        Ok(Self::whole(Owner::Aligned(lines), len))
     }
 
     /// Borrows bytes of the program itself.

@@ -100,6 +100,9 @@ pub enum GgufError {
     #[error("tensor `{name}` ends at byte {end}, but the file has {len} bytes: it is cut or not whole yet")]
     TensorOutOfFile { name: String, end: u64, len: u64 },
 
+    #[error("tensor `{name}`: {reason}")]
+    TensorDataInvalid { name: String, reason: String },
+
     #[error("key `general.architecture` is missing")]
     ArchitectureMissing,
     #[error("key `general.architecture` must be a string, found {found}")]
@@ -180,6 +183,7 @@ impl GgufError {
             DataSizeOverflow { .. } => "gguf_data_size_overflow",
             TruncatedData { .. } => "gguf_truncated_data",
             TensorOutOfFile { .. } => "gguf_tensor_out_of_file",
+            TensorDataInvalid { .. } => "gguf_tensor_data_invalid",
             ArchitectureMissing => "gguf_architecture_missing",
             ArchitectureType { .. } => "gguf_architecture_type",
             KeyMissing { .. } => "gguf_key_missing",

@@ -45,11 +45,25 @@ pub enum Advice {
     WillNeed,
 }
 
+/// How the bytes of a file come into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// Mapped: pages are read when they are touched, and shared between processes.
+    Mapped,
+    /// Read, all of it, at once. For file systems where mapping is slow, and where a file may be cut while in use.
+    Memory,
+}
+
 impl Gguf {
     /// Maps and checks the model at `path`. The other parts of a split model are found by their names
     /// (`…-00001-of-00003.gguf`).
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
-        split::open(path)
+        split::open(path, Storage::Mapped)
+    }
+
+    /// [`open`](Gguf::open), mapped or read into memory.
+    pub fn open_with(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
+        split::open(path, storage)
     }
 
     /// Takes a model from memory: `&'static [u8]` (part of the program) or `Vec<u8>`.
@@ -181,10 +195,19 @@ impl Gguf {
         advise(&part.bytes, start, end, advice);
     }
 
+    /// Checks that a tensor's data decodes to finite numbers. Reads all of it.
+    pub fn check_data(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
+        puna_quant::validate(tensor.ty, self.data(tensor)).map_err(|error| GgufError::TensorDataInvalid {
+            name: tensor.name.to_string(),
+            reason: error.to_string(),
+        })
+    }
+
     /// Checks that no file was cut or has grown since it was opened.
     ///
     /// Touching a mapped page beyond the end of a file kills the process; nothing short of copying the model
-    /// protects from a file that is cut while it is in use. Ask this before a long run over the data.
+    /// ([`Storage::Memory`]) protects from a file that is cut while it is in use. Ask this before a long run over the
+    /// data.
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
         for part in &self.parts {
             let Some(path) = &part.path else { continue };
@@ -198,8 +221,8 @@ impl Gguf {
     }
 }
 
-/// Maps one file and parses its header.
-pub(crate) fn open_part(path: &Path, index: usize) -> Result<(Part, Header), GgufError> {
+/// Maps or reads one file and parses its header.
+pub(crate) fn open_part(path: &Path, index: usize, storage: Storage) -> Result<(Part, Header), GgufError> {
     let file = File::open(path).map_err(|e| GgufError::io("open", path, &e))?;
     let meta = file.metadata().map_err(|e| GgufError::io("look at", path, &e))?;
     if !meta.is_file() {
@@ -210,7 +233,10 @@ pub(crate) fn open_part(path: &Path, index: usize) -> Result<(Part, Header), Ggu
     let bytes = match usize::try_from(meta.len()) {
         // An empty file cannot be mapped.
         Ok(0) => SharedBytes::from_static(&[]),
-        Ok(len) => SharedBytes::map(&file, len).map_err(|e| GgufError::io("map", path, &e))?,
+        Ok(len) => match storage {
+            Storage::Mapped => SharedBytes::map(&file, len).map_err(|e| GgufError::io("map", path, &e))?,
+            Storage::Memory => SharedBytes::read(&file, len).map_err(|e| GgufError::io("read", path, &e))?,
+        },
         Err(_) => {
             let reason = "it is larger than the address space".to_owned();
             let kind = std::io::ErrorKind::FileTooLarge;

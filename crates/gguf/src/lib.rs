@@ -34,7 +34,7 @@ mod write;
 
 pub use bytes::{DATA_ALIGNMENT, SharedBytes};
 pub use error::GgufError;
-pub use file::{Advice, Gguf};
+pub use file::{Advice, Gguf, Storage};
 pub use file_type::{FileType, TypeShare};
 pub use metadata::Metadata;
 pub use tensor::TensorInfo;

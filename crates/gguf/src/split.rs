@@ -4,23 +4,23 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::GgufError;
-use crate::file::{Gguf, Part, open_part};
+use crate::file::{Gguf, Part, Storage, open_part};
 use crate::metadata::Metadata;
 use crate::parse::Header;
 
 /// Opens the model at `path`, with its siblings if its metadata says that it is split.
-pub(crate) fn open(path: &Path) -> Result<Gguf, GgufError> {
-    let first = open_part(path, 0)?;
+pub(crate) fn open(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
+    let first = open_part(path, 0, storage)?;
     let Some(count) = split_key(&first.1.metadata, "count") else { return Gguf::from_parts(vec![first]) };
     // 65535 is the most that the key's own type holds.
     let count = u64::try_from(count).ok().filter(|n| *n <= 65_535);
     match count {
         Some(0 | 1) => Gguf::from_parts(vec![first]),
-        _ => open_all(path, first, count.unwrap_or(0)),
+        _ => open_all(path, storage, first, count.unwrap_or(0)),
     }
 }
 
-fn open_all(path: &Path, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
+fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
     let name = PartName::of(path).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
     if name.index != 0 {
         return Err(GgufError::SplitEntry { path: path.to_owned(), first: name.path(0) });
@@ -30,7 +30,7 @@ fn open_all(path: &Path, first: (Part, Header), count: u64) -> Result<Gguf, Gguf
     let mut parts = vec![first];
     for index in 1..name.count {
         let path = name.path(index);
-        let (part, header) = open_part(&path, index as usize).map_err(|error| match error {
+        let (part, header) = open_part(&path, index as usize, storage).map_err(|error| match error {
             GgufError::Io { path, reason, .. } => GgufError::SplitMissing { path, reason },
             error => GgufError::InPart { path: path.clone(), error: Box::new(error) },
         })?;

@@ -331,6 +331,18 @@ fn n41_an_architecture_that_is_missing_or_no_string() {
 }
 
 #[test]
+fn n54_weights_that_are_no_numbers_are_found_on_request() {
+    let good = open(minimal()).unwrap();
+    good.tensors().iter().for_each(|tensor| good.check_data(tensor).unwrap());
+    let bad = open(patched(&[(at::DATA + 8, &f32::NAN.to_le_bytes()), (at::DATA + 32, &[0, 0x7c])])).unwrap();
+    for tensor in bad.tensors() {
+        let e = bad.check_data(tensor).unwrap_err();
+        assert_eq!(e.code(), "gguf_tensor_data_invalid");
+        assert!(e.to_string().contains(&*tensor.name), "{e}");
+    }
+}
+
+#[test]
 fn odd_files_that_readers_accept() {
     // An empty array, a boolean of 2, a value without dimensions, a string of any bytes.
     let file = Raw::new(1, 3)

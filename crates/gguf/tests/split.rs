@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use puna_gguf::{Gguf, GgufError, Writer};
+use puna_gguf::{Advice, Gguf, GgufError, Storage, Writer};
 use puna_quant::TensorType::F32;
 
 /// Writes part `index` of `count` with tensor `t<index>` of 8 values, each `index`.
@@ -57,6 +57,32 @@ fn the_parts_are_found_and_make_one_model() {
     let bytes: u64 = gguf.paths().map(|p| p.metadata().unwrap().len()).sum();
     assert_eq!(gguf.file_size(), bytes);
     gguf.check_unchanged().unwrap();
+}
+
+#[test]
+fn a_model_read_into_memory_is_the_same() {
+    let (dir, first) = model(0, |_| ());
+    let (mapped, read) = (Gguf::open(&first).unwrap(), Gguf::open_with(&first, Storage::Memory).unwrap());
+    assert_eq!((mapped.metadata(), mapped.tensors()), (read.metadata(), read.tensors()));
+    // What happens to the files is nothing to it.
+    let third = dir.path().join("m-00003-of-00003.gguf");
+    std::fs::File::options().write(true).open(third).unwrap().set_len(0).unwrap();
+    for (index, tensor) in read.tensors().iter().enumerate() {
+        assert_eq!(read.data(tensor), [(index as f32).to_le_bytes(); 8].concat());
+        assert!(read.shared(tensor).is_aligned());
+        read.advise_tensor(tensor, Advice::WillNeed);
+    }
+}
+
+#[test]
+fn advice_is_taken_for_any_model() {
+    let (_dir, first) = model(0, |_| ());
+    let gguf = Gguf::open(&first).unwrap();
+    for advice in [Advice::WillNeed, Advice::Sequential, Advice::Random, Advice::Normal] {
+        gguf.advise(advice);
+        gguf.tensors().iter().for_each(|tensor| gguf.advise_tensor(tensor, advice));
+    }
+    assert_eq!(gguf.data(&gguf.tensors()[2]), [2.0f32.to_le_bytes(); 8].concat());
 }
 
 #[test]
