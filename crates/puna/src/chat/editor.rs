@@ -1,0 +1,273 @@
+//! The line editor: keys, prompts, placeholder, history.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result};
+use rustyline::completion::Completer;
+use rustyline::config::BellStyle;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::MemHistory;
+use rustyline::validate::Validator;
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Context, Event, EventContext, EventHandler, Helper, KeyCode,
+    KeyEvent, Modifiers, RepeatCount,
+};
+
+use super::Options;
+use super::history::History;
+
+const PROMPT: &str = ">>> ";
+const CONTINUATION: &str = "... ";
+const PLACEHOLDER: &str = "Send a message (/? for help)";
+const BLOCK_PLACEHOLDER: &str = r#"Use """ to end the message"#;
+const TAB: &str = "        ";
+
+/// Where lines come from.
+pub(super) trait LineSource {
+    /// The next line, or what came instead.
+    fn read(&mut self, kind: PromptKind) -> Result<Line>;
+    /// Adds a line to the history.
+    fn record(&mut self, line: &str) -> Result<()>;
+    /// Whether the history goes to its file.
+    fn save_history(&mut self, on: bool);
+}
+
+/// Which prompt stands before the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptKind {
+    Message,
+    Continuation,
+}
+
+/// What reading a line gave.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Text(String),
+    /// Ctrl-C.
+    Interrupted {
+        was_empty: bool,
+    },
+    /// Ctrl-D on an empty line, or the end of the input.
+    End,
+}
+
+/// Line editing on the terminal.
+pub(super) struct Editor {
+    editor: rustyline::Editor<Placeholder, MemHistory>,
+    history: History,
+    keys: Keys,
+    external: String,
+}
+
+impl Editor {
+    /// An editor with the history of earlier sessions.
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let config = Config::builder().max_history_size(100)?.bell_style(BellStyle::None).build();
+        let entries = MemHistory::with_config(&config);
+        let mut editor = rustyline::Editor::with_history(config, entries)?;
+        editor.set_helper(Some(Placeholder { text: PLACEHOLDER }));
+        let keys = Keys::default();
+        keys.bind(&mut editor);
+        let history = History::load(options.history_file.clone(), options.save_history);
+        let history = history.with_context(|| match &options.history_file {
+            Some(path) => format!("reading the history file {}", path.display()),
+            None => "reading the history".to_owned(),
+        })?;
+        for entry in history.entries() {
+            editor.add_history_entry(entry)?;
+        }
+        Ok(Self { editor, history, keys, external: options.editor.clone() })
+    }
+
+    /// Lets the user edit a text in another program; the text as it was when that fails.
+    fn edit_externally(&self, text: String) -> String {
+        match edit(&self.external, &text) {
+            Ok(edited) => edited,
+            Err(e) => {
+                // Nowhere to tell it if standard error is gone.
+                let _ = writeln!(io::stderr(), "{e:#}");
+                text
+            }
+        }
+    }
+}
+
+impl LineSource for Editor {
+    fn read(&mut self, kind: PromptKind) -> Result<Line> {
+        let (prompt, placeholder) = match kind {
+            PromptKind::Message => (PROMPT, PLACEHOLDER),
+            PromptKind::Continuation => (CONTINUATION, BLOCK_PLACEHOLDER),
+        };
+        if let Some(helper) = self.editor.helper_mut() {
+            helper.text = placeholder;
+        }
+        let mut initial = String::new();
+        loop {
+            self.keys.reset();
+            match self.editor.readline_with_initial(prompt, (&initial, "")) {
+                Ok(line) if self.keys.wants_editor() => initial = self.edit_externally(line),
+                Ok(line) => return Ok(Line::Text(line)),
+                Err(ReadlineError::Interrupted) => {
+                    return Ok(Line::Interrupted { was_empty: self.keys.interrupted_empty() });
+                }
+                Err(ReadlineError::Eof) => return Ok(Line::End),
+                Err(ReadlineError::Signal(_)) => {}
+                Err(e) => return Err(e).context("reading from the terminal"),
+            }
+        }
+    }
+
+    fn record(&mut self, line: &str) -> Result<()> {
+        self.editor.add_history_entry(line)?;
+        self.history.add(line).context("writing the history file (`/set nohistory` stops it)")
+    }
+
+    fn save_history(&mut self, on: bool) {
+        self.history.save(on);
+    }
+}
+
+/// What the keys with a meaning of their own left behind while a line was read.
+#[derive(Clone, Default)]
+struct Keys {
+    pressed: Arc<Mutex<Pressed>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Pressed {
+    editor: bool,
+    interrupt_on_empty: bool,
+}
+
+impl Keys {
+    fn bind(&self, editor: &mut rustyline::Editor<Placeholder, MemHistory>) {
+        let special = |key: char| KeyEvent(KeyCode::Char(key), Modifiers::CTRL);
+        editor.bind_sequence(special('J'), Cmd::Newline);
+        editor.bind_sequence(KeyEvent(KeyCode::Tab, Modifiers::NONE), Cmd::Insert(1, TAB.to_owned()));
+        for key in ['C', 'G'] {
+            editor.bind_sequence(special(key), EventHandler::Conditional(Box::new(self.clone())));
+        }
+    }
+
+    fn reset(&self) {
+        *self.lock() = Pressed::default();
+    }
+
+    fn wants_editor(&self) -> bool {
+        self.lock().editor
+    }
+
+    fn interrupted_empty(&self) -> bool {
+        self.lock().interrupt_on_empty
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pressed> {
+        self.pressed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConditionalEventHandler for Keys {
+    fn handle(&self, event: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        let mut pressed = self.lock();
+        match event.get(0) {
+            Some(KeyEvent(KeyCode::Char('G'), _)) => {
+                pressed.editor = true;
+                Some(Cmd::AcceptLine)
+            }
+            _ => {
+                pressed.interrupt_on_empty = context.line().is_empty();
+                Some(Cmd::Interrupt)
+            }
+        }
+    }
+}
+
+/// Grey text that stands in an empty line.
+struct Placeholder {
+    text: &'static str,
+}
+
+impl Hinter for Placeholder {
+    type Hint = PlaceholderHint;
+
+    fn hint(&self, line: &str, _pos: usize, _context: &Context<'_>) -> Option<PlaceholderHint> {
+        line.is_empty().then_some(PlaceholderHint(self.text))
+    }
+}
+
+/// A hint that is only shown: no key takes it over.
+struct PlaceholderHint(&'static str);
+
+impl rustyline::hint::Hint for PlaceholderHint {
+    fn display(&self) -> &str {
+        self.0
+    }
+
+    fn completion(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl Highlighter for Placeholder {
+    fn highlight_hint<'h>(&self, hint: &'h str) -> Cow<'h, str> {
+        Cow::Owned(format!("\x1b[38;5;245m{hint}\x1b[0m"))
+    }
+}
+
+impl Completer for Placeholder {
+    type Candidate = String;
+}
+
+impl Validator for Placeholder {}
+
+impl Helper for Placeholder {}
+
+/// Runs `editor` (a program and its arguments) on a file with the text, and returns what is in it afterwards.
+fn edit(editor: &str, text: &str) -> Result<String> {
+    let mut file = tempfile::Builder::new().prefix("puna-prompt-").suffix(".txt").tempfile()?;
+    file.write_all(text.as_bytes())?;
+    let path = file.into_temp_path();
+    let mut words = editor.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let status = match Command::new(program).args(words).arg(&path).status() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            anyhow::bail!(
+                "editor \"{program}\" not found, set OLLAMA_EDITOR to the path of your preferred editor"
+            )
+        }
+        status => status.with_context(|| format!("starting the editor \"{program}\""))?,
+    };
+    anyhow::ensure!(status.success(), "the editor \"{program}\" failed: {status}");
+    let edited = std::fs::read(&path).context("reading the edited text")?;
+    let edited = String::from_utf8(edited).context("the edited text is not UTF-8")?;
+    Ok(edited.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_editor_is_named_with_the_way_out() {
+        let error = edit("no-such-editor-anywhere --wait", "text").expect_err("there is none");
+        let want = "editor \"no-such-editor-anywhere\" not found, set OLLAMA_EDITOR to the path of your preferred editor";
+        assert_eq!(error.to_string(), want);
+        assert!(edit("", "text").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_editor_changes_the_text_and_its_failure_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("ed.sh");
+        std::fs::write(&script, "printf ' more\\n\\n' >> \"$1\"\n").expect("written");
+        let edited = edit(&format!("sh {}", script.display()), "some").expect("edited");
+        assert_eq!(edited, "some more");
+        assert!(edit("false", "text").expect_err("it fails").to_string().contains("failed"));
+    }
+}

@@ -1,0 +1,79 @@
+//! The interactive session of `puna run`: a prompt, a conversation, and commands that begin with `/`.
+//!
+//! ```text
+//! Editor (keys, history) ─ line ─> Composer (""" blocks) ─ message or Command ─> Session ─> Backend
+//! ```
+//!
+//! [`Backend`] is what the session needs of a server, so that it works over HTTP as well as in a test. The printers of
+//! answers ([`AnswerPrinter`]) and of statistics ([`write_stats`]) serve `puna run MODEL PROMPT` too.
+
+mod answer;
+mod attach;
+mod backend;
+mod command;
+mod compose;
+mod editor;
+mod help;
+mod history;
+mod interrupt;
+mod screen;
+mod session;
+mod stats;
+mod wrap;
+
+pub use answer::AnswerPrinter;
+pub use attach::{Attached, attach_files};
+pub use backend::{Backend, BackendError, ChatEvent};
+pub use interrupt::Interrupt;
+pub use screen::{Screen, Spinner};
+pub use session::Options;
+pub use stats::write_stats;
+
+use anyhow::Result;
+
+use compose::{Composed, Composer};
+use editor::{Editor, Line, LineSource, PromptKind};
+use session::{Flow, Session};
+
+/// Loads the model and holds the conversation on the terminal until the user leaves. Text goes to standard output,
+/// usage and warnings to standard error.
+pub fn run(options: Options, backend: &mut dyn Backend, interrupt: &Interrupt) -> Result<()> {
+    let mut editor = Editor::new(&options)?;
+    let mut session = Session::open(options, backend, interrupt, Screen::terminal())?;
+    converse(&mut session, &mut editor)
+}
+
+/// Reads and executes until the end of the input or a command to leave.
+fn converse(session: &mut Session<'_>, lines: &mut dyn LineSource) -> Result<()> {
+    let mut composer = Composer::default();
+    loop {
+        let kind = if composer.is_open() { PromptKind::Continuation } else { PromptKind::Message };
+        let line = match lines.read(kind)? {
+            Line::Text(line) => line,
+            Line::Interrupted { was_empty } => {
+                if was_empty && !composer.is_open() {
+                    session.say("Use Ctrl + d or /bye to exit.")?;
+                }
+                composer.discard();
+                continue;
+            }
+            Line::End => return Ok(()),
+        };
+        if !line.trim().is_empty() {
+            lines.record(&line)?;
+        }
+        let flow = match composer.feed(&line, |word| session.is_attachment(&line, word)) {
+            Composed::Nothing => Flow::Stay,
+            Composed::Message(text) => session.send(text)?,
+            Composed::Command(command) => session.execute(command)?,
+        };
+        match flow {
+            Flow::Stay => {}
+            Flow::Leave => return Ok(()),
+            Flow::SaveHistory(on) => lines.save_history(on),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

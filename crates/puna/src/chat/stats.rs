@@ -1,0 +1,89 @@
+//! The figures that `--verbose` shows after an answer.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use puna_api::format_duration;
+use puna_api::native::Metrics;
+
+/// Writes what is known: a figure of zero is not.
+pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
+    let rate = |count: u64, nanos: u64| count as f64 / Duration::from_nanos(nanos).as_secs_f64();
+    let Metrics { total_duration, load_duration, prompt_eval_count, prompt_eval_duration, .. } = *metrics;
+    let Metrics { prompt_eval_cached_count, eval_count, eval_duration, .. } = *metrics;
+    let mut row = |label: &str, shown: bool, value: String| match shown {
+        true => writeln!(out, "{label:21} {value}"),
+        false => Ok(()),
+    };
+    let mut time =
+        |label: &str, nanos: u64| row(label, nanos > 0, format_duration(Duration::from_nanos(nanos)));
+    time("total duration:", total_duration)?;
+    time("load duration:", load_duration)?;
+    row("prompt eval count:", prompt_eval_count > 0, format!("{prompt_eval_count} token(s)"))?;
+    row("prompt eval cached:", prompt_eval_cached_count > 0, format!("{prompt_eval_cached_count} token(s)"))?;
+    if prompt_eval_duration > 0 {
+        row("prompt eval duration:", true, format_duration(Duration::from_nanos(prompt_eval_duration)))?;
+        // Tokens from the cache took no time.
+        let computed = prompt_eval_count.saturating_sub(prompt_eval_cached_count);
+        row("prompt eval rate:", true, format!("{:.2} tokens/s", rate(computed, prompt_eval_duration)))?;
+    }
+    row("eval count:", eval_count > 0, format!("{eval_count} token(s)"))?;
+    if eval_duration > 0 {
+        row("eval duration:", true, format_duration(Duration::from_nanos(eval_duration)))?;
+        row("eval rate:", true, format!("{:.2} tokens/s", rate(eval_count, eval_duration)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats(metrics: &Metrics) -> String {
+        let mut out = Vec::new();
+        write_stats(metrics, &mut out).expect("writing to memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn statistics_look_as_ollama_prints_them() {
+        let metrics = Metrics {
+            total_duration: 4_648_158_584,
+            load_duration: 4_071_084,
+            prompt_eval_count: 26,
+            prompt_eval_duration: 439_038_000,
+            eval_count: 82,
+            eval_duration: 4_115_061_000,
+            ..Metrics::default()
+        };
+        let want = "\
+total duration:       4.648158584s
+load duration:        4.071084ms
+prompt eval count:    26 token(s)
+prompt eval duration: 439.038ms
+prompt eval rate:     59.22 tokens/s
+eval count:           82 token(s)
+eval duration:        4.115061s
+eval rate:            19.93 tokens/s
+";
+        assert_eq!(stats(&metrics), want);
+    }
+
+    #[test]
+    fn figures_of_zero_are_left_out_and_cached_tokens_do_not_count_for_the_rate() {
+        assert_eq!(stats(&Metrics::default()), "");
+        let metrics = Metrics {
+            prompt_eval_count: 100,
+            prompt_eval_cached_count: 90,
+            prompt_eval_duration: 1_000_000_000,
+            ..Metrics::default()
+        };
+        let want = "\
+prompt eval count:    100 token(s)
+prompt eval cached:   90 token(s)
+prompt eval duration: 1s
+prompt eval rate:     10.00 tokens/s
+";
+        assert_eq!(stats(&metrics), want);
+    }
+}
