@@ -1,3 +1,28 @@
 //! Sequences, paged KV cache with a prefix tree, and the step loop.
+//!
+//! [`Engine::open`] loads a model and starts its loop on a thread; [`Engine::submit`] generates, [`Engine::embed`] makes
+//! vectors. All jobs of a model share its steps. [`Evaluator`] feeds sequences by hand, for measuring and looking inside.
 
 #![forbid(unsafe_code)]
+
+mod driver;
+mod embed;
+mod engine;
+mod error;
+mod evaluator;
+mod job;
+mod options;
+mod pages;
+mod sequence;
+mod stats;
+mod stepper;
+
+pub use engine::Engine;
+pub use error::EngineError;
+pub use evaluator::{Evaluator, Feed, Outputs};
+pub use job::{Event, Finish, Job, Piece, Sink, Summary};
+pub use options::{EngineOptions, MemoryReport, ModelInfo, plan_memory};
+pub use pages::PAGE_TOKENS;
+pub use puna_models::Pooling;
+pub use sequence::JobId;
+pub use stats::Stats;

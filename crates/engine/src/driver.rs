@@ -1,0 +1,415 @@
+//! The loop: admits sequences, builds each step from running ones, hands out results.
+//!
+//! Sequences that generate take one row a step; the rest of the step goes to prompts, in chunks that keep the
+//! step short while others wait for their next token.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use puna_graph::{Segment, StepInput};
+use puna_models::Want;
+use puna_tokenizer::Tokenizer;
+
+use crate::embed::EmbedJob;
+use crate::error::EngineError;
+use crate::job::Finish;
+use crate::pages::{PAGE_TOKENS, Pages};
+use crate::sequence::{Held, JobId, Sequence};
+use crate::stats::Stats;
+use crate::stepper::Stepper;
+
+/// How long a running sequence waits for somebody else's prompt.
+const STEP_TARGET: Duration = Duration::from_millis(100);
+/// Rows that a prompt gets in any step, so that it advances.
+const MIN_CHUNK: usize = 16;
+/// How long to wait when every listener is slow.
+const SLOW_LISTENER_PAUSE: Duration = Duration::from_millis(2);
+
+/// What the handle asks of the loop.
+pub enum Command {
+    Submit(Box<Sequence>),
+    Cancel(JobId),
+    Embed(EmbedJob),
+    Stop,
+}
+
+/// The loop's state.
+pub struct Driver {
+    pub stepper: Stepper,
+    pub tokenizer: Arc<Tokenizer>,
+    pub stats: Arc<Mutex<Stats>>,
+    pages: Pages,
+    num_batch: usize,
+    max_sequences: usize,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    pub embeds: VecDeque<EmbedJob>,
+    /// Rows that each client's prompts have had, while there is work.
+    served: HashMap<u64, u64>,
+    admissions: u64,
+    /// Prompt tokens a second, as last seen.
+    prefill_rate: f64,
+}
+
+/// A sequence's part of a step.
+struct Part {
+    running: usize,
+    rows: usize,
+    /// Row of the result with its logits.
+    output: Option<usize>,
+}
+
+impl Driver {
+    pub fn new(
+        stepper: Stepper,
+        tokenizer: Arc<Tokenizer>,
+        stats: Arc<Mutex<Stats>>,
+        pages: usize,
+        num_batch: usize,
+        max_sequences: usize,
+    ) -> Self {
+        Self {
+            stepper,
+            tokenizer,
+            stats,
+            pages: Pages::new(pages),
+            num_batch: num_batch.max(1),
+            max_sequences: max_sequences.max(1),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            embeds: VecDeque::new(),
+            served: HashMap::new(),
+            admissions: 0,
+            prefill_rate: 0.0,
+        }
+    }
+
+    /// Works until told to stop or nobody can give commands any more.
+    pub fn work(mut self, commands: &Receiver<Command>) {
+        loop {
+            let idle = self.waiting.is_empty() && self.running.is_empty() && self.embeds.is_empty();
+            if idle {
+                self.served.clear();
+                self.note_stats();
+                match commands.recv() {
+                    Ok(command) if self.obey(command) => {}
+                    _ => break,
+                }
+            }
+            loop {
+                match commands.try_recv() {
+                    Ok(command) if self.obey(command) => {}
+                    Ok(_) | Err(TryRecvError::Disconnected) => return self.stop(),
+                    Err(TryRecvError::Empty) => break,
+                }
+            }
+            self.admit();
+            if let Err(error) = self.step().and_then(|()| self.embed_step()) {
+                self.fail_running(&error.to_string());
+            }
+            self.note_stats();
+        }
+        self.stop();
+    }
+
+    /// Takes a command; `false` ends the loop.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit(sequence) => self.waiting.push_back(*sequence),
+            Command::Embed(job) => self.embeds.push_back(job),
+            Command::Cancel(id) => {
+                self.waiting.retain(|s| s.id != id);
+                self.embeds.retain(|job| job.id != id);
+                if let Some(at) = self.running.iter().position(|s| s.id == id) {
+                    let mut sequence = self.running.swap_remove(at);
+                    self.release(&mut sequence);
+                }
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn stop(mut self) {
+        self.fail_running("the engine is shutting down");
+        for mut sequence in std::mem::take(&mut self.waiting) {
+            sequence.fail("the engine is shutting down");
+        }
+        for job in std::mem::take(&mut self.embeds) {
+            (job.done)(Err(EngineError::Stopped));
+        }
+    }
+
+    fn fail_running(&mut self, reason: &str) {
+        for mut sequence in std::mem::take(&mut self.running) {
+            sequence.fail(reason);
+            self.release(&mut sequence);
+        }
+    }
+
+    /// Moves waiting sequences to the running ones while there is room for them.
+    fn admit(&mut self) {
+        while self.running.len() < self.max_sequences {
+            let Some(at) = self.next_waiting() else { return };
+            let needed = (self.waiting[at].tokens.len() + 1).div_ceil(PAGE_TOKENS);
+            let known = self.pages.find(&self.waiting[at].tokens).path.len();
+            if !self.running.is_empty() && self.pages.available() < needed.saturating_sub(known) {
+                return;
+            }
+            let Some(mut sequence) = self.waiting.remove(at) else { return };
+            self.begin(&mut sequence);
+            self.running.push(sequence);
+        }
+    }
+
+    /// The first waiting sequence of the client with the fewest running ones.
+    fn next_waiting(&self) -> Option<usize> {
+        let running = |client| self.running.iter().filter(|s| s.job.client == client).count();
+        (0..self.waiting.len()).min_by_key(|&i| (running(self.waiting[i].job.client), i))
+    }
+
+    /// Finds what the tree holds of a sequence's tokens. The last token is always computed: its logits are wanted.
+    fn begin(&mut self, sequence: &mut Sequence) {
+        let found = self.pages.find(&sequence.tokens[..sequence.tokens.len() - 1]);
+        self.pages.retain(&found.path);
+        let mut computed = found.path.len() * PAGE_TOKENS;
+        sequence.held = Held { path: found.path, own: Vec::new() };
+        if let Some((node, tokens)) = found.partial {
+            // Retained meanwhile, so that taking a page does not drop it.
+            self.pages.retain(&[node]);
+            if let Some(page) = self.pages.take() {
+                self.stepper.backend.copy_page(self.pages.page(node), page, tokens);
+                sequence.held.own.push(page);
+                computed += tokens;
+            }
+            self.pages.release(&[node]);
+        }
+        self.admissions += 1;
+        sequence.start(computed, self.admissions);
+    }
+
+    /// Gives a sequence's pages to the tree.
+    fn release(&mut self, sequence: &mut Sequence) {
+        self.publish(sequence);
+        let held = std::mem::take(&mut sequence.held);
+        let done = held.path.len() * PAGE_TOKENS;
+        for (i, page) in held.own.into_iter().enumerate() {
+            let tokens = &sequence.tokens[done.min(sequence.computed)..sequence.computed];
+            if i == 0 && !tokens.is_empty() {
+                self.pages.insert(held.path.last().copied(), page, tokens);
+            } else {
+                self.pages.give_back(page);
+            }
+        }
+        self.pages.release(&held.path);
+        sequence.computed = 0;
+    }
+
+    /// Puts a sequence's full pages into the tree, where others find them at once.
+    fn publish(&mut self, sequence: &mut Sequence) {
+        let held = &mut sequence.held;
+        while !held.own.is_empty() && sequence.computed >= (held.path.len() + 1) * PAGE_TOKENS {
+            let start = held.path.len() * PAGE_TOKENS;
+            let tokens = &sequence.tokens[start..start + PAGE_TOKENS];
+            let node = self.pages.insert(held.path.last().copied(), held.own.remove(0), tokens);
+            self.pages.retain(&[node]);
+            held.path.push(node);
+        }
+    }
+
+    /// Makes room for `tokens` tokens of a running sequence, if need be by sending the newest one back to the queue.
+    /// Returns the sequence's new index, or `None` if it was sent back itself.
+    fn make_room(&mut self, mut at: usize, tokens: usize) -> Option<usize> {
+        while self.running[at].held.room() < tokens {
+            if let Some(page) = self.pages.take() {
+                self.running[at].held.own.push(page);
+                continue;
+            }
+            let newest = (0..self.running.len()).max_by_key(|&i| self.running[i].admitted)?;
+            let mut sequence = self.running.remove(newest);
+            self.release(&mut sequence);
+            self.waiting.push_front(sequence);
+            if newest == at {
+                return None;
+            }
+            at -= usize::from(newest < at);
+        }
+        Some(at)
+    }
+
+    /// Rows that prompts may take in this step.
+    fn prompt_budget(&self) -> usize {
+        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
+        let left = self.num_batch.saturating_sub(decoding);
+        if decoding == 0 || self.prefill_rate == 0.0 {
+            return left.min(self.num_batch);
+        }
+        let quick = (self.prefill_rate * STEP_TARGET.as_secs_f64()) as usize;
+        left.min(quick.max(MIN_CHUNK))
+    }
+
+    /// Ends or shifts sequences whose context is full.
+    fn check_context(&mut self) {
+        let n_ctx = self.stepper.info.n_ctx;
+        let mut at = 0;
+        while at < self.running.len() {
+            if self.running[at].tokens.len() <= n_ctx {
+                at += 1;
+                continue;
+            }
+            let mut sequence = self.running.swap_remove(at);
+            self.release(&mut sequence);
+            if sequence.job.shift {
+                sequence.shift();
+                self.begin(&mut sequence);
+                self.running.push(sequence);
+            } else {
+                sequence.finish(Finish::Length);
+            }
+        }
+    }
+
+    /// Which sequences take part in the step, with how many rows each.
+    fn choose(&mut self) -> Vec<(JobId, usize)> {
+        let mut budget = self.prompt_budget();
+        let mut chosen = Vec::new();
+        let ready = |s: &&Sequence| s.ready();
+        chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
+        let mut prompts: Vec<&Sequence> = self.running.iter().filter(|s| !s.is_decoding()).filter(ready).collect();
+        prompts.sort_by_key(|s| (self.served.get(&s.job.client).copied().unwrap_or(0), s.admitted));
+        for s in prompts {
+            let rows = (s.tokens.len() - s.computed).min(budget);
+            if rows > 0 {
+                budget -= rows;
+                *self.served.entry(s.job.client).or_default() += rows as u64;
+                chosen.push((s.id, rows));
+            }
+        }
+        chosen
+    }
+
+    fn step(&mut self) -> Result<(), EngineError> {
+        self.check_context();
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        let chosen = self.choose();
+        if chosen.is_empty() {
+            std::thread::sleep(SLOW_LISTENER_PAUSE);
+            return Ok(());
+        }
+        for &(id, rows) in &chosen {
+            if let Some(at) = self.running.iter().position(|s| s.id == id) {
+                self.make_room(at, self.running[at].computed + rows);
+            }
+        }
+        let (input, parts) = self.assemble(&chosen);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let Some(cols) = self.stepper.run(Want::Logits, &input)? else { return Err(EngineError::CannotGenerate) };
+        let seconds = start.elapsed().as_secs_f64();
+        let prompt_rows: usize = parts.iter().filter(|p| p.rows > 1).map(|p| p.rows).sum();
+        if prompt_rows >= MIN_CHUNK {
+            let rate = prompt_rows as f64 / seconds;
+            self.prefill_rate = if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
+        }
+        self.hand_out(&parts, cols, prompt_rows);
+        Ok(())
+    }
+
+    fn assemble(&self, chosen: &[(JobId, usize)]) -> (StepInput, Vec<Part>) {
+        let mut input = StepInput::default();
+        let mut parts = Vec::new();
+        for &(id, rows) in chosen {
+            // Sent back to the queue to make room for another.
+            let Some(running) = self.running.iter().position(|s| s.id == id) else { continue };
+            let s = &self.running[running];
+            if s.held.room() < s.computed + rows {
+                continue;
+            }
+            let (first_row, past) = (input.tokens.len(), s.computed);
+            input.tokens.extend_from_slice(&s.tokens[past..past + rows]);
+            input.positions.extend((past..past + rows).map(|p| p as u32));
+            let output = (past + rows == s.tokens.len()).then(|| {
+                input.outputs.push((first_row + rows - 1) as u32);
+                input.outputs.len() - 1
+            });
+            input.segments.push(Segment { first_row, rows, past, pages: s.held.list(&self.pages) });
+            parts.push(Part { running, rows, output });
+        }
+        (input, parts)
+    }
+
+    /// Advances the sequences of a step.
+    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) {
+        let mut logits = Vec::new();
+        let mut ended = Vec::new();
+        for part in parts {
+            let s = &mut self.running[part.running];
+            s.computed += part.rows;
+            let open = match part.output {
+                Some(row) => {
+                    logits.clear();
+                    logits.extend_from_slice(&self.stepper.backend.result()[row * cols..(row + 1) * cols]);
+                    s.prefill_progress() && s.advance(&mut logits, &self.tokenizer)
+                }
+                None => s.prefill_progress(),
+            };
+            if !open {
+                ended.push(s.id);
+            }
+        }
+        let mut running = std::mem::take(&mut self.running);
+        running.iter_mut().for_each(|s| self.publish(s));
+        self.running = running;
+        for id in &ended {
+            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
+                let mut sequence = self.running.swap_remove(at);
+                self.release(&mut sequence);
+            }
+        }
+        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
+        stats.steps += 1;
+        stats.prompt_tokens += prompt_rows as u64;
+        stats.generated_tokens += parts.iter().filter(|p| p.output.is_some()).count() as u64;
+    }
+
+    fn note_stats(&self) {
+        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
+        stats.running = self.running.len();
+        stats.waiting = self.waiting.len() + self.embeds.len();
+        stats.pages = self.pages.total();
+        stats.pages_in_use = self.pages.in_use();
+        stats.pages_held = self.running.iter().map(|s| s.held.path.len() + s.held.own.len()).sum();
+        stats.scratch_bytes = self.stepper.backend.scratch_bytes() as u64;
+    }
+
+    /// Pages for a sequence outside the tree; `None` when there are not enough.
+    pub fn borrow_pages(&mut self, tokens: usize) -> Option<Vec<u32>> {
+        let mut pages = Vec::new();
+        while pages.len() * PAGE_TOKENS < tokens {
+            match self.pages.take() {
+                Some(page) => pages.push(page),
+                None => {
+                    self.return_pages(pages);
+                    return None;
+                }
+            }
+        }
+        Some(pages)
+    }
+
+    /// Gives back what [`Driver::borrow_pages`] took.
+    pub fn return_pages(&mut self, pages: Vec<u32>) {
+        pages.into_iter().for_each(|page| self.pages.give_back(page));
+    }
+
+    /// Tokens of a step at most.
+    pub fn num_batch(&self) -> usize {
+        self.num_batch
+    }
+}

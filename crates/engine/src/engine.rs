@@ -1,0 +1,148 @@
+//! The handle: what the rest of the program holds of a loaded model.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use puna_gguf::View;
+use puna_graph::{Backend, Description};
+use puna_tokenizer::Tokenizer;
+
+use crate::driver::{Command, Driver};
+use crate::embed::{Done, EmbedJob};
+use crate::error::EngineError;
+use crate::job::{Job, Sink};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec};
+use crate::sequence::{JobId, Sequence};
+use crate::stats::Stats;
+use crate::stepper::Stepper;
+
+/// A loaded model and its loop. Clones share it; the loop ends with the last one.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    commands: Sender<Command>,
+    tokenizer: Arc<Tokenizer>,
+    info: ModelInfo,
+    planned: MemoryReport,
+    device: Description,
+    stats: Arc<Mutex<Stats>>,
+    next_id: AtomicU64,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Loads a model: reads the file's keys, maps its weights, starts the loop. Weights are read when first used.
+    pub fn open(view: View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+        let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
+        let stepper = Stepper::new(&view, backend, options)?;
+        let (info, planned) = (stepper.info.clone(), stepper.planned);
+        let device = stepper.backend.describe();
+        let pages = cache_spec(&stepper.model, options).pages;
+        let stats = Arc::new(Mutex::new(Stats::default()));
+        let (commands, receiver) = channel();
+        let driver = Driver::new(
+            stepper,
+            Arc::clone(&tokenizer),
+            Arc::clone(&stats),
+            pages,
+            options.num_batch,
+            options.max_sequences,
+        );
+        let thread = std::thread::Builder::new().name("puna-engine".into()).spawn(move || driver.work(&receiver));
+        let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
+        let next_id = AtomicU64::new(1);
+        let inner = Inner { commands, tokenizer, info, planned, device, stats, next_id, thread };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.inner.tokenizer
+    }
+
+    /// Figures of the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.inner.info
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Description {
+        &self.inner.device
+    }
+
+    /// Generates; `sink` hears of it.
+    pub fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
+        let info = &self.inner.info;
+        if !info.can_generate {
+            return Err(EngineError::CannotGenerate);
+        }
+        self.check(&job.prompt)?;
+        let id = self.next_id();
+        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab);
+        self.send(Command::Submit(Box::new(sequence)))?;
+        Ok(id)
+    }
+
+    /// Ends a job at the next step; its sink hears nothing more.
+    pub fn cancel(&self, id: JobId) {
+        // A loop that has ended has no jobs.
+        let _ = self.send(Command::Cancel(id));
+    }
+
+    /// One vector for each input, pooled as the file says and not normalised; scores for rerankers.
+    pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<JobId, EngineError> {
+        for input in &inputs {
+            self.check(input)?;
+        }
+        let id = self.next_id();
+        self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done }))?;
+        Ok(id)
+    }
+
+    /// Bytes by purpose, as planned.
+    pub fn memory(&self) -> MemoryReport {
+        self.inner.planned
+    }
+
+    /// What the loop is doing.
+    pub fn stats(&self) -> Stats {
+        *self.inner.stats.lock().expect("nobody panics with the statistics")
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let ModelInfo { n_ctx, n_vocab, .. } = self.inner.info;
+        match tokens {
+            [] => Err(EngineError::EmptyPrompt),
+            _ if tokens.len() > n_ctx => Err(EngineError::PromptTooLong { tokens: tokens.len(), n_ctx }),
+            _ => match tokens.iter().find(|&&t| t as usize >= n_vocab) {
+                Some(&token) => Err(EngineError::UnknownToken { token, n_vocab }),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn next_id(&self) -> JobId {
+        JobId(self.inner.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn send(&self, command: Command) -> Result<(), EngineError> {
+        self.inner.commands.send(command).map_err(|_| EngineError::Stopped)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The loop may have ended already.
+        let _ = self.commands.send(Command::Stop);
+        let thread = self.thread.get_mut().ok().and_then(Option::take);
+        // A sink that holds the last clone runs on the loop's own thread, which cannot wait for itself.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Why the engine cannot load a model or take a job.
+
+use puna_graph::BackendError;
+use puna_models::ModelError;
+use puna_tokenizer::TokenizerError;
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The file is no model that this program can run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Its vocabulary cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The backend cannot run it.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A job without a token.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// A prompt that does not fit.
+    #[error("the prompt has {tokens} tokens, but the context holds {n_ctx}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens of the context.
+        n_ctx: usize,
+    },
+    /// A token that the model does not have.
+    #[error("token {token} is not in the vocabulary of {n_vocab}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// An encoder was asked to generate.
+    #[error("this model makes embeddings and cannot generate text")]
+    CannotGenerate,
+    /// A model without that output was asked for embeddings.
+    #[error("this model cannot make embeddings")]
+    CannotEmbed,
+    /// The loop has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}

@@ -1,0 +1,131 @@
+//! Steps by hand: for measuring and for looking inside, without queue, prefix tree or sampling.
+
+use puna_gguf::View;
+use puna_graph::{Backend, OpTime, Segment, StepInput};
+use puna_models::Want;
+
+use crate::error::EngineError;
+use crate::options::{EngineOptions, MemoryReport, ModelInfo};
+use crate::pages::PAGE_TOKENS;
+use crate::stepper::Stepper;
+
+/// Which rows of a [`Feed`] have a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outputs {
+    /// None.
+    None,
+    /// The last.
+    Last,
+    /// All.
+    All,
+}
+
+/// Tokens that continue a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Feed<'a> {
+    /// The sequence's number, below [`EngineOptions::max_sequences`].
+    pub sequence: usize,
+    /// What comes next.
+    pub tokens: &'a [u32],
+    /// What is wanted.
+    pub outputs: Outputs,
+}
+
+/// A model whose sequences the caller feeds step by step.
+pub struct Evaluator {
+    stepper: Stepper,
+    lengths: Vec<usize>,
+}
+
+impl Evaluator {
+    /// Loads a model. Every sequence has pages for a whole context.
+    pub fn open(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+        let lengths = vec![0; options.max_sequences.max(1)];
+        Ok(Self { stepper: Stepper::new(view, backend, options)?, lengths })
+    }
+
+    /// Figures of the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.stepper.info
+    }
+
+    /// What was planned.
+    pub fn memory(&self) -> MemoryReport {
+        self.stepper.planned
+    }
+
+    /// The backend.
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        &mut *self.stepper.backend
+    }
+
+    /// Tokens of a sequence so far.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.lengths[sequence]
+    }
+
+    /// Whether nothing was fed yet.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.iter().all(|&n| n == 0)
+    }
+
+    /// Forgets what follows the first `len` tokens of a sequence.
+    pub fn truncate(&mut self, sequence: usize, len: usize) {
+        self.lengths[sequence] = self.lengths[sequence].min(len);
+    }
+
+    /// One step: logits of the wanted rows, one after the other.
+    pub fn logits(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
+        self.step(Want::Logits, feeds)?.ok_or(EngineError::CannotGenerate)
+    }
+
+    /// One step: final hidden states of all rows. Encoders forget the sequence afterwards.
+    pub fn hidden(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
+        self.step(Want::Hidden, feeds)?.ok_or(EngineError::CannotEmbed)
+    }
+
+    /// Starts or ends measuring operations.
+    pub fn measure(&mut self, on: bool) {
+        self.stepper.backend.measure(on);
+    }
+
+    /// What was measured.
+    pub fn measured(&self) -> Vec<OpTime> {
+        self.stepper.backend.measured()
+    }
+
+    fn step(&mut self, want: Want, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {
+        let info = &self.stepper.info;
+        let each = info.n_ctx.div_ceil(PAGE_TOKENS);
+        let mut input = StepInput::default();
+        for feed in feeds {
+            let past = if info.causal { self.lengths[feed.sequence] } else { 0 };
+            let tokens = past + feed.tokens.len();
+            if tokens > info.n_ctx {
+                return Err(EngineError::PromptTooLong { tokens, n_ctx: info.n_ctx });
+            }
+            if let Some(&token) = feed.tokens.iter().find(|&&t| t as usize >= info.n_vocab) {
+                return Err(EngineError::UnknownToken { token, n_vocab: info.n_vocab });
+            }
+            let first_row = input.tokens.len();
+            input.tokens.extend_from_slice(feed.tokens);
+            input.positions.extend((past..tokens).map(|p| p as u32));
+            let rows = first_row as u32..input.tokens.len() as u32;
+            match feed.outputs {
+                Outputs::None => {}
+                Outputs::Last => input.outputs.extend(rows.last()),
+                Outputs::All => input.outputs.extend(rows),
+            }
+            let pages = (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
+            input.segments.push(Segment { first_row, rows: feed.tokens.len(), past, pages });
+        }
+        if input.tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let cols = self.stepper.run(want, &input)?;
+        for feed in feeds {
+            self.lengths[feed.sequence] += feed.tokens.len();
+        }
+        Ok(cols.map(|_| self.stepper.backend.result()))
+    }
+}

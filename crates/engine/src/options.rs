@@ -1,0 +1,106 @@
+//! What the caller decides, and what a model will take of memory.
+
+use puna_gguf::View;
+use puna_graph::{CacheSpec, Capacity, KvType, Plan};
+use puna_models::{LoadOptions, Model, Pooling, Want};
+
+use crate::error::EngineError;
+use crate::pages::PAGE_TOKENS;
+
+/// How a model is to be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Tokens of a sequence at most; `None` takes the context that the model was trained with.
+    pub num_ctx: Option<usize>,
+    /// Tokens of a step at most.
+    pub num_batch: usize,
+    /// Storage of keys.
+    pub cache_k: KvType,
+    /// Storage of values.
+    pub cache_v: KvType,
+    /// Sequences that run at once; more wait.
+    pub max_sequences: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { num_ctx: None, num_batch: 512, cache_k: KvType::F16, cache_v: KvType::F16, max_sequences: 4 }
+    }
+}
+
+/// Figures of a loaded model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// The architecture's name.
+    pub architecture: &'static str,
+    /// Tokens of a sequence at most.
+    pub n_ctx: usize,
+    /// Context that the model was trained with.
+    pub n_ctx_train: usize,
+    /// Features of the hidden state, and of embeddings.
+    pub n_embd: usize,
+    /// Layers.
+    pub n_layer: usize,
+    /// Entries of the vocabulary.
+    pub n_vocab: usize,
+    /// Whether tokens see only what came before.
+    pub causal: bool,
+    /// Whether text can be generated.
+    pub can_generate: bool,
+    /// How token vectors become one.
+    pub pooling: Pooling,
+    /// Parameters.
+    pub parameters: u64,
+}
+
+/// Bytes by purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Weights, mapped from the file.
+    pub weights: u64,
+    /// Keys and values, when every page is in use.
+    pub cache: u64,
+    /// Intermediate results.
+    pub scratch: u64,
+}
+
+impl MemoryReport {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.cache + self.scratch
+    }
+}
+
+/// What loading a file with these options will take, before anything is allocated.
+pub fn plan_memory(view: &View, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
+    let model = Model::load(view, LoadOptions { n_ctx: options.num_ctx })?;
+    Ok(memory_of(&model, options))
+}
+
+pub(crate) fn memory_of(model: &Model, options: &EngineOptions) -> MemoryReport {
+    let weights = model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
+    let spec = cache_spec(model, options);
+    let capacity = Capacity { tokens: options.num_batch.next_power_of_two(), outputs: 1 };
+    let want = if model.shape().has_logits { Want::Logits } else { Want::Hidden };
+    let scratch = model.graph(want).map_or(0, |graph| Plan::new(graph, capacity).arena as u64 * 4);
+    MemoryReport { weights, cache: (spec.page_bytes() * spec.pages) as u64, scratch }
+}
+
+/// The context of a sequence: what was asked for, but not more than the model was trained with.
+pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
+    let trained = model.shape().n_ctx;
+    options.num_ctx.map_or(trained, |n| n.clamp(1, trained.max(1)))
+}
+
+/// Pages for as many full sequences as run at once.
+pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
+    let pages = context(model, options).div_ceil(PAGE_TOKENS) * options.max_sequences.max(1);
+    CacheSpec {
+        layers: model.cache_layers().to_vec(),
+        key_type: options.cache_k,
+        value_type: options.cache_v,
+        page_tokens: PAGE_TOKENS,
+        // One more, so that a sequence that shares all but its last page can still copy one.
+        pages: if model.cache_layers().is_empty() { 0 } else { pages + 1 },
+    }
+}

@@ -1,0 +1,247 @@
+//! Pages of the cache and the tree of what they hold.
+//!
+//! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. What a sequence computes stays in a tree keyed by
+//! token ids after the sequence ends: a node is a page, its children are the pages that followed it. A new sequence walks
+//! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
+//! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
+
+/// Tokens a page.
+pub const PAGE_TOKENS: usize = 64;
+
+/// A node of the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeId(usize);
+
+#[derive(Debug)]
+struct Node {
+    page: u32,
+    /// As many as the page holds; fewer than a full page only in leaves.
+    tokens: Vec<u32>,
+    parent: Option<NodeId>,
+    children: Vec<NodeId>,
+    /// Running sequences that read the page.
+    users: usize,
+    last_used: u64,
+}
+
+/// All pages: free, in the tree, or owned by a running sequence.
+#[derive(Debug)]
+pub struct Pages {
+    free: Vec<u32>,
+    total: usize,
+    nodes: Vec<Option<Node>>,
+    empty: Vec<usize>,
+    roots: Vec<NodeId>,
+    clock: u64,
+}
+
+/// What the tree holds of a prompt.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Full pages, in order.
+    pub path: Vec<NodeId>,
+    /// A page whose first tokens continue the prompt, and how many.
+    pub partial: Option<(NodeId, usize)>,
+}
+
+impl Pages {
+    /// `total` free pages and an empty tree.
+    pub fn new(total: usize) -> Self {
+        let free = (0..total as u32).rev().collect();
+        Self { free, total, nodes: Vec::new(), empty: Vec::new(), roots: Vec::new(), clock: 0 }
+    }
+
+    /// Number of pages.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Pages that hold something.
+    pub fn in_use(&self) -> usize {
+        self.total - self.free.len()
+    }
+
+    /// Pages that could be had without taking one from a running sequence.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.nodes.iter().flatten().filter(|n| n.users == 0).count()
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.0].as_ref().expect("ids of the tree are live")
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.0].as_mut().expect("ids of the tree are live")
+    }
+
+    /// The page of a node.
+    pub fn page(&self, id: NodeId) -> u32 {
+        self.node(id).page
+    }
+
+    /// The longest prefix of `tokens` that the tree holds.
+    pub fn find(&self, tokens: &[u32]) -> Match {
+        let mut found = Match::default();
+        let mut children = &self.roots;
+        let mut rest = tokens;
+        loop {
+            let common = |id: &NodeId| {
+                let own = &self.node(*id).tokens;
+                own.iter().zip(rest).take_while(|(a, b)| a == b).count()
+            };
+            let Some((len, id)) = children.iter().map(|id| (common(id), *id)).max_by_key(|(len, _)| *len) else {
+                return found;
+            };
+            if len < PAGE_TOKENS {
+                found.partial = (len > 0).then_some((id, len));
+                return found;
+            }
+            found.path.push(id);
+            rest = &rest[PAGE_TOKENS..];
+            children = &self.node(id).children;
+        }
+    }
+
+    /// Marks the nodes of a path as read by one more sequence.
+    pub fn retain(&mut self, path: &[NodeId]) {
+        self.clock += 1;
+        let now = self.clock;
+        for &id in path {
+            let node = self.node_mut(id);
+            node.users += 1;
+            node.last_used = now;
+        }
+    }
+
+    /// Undoes [`Pages::retain`].
+    pub fn release(&mut self, path: &[NodeId]) {
+        self.clock += 1;
+        let now = self.clock;
+        for &id in path {
+            let node = self.node_mut(id);
+            node.users -= 1;
+            node.last_used = now;
+        }
+    }
+
+    /// A page for a sequence of its own, dropping what was used longest ago if need be; `None` when all are in use.
+    pub fn take(&mut self) -> Option<u32> {
+        if self.free.is_empty() {
+            self.evict();
+        }
+        self.free.pop()
+    }
+
+    /// Gives back a page that was taken.
+    pub fn give_back(&mut self, page: u32) {
+        self.free.push(page);
+    }
+
+    fn evict(&mut self) {
+        let leaves = self.nodes.iter().enumerate().filter_map(|(i, n)| n.as_ref().map(|n| (i, n)));
+        let idle = leaves.filter(|(_, n)| n.users == 0 && n.children.is_empty());
+        let Some(oldest) = idle.min_by_key(|(_, n)| n.last_used).map(|(i, _)| i) else { return };
+        let node = self.nodes[oldest].take().expect("just found");
+        let siblings = match node.parent {
+            Some(parent) => &mut self.node_mut(parent).children,
+            None => &mut self.roots,
+        };
+        siblings.retain(|id| id.0 != oldest);
+        self.empty.push(oldest);
+        self.free.push(node.page);
+    }
+
+    /// Puts a page with its tokens into the tree, after `parent`. If the tree holds the same tokens there already, the page
+    /// is given back and the known node returned. Nodes are not retained.
+    pub fn insert(&mut self, parent: Option<NodeId>, page: u32, tokens: &[u32]) -> NodeId {
+        debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
+        self.clock += 1;
+        let now = self.clock;
+        let siblings = parent.map_or(&self.roots, |p| &self.node(p).children).clone();
+        for id in siblings {
+            let known = self.node_mut(id);
+            if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
+                known.last_used = now;
+                self.free.push(page);
+                return id;
+            }
+            // A shorter leaf that this page continues is replaced, unless somebody reads it.
+            if known.users == 0 && known.children.is_empty() && tokens.starts_with(&known.tokens) {
+                let old = std::mem::replace(&mut known.page, page);
+                known.tokens = tokens.to_vec();
+                known.last_used = now;
+                self.free.push(old);
+                return id;
+            }
+        }
+        let node =
+            Node { page, tokens: tokens.to_vec(), parent, children: Vec::new(), users: 0, last_used: now };
+        let index = self.empty.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            self.nodes.len() - 1
+        });
+        self.nodes[index] = Some(node);
+        match parent {
+            Some(parent) => self.node_mut(parent).children.push(NodeId(index)),
+            None => self.roots.push(NodeId(index)),
+        }
+        NodeId(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(start: u32) -> Vec<u32> {
+        (start..start + PAGE_TOKENS as u32).collect()
+    }
+
+    #[test]
+    fn a_prompt_finds_the_pages_of_an_earlier_one_and_the_beginning_of_the_next() {
+        let mut pages = Pages::new(4);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        let first = pages.insert(None, a, &full(0));
+        let second = pages.insert(Some(first), b, &full(100)[..10]);
+        let prompt: Vec<u32> = full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
+        assert_eq!(pages.find(&prompt), Match { path: vec![first], partial: Some((second, 7)) });
+        assert_eq!(pages.find(&[5]), Match::default());
+    }
+
+    #[test]
+    fn the_leaf_used_longest_ago_makes_room_and_pages_in_use_stay() {
+        let mut pages = Pages::new(3);
+        let ids: Vec<NodeId> = (0..3)
+            .map(|i| {
+                let page = pages.take().unwrap();
+                pages.insert(None, page, &full(i * 1000))
+            })
+            .collect();
+        pages.retain(&[ids[0]]);
+        let expected = pages.page(ids[1]);
+        assert_eq!(pages.take(), Some(expected));
+        assert!(pages.take().is_some());
+        assert_eq!(pages.take(), None, "the page that is read stays");
+        pages.release(&[ids[0]]);
+        assert!(pages.take().is_some());
+        assert_eq!(pages.in_use(), 3);
+    }
+
+    #[test]
+    fn the_same_tokens_are_kept_once() {
+        let mut pages = Pages::new(3);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        let first = pages.insert(None, a, &full(0));
+        assert_eq!(pages.insert(None, b, &full(0)), first);
+        assert_eq!(pages.in_use(), 1);
+    }
+
+    #[test]
+    fn a_longer_beginning_replaces_a_shorter_one() {
+        let mut pages = Pages::new(3);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        let first = pages.insert(None, a, &full(0)[..5]);
+        assert_eq!(pages.insert(None, b, &full(0)[..9]), first);
+        assert_eq!((pages.in_use(), pages.page(first)), (1, b));
+    }
+}

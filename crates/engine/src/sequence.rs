@@ -1,0 +1,189 @@
+//! One running sequence: its tokens, its pages, its sampler, and what it has told its listener.
+
+use std::time::{Duration, Instant};
+
+use puna_sampler::{Sampler, StopMatcher, log_probs};
+use puna_tokenizer::{StreamDecoder, Tokenizer};
+
+use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
+use crate::pages::{NodeId, PAGE_TOKENS, Pages};
+
+/// A job's identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub u64);
+
+/// Pages of a sequence: those shared with the tree, then its own.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Full pages of the tree, retained.
+    pub path: Vec<NodeId>,
+    /// Pages that only this sequence has, in order.
+    pub own: Vec<u32>,
+}
+
+impl Held {
+    /// Page numbers in order.
+    pub fn list(&self, pages: &Pages) -> Vec<u32> {
+        self.path.iter().map(|&id| pages.page(id)).chain(self.own.iter().copied()).collect()
+    }
+
+    /// Tokens that there is room for.
+    pub fn room(&self) -> usize {
+        (self.path.len() + self.own.len()) * PAGE_TOKENS
+    }
+}
+
+/// A job that is running or waiting.
+pub struct Sequence {
+    pub id: JobId,
+    pub job: Job,
+    sink: Box<dyn Sink>,
+    /// Prompt and generated tokens that make up the context.
+    pub tokens: Vec<u32>,
+    /// How many of them are in the cache.
+    pub computed: usize,
+    pub held: Held,
+    sampler: Sampler,
+    decoder: StreamDecoder,
+    stop: StopMatcher,
+    submitted: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    pub cached: usize,
+    generated: usize,
+    shifted: usize,
+    /// Order of admission, for choosing whose pages to take.
+    pub admitted: u64,
+}
+
+impl Sequence {
+    /// A job as it arrives.
+    pub fn new(id: JobId, job: Job, sink: Box<dyn Sink>, tokenizer: &Tokenizer, n_vocab: usize) -> Self {
+        let mut sampler = Sampler::new(&job.sampling, n_vocab);
+        job.prompt.iter().for_each(|&token| sampler.accept(token));
+        Self {
+            id,
+            tokens: job.prompt.clone(),
+            computed: 0,
+            held: Held::default(),
+            sampler,
+            decoder: tokenizer.decoder(),
+            stop: StopMatcher::new(job.stop.clone()),
+            submitted: Instant::now(),
+            started: None,
+            first_token: None,
+            cached: 0,
+            generated: 0,
+            shifted: 0,
+            admitted: 0,
+            job,
+            sink,
+        }
+    }
+
+    /// Whether the listener takes another event now.
+    pub fn ready(&self) -> bool {
+        self.sink.ready()
+    }
+
+    /// Whether only the newest token is still to be computed.
+    pub fn is_decoding(&self) -> bool {
+        self.generated > 0 && self.computed + 1 == self.tokens.len()
+    }
+
+    /// Notes that pages are there and `cached` prompt tokens need no work.
+    pub fn start(&mut self, cached: usize, admitted: u64) {
+        if self.started.is_none() {
+            self.started = Some(Instant::now());
+            self.cached = cached;
+        }
+        self.admitted = admitted;
+        self.computed = cached;
+    }
+
+    /// Reports progress on the prompt; `false` when nobody listens.
+    pub fn prefill_progress(&mut self) -> bool {
+        if self.generated > 0 {
+            return true;
+        }
+        self.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
+    }
+
+    /// Draws the next token from `logits` and reports it; `false` when the sequence has ended.
+    pub fn advance(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> bool {
+        self.first_token.get_or_insert_with(Instant::now);
+        if self.job.max_tokens == Some(0) {
+            self.finish(Finish::Length);
+            return false;
+        }
+        let raw = self.job.logprobs.map(|_| logits.to_vec());
+        let token = self.sampler.sample(logits);
+        self.sampler.accept(token);
+        self.generated += 1;
+        self.tokens.push(token);
+        if tokenizer.is_eog(token) {
+            self.finish(Finish::End);
+            return false;
+        }
+        let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
+        let text = self.decoder.push(token);
+        let event = self.stop.push(&text);
+        let open = self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs }));
+        if let Some(index) = event.stopped {
+            self.finish(Finish::Stop(index));
+            return false;
+        }
+        if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
+            self.finish(Finish::Length);
+            return false;
+        }
+        open
+    }
+
+    /// Tells the listener that it is over.
+    pub fn finish(&mut self, finish: Finish) {
+        if !matches!(finish, Finish::Stop(_)) {
+            let rest = self.decoder.finish();
+            let event = self.stop.push(&rest);
+            let held = if event.stopped.is_none() { self.stop.finish() } else { String::new() };
+            let text = event.emit + &held;
+            if !text.is_empty() {
+                let token = self.tokens.last().copied().unwrap_or(0);
+                self.sink.send(Event::Piece(Piece { text, token, logprobs: None }));
+            }
+        }
+        let summary = self.summary(finish);
+        self.sink.send(Event::Done(summary));
+    }
+
+    /// Tells the listener that it failed.
+    pub fn fail(&mut self, reason: &str) {
+        self.sink.send(Event::Failed(reason.to_owned()));
+    }
+
+    /// Drops the older half of what follows the kept beginning; the rest is computed anew.
+    pub fn shift(&mut self) {
+        let keep = self.job.keep.min(self.tokens.len() - 1);
+        let dropped = ((self.tokens.len() - keep) / 2).max(1);
+        self.tokens.drain(keep..keep + dropped);
+        self.shifted += dropped;
+        self.computed = 0;
+    }
+
+    fn summary(&self, finish: Finish) -> Summary {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first = self.first_token.unwrap_or(now);
+        Summary {
+            finish,
+            prompt_tokens: self.job.prompt.len(),
+            cached_tokens: self.cached,
+            prefill: first - started,
+            generated_tokens: self.generated,
+            decode: if self.generated == 0 { Duration::ZERO } else { now - first },
+            queued: started - self.submitted,
+            shifted_tokens: self.shifted,
+            tokens: self.tokens.clone(),
+        }
+    }
+}

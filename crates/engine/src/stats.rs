@@ -1,0 +1,24 @@
+//! What the loop is doing, for those who watch.
+
+/// A snapshot of the loop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sequences that take part in steps.
+    pub running: usize,
+    /// Jobs that wait.
+    pub waiting: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+    /// Pages that hold something, for running sequences or for later ones.
+    pub pages_in_use: usize,
+    /// Pages of running sequences.
+    pub pages_held: usize,
+    /// Steps since the start.
+    pub steps: u64,
+    /// Prompt tokens computed since the start.
+    pub prompt_tokens: u64,
+    /// Tokens generated since the start.
+    pub generated_tokens: u64,
+    /// Bytes of intermediate results.
+    pub scratch_bytes: u64,
+}
