@@ -93,16 +93,18 @@ impl Driver {
             if idle {
                 self.served.clear();
                 self.note_stats();
-                match commands.recv() {
-                    Ok(command) if self.obey(command) => {}
-                    _ => break,
+                if !commands.recv().is_ok_and(|command| self.obey(command)) {
+                    break;
                 }
             }
             loop {
-                match commands.try_recv() {
-                    Ok(command) if self.obey(command) => {}
-                    Ok(_) | Err(TryRecvError::Disconnected) => return self.stop(),
+                let goes_on = match commands.try_recv() {
+                    Ok(command) => self.obey(command),
+                    Err(TryRecvError::Disconnected) => false,
                     Err(TryRecvError::Empty) => break,
+                };
+                if !goes_on {
+                    return self.stop();
                 }
             }
             self.admit();
@@ -277,7 +279,8 @@ impl Driver {
         let mut chosen = Vec::new();
         let ready = |s: &&Sequence| s.ready();
         chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
-        let mut prompts: Vec<&Sequence> = self.running.iter().filter(|s| !s.is_decoding()).filter(ready).collect();
+        let mut prompts: Vec<&Sequence> =
+            self.running.iter().filter(|s| !s.is_decoding()).filter(ready).collect();
         prompts.sort_by_key(|s| (self.served.get(&s.job.client).copied().unwrap_or(0), s.admitted));
         for s in prompts {
             let rows = (s.tokens.len() - s.computed).min(budget);
@@ -310,12 +313,15 @@ impl Driver {
             return Ok(());
         }
         let start = Instant::now();
-        let Some(cols) = self.stepper.run(Want::Logits, &input)? else { return Err(EngineError::CannotGenerate) };
+        let Some(cols) = self.stepper.run(Want::Logits, &input)? else {
+            return Err(EngineError::CannotGenerate);
+        };
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.rows > 1).map(|p| p.rows).sum();
         if prompt_rows >= MIN_CHUNK {
             let rate = prompt_rows as f64 / seconds;
-            self.prefill_rate = if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
+            self.prefill_rate =
+                if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
         }
         self.hand_out(&parts, cols, prompt_rows);
         Ok(())

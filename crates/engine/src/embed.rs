@@ -67,7 +67,10 @@ impl Driver {
             borrowed.extend(pages);
         }
         if input.segments.is_empty() {
-            return Err(EngineError::PromptTooLong { tokens: inputs[0].len(), n_ctx: self.stepper.info.n_ctx });
+            return Err(EngineError::PromptTooLong {
+                tokens: inputs[0].len(),
+                n_ctx: self.stepper.info.n_ctx,
+            });
         }
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
         let ran = self.stepper.run(want, &input);

@@ -53,7 +53,8 @@ impl Engine {
             options.num_batch,
             options.max_sequences,
         );
-        let thread = std::thread::Builder::new().name("puna-engine".into()).spawn(move || driver.work(&receiver));
+        let thread =
+            std::thread::Builder::new().name("puna-engine".into()).spawn(move || driver.work(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let next_id = AtomicU64::new(1);
         let inner = Inner { commands, tokenizer, info, planned, device, stats, next_id, thread };

@@ -39,7 +39,11 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Loads a model. Every sequence has pages for a whole context.
-    pub fn open(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+    pub fn open(
+        view: &View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
         let lengths = vec![0; options.max_sequences.max(1)];
         Ok(Self { stepper: Stepper::new(view, backend, options)?, lengths })
     }

@@ -89,7 +89,8 @@ impl Pages {
                 let own = &self.node(*id).tokens;
                 own.iter().zip(rest).take_while(|(a, b)| a == b).count()
             };
-            let Some((len, id)) = children.iter().map(|id| (common(id), *id)).max_by_key(|(len, _)| *len) else {
+            let Some((len, id)) = children.iter().map(|id| (common(id), *id)).max_by_key(|(len, _)| *len)
+            else {
                 return found;
             };
             if len < PAGE_TOKENS {
@@ -203,7 +204,8 @@ mod tests {
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let first = pages.insert(None, a, &full(0));
         let second = pages.insert(Some(first), b, &full(100)[..10]);
-        let prompt: Vec<u32> = full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
+        let prompt: Vec<u32> =
+            full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
         assert_eq!(pages.find(&prompt), Match { path: vec![first], partial: Some((second, 7)) });
         assert_eq!(pages.find(&[5]), Match::default());
     }

@@ -21,7 +21,11 @@ pub struct Stepper {
 
 impl Stepper {
     /// Loads a model and hands it to a backend.
-    pub fn new(view: &View, mut backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+    pub fn new(
+        view: &View,
+        mut backend: Box<dyn Backend>,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
         let model = Model::load(view, LoadOptions { n_ctx: options.num_ctx })?;
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let spec = cache_spec(&model, options);

@@ -1,0 +1,231 @@
+//! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{Engine, EngineError, EngineOptions, Event, Finish, Job, PAGE_TOKENS, Summary};
+use puna_gguf::{Gguf, View};
+use puna_sampler::Params;
+use puna_tokenizer::Encode;
+
+fn file(path: &str) -> View {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap()
+}
+
+fn open(path: &str, options: &EngineOptions) -> Engine {
+    let config = Config { threads: Some(2), kernels: None };
+    Engine::open(file(path), Box::new(CpuBackend::new(&config).unwrap()), options).unwrap()
+}
+
+fn cria(options: &EngineOptions) -> Engine {
+    open("models/cria/cria-q8_0.gguf", options)
+}
+
+fn greedy() -> Params {
+    Params { temperature: 0.0, ..Params::default() }
+}
+
+fn job(engine: &Engine, text: &str) -> Job {
+    let prompt = engine.tokenizer().encode(text, Encode { add_special: true, parse_special: true });
+    let (stop, logprobs, max_tokens) = (Vec::new(), None, Some(64));
+    Job { prompt, sampling: greedy(), stop, max_tokens, keep: 0, shift: true, logprobs, client: 0 }
+}
+
+fn chat(question: &str) -> String {
+    format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+}
+
+/// Starts a job whose events arrive at a channel.
+fn start(engine: &Engine, job: Job) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    engine.submit(job, Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    receiver
+}
+
+/// Waits for a job's end.
+fn finish(events: &Receiver<Event>) -> (String, Summary) {
+    let mut text = String::new();
+    loop {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+            Event::Prefill { .. } => {}
+            Event::Piece(piece) => text.push_str(&piece.text),
+            Event::Done(summary) => return (text, summary),
+            Event::Failed(reason) => panic!("{reason}"),
+        }
+    }
+}
+
+fn run(engine: &Engine, job: Job) -> (String, Summary) {
+    finish(&start(engine, job))
+}
+
+#[test]
+fn the_embedded_model_answers() {
+    let engine = cria(&EngineOptions::default());
+    let (text, summary) = run(&engine, job(&engine, &chat("What is the capital of France?")));
+    assert_eq!(text, "Paris.");
+    assert_eq!(summary.finish, Finish::End);
+}
+
+#[test]
+fn a_repeated_beginning_is_computed_once() {
+    let engine = cria(&EngineOptions::default());
+    let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Answer in one word. ".repeat(40));
+    let (_, first) = run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of France?"))));
+    assert_eq!(first.cached_tokens, 0);
+    let (text, second) =
+        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of Italy?"))));
+    let shared = engine.tokenizer().encode(&system, Encode { add_special: true, parse_special: true }).len();
+    assert!(second.cached_tokens >= shared, "{} of {shared} cached", second.cached_tokens);
+    let fresh = cria(&EngineOptions::default());
+    assert_eq!(text, run(&fresh, job(&fresh, &(system + &chat("What is the capital of Italy?")))).0);
+}
+
+#[test]
+fn the_next_turn_of_a_chat_computes_only_what_is_new() {
+    let engine = cria(&EngineOptions::default());
+    let first = chat("What is the capital of Peru?");
+    let (answer, summary) = run(&engine, job(&engine, &first));
+    let next = format!("{first}{answer}<|im_end|>\n{}", chat("And the currency?"));
+    let (_, second) = run(&engine, job(&engine, &next));
+    // The end token was drawn but not computed.
+    assert_eq!(second.cached_tokens, summary.tokens.len() - 1);
+}
+
+#[test]
+fn jobs_that_run_together_answer_as_if_alone() {
+    let questions =
+        ["capital of Japan", "capital of Peru", "symbol of gold", "opposite of hot", "plural of mouse"];
+    let alone: Vec<String> = questions
+        .map(|q| {
+            let engine = cria(&EngineOptions::default());
+            run(&engine, job(&engine, &chat(&format!("What is the {q}?")))).0
+        })
+        .to_vec();
+    let engine = cria(&EngineOptions { max_sequences: 3, ..EngineOptions::default() });
+    let all = questions.map(|q| start(&engine, job(&engine, &chat(&format!("What is the {q}?")))));
+    let together: Vec<String> = all.iter().map(|events| finish(events).0).collect();
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn a_seed_reproduces_and_another_differs() {
+    let engine = cria(&EngineOptions::default());
+    let write = |seed| {
+        let sampling = Params { seed, temperature: 1.5, top_k: 0, top_p: 1.0, ..Params::default() };
+        run(&engine, Job { sampling, ..job(&engine, &chat("Write a story.")) }).0
+    };
+    assert_eq!(write(7), write(7));
+    assert_ne!(write(7), write(8));
+}
+
+#[test]
+fn a_stop_string_across_tokens_ends_the_answer_before_it() {
+    let engine = cria(&EngineOptions::default());
+    let base = job(&engine, &chat("Count from 1 to 9."));
+    let (whole, _) = run(&engine, base.clone());
+    let stop = whole[whole.len() / 2..whole.len() / 2 + 3].to_owned();
+    let (text, summary) = run(&engine, Job { stop: vec!["never".into(), stop.clone()], ..base });
+    assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
+    assert_eq!(summary.finish, Finish::Stop(1));
+}
+
+#[test]
+fn a_limit_ends_with_length_and_zero_makes_nothing() {
+    let engine = cria(&EngineOptions::default());
+    let (_, three) = run(&engine, Job { max_tokens: Some(3), ..job(&engine, &chat("Count from 1 to 9.")) });
+    assert_eq!((three.finish, three.generated_tokens), (Finish::Length, 3));
+    let (text, none) = run(&engine, Job { max_tokens: Some(0), ..job(&engine, &chat("Hello")) });
+    assert_eq!((text.as_str(), none.finish, none.generated_tokens), ("", Finish::Length, 0));
+}
+
+#[test]
+fn a_full_context_shifts_or_ends() {
+    let engine = cria(&EngineOptions { num_ctx: Some(64), ..EngineOptions::default() });
+    let prompt = vec![4085; 40];
+    let base = Job { prompt, max_tokens: Some(200), ..job(&engine, "") };
+    let sampling = Params {
+        temperature: 1.0,
+        seed: 1,
+        logit_bias: vec![(4086, -1e9), (4088, -1e9)],
+        ..Params::default()
+    };
+    let base = Job { sampling, ..base };
+    let (_, shifted) = run(&engine, Job { shift: true, keep: 4, ..base.clone() });
+    if shifted.finish == Finish::Length {
+        assert_eq!(shifted.generated_tokens, 200);
+        assert!(shifted.shifted_tokens > 100);
+    }
+    let (_, ended) = run(&engine, Job { shift: false, ..base });
+    assert!(ended.generated_tokens <= 25, "{} tokens in a context of 64", ended.generated_tokens);
+}
+
+#[test]
+fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
+    let engine = cria(&EngineOptions::default());
+    let (sender, receiver) = channel();
+    let long = Job { max_tokens: Some(1500), stop: Vec::new(), ..job(&engine, &chat("Count from 1 to 9.")) };
+    let sampling = Params { logit_bias: vec![(4086, -1e9), (4088, -1e9)], ..greedy() };
+    engine.submit(Job { sampling, ..long }, Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    for _ in 0..3 {
+        receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+    }
+    drop(receiver);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while engine.stats().running > 0 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!((engine.stats().running, engine.stats().pages_held), (0, 0));
+    assert!(engine.stats().generated_tokens < 1000);
+}
+
+#[test]
+fn more_work_than_pages_is_done_one_after_the_other() {
+    // Three sequences at once, but pages for little more than two.
+    let engine =
+        cria(&EngineOptions { num_ctx: Some(2 * PAGE_TOKENS), max_sequences: 3, ..EngineOptions::default() });
+    let all: Vec<_> = (0..8)
+        .map(|i| {
+            let prompt: Vec<u32> = (0..100).map(|t| 300 + (t * 7 + i * 13) % 900).collect();
+            start(&engine, Job { prompt, max_tokens: Some(20), ..job(&engine, "") })
+        })
+        .collect();
+    all.iter().for_each(|events| assert!(finish(events).1.generated_tokens > 0));
+    assert_eq!(engine.stats().pages_held, 0);
+}
+
+#[test]
+fn impossible_jobs_are_refused() {
+    let engine = cria(&EngineOptions { num_ctx: Some(32), ..EngineOptions::default() });
+    let submit =
+        |prompt: Vec<u32>| engine.submit(Job { prompt, ..job(&engine, "") }, Box::new(|_| true)).unwrap_err();
+    assert_eq!(submit(Vec::new()), EngineError::EmptyPrompt);
+    assert_eq!(submit(vec![1; 33]), EngineError::PromptTooLong { tokens: 33, n_ctx: 32 });
+    assert_eq!(submit(vec![9999]), EngineError::UnknownToken { token: 9999, n_vocab: 4096 });
+}
+
+#[test]
+fn embeddings_are_pooled_as_the_reference_does() {
+    for name in ["bert-mean", "bert-cls", "bert-rank", "qwen3-embedding"] {
+        let engine = open(&format!("tests/data/zoo/{name}.gguf"), &EngineOptions::default());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let list =
+            |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+        let tokens: Vec<u32> = list("tokens").into_iter().map(|t| t as u32).collect();
+        let (sender, receiver) = channel();
+        let shorter = tokens[..tokens.len() / 2].to_vec();
+        let inputs = vec![shorter, tokens];
+        engine.embed(inputs, Box::new(move |result| sender.send(result).unwrap())).unwrap();
+        let vectors = receiver.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+        let want = list("embedding");
+        assert_eq!(vectors[1].len(), want.len(), "{name}");
+        for (got, want) in vectors[1].iter().zip(want) {
+            assert!((f64::from(*got) - want).abs() < 0.01, "{name}: {got} instead of {want}");
+        }
+    }
+}
