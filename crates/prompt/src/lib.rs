@@ -1,3 +1,47 @@
-//! Jinja and Go templates, message collation and truncation.
+//! From a conversation to the text that is tokenized, and back from the model's text to thoughts and answer.
+//!
+//! * [`Template`]: a Go or Jinja template, parsed; [`Template::capabilities`] tells what it supports.
+//! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
+//! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
+//! * [`ThinkingSplitter`]: separates thoughts from the answer while it streams.
+//!
+//! Templates are hostile input: sources, steps, nesting and texts are bounded, nothing panics, and errors name the line.
+//!
+//! ```
+//! use puna_prompt::{Chat, Kind, Message, Template, render};
+//!
+//! let template = Template::parse(Kind::Jinja, "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")?;
+//! let messages = [Message::new("user", "Hi")];
+//! assert_eq!(render(&template, &Chat::new(&messages))?, "[user] Hi\n");
+//! # Ok::<(), puna_prompt::PromptError>(())
+//! ```
 
 #![forbid(unsafe_code)]
+
+mod capabilities;
+mod chat;
+mod conversation;
+mod error;
+mod fit;
+mod go;
+mod jinja;
+mod jinja_chat;
+mod limits;
+mod message;
+mod template;
+mod thinking;
+
+pub use capabilities::{Capabilities, prefer_jinja};
+pub use chat::{Chat, render, render_insert};
+pub use conversation::{conversation, generation, strip_past_thoughts};
+pub use error::PromptError;
+pub use fit::{Fitted, fit};
+pub use go::GoTemplate;
+pub use jinja::JinjaTemplate;
+pub use limits::{Bound, SOURCE_BYTES_MAX};
+pub use message::{FunctionCall, Image, Message, Think, ToolCall};
+pub use template::{Kind, Template};
+pub use thinking::{Split, ThinkTags, ThinkingSplitter};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Rendering a conversation.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value as Json};
+
+use crate::go;
+use crate::message::{Message, Think};
+use crate::{PromptError, Template, jinja_chat};
+
+/// A conversation and what goes with it into a template.
+#[derive(Debug, Clone)]
+pub struct Chat<'a> {
+    /// The conversation, oldest first. A trailing assistant message is left open for the model to go on with.
+    pub messages: &'a [Message],
+    /// Tools offered, as the client sent them (`{"type":"function","function":{…}}`).
+    pub tools: &'a [Json],
+    /// The thinking switch; `None` leaves it to the template.
+    pub think: Option<Think>,
+    /// Text of the beginning-of-sequence token, for Jinja templates that write it.
+    pub bos: &'a str,
+    /// Text of the end-of-sequence token, for Jinja templates that write it.
+    pub eos: &'a str,
+    /// More variables for Jinja templates (`chat_template_kwargs`); they override all others.
+    pub variables: Map<String, Json>,
+    /// Date and time that a template may show; `None` is the local time.
+    pub now: Option<jiff::civil::DateTime>,
+    /// Tokens that an image takes beyond its tag, when prompts are fitted.
+    pub image_tokens: usize,
+}
+
+impl<'a> Chat<'a> {
+    /// A conversation without tools or switches.
+    pub fn new(messages: &'a [Message]) -> Self {
+        Chat {
+            messages,
+            tools: &[],
+            think: None,
+            bos: "",
+            eos: "",
+            variables: Map::new(),
+            now: None,
+            image_tokens: 0,
+        }
+    }
+
+    pub(crate) fn now(&self) -> jiff::civil::DateTime {
+        self.now.unwrap_or_else(|| jiff::Zoned::now().datetime())
+    }
+}
+
+/// Renders a conversation.
+pub fn render(template: &Template, chat: &Chat<'_>) -> Result<String, PromptError> {
+    render_messages(template, chat, chat.messages)
+}
+
+/// Renders other messages with the settings of `chat`.
+pub(crate) fn render_messages(
+    template: &Template,
+    chat: &Chat<'_>,
+    messages: &[Message],
+) -> Result<String, PromptError> {
+    let messages = with_image_tags(messages);
+    let think = think_for(template, chat.think.as_ref());
+    match template {
+        Template::Go(go) => {
+            let input = go::Input {
+                messages: &messages,
+                tools: chat.tools,
+                think: think.as_deref(),
+                now: chat.now(),
+            };
+            let mut out = String::new();
+            go.render(&input, &mut out)?;
+            Ok(out)
+        }
+        Template::Jinja(jinja) => jinja_chat::render(jinja, chat, &messages, think.as_deref()),
+    }
+}
+
+/// Renders a text with a gap for the model to fill: `prompt` before it, `suffix` after it; neither may be empty.
+pub fn render_insert(
+    template: &Template,
+    prompt: &str,
+    suffix: &str,
+    think: Option<&Think>,
+) -> Result<String, PromptError> {
+    let Template::Go(go) = template else { return Err(PromptError::NoInsert) };
+    if !go.reads("suffix") {
+        return Err(PromptError::NoInsert);
+    }
+    let input = go::Input { messages: &[], tools: &[], think, now: jiff::Zoned::now().datetime() };
+    let mut out = String::new();
+    go.render_insert(prompt, suffix, &input, &mut out)?;
+    Ok(out)
+}
+
+/// gpt-oss (its templates have both marks) knows no level above high.
+fn think_for<'t>(template: &Template, think: Option<&'t Think>) -> Option<Cow<'t, Think>> {
+    let is_harmony = || {
+        let text = template.source();
+        text.contains("<|start|>") && text.contains("<|end|>")
+    };
+    match think {
+        Some(Think::Level(level)) if level == "max" && is_harmony() => {
+            Some(Cow::Owned(Think::Level("high".into())))
+        }
+        other => other.map(Cow::Borrowed),
+    }
+}
+
+/// Puts `[img-N]` for every image, numbered over the conversation: in the place of an `[img]`, or else in front.
+fn with_image_tags(messages: &[Message]) -> Cow<'_, [Message]> {
+    if messages.iter().all(|m| m.images.is_empty()) {
+        return Cow::Borrowed(messages);
+    }
+    let mut messages = messages.to_vec();
+    let mut id = 0;
+    for message in &mut messages {
+        let mut front = String::new();
+        for _ in &message.images {
+            let tag = format!("[img-{id}]");
+            id += 1;
+            if message.content.contains("[img]") {
+                message.content = message.content.replacen("[img]", &tag, 1);
+            } else {
+                front.push_str(&tag);
+            }
+        }
+        message.content.insert_str(0, &front);
+    }
+    Cow::Owned(messages)
+}

@@ -1,0 +1,77 @@
+//! The one error of this crate.
+
+use crate::limits::Bound;
+
+/// Why a template could not be read or a prompt not be made. Lines count from 1.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PromptError {
+    /// A Go template that does not parse. The text is the one that Go's `text/template` gives.
+    #[error("template: :{line}: {message}")]
+    GoSyntax {
+        /// Line of the offending token.
+        line: usize,
+        /// What Go would say.
+        message: String,
+    },
+    /// A Go template that failed while it ran.
+    #[error("template: :{line}:{column}: executing {template:?} at <{node}>: {message}")]
+    GoRender {
+        /// Name of the `define` that was running; empty for the main template.
+        template: String,
+        /// Line of the failing node.
+        line: usize,
+        /// Byte column of the failing node, from 0 as in Go.
+        column: usize,
+        /// The failing node as source text.
+        node: String,
+        /// What Go would say.
+        message: String,
+    },
+    /// A Jinja template that does not parse.
+    #[error("chat template, line {line}: {message}")]
+    JinjaSyntax {
+        /// Line of the offending token.
+        line: usize,
+        /// What Jinja2 would say.
+        message: String,
+    },
+    /// A Jinja template that failed while it ran.
+    #[error("chat template, line {line}: {message}")]
+    JinjaRender {
+        /// Line of the failing statement.
+        line: usize,
+        /// What Jinja2 would say.
+        message: String,
+    },
+    /// The Jinja template itself refused the conversation with `raise_exception`.
+    #[error("the chat template refuses this conversation (line {line}): {message}")]
+    Raised {
+        /// Line of the call.
+        line: usize,
+        /// The template's own words.
+        message: String,
+    },
+    /// A template did more than any honest template does, and was stopped.
+    #[error("template stopped at line {line}: {bound}")]
+    Limit {
+        /// Line that was running; 0 if the source was refused as a whole.
+        line: usize,
+        /// Which bound was reached.
+        bound: Bound,
+    },
+    /// `suffix` was given, but the template has no place for it.
+    #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
+    NoInsert,
+    /// A message of role `tool` or another that carries more images than the template's family accepts, or the like.
+    #[error("message {index}: {message}")]
+    Message {
+        /// Position in the conversation, from 0.
+        index: usize,
+        /// What is wrong with it and what is expected.
+        message: String,
+    },
+    /// The token counter that the caller gave failed.
+    #[error("counting the tokens of the prompt: {0}")]
+    Count(String),
+}

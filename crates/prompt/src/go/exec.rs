@@ -1,0 +1,453 @@
+//! Runs a Go template over its data.
+
+use std::sync::Arc;
+
+use super::funcs::{self, Env};
+use super::node::{Arg, Branch, Command, Expr, Node, Number, Pipe};
+use super::parse::Trees;
+use super::value::{Value, print};
+use crate::PromptError;
+use crate::limits::{Bound, Budget};
+
+/// Runs `nodes` as the main template with `data` as its dot. On an error `out` holds what was written before it.
+pub(super) fn run(
+    source: &str,
+    trees: &Trees,
+    nodes: &[Node],
+    data: &Value,
+    env: &Env,
+    budget: &mut Budget,
+    out: &mut String,
+) -> Result<(), PromptError> {
+    let vars = vec![("$", data.clone())];
+    let mut exec = Exec { source, trees, env, budget, out, template: "", vars };
+    exec.list(data, nodes).map(|_| ())
+}
+
+struct Exec<'t> {
+    source: &'t str,
+    trees: &'t Trees,
+    env: &'t Env,
+    budget: &'t mut Budget,
+    out: &'t mut String,
+    /// Name of the template that is running.
+    template: &'t str,
+    /// Innermost last; names carry their `$`.
+    vars: Vec<(&'t str, Value)>,
+}
+
+/// What a list of nodes ended with.
+#[derive(PartialEq)]
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+/// Where a function is called; its text is only made for a message.
+#[derive(Clone, Copy)]
+enum Site<'a> {
+    Command(&'a Command),
+    Arg(&'a Arg),
+}
+
+impl Site<'_> {
+    fn pos(self) -> usize {
+        match self {
+            Site::Command(cmd) => cmd.pos,
+            Site::Arg(arg) => arg.pos,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Site::Command(cmd) => cmd.to_string(),
+            Site::Arg(arg) => arg.to_string(),
+        }
+    }
+}
+
+type Ran<T> = Result<T, PromptError>;
+
+impl<'t> Exec<'t> {
+    fn list(&mut self, dot: &Value, nodes: &'t [Node]) -> Ran<Flow> {
+        for node in nodes {
+            self.spend(1, 0)?;
+            let flow = match node {
+                Node::Text(text) => {
+                    self.write(text, 0)?;
+                    Flow::Next
+                }
+                Node::Action(pipe) => {
+                    let value = self.pipe(dot, pipe)?;
+                    if pipe.decl.is_empty() {
+                        self.print(&value, pipe.cmds.first().map_or(0, |c| c.pos))?;
+                    }
+                    Flow::Next
+                }
+                Node::If(branch) => self.branch(dot, branch, false)?,
+                Node::With(branch) => self.branch(dot, branch, true)?,
+                Node::Range(branch) => {
+                    self.range(dot, branch)?;
+                    Flow::Next
+                }
+                Node::Template { pos, name, pipe } => {
+                    self.call_template(dot, *pos, name, pipe.as_ref())?;
+                    Flow::Next
+                }
+                Node::Break => Flow::Break,
+                Node::Continue => Flow::Continue,
+            };
+            if flow != Flow::Next {
+                return Ok(flow);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn branch(&mut self, dot: &Value, branch: &'t Branch, is_with: bool) -> Ran<Flow> {
+        let pos = pipe_pos(&branch.pipe);
+        self.enter(pos)?;
+        let vars = self.vars.len();
+        let value = self.pipe(dot, &branch.pipe)?;
+        let flow = if value.truth() {
+            self.list(if is_with { &value } else { dot }, &branch.list)?
+        } else if let Some(list) = &branch.else_list {
+            self.list(dot, list)?
+        } else {
+            Flow::Next
+        };
+        self.vars.truncate(vars);
+        self.budget.leave();
+        Ok(flow)
+    }
+
+    fn range(&mut self, dot: &Value, branch: &'t Branch) -> Ran<()> {
+        let pos = pipe_pos(&branch.pipe);
+        self.enter(pos)?;
+        let vars = self.vars.len();
+        let over = self.pipe(dot, &branch.pipe)?;
+        let base = self.vars.len();
+        let mut turns = 0usize;
+        match &over {
+            Value::List(list) => {
+                for (i, item) in list.items().iter().enumerate() {
+                    turns += 1;
+                    if self.turn(branch, base, index_value(i), item)? == Flow::Break {
+                        break;
+                    }
+                }
+            }
+            Value::Map(map) => {
+                for (key, item) in &map.entries {
+                    turns += 1;
+                    if self.turn(branch, base, Value::Str(Arc::clone(key)), item)? == Flow::Break {
+                        break;
+                    }
+                }
+            }
+            Value::Int(n) => {
+                if branch.pipe.decl.len() > 1 {
+                    let message = format!("can't use {n} to iterate over more than one variable");
+                    return Err(self.pipe_error(&branch.pipe, message));
+                }
+                for i in 0..*n {
+                    turns += 1;
+                    if self.turn(branch, base, Value::Int(i), &Value::Int(i))? == Flow::Break {
+                        break;
+                    }
+                }
+            }
+            Value::Nil => {}
+            other => {
+                let message = format!("range can't iterate over {}", print(other));
+                return Err(self.pipe_error(&branch.pipe, message));
+            }
+        }
+        if let (0, Some(list)) = (turns, &branch.else_list) {
+            self.list(dot, list)?;
+        }
+        self.vars.truncate(vars);
+        self.budget.leave();
+        Ok(())
+    }
+
+    /// One turn of a loop. `base` is the height of the variables after the loop's own.
+    fn turn(&mut self, branch: &'t Branch, base: usize, index: Value, item: &Value) -> Ran<Flow> {
+        self.spend(1, pipe_pos(&branch.pipe))?;
+        let decl = &branch.pipe.decl;
+        let values = match decl.len() {
+            0 => vec![],
+            1 => vec![item.clone()],
+            _ => vec![index, item.clone()],
+        };
+        for (i, (name, value)) in decl.iter().zip(values).enumerate() {
+            if branch.pipe.is_assign {
+                self.assign(name, value, pipe_pos(&branch.pipe))?;
+            } else {
+                self.vars[base - decl.len() + i].1 = value;
+            }
+        }
+        let flow = self.list(item, &branch.list)?;
+        self.vars.truncate(base);
+        Ok(flow)
+    }
+
+    fn call_template(&mut self, dot: &Value, pos: usize, name: &'t str, pipe: Option<&'t Pipe>) -> Ran<()> {
+        let Some((name, nodes)) = self.trees.get_key_value(name) else {
+            let message = format!("template {name:?} not defined");
+            return Err(self.error(pos, &format!("{{{{template {name:?}}}}}"), message));
+        };
+        let dot = match pipe {
+            Some(pipe) => self.pipe(dot, pipe)?,
+            None => Value::Nil,
+        };
+        self.enter(pos)?;
+        let vars = std::mem::replace(&mut self.vars, vec![("$", dot.clone())]);
+        let caller = std::mem::replace(&mut self.template, name);
+        self.list(&dot, nodes)?;
+        self.template = caller;
+        self.vars = vars;
+        self.budget.leave();
+        Ok(())
+    }
+
+    /// The value of a pipeline; declares or assigns its variables.
+    fn pipe(&mut self, dot: &Value, pipe: &'t Pipe) -> Ran<Value> {
+        let pos = pipe_pos(pipe);
+        self.enter(pos)?;
+        let mut value = None;
+        for cmd in &pipe.cmds {
+            value = Some(self.command(dot, cmd, value)?);
+        }
+        let value = value.unwrap_or(Value::Nil);
+        for name in &pipe.decl {
+            if pipe.is_assign {
+                self.assign(name, value.clone(), pos)?;
+            } else {
+                self.vars.push((name, value.clone()));
+            }
+        }
+        self.budget.leave();
+        Ok(value)
+    }
+
+    fn assign(&mut self, name: &str, value: Value, pos: usize) -> Ran<()> {
+        match self.vars.iter_mut().rev().find(|(n, _)| *n == name) {
+            Some(var) => {
+                var.1 = value;
+                Ok(())
+            }
+            None => Err(self.error(pos, name, format!("undefined variable: {name}"))),
+        }
+    }
+
+    fn command(&mut self, dot: &Value, cmd: &'t Command, last: Option<Value>) -> Ran<Value> {
+        let Some((first, rest)) = cmd.args.split_first() else { return Ok(Value::Nil) };
+        let has_args = !rest.is_empty() || last.is_some();
+        match &first.expr {
+            Expr::Ident(name) => {
+                return self.function(dot, name, Site::Command(cmd), first, rest, last);
+            }
+            Expr::Field(names) | Expr::Variable(names) | Expr::Chain(_, names) if has_args => {
+                // Only a method takes arguments, and none of our values has one.
+                let value = self.arg(dot, first)?;
+                let own = matches!(&first.expr, Expr::Variable(names) if names.len() == 1);
+                let name = names.last().map_or("", String::as_str);
+                let message = match value {
+                    _ if own => format!("can't give argument to non-function {first}"),
+                    _ => format!("{name} is not a method but has arguments"),
+                };
+                return Err(self.arg_error(first, message));
+            }
+            Expr::Pipe(pipe) if !has_args => return self.pipe(dot, pipe),
+            Expr::Nil if !has_args => return Err(self.arg_error(first, "nil is not a command")),
+            _ if has_args => {
+                return Err(self.arg_error(first, format!("can't give argument to non-function {first}")));
+            }
+            _ => {}
+        }
+        self.arg(dot, first)
+    }
+
+    /// A function with its arguments; `site` is where the call stands, for messages.
+    fn function(
+        &mut self,
+        dot: &Value,
+        name: &str,
+        site: Site<'_>,
+        ident: &'t Arg,
+        args: &'t [Arg],
+        last: Option<Value>,
+    ) -> Ran<Value> {
+        if name == "and" || name == "or" {
+            return self.short_circuit(dot, name == "or", ident, args, last);
+        }
+        let count = args.len() + usize::from(last.is_some());
+        funcs::check_arity(name, count).map_err(|message| self.arg_error(ident, message))?;
+        let mut values = Vec::with_capacity(count);
+        for arg in args {
+            values.push(self.arg(dot, arg)?);
+        }
+        values.extend(last);
+        if !matches!(name, "len" | "index" | "slice" | "not") {
+            let weight = values.iter().map(Value::weight).sum();
+            self.budget.text(weight).map_err(|bound| self.limit(site.pos(), bound))?;
+        }
+        funcs::call(self.env, name, &values).map_err(|message| {
+            self.error(site.pos(), &site.text(), format!("error calling {name}: {message}"))
+        })
+    }
+
+    /// `and`, `or`: the first operand that decides, or the last.
+    fn short_circuit(
+        &mut self,
+        dot: &Value,
+        is_or: bool,
+        ident: &'t Arg,
+        args: &'t [Arg],
+        last: Option<Value>,
+    ) -> Ran<Value> {
+        let mut value = None;
+        for arg in args {
+            let operand = self.arg(dot, arg)?;
+            if operand.truth() == is_or {
+                return Ok(operand);
+            }
+            value = Some(operand);
+        }
+        last.or(value).ok_or_else(|| {
+            let name = if is_or { "or" } else { "and" };
+            self.arg_error(ident, format!("wrong number of args for {name}: want at least 1 got 0"))
+        })
+    }
+
+    fn arg(&mut self, dot: &Value, arg: &'t Arg) -> Ran<Value> {
+        self.spend(1, arg.pos)?;
+        match &arg.expr {
+            Expr::Bool(b) => Ok(Value::Bool(*b)),
+            Expr::Number(Number::Int(n), _) => Ok(Value::Int(*n)),
+            Expr::Number(Number::Float(f), _) => Ok(Value::Float(*f)),
+            Expr::Number(Number::Overflow, text) => Err(self.arg_error(arg, format!("{text} overflows int"))),
+            Expr::Str { text, .. } => Ok(Value::Str(Arc::clone(text))),
+            Expr::Nil => Ok(Value::Nil),
+            Expr::Dot => Ok(dot.clone()),
+            Expr::Field(names) => self.fields(arg, dot.clone(), names),
+            Expr::Variable(names) => {
+                let Some((name, rest)) = names.split_first() else { return Ok(Value::Nil) };
+                match self.vars.iter().rev().find(|(n, _)| n == name) {
+                    Some((_, value)) => self.fields(arg, value.clone(), rest),
+                    None => Err(self.arg_error(arg, format!("undefined variable: {name}"))),
+                }
+            }
+            Expr::Ident(name) => self.function(dot, name, Site::Arg(arg), arg, &[], None),
+            Expr::Chain(inner, names) => {
+                if matches!(inner.expr, Expr::Nil) {
+                    return Err(self.arg_error(arg, "indirection through explicit nil"));
+                }
+                let value = self.arg(dot, inner)?;
+                self.fields(arg, value, names)
+            }
+            Expr::Pipe(pipe) => self.pipe(dot, pipe),
+        }
+    }
+
+    /// Follows `.A.B` from `value`. A nil at the start stays nil; a nil on the way is an error, as in Go.
+    fn fields(&mut self, arg: &Arg, mut value: Value, names: &[String]) -> Ran<Value> {
+        let from_nil = matches!(value, Value::Nil);
+        for name in names {
+            self.spend(1, arg.pos)?;
+            if from_nil {
+                continue;
+            }
+            value = match &value {
+                Value::Nil => {
+                    let message = format!("nil pointer evaluating interface {{}}.{name}");
+                    return Err(self.arg_error(arg, message));
+                }
+                Value::Map(map) if map.entries.contains_key(name.as_str()) => {
+                    map.entries[name.as_str()].clone()
+                }
+                _ if name == "String" && value.own_text().is_some() => {
+                    Value::str(value.own_text().unwrap_or_default())
+                }
+                Value::Map(_) => Value::Nil,
+                Value::Struct(s) => match s.fields.iter().find(|f| f.name == name) {
+                    Some(field) => field.value.clone(),
+                    None if name == "ToTypeScriptType" => Value::str(funcs::type_script(&value)),
+                    None => {
+                        let message = format!("can't evaluate field {name} in type {}", s.type_name);
+                        return Err(self.arg_error(arg, message));
+                    }
+                },
+                _ => {
+                    let message = format!("can't evaluate field {name} in type interface {{}}");
+                    return Err(self.arg_error(arg, message));
+                }
+            };
+        }
+        Ok(value)
+    }
+
+    fn print(&mut self, value: &Value, pos: usize) -> Ran<()> {
+        match value {
+            Value::Nil => self.write("<no value>", pos),
+            Value::Str(s) => self.write(s, pos),
+            other => {
+                self.budget.text(other.weight()).map_err(|bound| self.limit(pos, bound))?;
+                self.write(&print(other), pos)
+            }
+        }
+    }
+
+    fn write(&mut self, text: &str, pos: usize) -> Ran<()> {
+        self.budget.text(text.len()).map_err(|bound| self.limit(pos, bound))?;
+        // The output as a whole is a text, too, but paid only once.
+        if self.out.len() + text.len() > crate::limits::TEXT_BYTES_MAX {
+            return Err(self.limit(pos, Bound::Text));
+        }
+        self.out.push_str(text);
+        Ok(())
+    }
+
+    fn spend(&mut self, steps: u64, pos: usize) -> Ran<()> {
+        self.budget.steps(steps).map_err(|bound| self.limit(pos, bound))
+    }
+
+    fn enter(&mut self, pos: usize) -> Ran<()> {
+        self.budget.enter().map_err(|bound| self.limit(pos, bound))
+    }
+
+    fn limit(&self, pos: usize, bound: Bound) -> PromptError {
+        PromptError::Limit { line: self.line_and_column(pos).0, bound }
+    }
+
+    fn arg_error(&self, arg: &Arg, message: impl Into<String>) -> PromptError {
+        self.error(arg.pos, &arg.to_string(), message.into())
+    }
+
+    fn pipe_error(&self, pipe: &Pipe, message: String) -> PromptError {
+        self.error(pipe_pos(pipe), &pipe.to_string(), message)
+    }
+
+    fn error(&self, pos: usize, node: &str, message: String) -> PromptError {
+        let (line, column) = self.line_and_column(pos);
+        let node = node.to_string();
+        PromptError::GoRender { template: self.template.to_string(), line, column, node, message }
+    }
+
+    fn line_and_column(&self, pos: usize) -> (usize, usize) {
+        let before = &self.source.as_bytes()[..pos.min(self.source.len())];
+        let line = 1 + before.iter().filter(|b| **b == b'\n').count();
+        let start = before.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        (line, before.len() - start)
+    }
+}
+
+fn pipe_pos(pipe: &Pipe) -> usize {
+    pipe.cmds.first().and_then(|c| c.args.first()).map_or(0, |a| a.pos)
+}
+
+fn index_value(i: usize) -> Value {
+    Value::Int(i64::try_from(i).unwrap_or(i64::MAX))
+}

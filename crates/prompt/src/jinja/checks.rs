@@ -1,0 +1,139 @@
+//! Jinja's tests: `is defined`, `is string`, …
+
+use super::args::CallArgs;
+use super::ast::{Cmp, Op};
+use super::interp::Interp;
+use super::ops;
+use super::text::to_str;
+use super::value::{Number, Res, SeqKind, Value};
+
+const NAMES: &[&str] = &[
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "sameas",
+    "sequence",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
+];
+
+impl Interp {
+    pub(super) fn test(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res<bool> {
+        if !NAMES.contains(&name) {
+            return Err(format!("No test named '{name}'.").into());
+        }
+        let cmp = match name {
+            "eq" | "equalto" | "==" => Some(Cmp::Eq),
+            "ne" | "!=" => Some(Cmp::Ne),
+            "lt" | "lessthan" | "<" => Some(Cmp::Lt),
+            "le" | "<=" => Some(Cmp::Le),
+            "gt" | "greaterthan" | ">" => Some(Cmp::Gt),
+            "ge" | ">=" => Some(Cmp::Ge),
+            "in" => Some(Cmp::In),
+            _ => None,
+        };
+        if let Some(cmp) = cmp {
+            return ops::compare(cmp, value, &args.one(name)?, &mut self.budget);
+        }
+        match name {
+            "divisibleby" => {
+                let rest = ops::binary(Op::Mod, value, &args.one(name)?, &mut self.budget)?;
+                return Ok(!rest.truth());
+            }
+            "sameas" => return Ok(same(value, &args.one(name)?)),
+            _ => args.none(name)?,
+        }
+        Ok(match name {
+            "defined" => !value.is_undefined(),
+            "undefined" => value.is_undefined(),
+            "none" => matches!(value, Value::None),
+            "boolean" => matches!(value, Value::Bool(_)),
+            "true" => matches!(value, Value::Bool(true)),
+            "false" => matches!(value, Value::Bool(false)),
+            "integer" => matches!(value, Value::Int(_)),
+            "float" => matches!(value, Value::Float(_)),
+            "number" => value.number().is_some(),
+            "string" => matches!(value, Value::Str(_)),
+            "mapping" => matches!(value, Value::Dict(_)),
+            "sequence" => match value {
+                Value::Seq(s) => !matches!(s.kind, SeqKind::View(_)),
+                other => matches!(other, Value::Str(_) | Value::Dict(_) | Value::Undefined(_)),
+            },
+            "iterable" => matches!(
+                value,
+                Value::Str(_) | Value::Seq(_) | Value::Dict(_) | Value::Generator(_) | Value::Undefined(_)
+            ),
+            "callable" => matches!(
+                value,
+                Value::Function(_) | Value::Method(_) | Value::Macro(_) | Value::Loop(_) | Value::Joiner(_)
+            ),
+            "even" | "odd" => {
+                let rest = ops::binary(Op::Mod, value, &Value::Int(2), &mut self.budget)?;
+                rest.truth() == (name == "odd")
+            }
+            "lower" => {
+                let text = to_str(value)?;
+                text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
+            }
+            "upper" => {
+                let text = to_str(value)?;
+                text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)
+            }
+            "filter" => matches!(value, Value::Str(s) if super::filters::NAMES.contains(&&**s)),
+            "test" => matches!(value, Value::Str(s) if NAMES.contains(&&**s)),
+            // Nothing is ever marked as escaped.
+            _ => false,
+        })
+    }
+}
+
+/// Python's `is`, as far as it can be told: singletons, small values, the very same list.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::None, Value::None) => true,
+        (Value::Bool(a), Value::Bool(b)) => a == b,
+        (Value::Str(a), Value::Str(b)) => a == b,
+        (Value::Seq(a), Value::Seq(b)) => std::rc::Rc::ptr_eq(a, b),
+        (Value::Dict(a), Value::Dict(b)) => std::rc::Rc::ptr_eq(a, b),
+        (Value::Namespace(a), Value::Namespace(b)) => a == b,
+        (Value::Int(_), Value::Int(_)) | (Value::Float(_), Value::Float(_)) => match (a.number(), b.number())
+        {
+            (Some(Number::Int(a)), Some(Number::Int(b))) => a == b,
+            (Some(a), Some(b)) => a.float() == b.float(),
+            _ => false,
+        },
+        _ => false,
+    }
+}

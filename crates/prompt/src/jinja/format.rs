@@ -1,0 +1,432 @@
+//! Python's two ways to format: `'%s' % x` and `'{}'.format(x)`.
+
+use super::text::{float, push, repr_to, to_str};
+use super::value::{Number, Res, SeqKind, Value};
+use crate::limits::Bound;
+
+/// Widest field; nothing honest is wider.
+const WIDTH_MAX: usize = 10_000;
+
+#[derive(Default, Clone)]
+struct Spec {
+    fill: Option<char>,
+    /// `<`, `>`, `^` or `=`.
+    align: Option<char>,
+    /// `+` or a blank.
+    sign: Option<char>,
+    alternate: bool,
+    comma: bool,
+    width: usize,
+    precision: Option<usize>,
+    kind: Option<char>,
+}
+
+/// `format % args`: a tuple gives one argument for each field, a dict is used by `%(name)s`, anything else is the one
+/// argument.
+pub(super) fn percent(format: &str, args: &Value) -> Res<String> {
+    let list: &[Value] = match args {
+        Value::Seq(s) if s.kind == SeqKind::Tuple => &s.items,
+        other => std::slice::from_ref(other),
+    };
+    let mut next = 0;
+    let mut out = String::new();
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        push(&mut out, &rest[..at])?;
+        rest = &rest[at + 1..];
+        let mut named = None;
+        if let Some(inner) = rest.strip_prefix('(') {
+            let (name, after) = inner.split_once(')').ok_or("incomplete format key")?;
+            let Value::Dict(dict) = args else { return Err("format requires a mapping".into()) };
+            named = Some(dict.get_str(name).cloned().ok_or_else(|| format!("'{name}'"))?);
+            rest = after;
+        }
+        let mut take = || {
+            next += 1;
+            list.get(next - 1).cloned().ok_or("not enough arguments for format string")
+        };
+        let (spec, after) = percent_spec(rest, &mut take)?;
+        rest = after;
+        let Some(verb) = rest.chars().next() else { return Err("incomplete format".into()) };
+        rest = &rest[verb.len_utf8()..];
+        if verb == '%' {
+            push(&mut out, "%")?;
+            continue;
+        }
+        let value = match named {
+            Some(value) => value,
+            None => take()?,
+        };
+        push(&mut out, &percent_field(verb, &spec, &value)?)?;
+    }
+    push(&mut out, rest)?;
+    if next < list.len() && !matches!(args, Value::Dict(_)) {
+        return Err("not all arguments converted during string formatting".into());
+    }
+    Ok(out)
+}
+
+fn percent_spec<'f>(
+    mut rest: &'f str,
+    take: &mut impl FnMut() -> Result<Value, &'static str>,
+) -> Res<(Spec, &'f str)> {
+    let mut spec = Spec { align: Some('>'), ..Spec::default() };
+    while let Some(c) = rest.chars().next() {
+        match c {
+            '-' => spec.align = Some('<'),
+            '0' => spec.fill = Some('0'),
+            '+' => spec.sign = Some('+'),
+            ' ' => spec.sign = spec.sign.or(Some(' ')),
+            '#' => spec.alternate = true,
+            _ => break,
+        }
+        rest = &rest[1..];
+    }
+    let mut size = |rest: &'f str| -> Res<(Option<usize>, &'f str)> {
+        if let Some(after) = rest.strip_prefix('*') {
+            let n = take()?.int().map_err(|_| "* wants int")?;
+            return Ok((Some(usize::try_from(n).map_err(|_| "width too large")?), after));
+        }
+        number(rest)
+    };
+    let (width, after) = size(rest)?;
+    rest = after;
+    if let Some(after) = rest.strip_prefix('.') {
+        let (precision, after) = size(after)?;
+        spec.precision = Some(precision.unwrap_or(0));
+        rest = after;
+    }
+    spec.width = width.unwrap_or(0);
+    check_size(&spec)?;
+    Ok((spec, rest.trim_start_matches(['h', 'l', 'L'])))
+}
+
+fn number(rest: &str) -> Res<(Option<usize>, &str)> {
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    if digits == 0 {
+        return Ok((None, rest));
+    }
+    let n = rest[..digits].parse().map_err(|_| "Too many decimal digits in format string")?;
+    Ok((Some(n), &rest[digits..]))
+}
+
+fn check_size(spec: &Spec) -> Res<()> {
+    if spec.width > WIDTH_MAX || spec.precision.is_some_and(|p| p > WIDTH_MAX) {
+        return Err(Bound::Text.into());
+    }
+    Ok(())
+}
+
+fn percent_field(verb: char, spec: &Spec, value: &Value) -> Res<String> {
+    let text = match verb {
+        's' => to_str(value)?,
+        'r' | 'a' => {
+            let mut out = String::new();
+            repr_to(&mut out, value)?;
+            out
+        }
+        'c' => match value {
+            Value::Int(n) => u32::try_from(*n)
+                .ok()
+                .and_then(char::from_u32)
+                .ok_or("%c arg not in range(0x110000)")?
+                .to_string(),
+            Value::Str(s) if s.chars().count() == 1 => s.to_string(),
+            _ => return Err("%c requires an int or a unicode character".into()),
+        },
+        'd' | 'i' | 'u' => match value.number() {
+            Some(Number::Int(n)) => return Ok(integer(spec, n, 'd')),
+            Some(Number::Float(f)) if f.is_finite() => return Ok(integer(spec, f.trunc() as i128, 'd')),
+            _ => {
+                return Err(
+                    format!("%{verb} format: a real number is required, not {}", value.type_name()).into()
+                );
+            }
+        },
+        'x' | 'X' | 'o' => match value.number() {
+            Some(Number::Int(n)) => return Ok(integer(spec, n, verb)),
+            _ => {
+                return Err(
+                    format!("%{verb} format: an integer is required, not {}", value.type_name()).into()
+                );
+            }
+        },
+        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => match value.number() {
+            Some(n) => return Ok(real(spec, n.float(), verb)),
+            None => return Err(format!("must be real number, not {}", value.type_name()).into()),
+        },
+        _ => return Err(format!("unsupported format character '{verb}' (0x{:x})", u32::from(verb)).into()),
+    };
+    let text = match spec.precision {
+        Some(precision) => text.chars().take(precision).collect(),
+        None => text,
+    };
+    Ok(pad(&Spec { fill: None, ..spec.clone() }, "", &text))
+}
+
+/// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format specifications.
+pub(super) fn braces(
+    format: &str,
+    pos: &[Value],
+    named: &[(std::sync::Arc<str>, Value)],
+    attribute: &mut dyn FnMut(&Value, &str, bool) -> Res,
+) -> Res<String> {
+    let mut out = String::new();
+    let mut rest = format;
+    let mut next = 0;
+    while let Some(at) = rest.find(['{', '}']) {
+        push(&mut out, &rest[..at])?;
+        let mark = rest.as_bytes()[at];
+        rest = &rest[at + 1..];
+        if rest.as_bytes().first() == Some(&mark) {
+            push(&mut out, if mark == b'{' { "{" } else { "}" })?;
+            rest = &rest[1..];
+            continue;
+        }
+        if mark == b'}' {
+            return Err("Single '}' encountered in format string".into());
+        }
+        let (field, after) = rest.split_once('}').ok_or("expected '}' before end of string")?;
+        rest = after;
+        let (expr, spec) = field.split_once(':').unwrap_or((field, ""));
+        let (expr, conversion) = expr.split_once('!').unwrap_or((expr, ""));
+        let root_len = expr.find(['.', '[']).unwrap_or(expr.len());
+        let (root, path) = expr.split_at(root_len);
+        let value = if root.is_empty() {
+            next += 1;
+            pos.get(next - 1).cloned()
+        } else if let Ok(index) = root.parse::<usize>() {
+            pos.get(index).cloned()
+        } else {
+            let found = named.iter().find(|(name, _)| **name == *root).map(|(_, v)| v.clone());
+            Some(found.ok_or_else(|| format!("'{root}'"))?)
+        };
+        let mut value = value.ok_or("Replacement index out of range for positional args tuple")?;
+        value = follow(value, path, attribute)?;
+        let text = match conversion {
+            "" => format_spec(&value, spec)?,
+            "r" | "a" => {
+                let mut repr = String::new();
+                repr_to(&mut repr, &value)?;
+                format_spec(&Value::str(repr), spec)?
+            }
+            "s" => format_spec(&Value::str(to_str(&value)?), spec)?,
+            other => return Err(format!("Unknown conversion specifier '{other}'").into()),
+        };
+        push(&mut out, &text)?;
+    }
+    push(&mut out, rest)?;
+    Ok(out)
+}
+
+/// `.name` and `[key]` after a field's first part.
+fn follow(mut value: Value, mut path: &str, attribute: &mut dyn FnMut(&Value, &str, bool) -> Res) -> Res {
+    while !path.is_empty() {
+        if let Some(inner) = path.strip_prefix('[') {
+            let (key, after) = inner.split_once(']').ok_or("Missing ']' in format string")?;
+            value = attribute(&value, key, true)?;
+            path = after;
+        } else {
+            let inner =
+                path.strip_prefix('.').ok_or("Only '.' or '[' may follow ']' in format field specifier")?;
+            let end = inner.find(['.', '[']).unwrap_or(inner.len());
+            value = attribute(&value, &inner[..end], false)?;
+            path = &inner[end..];
+        }
+    }
+    Ok(value)
+}
+
+/// `format(value, spec)`.
+pub(super) fn format_spec(value: &Value, spec: &str) -> Res<String> {
+    if spec.is_empty() {
+        return to_str(value);
+    }
+    let spec = parse_spec(spec)?;
+    match (value, value.number()) {
+        (Value::Bool(_), _) if spec.kind.is_none() => Ok(pad(&spec, "", &to_str(value)?)),
+        (_, Some(Number::Int(n))) => match spec.kind.unwrap_or('d') {
+            'd' | 'n' => Ok(integer(&spec, n, 'd')),
+            kind @ ('x' | 'X' | 'o' | 'b') => Ok(integer(&spec, n, kind)),
+            'c' => {
+                Ok(pad(&spec, "", &u32::try_from(n).ok().and_then(char::from_u32).unwrap_or('?').to_string()))
+            }
+            kind => Ok(real(&spec, n as f64, kind)),
+        },
+        (_, Some(Number::Float(f))) => match (spec.kind, spec.precision) {
+            (None, None) => Ok(signed(&spec, f.is_sign_negative(), &float(f.abs()))),
+            (kind, _) => Ok(real(&spec, f, kind.unwrap_or('g'))),
+        },
+        _ => {
+            if let Some(kind) = spec.kind.filter(|k| *k != 's') {
+                return Err(format!(
+                    "Unknown format code '{kind}' for object of type '{}'",
+                    value.type_name()
+                )
+                .into());
+            }
+            let text: String = match spec.precision {
+                Some(precision) => to_str(value)?.chars().take(precision).collect(),
+                None => to_str(value)?,
+            };
+            Ok(pad(&Spec { align: spec.align.or(Some('<')), ..spec }, "", &text))
+        }
+    }
+}
+
+fn parse_spec(text: &str) -> Res<Spec> {
+    let mut spec = Spec::default();
+    let mut chars: Vec<char> = text.chars().collect();
+    let is_align = |c: Option<&char>| matches!(c, Some('<' | '>' | '^' | '='));
+    if is_align(chars.get(1)) {
+        spec.fill = Some(chars[0]);
+        spec.align = Some(chars[1]);
+        chars.drain(..2);
+    } else if is_align(chars.first()) {
+        spec.align = Some(chars.remove(0));
+    }
+    let mut rest: String = chars.into_iter().collect();
+    if let Some(sign) = rest.chars().next().filter(|c| matches!(c, '+' | '-' | ' ')) {
+        spec.sign = Some(sign).filter(|c| *c != '-');
+        rest.remove(0);
+    }
+    if rest.starts_with('#') {
+        spec.alternate = true;
+        rest.remove(0);
+    }
+    if rest.starts_with('0') && spec.align.is_none() {
+        spec.fill = Some('0');
+        spec.align = Some('=');
+    }
+    let (width, after) = number(&rest)?;
+    spec.width = width.unwrap_or(0);
+    let after = match after.strip_prefix([',', '_']) {
+        Some(after_comma) => {
+            spec.comma = true;
+            after_comma
+        }
+        None => after,
+    };
+    let after = match after.strip_prefix('.') {
+        Some(digits) => {
+            let (precision, after) = number(digits)?;
+            spec.precision = Some(precision.ok_or("Format specifier missing precision")?);
+            after
+        }
+        None => after,
+    };
+    let mut chars = after.chars();
+    spec.kind = chars.next();
+    if chars.next().is_some() {
+        return Err("Invalid format specifier".into());
+    }
+    check_size(&spec)?;
+    Ok(spec)
+}
+
+fn integer(spec: &Spec, n: i128, kind: char) -> String {
+    let magnitude = n.unsigned_abs();
+    let (prefix, digits) = match kind {
+        'x' => ("0x", format!("{magnitude:x}")),
+        'X' => ("0X", format!("{magnitude:X}")),
+        'o' => ("0o", format!("{magnitude:o}")),
+        'b' => ("0b", format!("{magnitude:b}")),
+        _ => ("", magnitude.to_string()),
+    };
+    let digits = if spec.comma { with_commas(&digits) } else { digits };
+    let digits = match spec.precision {
+        Some(precision) => format!("{digits:0>precision$}"),
+        None => digits,
+    };
+    let prefix = if spec.alternate { prefix } else { "" };
+    signed(spec, n < 0, &format!("{prefix}{digits}"))
+}
+
+fn with_commas(digits: &str) -> String {
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+fn real(spec: &Spec, f: f64, kind: char) -> String {
+    let precision = spec.precision.unwrap_or(6);
+    let magnitude = f.abs();
+    let text = match kind {
+        _ if !f.is_finite() => float(magnitude),
+        'e' | 'E' => exponent(&format!("{magnitude:.precision$e}")),
+        'g' | 'G' => general(magnitude, precision.max(1)),
+        '%' => format!("{:.precision$}%", magnitude * 100.0),
+        _ => format!("{magnitude:.precision$}"),
+    };
+    let text = match (spec.comma, text.split_once('.')) {
+        (true, Some((whole, fraction))) => format!("{}.{fraction}", with_commas(whole)),
+        (true, None) => with_commas(&text),
+        _ => text,
+    };
+    let text = if kind.is_ascii_uppercase() { text.to_uppercase() } else { text };
+    signed(spec, f.is_sign_negative() && !f.is_nan(), &text)
+}
+
+fn exponent(text: &str) -> String {
+    let (mantissa, e) = text.split_once('e').unwrap_or((text, "0"));
+    let (sign, digits) = match e.strip_prefix('-') {
+        Some(digits) => ('-', digits),
+        None => ('+', e),
+    };
+    format!("{mantissa}e{sign}{digits:0>2}")
+}
+
+/// `%g`: the shorter of the two forms, without trailing zeros.
+fn general(f: f64, precision: usize) -> String {
+    if f == 0.0 {
+        return "0".into();
+    }
+    let strip = |text: &str| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => text.to_string(),
+    };
+    let text = format!("{f:.*e}", precision - 1);
+    let (mantissa, e) = text.split_once('e').unwrap_or((&text, "0"));
+    let e: i64 = e.parse().unwrap_or(0);
+    if e < -4 || e >= precision as i64 {
+        return exponent(&format!("{}e{e}", strip(mantissa)));
+    }
+    strip(&format!("{f:.*}", usize::try_from(precision as i64 - 1 - e).unwrap_or(0)))
+}
+
+fn signed(spec: &Spec, negative: bool, digits: &str) -> String {
+    let sign = match (negative, spec.sign) {
+        (true, _) => "-",
+        (_, Some('+')) => "+",
+        (_, Some(' ')) => " ",
+        _ => "",
+    };
+    pad(spec, sign, digits)
+}
+
+/// Fills to the width; zeros go between the sign and the digits.
+fn pad(spec: &Spec, sign: &str, text: &str) -> String {
+    let missing = spec.width.saturating_sub(sign.len() + text.chars().count());
+    let fill = spec.fill.unwrap_or(' ').to_string();
+    let align = match (spec.align, spec.fill) {
+        // `%05d`: zeros unless the field is left-aligned.
+        (Some('>'), Some('0')) | (Some('='), _) => '=',
+        (align, _) => align.unwrap_or('>'),
+    };
+    match align {
+        '<' => {
+            format!("{sign}{text}{}", if fill == "0" { " ".repeat(missing) } else { fill.repeat(missing) })
+        }
+        '^' => {
+            let left = missing / 2;
+            format!("{}{sign}{text}{}", fill.repeat(left), fill.repeat(missing - left))
+        }
+        '=' => format!("{sign}{}{text}", fill.repeat(missing)),
+        _ => format!("{}{sign}{text}", fill.repeat(missing)),
+    }
+}

@@ -1,0 +1,411 @@
+//! Runs a Jinja template: statements, scopes, output.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::args::CallArgs;
+use super::ast::{Body, Expr, For, Macro, Name, Post, Stmt, StmtKind, Target};
+use super::text::str_to;
+use super::value::{Fail, Loop, MacroValue, Res, Value};
+use crate::PromptError;
+use crate::limits::{Bound, Budget, TEXT_BYTES_MAX};
+
+/// What defining a macro costs: its scope stays until the end.
+const MACRO_STEPS: u64 = 100;
+
+/// Variables of one block; the first scope holds the context and the top-level variables.
+struct Scope {
+    vars: Vec<(Name, Value)>,
+    parent: Option<usize>,
+    /// A macro was defined in here (or deeper), so the scope must outlive its block.
+    captured: bool,
+}
+
+pub(super) struct Interp {
+    scopes: Vec<Scope>,
+    /// The current scope.
+    pub(super) scope: usize,
+    pub(super) namespaces: Vec<IndexMap<Name, Value>>,
+    /// Output, innermost capture last.
+    out: Vec<String>,
+    line: usize,
+    pub(super) budget: Budget,
+    pub(super) now: jiff::civil::DateTime,
+}
+
+/// What a list of statements ended with.
+#[derive(PartialEq)]
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+/// Renders `body` with the variables of `context`.
+pub(super) fn run(
+    body: &Body,
+    context: Vec<(Name, Value)>,
+    now: jiff::civil::DateTime,
+) -> Result<String, PromptError> {
+    let root = Scope { vars: context, parent: None, captured: true };
+    let mut interp = Interp {
+        scopes: vec![root],
+        scope: 0,
+        namespaces: Vec::new(),
+        out: vec![String::new()],
+        line: 1,
+        budget: Budget::new(),
+        now,
+    };
+    match interp.exec(body) {
+        Ok(_) => Ok(interp.out.pop().unwrap_or_default()),
+        Err(fail) => {
+            let line = interp.line;
+            Err(match fail {
+                Fail::Error(message) => PromptError::JinjaRender { line, message },
+                Fail::Raised(message) => PromptError::Raised { line, message },
+                Fail::Bound(bound) => PromptError::Limit { line, bound },
+            })
+        }
+    }
+}
+
+impl Interp {
+    fn exec(&mut self, body: &Body) -> Res<Flow> {
+        self.budget.enter()?;
+        for stmt in body {
+            self.budget.steps(1)?;
+            let flow = self.statement(stmt)?;
+            if flow != Flow::Next {
+                self.budget.leave();
+                return Ok(flow);
+            }
+        }
+        self.budget.leave();
+        Ok(Flow::Next)
+    }
+
+    fn statement(&mut self, stmt: &Stmt) -> Res<Flow> {
+        self.line = stmt.line;
+        match &stmt.kind {
+            StmtKind::Text(text) => self.write(text)?,
+            StmtKind::Print(expr) => {
+                let value = self.eval(expr)?;
+                self.print(&value)?;
+            }
+            StmtKind::If(branches, otherwise) => return self.if_statement(branches, otherwise),
+            StmtKind::For(stmt) => {
+                let items = self.eval(&stmt.iter)?;
+                self.for_loop(stmt, &items, 0)?;
+            }
+            StmtKind::Set(target, expr) => {
+                let value = self.eval(expr)?;
+                self.assign(target, value)?;
+            }
+            StmtKind::SetBlock(target, filters, body) => {
+                let value = self.filtered_block(filters, body)?;
+                self.assign(target, value)?;
+            }
+            StmtKind::Filter(filters, body) => {
+                let value = self.filtered_block(filters, body)?;
+                self.print(&value)?;
+            }
+            StmtKind::Macro(def) => {
+                let value = self.macro_value(def)?;
+                self.set(&def.name, value);
+            }
+            StmtKind::Call(def, call) => self.call_block(def, call)?,
+            StmtKind::With(vars, body) => return self.with(vars, body),
+            StmtKind::Transparent(body) => return self.exec(body),
+            StmtKind::Break => return Ok(Flow::Break),
+            StmtKind::Continue => return Ok(Flow::Continue),
+            StmtKind::NoLoader => return Err("no loader for this environment specified".into()),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn if_statement(&mut self, branches: &[(Expr, Body)], otherwise: &Body) -> Res<Flow> {
+        for (test, body) in branches {
+            if self.eval(test)?.truth() {
+                return self.exec(body);
+            }
+        }
+        self.exec(otherwise)
+    }
+
+    fn with(&mut self, vars: &[(Target, Expr)], body: &Body) -> Res<Flow> {
+        // Jinja evaluates all values outside, before the block's scope begins.
+        let values = vars.iter().map(|(_, expr)| self.eval(expr)).collect::<Res<Vec<_>>>()?;
+        let outer = self.push_scope(self.scope);
+        for ((target, _), value) in vars.iter().zip(values) {
+            self.assign(target, value)?;
+        }
+        let flow = self.exec(body)?;
+        self.pop_scope(outer);
+        Ok(flow)
+    }
+
+    /// `{% for %}` over `items`; `level` is the nesting of a recursive loop.
+    pub(super) fn for_loop(&mut self, stmt: &Arc<For>, items: &Value, level: usize) -> Res<()> {
+        self.budget.enter()?;
+        let mut items = items.iterate()?;
+        self.budget.steps(items.len() as u64)?;
+        if let Some(filter) = &stmt.filter {
+            let mut kept = Vec::new();
+            for item in items {
+                let outer = self.push_scope(self.scope);
+                self.assign(&stmt.target, item.clone())?;
+                let keep = self.eval(filter)?.truth();
+                self.pop_scope(outer);
+                if keep {
+                    kept.push(item);
+                }
+            }
+            items = kept;
+        }
+        if items.is_empty() {
+            let outer = self.push_scope(self.scope);
+            self.exec(&stmt.otherwise)?;
+            self.pop_scope(outer);
+            self.budget.leave();
+            return Ok(());
+        }
+        let recursive = stmt.recursive.then(|| {
+            self.capture(self.scope);
+            (Arc::clone(stmt), self.scope)
+        });
+        let state = Rc::new(Loop::new(items, level, recursive)?);
+        for at in 0..state.items.len() {
+            self.budget.steps(1)?;
+            state.at.set(at);
+            let outer = self.push_scope(self.scope);
+            self.set(&loop_name(), Value::Loop(Rc::clone(&state)));
+            self.assign(&stmt.target, state.items[at].clone())?;
+            let flow = self.exec(&stmt.body)?;
+            self.pop_scope(outer);
+            if flow == Flow::Break {
+                break;
+            }
+        }
+        self.budget.leave();
+        Ok(())
+    }
+
+    fn filtered_block(&mut self, filters: &[Post], body: &Body) -> Res {
+        let outer = self.push_scope(self.scope);
+        let text = self.capture_output(|interp| interp.exec(body).map(|_| ()))?;
+        self.pop_scope(outer);
+        self.posts(Value::str(text), filters)
+    }
+
+    fn call_block(&mut self, def: &Arc<Macro>, call: &Expr) -> Res<()> {
+        let caller = self.macro_value(def)?;
+        let Expr::Post(base, posts) = call else { return Err("expected call".into()) };
+        let Some((Post::Call(args), before)) = posts.split_last() else { return Err("expected call".into()) };
+        let base = self.eval(base)?;
+        let callee = self.posts(base, before)?;
+        let mut args = self.arguments(args)?;
+        args.named.push(("caller".into(), caller));
+        let value = self.call(&callee, args)?;
+        self.print(&value)
+    }
+
+    fn macro_value(&mut self, def: &Arc<Macro>) -> Res {
+        self.budget.steps(MACRO_STEPS)?;
+        self.capture(self.scope);
+        Ok(Value::Macro(Rc::new(MacroValue { def: Arc::clone(def), scope: self.scope })))
+    }
+
+    /// Calls a macro; its result is the text it wrote.
+    pub(super) fn call_macro(&mut self, value: &MacroValue, args: CallArgs) -> Res {
+        let def = &value.def;
+        let caller_scope = self.scope;
+        let outer = self.push_scope(value.scope);
+        self.bind_params(def, args)?;
+        let line = self.line;
+        let text = self.capture_output(|interp| interp.exec(&def.body).map(|_| ()))?;
+        self.line = line;
+        self.pop_scope(outer);
+        self.scope = caller_scope;
+        Ok(Value::str(text))
+    }
+
+    fn bind_params(&mut self, def: &Macro, args: CallArgs) -> Res<()> {
+        let mut named = args.named;
+        let mut positional = args.pos.into_iter();
+        let mut bound: Vec<Option<Value>> = Vec::with_capacity(def.params.len());
+        for (name, _) in &def.params {
+            let value = match positional.next() {
+                Some(value) => Some(value),
+                None => named.iter().position(|(n, _)| n == name).map(|at| named.remove(at).1),
+            };
+            bound.push(value);
+        }
+        let rest: Vec<Value> = positional.collect();
+        if !rest.is_empty() && !def.takes.varargs {
+            let most = def.params.len();
+            return Err(format!("macro '{}' takes not more than {most} argument(s)", def.name).into());
+        }
+        if let Some(at) = named.iter().position(|(n, _)| &**n == "caller") {
+            let caller = named.remove(at).1;
+            if !def.takes.caller {
+                let message = format!(
+                    "macro '{}' was invoked with two values for the special caller argument",
+                    def.name
+                );
+                let unused = format!("macro '{}' takes no keyword argument 'caller'", def.name);
+                return Err(
+                    if def.params.iter().any(|(n, _)| &**n == "caller") { message } else { unused }.into()
+                );
+            }
+            self.set(&"caller".into(), caller);
+        } else if def.takes.caller {
+            self.set(&"caller".into(), Value::Undefined("No caller defined".into()));
+        }
+        if let Some((name, _)) = named.first().filter(|_| !def.takes.kwargs) {
+            return Err(format!("macro '{}' takes no keyword argument '{name}'", def.name).into());
+        }
+        if def.takes.varargs {
+            let rest = Value::tuple(rest)?;
+            self.set(&"varargs".into(), rest);
+        }
+        if def.takes.kwargs {
+            let entries = named.into_iter().map(|(n, v)| (Value::Str(n), v)).collect();
+            self.set(&"kwargs".into(), Value::dict(entries)?);
+        }
+        for ((name, default), value) in def.params.iter().zip(bound) {
+            let value = match (value, default) {
+                (Some(value), _) => value,
+                (None, Some(default)) => self.eval(default)?,
+                (None, None) => Value::Undefined(format!("parameter '{name}' was not provided").into()),
+            };
+            self.set(name, value);
+        }
+        Ok(())
+    }
+
+    /// Runs something and gives what it wrote.
+    pub(super) fn capture_output(&mut self, f: impl FnOnce(&mut Self) -> Res<()>) -> Res<String> {
+        self.budget.enter()?;
+        self.out.push(String::new());
+        f(self)?;
+        self.budget.leave();
+        Ok(self.out.pop().unwrap_or_default())
+    }
+
+    fn print(&mut self, value: &Value) -> Res<()> {
+        if let Value::Str(text) = value {
+            return self.write(text);
+        }
+        let mut text = String::new();
+        str_to(&mut text, value)?;
+        self.write(&text)
+    }
+
+    fn write(&mut self, text: &str) -> Res<()> {
+        self.budget.text(text.len())?;
+        let Some(out) = self.out.last_mut() else { return Ok(()) };
+        if out.len() + text.len() > TEXT_BYTES_MAX {
+            return Err(Bound::Text.into());
+        }
+        out.push_str(text);
+        Ok(())
+    }
+
+    fn assign(&mut self, target: &Target, value: Value) -> Res<()> {
+        match target {
+            Target::Name(name) => {
+                self.set(name, value);
+                Ok(())
+            }
+            Target::Attr(name, attribute) => match self.lookup(name) {
+                Value::Namespace(at) => {
+                    check_attribute(attribute)?;
+                    self.namespaces[at].insert(Arc::clone(attribute), value);
+                    Ok(())
+                }
+                _ => Err("cannot assign attribute on non-namespace object".into()),
+            },
+            Target::Tuple(targets) => {
+                let values = value.iterate()?;
+                match values.len().cmp(&targets.len()) {
+                    std::cmp::Ordering::Less => Err(format!(
+                        "not enough values to unpack (expected {}, got {})",
+                        targets.len(),
+                        values.len()
+                    )
+                    .into()),
+                    std::cmp::Ordering::Greater => {
+                        Err(format!("too many values to unpack (expected {})", targets.len()).into())
+                    }
+                    std::cmp::Ordering::Equal => {
+                        targets.iter().zip(values).try_for_each(|(t, v)| self.assign(t, v))
+                    }
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, name: &Name, value: Value) {
+        let vars = &mut self.scopes[self.scope].vars;
+        match vars.iter_mut().find(|(n, _)| n == name) {
+            Some(var) => var.1 = value,
+            None => vars.push((Arc::clone(name), value)),
+        }
+    }
+
+    pub(super) fn lookup(&self, name: &str) -> Value {
+        let mut scope = Some(self.scope);
+        while let Some(at) = scope {
+            if let Some((_, value)) = self.scopes[at].vars.iter().find(|(n, _)| **n == *name) {
+                return value.clone();
+            }
+            scope = self.scopes[at].parent;
+        }
+        match super::globals::find(name) {
+            Some(function) => Value::Function(function),
+            None => Value::Undefined(format!("'{name}' is undefined").into()),
+        }
+    }
+
+    /// Begins a scope inside `parent` and gives the one to return to.
+    pub(super) fn push_scope(&mut self, parent: usize) -> usize {
+        self.scopes.push(Scope { vars: Vec::new(), parent: Some(parent), captured: false });
+        std::mem::replace(&mut self.scope, self.scopes.len() - 1)
+    }
+
+    pub(super) fn pop_scope(&mut self, outer: usize) {
+        if self.scope + 1 == self.scopes.len() && !self.scopes[self.scope].captured {
+            self.scopes.pop();
+        }
+        self.scope = outer;
+    }
+
+    /// Keeps a scope and those around it until the end.
+    fn capture(&mut self, scope: usize) {
+        let mut scope = Some(scope);
+        while let Some(at) = scope.filter(|at| !self.scopes[*at].captured) {
+            self.scopes[at].captured = true;
+            scope = self.scopes[at].parent;
+        }
+    }
+}
+
+/// Names that a namespace may not have.
+pub(super) fn check_attribute(name: &str) -> Res<()> {
+    if name.starts_with('_') {
+        return Err(format!(
+            "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '{name}'. \
+             Please rename the attribute."
+        )
+        .into());
+    }
+    Ok(())
+}
+
+fn loop_name() -> Name {
+    static NAME: std::sync::LazyLock<Name> = std::sync::LazyLock::new(|| Arc::from("loop"));
+    Arc::clone(&NAME)
+}

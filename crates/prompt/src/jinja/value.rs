@@ -1,0 +1,369 @@
+//! Values of a running Jinja template: Python's, immutable but for namespaces, which live in the interpreter.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use serde_json::Value as Json;
+
+use super::ast;
+use crate::limits::Bound;
+
+/// Deepest nesting of lists and dicts, so that walking or dropping a value never exhausts the stack.
+pub(super) const VALUE_DEPTH_MAX: u32 = 200;
+
+/// Why an operation failed; the interpreter adds the line.
+#[derive(Debug)]
+pub(super) enum Fail {
+    /// What Python would say.
+    Error(String),
+    /// `raise_exception`.
+    Raised(String),
+    Bound(Bound),
+}
+
+pub(super) type Res<T = Value> = Result<T, Fail>;
+
+impl From<String> for Fail {
+    fn from(message: String) -> Self {
+        Fail::Error(message)
+    }
+}
+
+impl From<&str> for Fail {
+    fn from(message: &str) -> Self {
+        Fail::Error(message.to_string())
+    }
+}
+
+impl From<Bound> for Fail {
+    fn from(bound: Bound) -> Self {
+        Fail::Bound(bound)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    /// Holds what a use of it is answered with.
+    Undefined(Rc<str>),
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str(Arc<str>),
+    Seq(Rc<Seq>),
+    Dict(Rc<Dict>),
+    Generator(Rc<Generator>),
+    /// Index into the interpreter's namespaces.
+    Namespace(usize),
+    /// A global function by name.
+    Function(&'static str),
+    /// A method bound to its value.
+    Method(Rc<(Value, &'static str)>),
+    Macro(Rc<MacroValue>),
+    Loop(Rc<Loop>),
+    Cycler(Rc<Cycler>),
+    /// `joiner(sep)`: empty at the first call.
+    Joiner(Rc<(Value, Cell<bool>)>),
+}
+
+/// A list or one of its look-alikes.
+#[derive(Debug)]
+pub(super) struct Seq {
+    pub(super) kind: SeqKind,
+    pub(super) items: Vec<Value>,
+    depth: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SeqKind {
+    List,
+    Tuple,
+    /// `range(start, stop, step)`
+    Range(i128, i128, i128),
+    /// `dict_keys`, `dict_values`, `dict_items`
+    View(&'static str),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Dict {
+    pub(super) map: IndexMap<Key, (Value, Value)>,
+    depth: u32,
+}
+
+/// What may be a key; equal for values that Python holds equal (`1`, `1.0`, `True`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    None,
+    Int(i128),
+    Float(u64),
+    Str(Arc<str>),
+    Tuple(Vec<Key>),
+}
+
+/// A result that can be walked once, as Python's generators.
+#[derive(Debug)]
+pub(super) struct Generator {
+    items: RefCell<Option<Vec<Value>>>,
+    depth: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct MacroValue {
+    pub(super) def: Arc<ast::Macro>,
+    /// The scope that it was defined in.
+    pub(super) scope: usize,
+}
+
+/// The `loop` variable.
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub(super) items: Rc<Vec<Value>>,
+    pub(super) at: Cell<usize>,
+    /// Nesting of a recursive loop, from 0.
+    pub(super) level: usize,
+    /// For `loop(…)`: the statement and the scope around it.
+    pub(super) recursive: Option<(Arc<ast::For>, usize)>,
+    pub(super) changed: RefCell<Option<Vec<Value>>>,
+    depth: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Cycler {
+    pub(super) items: Vec<Value>,
+    pub(super) at: Cell<usize>,
+    depth: u32,
+}
+
+impl Value {
+    pub(super) fn str(text: impl AsRef<str>) -> Value {
+        Value::Str(Arc::from(text.as_ref()))
+    }
+
+    pub(super) fn seq(kind: SeqKind, items: Vec<Value>) -> Res {
+        let depth = depth_over(&items)?;
+        Ok(Value::Seq(Rc::new(Seq { kind, items, depth })))
+    }
+
+    pub(super) fn list(items: Vec<Value>) -> Res {
+        Value::seq(SeqKind::List, items)
+    }
+
+    pub(super) fn tuple(items: Vec<Value>) -> Res {
+        Value::seq(SeqKind::Tuple, items)
+    }
+
+    pub(super) fn generator(items: Vec<Value>) -> Res {
+        let depth = depth_over(&items)?;
+        Ok(Value::Generator(Rc::new(Generator { items: RefCell::new(Some(items)), depth })))
+    }
+
+    pub(super) fn dict(entries: Vec<(Value, Value)>) -> Res {
+        let mut map = IndexMap::with_capacity(entries.len());
+        let mut depth = 0;
+        for (key, value) in entries {
+            depth = depth.max(value.depth()).max(key.depth());
+            // Python keeps the first of two equal keys, with the last value.
+            match map.entry(Key::of(&key)?) {
+                indexmap::map::Entry::Occupied(mut entry) => {
+                    let old: &mut (Value, Value) = entry.get_mut();
+                    old.1 = value;
+                }
+                indexmap::map::Entry::Vacant(entry) => _ = entry.insert((key, value)),
+            }
+        }
+        if depth >= VALUE_DEPTH_MAX {
+            return Err(Bound::Depth.into());
+        }
+        Ok(Value::Dict(Rc::new(Dict { map, depth: depth + 1 })))
+    }
+
+    pub(super) fn cycler(items: Vec<Value>) -> Res {
+        let depth = depth_over(&items)?;
+        Ok(Value::Cycler(Rc::new(Cycler { items, at: Cell::new(0), depth })))
+    }
+
+    /// JSON as Python decodes it.
+    pub(super) fn from_json(json: &Json) -> Res {
+        Ok(match json {
+            Json::Null => Value::None,
+            Json::Bool(b) => Value::Bool(*b),
+            Json::Number(n) => match (n.as_i64(), n.as_u64()) {
+                (Some(n), _) => Value::Int(n.into()),
+                (_, Some(n)) => Value::Int(n.into()),
+                _ => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(s) => Value::str(s),
+            Json::Array(items) => Value::list(items.iter().map(Value::from_json).collect::<Res<_>>()?)?,
+            Json::Object(map) => {
+                let entries = map.iter().map(|(k, v)| Ok((Value::str(k), Value::from_json(v)?)));
+                Value::dict(entries.collect::<Res<_>>()?)?
+            }
+        })
+    }
+
+    fn depth(&self) -> u32 {
+        match self {
+            Value::Seq(s) => s.depth,
+            Value::Dict(d) => d.depth,
+            Value::Generator(g) => g.depth,
+            Value::Method(m) => 1 + m.0.depth(),
+            Value::Loop(l) => l.depth,
+            Value::Cycler(c) => c.depth,
+            Value::Joiner(j) => 1 + j.0.depth(),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn is_undefined(&self) -> bool {
+        matches!(self, Value::Undefined(_))
+    }
+
+    pub(super) fn truth(&self) -> bool {
+        match self {
+            Value::Undefined(_) | Value::None => false,
+            Value::Bool(b) => *b,
+            Value::Int(n) => *n != 0,
+            Value::Float(f) => *f != 0.0,
+            Value::Str(s) => !s.is_empty(),
+            Value::Seq(s) => !s.items.is_empty(),
+            Value::Dict(d) => !d.map.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Python's name of the type.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Value::Undefined(_) => "Undefined",
+            Value::None => "NoneType",
+            Value::Bool(_) => "bool",
+            Value::Int(_) => "int",
+            Value::Float(_) => "float",
+            Value::Str(_) => "str",
+            Value::Seq(s) => match s.kind {
+                SeqKind::List => "list",
+                SeqKind::Tuple => "tuple",
+                SeqKind::Range(..) => "range",
+                SeqKind::View(name) => name,
+            },
+            Value::Dict(_) => "dict",
+            Value::Generator(_) => "generator",
+            Value::Namespace(_) => "Namespace",
+            Value::Function(_) => "function",
+            Value::Method(_) => "builtin_function_or_method",
+            Value::Macro(_) => "Macro",
+            Value::Loop(_) => "LoopContext",
+            Value::Cycler(_) => "Cycler",
+            Value::Joiner(_) => "Joiner",
+        }
+    }
+
+    /// The number, with booleans as 0 and 1.
+    pub(super) fn number(&self) -> Option<Number> {
+        match self {
+            Value::Bool(b) => Some(Number::Int((*b).into())),
+            Value::Int(n) => Some(Number::Int(*n)),
+            Value::Float(f) => Some(Number::Float(*f)),
+            _ => None,
+        }
+    }
+
+    /// An integer argument.
+    pub(super) fn int(&self) -> Res<i128> {
+        match self.number() {
+            Some(Number::Int(n)) => Ok(n),
+            _ => Err(format!("'{}' object cannot be interpreted as an integer", self.type_name()).into()),
+        }
+    }
+
+    /// The items of anything that can be walked; undefined is empty.
+    pub(super) fn iterate(&self) -> Res<Vec<Value>> {
+        match self {
+            Value::Undefined(_) => Ok(Vec::new()),
+            Value::Str(s) => Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect()),
+            Value::Seq(s) => Ok(s.items.clone()),
+            Value::Dict(d) => Ok(d.map.values().map(|(k, _)| k.clone()).collect()),
+            Value::Generator(g) => Ok(g.items.borrow_mut().take().unwrap_or_default()),
+            other => Err(format!("'{}' object is not iterable", other.type_name()).into()),
+        }
+    }
+
+    /// How many steps walking the value costs.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Value::Str(s) => s.len(),
+            Value::Seq(s) => s.items.len(),
+            Value::Dict(d) => d.map.len(),
+            Value::Generator(g) => g.items.borrow().as_ref().map_or(0, Vec::len),
+            _ => 1,
+        }
+    }
+}
+
+fn depth_over(items: &[Value]) -> Res<u32> {
+    let depth = items.iter().map(Value::depth).max().unwrap_or(0);
+    if depth >= VALUE_DEPTH_MAX { Err(Bound::Depth.into()) } else { Ok(depth + 1) }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Number {
+    Int(i128),
+    Float(f64),
+}
+
+impl Number {
+    pub(super) fn float(self) -> f64 {
+        match self {
+            Number::Int(n) => n as f64,
+            Number::Float(f) => f,
+        }
+    }
+}
+
+impl Key {
+    pub(super) fn of(value: &Value) -> Res<Key> {
+        Ok(match value {
+            Value::None => Key::None,
+            Value::Bool(b) => Key::Int((*b).into()),
+            Value::Int(n) => Key::Int(*n),
+            // Whole floats equal their integers. The range keeps the conversion exact.
+            Value::Float(f) if f.fract() == 0.0 && f.abs() < 1e15 => Key::Int(*f as i128),
+            Value::Float(f) => Key::Float(f.to_bits()),
+            Value::Str(s) => Key::Str(Arc::clone(s)),
+            Value::Seq(s) if s.kind == SeqKind::Tuple => {
+                Key::Tuple(s.items.iter().map(Key::of).collect::<Res<_>>()?)
+            }
+            other => return Err(format!("unhashable type: '{}'", other.type_name()).into()),
+        })
+    }
+}
+
+impl Dict {
+    pub(super) fn get(&self, key: &Value) -> Option<&Value> {
+        Key::of(key).ok().and_then(|key| self.map.get(&key)).map(|(_, value)| value)
+    }
+
+    pub(super) fn get_str(&self, key: &str) -> Option<&Value> {
+        self.map.get(&Key::Str(Arc::from(key))).map(|(_, value)| value)
+    }
+}
+
+impl Loop {
+    pub(super) fn new(
+        items: Vec<Value>,
+        level: usize,
+        recursive: Option<(Arc<ast::For>, usize)>,
+    ) -> Res<Loop> {
+        let depth = depth_over(&items)?;
+        Ok(Loop {
+            items: Rc::new(items),
+            at: Cell::new(0),
+            level,
+            recursive,
+            changed: RefCell::new(None),
+            depth,
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! The variables that a chat template of Hugging Face reads, and what must be adapted to a particular template.
+//!
+//! Templates disagree on the form of their input: some take no system message, some want call arguments as text or
+//! contents as lists of parts. What a template wants is found out by rendering tiny conversations with it, once.
+
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::PromptError;
+use crate::chat::Chat;
+use crate::jinja::JinjaTemplate;
+use crate::message::{Message, Think, ToolCall};
+use crate::thinking::tags_in_jinja;
+
+/// What probing a template showed; each is found out when it first matters.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Habits {
+    /// It writes the text of a system message.
+    system: OnceLock<bool>,
+    /// It wants the arguments of calls as JSON text.
+    text_arguments: OnceLock<bool>,
+    /// It wants contents as `[{"type": "text", "text": …}]`.
+    parts: OnceLock<bool>,
+}
+
+pub(crate) fn render(
+    template: &JinjaTemplate,
+    chat: &Chat<'_>,
+    messages: &[Message],
+    think: Option<&Think>,
+) -> Result<String, PromptError> {
+    // A trailing answer is to be gone on with, but most templates would close it.
+    let (closed, open) = match messages.split_last() {
+        Some((last, before))
+            if last.role == "assistant" && last.tool_calls.is_empty() && !before.is_empty() =>
+        {
+            (before, Some(last))
+        }
+        _ => (messages, None),
+    };
+    let mut variables = base_variables(template, chat, think);
+    variables.insert("messages".into(), messages_value(template, closed));
+    variables.extend(chat.variables.clone());
+    let mut prompt = run(template, &variables, chat.now())?;
+    if let Some(message) = open {
+        continue_answer(template, &mut prompt, message);
+    }
+    Ok(prompt)
+}
+
+fn run(
+    template: &JinjaTemplate,
+    variables: &Map<String, Json>,
+    now: jiff::civil::DateTime,
+) -> Result<String, PromptError> {
+    template.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now)
+}
+
+fn base_variables(template: &JinjaTemplate, chat: &Chat<'_>, think: Option<&Think>) -> Map<String, Json> {
+    let mut variables = Map::new();
+    let mut set = |name: &str, value: Json| _ = variables.insert(name.into(), value);
+    let now = chat.now();
+    let date = |format: &str| jiff::fmt::strtime::format(format, now).unwrap_or_default();
+    set("add_generation_prompt", json!(true));
+    set("bos_token", json!(chat.bos));
+    set("eos_token", json!(chat.eos));
+    set("tools", if chat.tools.is_empty() { Json::Null } else { json!(chat.tools) });
+    set("documents", Json::Null);
+    set("date_string", json!(date("%d %b %Y")));
+    set("datetime", json!(date("%b %d %Y")));
+    if let Some(think) = think {
+        set("enable_thinking", json!(think.is_on()));
+        set("thinking", json!(think.is_on()));
+        if let Think::Level(level) = think {
+            set("reasoning_effort", json!(level));
+        }
+    }
+    // Old templates with tools read them under the name of OpenAI's first such interface.
+    if template.source().contains("functions") && !template.source().contains("tools") {
+        set("functions", json!(chat.tools));
+    }
+    variables
+}
+
+/// Goes on behind the generation prompt with an unfinished answer: thoughts first, in their tags.
+fn continue_answer(template: &JinjaTemplate, prompt: &mut String, message: &Message) {
+    let thinking = message.thinking.as_deref().unwrap_or("");
+    if let Some(tags) = tags_in_jinja(template.source()) {
+        let is_open = prompt.trim_end().ends_with(&tags.open);
+        if !thinking.is_empty() && !is_open {
+            prompt.push_str(&tags.open);
+        }
+        if !thinking.is_empty() || is_open {
+            if !prompt.ends_with('\n') {
+                prompt.push('\n');
+            }
+            prompt.push_str(thinking);
+            prompt.push('\n');
+            prompt.push_str(&tags.close);
+            prompt.push_str("\n\n");
+        }
+    }
+    prompt.push_str(&message.content);
+}
+
+fn messages_value(template: &JinjaTemplate, messages: &[Message]) -> Json {
+    let has_system = messages.iter().any(|m| m.role == "system" || m.role == "developer");
+    let merged =
+        if has_system && !writes_system(template) { merge_system(messages) } else { messages.to_vec() };
+    let text_arguments = merged.iter().any(|m| !m.tool_calls.is_empty()) && wants_text_arguments(template);
+    let parts = wants_parts(template);
+    Json::Array(merged.iter().map(|m| message_value(template, m, text_arguments, parts)).collect())
+}
+
+/// Puts system texts in front of the next user message, for templates that refuse or forget them.
+fn merge_system(messages: &[Message]) -> Vec<Message> {
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut system = String::new();
+    for message in messages {
+        if message.role == "system" || message.role == "developer" {
+            if !system.is_empty() {
+                system.push('\n');
+            }
+            system.push_str(&message.content);
+            continue;
+        }
+        let mut message = message.clone();
+        if message.role == "user" && !system.is_empty() {
+            let between = if message.content.is_empty() { "" } else { "\n" };
+            message.content = format!("{system}{between}{}", message.content);
+            system.clear();
+        }
+        merged.push(message);
+    }
+    if !system.is_empty() {
+        merged.push(Message::new("user", system));
+    }
+    merged
+}
+
+fn message_value(template: &JinjaTemplate, m: &Message, text_arguments: bool, parts: bool) -> Json {
+    let source = template.source();
+    // `developer` is OpenAI's newer name for `system`; few templates know it.
+    let role = if m.role == "developer" && !source.contains("developer") { "system" } else { &m.role };
+    let content = if parts { json!([{"type": "text", "text": m.content}]) } else { json!(m.content) };
+    let mut value = json!({"role": role, "content": content});
+    let mut set = |name: &str, field: Json| _ = value.as_object_mut().map(|o| o.insert(name.into(), field));
+    if let Some(thinking) = m.thinking.as_deref().filter(|t| !t.is_empty()) {
+        if source.contains("reasoning_content") || !source.contains("thinking") {
+            set("reasoning_content", json!(thinking));
+        } else {
+            set("thinking", json!(thinking));
+        }
+    }
+    if !m.tool_calls.is_empty() {
+        set("tool_calls", m.tool_calls.iter().map(|call| call_value(call, text_arguments)).collect());
+    }
+    if let Some(name) = &m.tool_name {
+        set("name", json!(name));
+    }
+    if let Some(id) = &m.tool_call_id {
+        set("tool_call_id", json!(id));
+    }
+    value
+}
+
+fn call_value(call: &ToolCall, text_arguments: bool) -> Json {
+    let arguments = Json::Object(call.function.arguments.clone());
+    let arguments = if text_arguments { Json::String(arguments.to_string()) } else { arguments };
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    })
+}
+
+const SYSTEM: &str = "puna-probe-system";
+const USER: &str = "puna-probe-user";
+
+fn writes_system(template: &JinjaTemplate) -> bool {
+    *template.habits().system.get_or_init(|| {
+        let content = |text: &str| probe_content(template, text);
+        let messages = json!([
+            {"role": "system", "content": content(SYSTEM)},
+            {"role": "user", "content": content(USER)},
+        ]);
+        probe(template, messages, Json::Null).is_some_and(|text| text.contains(SYSTEM))
+    })
+}
+
+fn wants_parts(template: &JinjaTemplate) -> bool {
+    *template.habits().parts.get_or_init(|| {
+        let writes = |content: Json| {
+            let messages = json!([{"role": "user", "content": content}]);
+            probe(template, messages, Json::Null).is_some_and(|text| text.contains(USER))
+        };
+        !writes(json!(USER)) && writes(json!([{"type": "text", "text": USER}]))
+    })
+}
+
+fn wants_text_arguments(template: &JinjaTemplate) -> bool {
+    *template.habits().text_arguments.get_or_init(|| {
+        let render = |arguments: Json| {
+            let function = json!({"name": "probe_tool", "arguments": arguments});
+            let messages = json!([
+                {"role": "user", "content": probe_content(template, USER)},
+                {"role": "assistant", "content": "", "tool_calls": [
+                    {"id": "probe0001", "type": "function", "function": function},
+                ]},
+            ]);
+            let parameters =
+                json!({"type": "object", "properties": {"probe_key": {"type": "string", "description": ""}}});
+            let tools = json!([{"type": "function", "function":
+                {"name": "probe_tool", "description": "", "parameters": parameters}}]);
+            probe(template, messages, tools)
+        };
+        // As an object it must come out as something other than Python's form of a dict.
+        let good = render(json!({"probe_key": "probe_value"}))
+            .is_some_and(|text| text.contains("probe_value") && !text.contains("{'probe_key'"));
+        !good
+            && render(json!("{\"probe_key\": \"probe_value\"}"))
+                .is_some_and(|text| text.contains("{\"probe_key\": \"probe_value\"}"))
+    })
+}
+
+fn probe_content(template: &JinjaTemplate, text: &str) -> Json {
+    if wants_parts(template) { json!([{"type": "text", "text": text}]) } else { json!(text) }
+}
+
+fn probe(template: &JinjaTemplate, messages: Json, tools: Json) -> Option<String> {
+    let chat = Chat { now: Some(jiff::civil::DateTime::default()), ..Chat::new(&[]) };
+    let mut variables = base_variables(template, &chat, None);
+    variables.insert("messages".into(), messages);
+    variables.insert("tools".into(), tools);
+    run(template, &variables, chat.now()).ok()
+}

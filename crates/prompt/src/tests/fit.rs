@@ -1,0 +1,108 @@
+//! Truncation: what goes, what stays, and how often a prompt is rendered.
+
+use crate::{Chat, Fitted, Kind, Message, PromptError, Template, fit};
+
+const CHATML: &str = "{{ range .Messages }}<{{ .Role }}>{{ .Content }}\n{{ end }}";
+/// Refuses a conversation that does not begin with a user message.
+const STRICT: &str = "{% for m in messages %}{% if loop.first and m.role != 'user' %}\
+    {{ raise_exception('must begin with user') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";
+
+fn go(source: &str) -> Template {
+    Template::parse(Kind::Go, source).expect("the template parses")
+}
+
+/// A conversation of n user and assistant messages, each counted as 10 tokens by `tokens`.
+fn talk(n: usize) -> Vec<Message> {
+    let role = |i: usize| if i.is_multiple_of(2) { "user" } else { "assistant" };
+    (0..n).map(|i| Message::new(role(i), format!("message {i}"))).collect()
+}
+
+/// Fits and also tells how many prompts were counted. Every line is 10 tokens.
+fn run(template: &Template, messages: &[Message], limit: usize) -> (Fitted, usize) {
+    let mut counted = 0;
+    let fitted = fit(template, &Chat::new(messages), limit, &mut |prompt| {
+        counted += 1;
+        Ok(10 * prompt.lines().count())
+    });
+    (fitted.expect("it renders"), counted)
+}
+
+#[test]
+fn a_conversation_that_fits_is_rendered_once_and_whole() {
+    let (fitted, counted) = run(&go(CHATML), &talk(9), 90);
+    assert_eq!((fitted.dropped_messages, fitted.tokens, counted), (0, 90, 1));
+    assert!(!fitted.truncated());
+}
+
+#[test]
+fn the_fewest_oldest_messages_are_dropped() {
+    for limit in 10..200 {
+        let (fitted, _) = run(&go(CHATML), &talk(20), limit);
+        assert_eq!(fitted.dropped_messages, 20 - (limit / 10).min(20), "limit {limit}");
+        assert!(fitted.tokens <= limit && fitted.prompt.ends_with("<assistant>message 19\n"));
+    }
+}
+
+#[test]
+fn system_messages_stay_wherever_they_stand() {
+    let mut messages = talk(8);
+    messages.insert(0, Message::new("system", "first"));
+    messages.insert(4, Message::new("system", "second"));
+    let (fitted, _) = run(&go(CHATML), &messages, 40);
+    // The two system messages become neighbours, and collation joins them with an empty line.
+    assert_eq!(fitted.prompt, "<system>first\n\nsecond\n<assistant>message 7\n");
+    assert_eq!(fitted.dropped_messages, 7);
+}
+
+#[test]
+fn a_newest_message_that_is_too_long_is_kept_and_reported() {
+    let (fitted, _) = run(&go(CHATML), &talk(5), 5);
+    assert_eq!(fitted.prompt, "<user>message 4\n");
+    assert!(fitted.too_long && fitted.truncated());
+    assert_eq!(fitted.dropped_messages, 4);
+}
+
+#[test]
+fn a_long_conversation_is_counted_only_a_few_times() {
+    let (fitted, counted) = run(&go(CHATML), &talk(1001), 3000);
+    assert_eq!(fitted.dropped_messages, 701);
+    assert!(counted <= 12, "{counted} prompts were counted");
+}
+
+#[test]
+fn cuts_that_the_template_refuses_are_passed_over() {
+    let template = Template::parse(Kind::Jinja, STRICT).expect("it parses");
+    let (fitted, _) = run(&template, &talk(11), 65);
+    // Six messages would fit, but the sixth from the end is an answer.
+    assert_eq!(fitted.dropped_messages, 6);
+    assert!(fitted.prompt.starts_with("<user>message 6\n"));
+    assert!(!fitted.too_long);
+}
+
+#[test]
+fn a_conversation_that_the_template_refuses_as_a_whole_is_an_error() {
+    let template = Template::parse(Kind::Jinja, STRICT).expect("it parses");
+    let messages = [Message::new("assistant", "hello"), Message::new("user", "hi")];
+    let result = fit(&template, &Chat::new(&messages), 5, &mut |_| Ok(100));
+    assert!(matches!(result, Err(PromptError::Raised { message, .. }) if message == "must begin with user"));
+}
+
+#[test]
+fn images_count_with_their_tokens() {
+    let mut messages = talk(3);
+    messages[0].images.push(crate::Image("aW1n".into()));
+    let chat = Chat { image_tokens: 768, ..Chat::new(&messages) };
+    let mut count = |prompt: &str| Ok(10 * prompt.lines().count());
+    let whole = fit(&go(CHATML), &chat, 1000, &mut count).expect("it renders");
+    assert_eq!((whole.tokens, whole.dropped_messages), (798, 0));
+    assert!(whole.prompt.starts_with("<user>[img-0]message 0\n"));
+    let cut = fit(&go(CHATML), &chat, 700, &mut count).expect("it renders");
+    assert_eq!((cut.tokens, cut.dropped_messages), (20, 1));
+}
+
+#[test]
+fn an_error_of_the_counter_ends_the_search() {
+    let result =
+        fit(&go(CHATML), &Chat::new(&talk(3)), 5, &mut |_| Err(PromptError::Count("no vocabulary".into())));
+    assert_eq!(result, Err(PromptError::Count("no vocabulary".into())));
+}

@@ -1,0 +1,7 @@
+//! Tests that reach into the crate. The cases under `tests/data` were made by the reference implementations.
+
+mod chat;
+mod fit;
+mod go_cases;
+mod jinja_cases;
+mod thinking;
