@@ -2,8 +2,8 @@
 //!
 //! Models published in Ollama's library differ from llama.cpp's form of the same architecture: other key names,
 //! other tensor names, tensors of an image encoder among those of the language model. A [`View`] shows such a file
-//! in llama.cpp's form. Nothing is rewritten: a tensor of the view is a tensor of the file under another name or a
-//! prefix of its rows. A file in llama.cpp's form is shown as it is.
+//! in llama.cpp's form. Nothing on disk is rewritten: a tensor of the view is one of the file under its own or another
+//! name, or, in a few forms, made of several of them when it is asked for. A file in llama.cpp's form is shown as it is.
 
 mod forms;
 mod rules;
@@ -105,14 +105,7 @@ impl View {
 
     fn view<'a>(&'a self, entry: &'a Entry) -> TensorView<'a> {
         let source = &self.gguf.tensors()[entry.source];
-        TensorView {
-            name: &entry.name,
-            ty: source.ty,
-            shape: &entry.shape,
-            source,
-            size: entry.size,
-            view: self,
-        }
+        TensorView { name: &entry.name, ty: entry.ty, shape: &entry.shape, source, entry, view: self }
     }
 }
 
@@ -125,27 +118,38 @@ pub struct TensorView<'a> {
     pub ty: TensorType,
     /// The dimensions, fastest first: `shape[0]` is the length of a row.
     pub shape: &'a [u64],
-    /// The tensor of the file that this one is made of.
+    /// The tensor of the file that this one shows; of a made one, one of those it is made of.
     pub source: &'a TensorInfo,
-    size: u64,
+    entry: &'a Entry,
     view: &'a View,
 }
 
 impl<'a> TensorView<'a> {
-    /// The data: borrowed from the mapping.
+    /// The data: borrowed from the mapping, or made, at every call.
     pub fn bytes(&self) -> Cow<'a, [u8]> {
-        Cow::Borrowed(&self.view.gguf.data(self.source)[..self.size as usize])
+        match &self.entry.make {
+            None => Cow::Borrowed(self.view.gguf.data(self.source)),
+            Some(make) => Cow::Owned(make.data(&self.view.gguf)),
+        }
     }
 
-    /// The data as a piece that lives on its own, at a multiple of 32 bytes; a copy only in a file of smaller
-    /// alignment.
+    /// The data as a piece that lives on its own, at a multiple of 32 bytes. A copy only if the tensor is made or the
+    /// file's alignment is smaller than that.
     pub fn shared(&self) -> SharedBytes {
-        self.view.gguf.shared(self.source).slice(0, self.size as usize)
+        match &self.entry.make {
+            None => self.view.gguf.shared(self.source),
+            Some(make) => SharedBytes::aligned(&make.data(&self.view.gguf)),
+        }
+    }
+
+    /// Whether the data is not in the file as it is shown: it takes memory of its own.
+    pub fn is_made(&self) -> bool {
+        self.entry.make.is_some()
     }
 
     /// Bytes of the data.
     pub fn size(&self) -> u64 {
-        self.size
+        self.entry.size
     }
 
     /// How many values the tensor has.

@@ -1,13 +1,19 @@
 //! The language of translation rules, and their execution on a draft of the view. A rule whose source does not
-//! exist does nothing.
+//! exist does nothing. Within [`Rule::EachBlock`], `{b}` in a name stands for the number of the block.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+
+use puna_quant::TensorType;
 
 use crate::file::Gguf;
 use crate::metadata::Metadata;
 use crate::value::{Array, Value};
 
 use super::Translation;
+
+/// More blocks than any model has.
+const MAX_BLOCKS: u32 = 512;
 
 /// One way in which models were published.
 pub(super) struct Form {
@@ -33,12 +39,16 @@ pub(super) enum When {
     KeyAtLeast(&'static str, u64),
     /// The text under this key is absent, empty or `default`.
     NoText(&'static str),
+    /// The text under this key is this.
+    TextIs(&'static str, &'static str),
     /// The text under this key contains this.
     TextContains(&'static str, &'static str),
     /// The token of this number is this text.
     TokenIs(usize, &'static str),
     /// It has this tensor.
     Tensor(&'static str),
+    /// It lacks this tensor.
+    NoTensor(&'static str),
     /// It has a tensor whose name starts like this.
     TensorPrefix(&'static str),
     /// All of these hold.
@@ -67,6 +77,8 @@ pub(super) enum Rule {
     DefaultDim(&'static str, &'static str, usize),
     /// The key gets a dimension of a tensor.
     SetDim(&'static str, &'static str, usize),
+    /// The second key gets the first three numbers of the first, a list, and a zero: sections of a rotation.
+    Sections(&'static str, &'static str),
     /// Tokens, scores and token types are cut to the number of rows of this tensor, never lengthened.
     CutVocabulary(&'static str),
     /// A tensor gets another name.
@@ -75,6 +87,14 @@ pub(super) enum Rule {
     Replace(&'static str, &'static str),
     /// Tensors whose names start like this are invisible.
     Hide(&'static str),
+    /// A tensor is made of the rows of others, one after the other, which become invisible. All must exist with the
+    /// same type and length of rows.
+    Concat(&'static str, &'static [&'static str]),
+    /// A tensor is made of two of the same type and shape, which become invisible: for each expert the rows of the
+    /// first, then those of the second. Nothing is done if the tensor exists.
+    Interleave(&'static str, [&'static str; 2]),
+    /// The rules apply to every block of the model, with its number for `{b}`.
+    EachBlock(&'static [Rule]),
     /// The rules apply if the condition holds.
     If(When, &'static [Rule]),
 }
@@ -102,11 +122,38 @@ impl Constant {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub name: Box<str>,
+    pub ty: TensorType,
     pub shape: Vec<u64>,
-    /// Bytes from the start of the source.
+    /// Bytes of the data.
     pub size: u64,
-    /// Index of the source among the tensors of the file.
+    /// Index of the source among the tensors of the file; of the one it is named after, if there are several.
     pub source: usize,
+    /// How the data is made, if it is not that of the source.
+    pub make: Option<Make>,
+}
+
+/// Data that is not in the file in this order. Sources are indices among the tensors of the file.
+#[derive(Debug, Clone)]
+pub(super) enum Make {
+    /// One after the other.
+    Concat(Vec<usize>),
+    /// So many pieces of each, by turns.
+    Interleave([usize; 2], u64),
+}
+
+impl Make {
+    pub(super) fn data(&self, gguf: &Gguf) -> Vec<u8> {
+        let data = |source: &usize| gguf.data(&gguf.tensors()[*source]);
+        match self {
+            Make::Concat(sources) => sources.iter().map(data).collect::<Vec<_>>().concat(),
+            Make::Interleave([a, b], pieces) => {
+                let (a, b) = (data(a), data(b));
+                let piece = a.len() / *pieces as usize;
+                let pairs = a.chunks(piece).zip(b.chunks(piece)).flat_map(|(a, b)| [a, b]);
+                pairs.collect::<Vec<_>>().concat()
+            }
+        }
+    }
 }
 
 /// A view in the making: at first the file as it is.
@@ -114,18 +161,22 @@ pub(super) struct Draft<'g> {
     gguf: &'g Gguf,
     pub metadata: Metadata,
     pub entries: Vec<Entry>,
+    /// What `{b}` stands for.
+    block: String,
 }
 
 impl<'g> Draft<'g> {
     pub(super) fn new(gguf: &'g Gguf) -> Self {
         let entry = |(source, info): (usize, &crate::TensorInfo)| Entry {
             name: info.name.clone(),
+            ty: info.ty,
             shape: info.shape.clone(),
             size: info.size,
             source,
+            make: None,
         };
         let entries = gguf.tensors().iter().enumerate().map(entry).collect();
-        Draft { gguf, metadata: gguf.metadata().clone(), entries }
+        Draft { gguf, metadata: gguf.metadata().clone(), entries, block: String::new() }
     }
 
     /// Whether the file is in this form.
@@ -144,6 +195,9 @@ impl<'g> Draft<'g> {
                 None => true,
                 Some(value) => matches!(value.as_bytes(), Some(b"" | b"default")),
             },
+            When::TextIs(key, text) => {
+                self.metadata.get(key).is_some_and(|value| value.as_bytes() == Some(text.as_bytes()))
+            }
             When::TextContains(key, part) => {
                 self.metadata.get(key).and_then(Value::as_str).is_some_and(|text| text.contains(part))
             }
@@ -152,6 +206,7 @@ impl<'g> Draft<'g> {
                 tokens.and_then(|mut tokens| tokens.nth(*index)) == Some(text.as_bytes())
             }
             When::Tensor(name) => self.entry(name).is_some(),
+            When::NoTensor(name) => self.entry(name).is_none(),
             When::TensorPrefix(prefix) => self.entries.iter().any(|entry| entry.name.starts_with(prefix)),
             When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
             When::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
@@ -160,7 +215,13 @@ impl<'g> Draft<'g> {
     }
 
     fn entry(&self, name: &str) -> Option<&Entry> {
-        self.entries.iter().find(|entry| &*entry.name == name)
+        let name = self.named(name);
+        self.entries.iter().find(|entry| *entry.name == *name)
+    }
+
+    /// A name with the number of the block in it.
+    fn named<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        if name.contains("{b}") { name.replace("{b}", &self.block).into() } else { name.into() }
     }
 
     fn int(&self, key: &str) -> Option<i128> {
@@ -193,22 +254,98 @@ impl<'g> Draft<'g> {
                     self.metadata.set(key, dim);
                 }
             }
+            Rule::Sections(from, to) => {
+                if let Ok(Some([a, b, c, ..])) = self.metadata.i32s(from).as_ref().map(Option::as_deref) {
+                    self.metadata.set(to, vec![*a, *b, *c, 0]);
+                }
+            }
             Rule::CutVocabulary(tensor) => {
                 if let Some(rows) = self.dim(tensor, 1) {
                     self.cut_vocabulary(rows as usize);
                 }
             }
-            Rule::Rename(from, to) => self.rename(|name| (name == *from).then(|| (*to).to_owned())),
+            Rule::Rename(from, to) => {
+                let (from, to) = (self.named(from), self.named(to));
+                self.rename(|name| (name == from).then(|| to.clone().into_owned()));
+            }
             Rule::Replace(from, to) => {
                 self.rename(|name| name.contains(from).then(|| name.replacen(from, to, 1)));
             }
-            Rule::Hide(prefix) => self.entries.retain(|entry| !entry.name.starts_with(prefix)),
+            Rule::Hide(prefix) => {
+                let prefix = self.named(prefix);
+                self.entries.retain(|entry| !entry.name.starts_with(&*prefix));
+            }
+            // Sources that do not fit are left as they are.
+            Rule::Concat(name, sources) => _ = self.concat(name, sources),
+            Rule::Interleave(name, sources) => _ = self.interleave(name, sources),
+            Rule::EachBlock(rules) => self.each_block(rules),
             Rule::If(condition, rules) => {
                 if self.holds(condition) {
                     rules.iter().for_each(|rule| self.apply(rule));
                 }
             }
         }
+    }
+
+    fn each_block(&mut self, rules: &[Rule]) {
+        let key = format!("{}.block_count", self.metadata.architecture().unwrap_or_default());
+        let blocks = self.metadata.opt_u32(&key).ok().flatten().unwrap_or(0).min(MAX_BLOCKS);
+        for block in 0..blocks {
+            self.block = block.to_string();
+            rules.iter().for_each(|rule| self.apply(rule));
+        }
+    }
+
+    /// `None` where the sources do not fit.
+    fn concat(&mut self, name: &str, sources: &[&str]) -> Option<()> {
+        let found: Option<Vec<&Entry>> = sources.iter().map(|source| self.entry(source)).collect();
+        let found = found?;
+        let first = *found.first()?;
+        let (rows, inner) = first.shape.split_last()?;
+        let fits = |entry: &&Entry| {
+            let same_rows = entry.shape.split_last().is_some_and(|(_, other)| other == inner);
+            entry.ty == first.ty && same_rows && entry.make.is_none()
+        };
+        if !found.iter().all(fits) {
+            return None;
+        }
+        let mut shape = first.shape.clone();
+        *shape.last_mut()? = found[1..].iter().fold(*rows, |sum, entry| sum + entry.shape[inner.len()]);
+        let size = found.iter().map(|entry| entry.size).sum();
+        let make = Make::Concat(found.iter().map(|entry| entry.source).collect());
+        let names: Vec<_> = found.iter().map(|entry| entry.name.clone()).collect();
+        self.replace(name, &names, shape, size, make)
+    }
+
+    /// `None` where the sources do not fit.
+    fn interleave(&mut self, name: &str, sources: &[&str; 2]) -> Option<()> {
+        let (a, b) = (self.entry(sources[0])?, self.entry(sources[1])?);
+        let fits = a.ty == b.ty && a.shape == b.shape && a.make.is_none() && b.make.is_none();
+        let [row, rows, experts] = a.shape[..] else { return None };
+        if !fits || self.entry(name).is_some() {
+            return None;
+        }
+        let make = Make::Interleave([a.source, b.source], experts);
+        let (shape, size) = (vec![row, 2 * rows, experts], a.size + b.size);
+        let names = [a.name.clone(), b.name.clone()];
+        self.replace(name, &names, shape, size, make)
+    }
+
+    /// Puts a made tensor in the place of its sources: of the one with its name, else of the first.
+    fn replace(
+        &mut self,
+        name: &str,
+        sources: &[Box<str>],
+        shape: Vec<u64>,
+        size: u64,
+        make: Make,
+    ) -> Option<()> {
+        let name = self.named(name).into_owned();
+        let keep = sources.iter().find(|source| ***source == *name).unwrap_or(sources.first()?).clone();
+        self.entries.retain(|entry| entry.name == keep || !sources.contains(&entry.name));
+        let entry = self.entries.iter_mut().find(|entry| entry.name == keep)?;
+        (entry.name, entry.shape, entry.size, entry.make) = (name.into(), shape, size, Some(make));
+        Some(())
     }
 
     fn set_default(&mut self, key: &str, value: Value) {

@@ -1,12 +1,21 @@
 //! The known forms, one table a family. The first one whose markers hold counts.
 
 mod gemma3;
+mod gemma4;
+mod glm_ocr;
 mod gpt_oss;
 mod llama3;
 
 use super::rules::{Draft, Form};
 
-const FORMS: [&Form; 4] = [&gemma3::EMBEDDING, &gemma3::CHAT, &gpt_oss::GPT_OSS, &llama3::LLAMA3];
+const FORMS: [&Form; 6] = [
+    &gemma3::EMBEDDING,
+    &gemma3::CHAT,
+    &gemma4::GEMMA4,
+    &gpt_oss::GPT_OSS,
+    &llama3::LLAMA3,
+    &glm_ocr::GLM_OCR,
+];
 
 /// The form the file is in, unless that is llama.cpp's own.
 pub(super) fn recognise(draft: &Draft<'_>) -> Option<&'static Form> {
