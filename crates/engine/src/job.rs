@@ -25,6 +25,22 @@ pub struct Job {
     pub client: u64,
 }
 
+impl Job {
+    /// Goes on from `prompt` until the model ends, shifting the context if need be.
+    pub fn new(prompt: Vec<u32>, sampling: Params) -> Self {
+        Self {
+            prompt,
+            sampling,
+            stop: Vec::new(),
+            max_tokens: None,
+            keep: 0,
+            shift: true,
+            logprobs: None,
+            client: 0,
+        }
+    }
+}
+
 /// What a job reports, in order: progress, pieces, one end.
 #[derive(Debug, Clone)]
 pub enum Event {

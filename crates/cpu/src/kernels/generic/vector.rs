@@ -257,19 +257,25 @@ pub(crate) unsafe fn quantize_q8<S: Simd>(x: &[f32], codes: &mut [i8], scales: &
             }
             let finite = S::sum(zeros) == 0.0;
             let (s, inverse) = q8_scale(S::hmax(largest), finite);
-            *scale = s;
             if s.is_nan() || s == 0.0 {
+                *scale = s;
                 codes.write_bytes(0, 32);
                 sums[2 * b..][..2].fill(0);
                 continue;
             }
             let inverse = S::splat(inverse);
             let mut halves = [S::splat(0.0); 2];
+            let (mut product, mut square) = (S::splat(0.0), S::splat(0.0));
             for i in (0..32).step_by(S::LANES) {
-                let q = S::round(S::mul(S::load(x.add(i)), inverse));
+                let exact = S::mul(S::load(x.add(i)), inverse);
+                let q = S::round(exact);
                 S::store_i8(codes.add(i), q);
                 halves[i / 16] = S::add(halves[i / 16], q);
+                product = S::fma(exact, q, product);
+                square = S::fma(q, q, square);
             }
+            // The largest value has code ±127, so the squares are not zero.
+            *scale = s * (S::sum(product) / S::sum(square));
             sums[2 * b] = S::sum(halves[0]) as i16;
             sums[2 * b + 1] = S::sum(halves[1]) as i16;
         }

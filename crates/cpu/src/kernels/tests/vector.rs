@@ -129,15 +129,20 @@ fn activations_round_to_the_same_codes() {
     let run = |level: &Level| {
         let (mut codes, mut scales, mut sums) = (vec![0; n], vec![0.0f32; n / 32], vec![0; n / 16]);
         (level.vector.quantize_q8)(&x, &mut codes, &mut scales, &mut sums);
-        let bits: Vec<u32> =
-            scales.iter().map(|s| if s.is_nan() { f32::NAN.to_bits() } else { s.to_bits() }).collect();
-        (codes, bits, sums)
+        (codes, scales, sums)
     };
     let expected = run(portable());
     assert_eq!(expected.2[20], expected.0[320..336].iter().map(|&c| i16::from(c)).sum::<i16>());
-    assert_eq!((expected.0[192], f32::from_bits(expected.1[6])), (-127, 1e9 / 127.0));
+    assert_eq!(expected.0[192], -127);
+    assert!((expected.1[6] / (1e9 / 127.0) - 1.0).abs() < 1e-6);
+    assert!(expected.1[2].is_nan() && expected.1[3].is_nan());
     for level in others() {
-        assert!(run(level) == expected, "{}", level.name);
+        let (codes, scales, sums) = run(level);
+        assert!((codes, sums) == (expected.0.clone(), expected.2.clone()), "{}", level.name);
+        for (s, want) in scales.iter().zip(&expected.1) {
+            // Sums of 32 products in another order.
+            assert!(s == want || s.is_nan() && want.is_nan() || (s / want - 1.0).abs() < 1e-6, "{}", level.name);
+        }
     }
 }
 

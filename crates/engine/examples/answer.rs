@@ -1,0 +1,32 @@
+//! A question to a model in a file: `cargo run --release -p puna-engine --example answer -- MODEL.gguf "Question"`.
+
+use std::io::Write;
+use std::sync::{Arc, mpsc::channel};
+
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{Engine, EngineOptions, Event, Job};
+use puna_gguf::{Gguf, View};
+use puna_sampler::Params;
+use puna_tokenizer::Encode;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (path, text) = (args.next().ok_or("which model?")?, args.next().ok_or("what question?")?);
+    let view = View::new(Arc::new(Gguf::open(path.as_ref())?))?;
+    let engine =
+        Engine::open(view, Box::new(CpuBackend::new(&Config::default())?), &EngineOptions::default())?;
+    let prompt = engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
+    let (sender, events) = channel();
+    engine.submit(Job::new(prompt, Params::default()), Box::new(move |event| sender.send(event).is_ok()))?;
+    for event in events {
+        match event {
+            Event::Piece(piece) => print!("{}", piece.text),
+            Event::Failed(reason) => return Err(reason.into()),
+            Event::Done(_) => break,
+            Event::Prefill { .. } => {}
+        }
+        std::io::stdout().flush()?;
+    }
+    println!();
+    Ok(())
+}

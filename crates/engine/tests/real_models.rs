@@ -1,0 +1,156 @@
+//! Real models against exact results: the portable level agrees with them, and every other level stays as close to the exact
+//! distribution as llama.cpp does.
+//!
+//! The files are looked for in `PUNA_TEST_MODELS`; without them the tests say so and pass.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+use puna_gguf::{Gguf, View};
+use serde_json::Value;
+
+const STEP: usize = 128;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn model(name: &str) -> Option<PathBuf> {
+    let folder =
+        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root().join(".cache/models"), PathBuf::from);
+    let path = folder.join(name);
+    if !path.exists() {
+        eprintln!("SKIPPED: {name} is not in {}", folder.display());
+        return None;
+    }
+    Some(path)
+}
+
+fn evaluator(path: &Path, level: &str) -> Evaluator {
+    let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
+    let backend = CpuBackend::new(&Config { threads: None, kernels: Some(level.into()) }).unwrap();
+    let options = EngineOptions { num_ctx: Some(1024), max_sequences: 1, ..EngineOptions::default() };
+    Evaluator::open(&view, Box::new(backend), &options).unwrap()
+}
+
+/// Log-probabilities over the vocabulary.
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
+    logits.iter().map(|&l| f64::from(l - max) - sum.ln()).collect()
+}
+
+fn argmax(row: &[f64]) -> usize {
+    (0..row.len()).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap()
+}
+
+/// What a level's results differ by from the exact ones.
+#[derive(Default)]
+struct Score {
+    positions: usize,
+    agree: usize,
+    kl: Vec<f64>,
+    /// Sum of the log-probabilities of the text's own tokens, and their number.
+    log_likelihood: f64,
+    predicted: usize,
+}
+
+impl Score {
+    fn perplexity(&self) -> f64 {
+        (-self.log_likelihood / self.predicted as f64).exp()
+    }
+
+    fn kl_mean(&self) -> f64 {
+        self.kl.iter().sum::<f64>() / self.kl.len() as f64
+    }
+
+    fn kl_p99(&mut self) -> f64 {
+        self.kl.sort_by(f64::total_cmp);
+        self.kl[(self.kl.len() * 99) / 100]
+    }
+}
+
+/// Scores of each level over the reference's text; the first level is the base of the divergences.
+fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
+    let mut evaluators: Vec<Evaluator> = levels.iter().map(|level| evaluator(path, level)).collect();
+    let mut scores: Vec<Score> = levels.iter().map(|_| Score::default()).collect();
+    for chunk in reference["chunks"].as_array().unwrap() {
+        let list =
+            |key: &str| chunk[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
+        let (tokens, exact): (Vec<usize>, Vec<usize>) = (list("tokens"), list("argmax_exact"));
+        let ids: Vec<u32> = tokens.iter().map(|&t| t as u32).collect();
+        evaluators.iter_mut().for_each(|e| e.truncate(0, 0));
+        for start in (0..ids.len()).step_by(STEP) {
+            let part = &ids[start..(start + STEP).min(ids.len())];
+            let feed = Feed { sequence: 0, tokens: part, outputs: Outputs::All };
+            let mut base: Vec<Vec<f64>> = Vec::new();
+            for (evaluator, score) in evaluators.iter_mut().zip(&mut scores) {
+                let vocab = evaluator.info().n_vocab;
+                let logits = evaluator.logits(&[feed]).unwrap();
+                let rows: Vec<Vec<f64>> = logits.chunks_exact(vocab).map(log_softmax).collect();
+                for (i, row) in rows.iter().enumerate() {
+                    score.positions += 1;
+                    score.agree += usize::from(argmax(row) == exact[start + i]);
+                    if let Some(&next) = tokens.get(start + i + 1) {
+                        score.log_likelihood += row[next];
+                        score.predicted += 1;
+                    }
+                    if let Some(base) = base.get(i) {
+                        score.kl.push(base.iter().zip(row).map(|(p, q)| p.exp() * (p - q)).sum());
+                    }
+                }
+                if base.is_empty() {
+                    base = rows;
+                }
+            }
+        }
+    }
+    scores
+}
+
+fn check(file: &str, reference: &str) {
+    let Some(path) = model(file) else { return };
+    let text = std::fs::read_to_string(root().join("tests/data/reference").join(reference)).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    let number = |engine: &str, key: &str| reference[engine][key].as_f64().unwrap();
+    let levels: Vec<&str> = puna_cpu::kernels::levels().iter().map(|level| level.name).collect();
+    let mut scores = scores(&path, &reference, &levels);
+    let mut complaints = Vec::new();
+    for (level, score) in levels.iter().zip(&mut scores) {
+        let agreement = score.agree as f64 / score.positions as f64;
+        let perplexity = score.perplexity();
+        if *level == "portable" {
+            let exact = number("exact", "perplexity");
+            eprintln!(
+                "{file} portable: arg-max {agreement:.5}, perplexity {perplexity:.4} (exact {exact:.4})"
+            );
+            if agreement < 0.995 || (perplexity / exact - 1.0).abs() > 0.001 {
+                complaints
+                    .push(format!("portable agrees on {agreement}, perplexity {perplexity} not {exact}"));
+            }
+            continue;
+        }
+        let (mean, p99, theirs) = (score.kl_mean(), score.kl_p99(), number("llama_cpp", "perplexity"));
+        let (mean_limit, p99_limit) = (number("llama_cpp", "kl_mean"), number("llama_cpp", "kl_p99"));
+        eprintln!(
+            "{file} {level}: KL mean {mean:.6} (llama.cpp {mean_limit}), 99 % {p99:.5} ({p99_limit}), perplexity \
+             {perplexity:.4} ({theirs:.4}), arg-max {agreement:.4}"
+        );
+        if mean > mean_limit || p99 > p99_limit || (perplexity / theirs - 1.0).abs() > 0.005 {
+            complaints.push(format!("{level}: KL {mean} and {p99}, perplexity {perplexity}"));
+        }
+    }
+    assert!(complaints.is_empty(), "{file}: {}", complaints.join("; "));
+}
+
+#[test]
+fn smollm2_is_as_exact_as_it_should_be() {
+    check("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2.json");
+}
+
+#[test]
+fn gemma3_is_as_exact_as_it_should_be() {
+    check("gemma-3-270m-q4_k_m.gguf", "gemma3.json");
+}
