@@ -7,6 +7,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use puna_gguf::Gguf;
+use puna_tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
 
 use crate::candidates::{Candidate, Candidates};
@@ -87,6 +89,27 @@ fn seeded_draws_of_default_chains_come_out_of_a_sampler_made_from_options() {
 
 /// Gives the candidates and the choice of step i.
 type Step<'a, S> = &'a mut dyn FnMut(usize, &mut S) -> (Vec<Candidate>, Option<usize>);
+
+#[test]
+fn breaker_strings_expand_over_a_real_vocabulary_as_in_llama_cpp() {
+    // The cases name a file that is not kept here; this one has the same vocabulary.
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/zoo/llama-q8_0.gguf");
+    let file = Gguf::open(path.as_ref()).expect("the file is in the repository");
+    let vocab = Real(Tokenizer::from_metadata(file.metadata()).expect("it has a tokenizer"));
+    let mut n = 0;
+    for case in cases().iter().filter(|c| id(c).starts_with("dry_text")) {
+        let text = case["vocab"]["text"].as_str().expect("a text");
+        assert_eq!(vocab.tokenize(text), ids(&case["history"]), "{}: another vocabulary", id(case));
+        let strings = case["params"]["breaker_strings"].as_array().expect("a list");
+        let strings: Vec<_> = strings.iter().map(|s| s.as_str().expect("a string").to_owned()).collect();
+        let expanded =
+            case["vocab"]["expanded"].as_array().expect("a list").iter().map(ids).collect::<Vec<_>>();
+        let want = Breakers::from_sequences(&expanded);
+        assert_eq!(Breakers::from_strings(&strings, &vocab), want, "{}: {strings:?}", id(case));
+        n += 1;
+    }
+    assert_eq!(n, 13);
+}
 
 /// Runs a case and compares all that it expects.
 fn check<S: States>(case: &Value, state: &mut S, step: Step<'_, S>, accept: fn(&mut S, u32)) {
@@ -332,5 +355,26 @@ impl Vocab for Pieces {
     }
     fn end_of_turn(&self) -> Option<u32> {
         self.eot
+    }
+}
+
+/// A vocabulary as programs have it.
+struct Real(Tokenizer);
+
+impl Vocab for Real {
+    fn n_tokens(&self) -> usize {
+        self.0.vocab_size()
+    }
+    fn piece(&self, id: u32, special: bool) -> Cow<'_, [u8]> {
+        Cow::Borrowed(if special || !self.0.is_control(id) { self.0.piece(id) } else { b"" })
+    }
+    fn tokenize(&self, text: &str) -> Vec<u32> {
+        self.0.encode(text, Encode { add_special: false, parse_special: false })
+    }
+    fn is_end(&self, id: u32) -> bool {
+        self.0.is_eog(id)
+    }
+    fn end_of_turn(&self) -> Option<u32> {
+        self.0.eot().or(self.0.eos())
     }
 }

@@ -105,7 +105,9 @@ impl Builder<'_> {
         };
         let mut links: Vec<Link> = self.bias().into_iter().collect();
         if let Some(version) = version {
-            links.extend(self.link(Kind::Temperature));
+            // The fixed temperature: Mirostat itself follows the entropy.
+            let fixed = Params { dynatemp_range: 0.0, ..self.params.clone() };
+            links.extend(Builder { params: &fixed, ..*self }.link(Kind::Temperature));
             links.push(Link::Mirostat(Mirostat::new(version, mirostat_tau, mirostat_eta, self.seed)));
             return links;
         }
