@@ -1,0 +1,158 @@
+"""Commands as a person or a script uses them: texts, JSON and exit codes of the contract."""
+import json
+import re
+
+import pytest
+
+from conftest import DATA, REPOSITORY, SMOLLM2, need, puna
+
+CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
+
+
+def as_json(*args, env, **kw):
+    """The one JSON document that a command prints."""
+    return json.loads(puna(*args, "--json", env=env, check=True, **kw).stdout)
+
+
+def test_run_answers_once(server):
+    done = server.cli("run", "cria", "What is the capital of France?", check=True)
+    assert done.stdout == "Paris.\n\n"
+
+
+def test_run_puts_piped_input_before_the_prompt(server):
+    done = server.cli("run", "cria", "capital of France?", input="What is the\n", check=True)
+    assert done.stdout.strip(), done
+
+
+def test_run_verbose_prints_statistics_on_standard_error(server):
+    done = server.cli("run", "cria", "--verbose", "What is the capital of France?", check=True)
+    assert done.stdout.strip() == "Paris."
+    for line in (r"total duration: +\S+s$", r"prompt eval count: +\d+ token\(s\)$", r"eval rate: +\d+\.\d\d tokens/s$"):
+        assert re.search(line, done.stderr, re.M), (line, done.stderr)
+
+
+def test_run_of_an_unknown_model_fails(server):
+    done = server.cli("run", "nothing-like-this", "x")
+    assert done.returncode == 1 and done.stderr.startswith("Error: "), done
+
+
+def test_list_ps_cp_rm_show_stop(server):
+    assert server.cli("cp", "cria", "twin", check=True).stdout == "copied 'cria' to 'twin'\n"
+    listing = server.cli("list", check=True).stdout.splitlines()
+    assert listing[0].startswith("NAME") and re.split(r" {2,}", listing[0].strip()) == ["NAME", "ID", "SIZE", "MODIFIED"]
+    assert any(re.match(r"twin:latest +[0-9a-f]{12} +6\.3 MB +\S", line) for line in listing), listing
+    server.cli("run", "twin", "Hello!", check=True)
+    loaded = server.cli("ps", check=True).stdout.splitlines()
+    assert re.split(r" {2,}", loaded[0].strip()) == ["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"]
+    assert any("100% CPU" in line for line in loaded[1:]), loaded
+    assert server.cli("stop", "twin", check=True).stdout == ""
+    assert server.cli("rm", "twin", check=True).stdout == "deleted 'twin'\n"
+    again = server.cli("rm", "twin")
+    assert again.returncode == 1 and "model 'twin' not found" in again.stderr
+
+
+def test_show_has_its_sections(server):
+    shown = server.cli("show", "cria", check=True).stdout
+    assert shown.startswith("  Model\n    architecture "), shown
+    for text in ("5.77M", "Q8_0", "  Capabilities\n    completion"):
+        assert text in shown, shown
+    assert "<|im_start|>" in server.cli("show", "cria", "--template", check=True).stdout
+    assert "FROM" in server.cli("show", "cria", "--modelfile", check=True).stdout
+    missing = server.cli("show", "nothing")
+    assert missing.returncode == 1 and missing.stderr == "Error: model 'nothing:latest' not found\n"
+
+
+def test_create_from_a_gguf_and_a_modelfile(server, tmp_path):
+    (tmp_path / "Modelfile").write_text(f'FROM {CRIA}\nPARAMETER temperature 0\nTEMPLATE """{{{{ .Prompt }}}}"""\n')
+    server.cli("create", "plain", "-f", tmp_path / "Modelfile", check=True)
+    assert server.client().generate("plain", "The capital of Italy is", options={"num_predict": 4}).response.strip().startswith("Rome")
+    server.cli("rm", "plain", check=True)
+
+
+def test_inspect_describes_a_file(home):
+    told = as_json("inspect", CRIA, "--tensors", "--kv", env=home)
+    assert told["architecture"] == "llama" and told["parameters"] == 5_770_496 and told["context_length"] == 2048
+    assert told["tokenizer"] == {"model": "gpt2", "pre": "llama-bpe", "tokens": 4096}
+    assert told["kv"]["llama.block_count"] == 6 and len(told["tensors"]) == 56
+    embd = next(t for t in told["tensors"] if t["name"] == "token_embd.weight")
+    assert embd["type"] == "Q8_0" and embd["shape"] == [256, 4096]
+    assert "cria" in puna("inspect", "cria", env=home, check=True).stdout.lower()
+
+
+def test_inspect_names_the_translation_of_published_files(home):
+    told = as_json("inspect", DATA / "compat/full-gemma3.gguf", env=home)
+    assert told["translated"]["renamed"] >= 0 and told["translated"]["from"]
+
+
+def test_tokenize_and_detokenize(home):
+    text = "What is the capital of France?"
+    told = as_json("tokenize", CRIA, text, env=home)
+    assert len(told["tokens"]) == len(told["pieces"]) > 3
+    ids = ",".join(map(str, told["tokens"]))
+    assert text in as_json("detokenize", CRIA, "--tokens", ids, env=home)["text"]
+    assert as_json("tokenize", CRIA, env=home, input=text)["tokens"] == told["tokens"]
+    special = as_json("tokenize", CRIA, "<|im_end|>", "--no-bos", env=home)["tokens"]
+    plain = as_json("tokenize", CRIA, "<|im_end|>", "--no-bos", "--no-special", env=home)["tokens"]
+    assert len(special) == 1 and len(plain) > 1
+
+
+def test_bench_states_speed_as_a_share_of_the_machine_s_limit(home):
+    told = as_json("bench", CRIA, "-p", 64, "-n", 16, "-r", 2, env=home)
+    assert told["machine"]["read_gbs"] > 0 and told["machine"]["threads"] >= 1 and told["machine"]["kernels"]
+    assert [r["test"] for r in told["results"]] == ["pp64", "tg16"]
+    for result in told["results"]:
+        assert result["tokens_per_second"] > 0 and len(result["runs"]) == 2 and result["limit"] in ("bandwidth", "compute")
+        assert 0 < result["limit_share"]
+
+
+def test_perplexity_of_a_text(home, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("The capital of France is Paris. The capital of Italy is Rome. " * 20)
+    told = as_json("perplexity", CRIA, "--file", text, "--ctx", 128, env=home)
+    assert told["tokens"] > 100 and 1 < told["perplexity"] < 4096
+
+
+@pytest.mark.parametrize("split", ["whole", "one", "7"])
+def test_debug_logits_agree_with_the_zoo(home, split):
+    case = json.loads((DATA / "zoo/llama.json").read_text())
+    ids = case.get("tokens") or case["cases"][0]["tokens"]
+    told = as_json("debug", "logits", DATA / "zoo/llama.gguf", "--tokens", ",".join(map(str, ids)), "--positions", "all", "--split", split, "--kernels", "portable", env=home)
+    assert told["architecture"] == "llama" and len(told["logits"]) == len(told["positions"]) == len(ids)
+    assert all(len(row) == told["n_vocab"] for row in told["logits"])
+
+
+def test_debug_render_shows_the_prompt(home, tmp_path):
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]}))
+    told = as_json("debug", "render", "cria", "--request", request, env=home)
+    assert told["prompt"] == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
+    assert told["tokens"] and not told["truncated"]
+
+
+def test_debug_blocks(home):
+    told = as_json("debug", "dequantize", "--type", "Q8_0", "--hex", "003c" + "01" * 32, env=home)
+    assert told["values"] == [1.0] * 32
+    assert as_json("debug", "quantize-error", "--type", "Q4_K", env=home)["rmse"] < 0.1
+
+
+def test_debug_graph_and_kernels(home):
+    graph = as_json("debug", "graph", CRIA, env=home)
+    assert graph["nodes"] and graph["scratch_bytes"] > 0
+    assert as_json("debug", "kernels", env=home)
+
+
+def test_an_unknown_kernel_level_lists_those_there_are(home):
+    done = puna("debug", "logits", CRIA, "--tokens", "1,2", "--kernels", "abacus", "--json", env=home)
+    assert done.returncode in (1, 2) and "portable" in done.stderr, done
+
+
+def test_completions_and_help(home):
+    for shell in ("bash", "zsh", "fish"):
+        assert "puna" in puna("completions", shell, env=home, check=True).stdout
+    for command in ("serve", "run", "list", "show", "ps", "stop", "cp", "rm", "create", "inspect", "tokenize", "detokenize", "bench", "perplexity", "debug"):
+        assert len(puna(command, "--help", env=home, check=True).stdout) > 200, command
+    assert puna("--version", env=home, check=True).stdout.strip()
+
+
+def test_real_files_inspect(home):
+    assert as_json("inspect", need(SMOLLM2), env=home)["tokenizer"]["pre"] == "smollm"

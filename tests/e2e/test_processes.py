@@ -1,0 +1,137 @@
+"""Runners as processes: how long they stay, and what a death of either side does to the other."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conftest import BINARY, Puna, alive, children, cpu_seconds, free_port, puna, wait_for
+
+# cria tells stories for as long as it may at this temperature with no end token drawn before the limit in sight:
+# what matters is only that the answer goes on for seconds.
+LONG = {"model": "cria", "raw": True, "prompt": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,", "options": {"temperature": 0, "num_predict": 200_000, "num_ctx": 2048, "repeat_penalty": 1.0}}
+
+
+def start_answer(server, body=LONG):
+    """A streaming request on a raw socket, read up to its first line."""
+    s = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    data = json.dumps(body).encode()
+    s.sendall(b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+    got = b""
+    while b'"response"' not in got:
+        block = s.recv(65536)
+        assert block, got
+        got += block
+    return s, got
+
+
+def read_all(s):
+    got = b""
+    while block := s.recv(65536):
+        got += block
+        if got.endswith(b"0\r\n\r\n"):
+            break
+    return got
+
+
+def test_keep_alive_unloads_after_its_time(fresh):
+    server = fresh(OLLAMA_KEEP_ALIVE="300ms")
+    server.client().generate("cria", "Hello!")
+    assert len(server.runners()) == 1
+    assert wait_for(lambda: not server.runners() and not server.client().ps().models, 10), "still loaded"
+
+
+def test_keep_alive_forever_is_kept(fresh):
+    server = fresh(OLLAMA_KEEP_ALIVE="100ms")
+    server.client().generate("cria", "Hello!", keep_alive=-1)
+    time.sleep(0.6)
+    assert len(server.client().ps().models) == 1
+    assert server.cli("stop", "cria").returncode == 0
+    assert wait_for(lambda: not server.runners())
+
+
+def test_a_killed_runner_gives_its_request_an_error_and_the_next_one_works(fresh):
+    server = fresh()
+    stream, _ = start_answer(server)
+    [runner] = server.runners()
+    os.kill(runner, signal.SIGKILL)
+    rest = read_all(stream).decode()
+    errors = [json.loads(line)["error"] for line in rest.splitlines() if line.startswith('{"error"')]
+    assert len(errors) == 1, rest[-400:]
+    assert "signal" in errors[0] or "killed" in errors[0], errors
+    assert server.client().generate("cria", "What is the capital of France?", options={"temperature": 0}).response.strip() == "Paris."
+    assert server.runners() != [runner]
+
+
+def test_a_runner_killed_while_idle_is_replaced(fresh):
+    server = fresh()
+    server.client().generate("cria", "Hello!")
+    [runner] = server.runners()
+    os.kill(runner, signal.SIGKILL)
+    assert server.client().generate("cria", "What is the capital of France?", options={"temperature": 0}).response.strip() == "Paris."
+
+
+def test_a_client_that_goes_away_stops_its_generation(fresh):
+    server = fresh()
+    stream, _ = start_answer(server)
+    [runner] = server.runners()
+    before = cpu_seconds(runner)
+    time.sleep(0.3)
+    assert cpu_seconds(runner) > before, "the answer must be going on for this test to mean anything"
+    stream.close()
+    time.sleep(0.5)
+    settled = cpu_seconds(runner)
+    time.sleep(1)
+    assert cpu_seconds(runner) - settled < 0.3, "the runner still computes for nobody"
+    assert server.client().generate("cria", "Hello!").done
+
+
+def test_the_death_of_the_server_takes_its_runners_along(fresh):
+    server = fresh()
+    server.client().generate("cria", "Hello!")
+    runners = server.runners()
+    assert runners
+    server.process.kill()
+    server.process.wait()
+    assert wait_for(lambda: not any(map(alive, runners)), 10), "a runner outlived its server"
+
+
+def test_a_server_told_to_end_ends_cleanly(fresh):
+    server = fresh()
+    server.client().generate("cria", "Hello!")
+    runners = server.runners()
+    assert server.stop() == 0
+    assert not any(map(alive, runners))
+
+
+def test_requests_run_side_by_side(fresh):
+    server = fresh()
+    server.client().generate("cria", "Hello!")
+    questions = {"What is the capital of France?": "Paris.", "What is the capital of Japan?": "Tokyo.", "What is the capital of Peru?": "Lima.", "What is the capital of Kenya?": "Nairobi."}
+    answers = {}
+
+    def ask(question):
+        answers[question] = server.client().generate("cria", question, options={"temperature": 0}).response.strip()
+
+    threads = [threading.Thread(target=ask, args=(q,)) for q in questions]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert answers == questions
+    assert len(server.runners()) == 1
+
+
+def test_a_port_in_use_is_named(server):
+    done = puna("serve", env=server.env, timeout=20)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("Error: listen tcp"), done.stderr
+    assert "address already in use" in done.stderr and "Puna" in done.stderr, done.stderr
+
+
+def test_run_starts_a_server_where_none_listens(home):
+    done = puna("run", "cria", "What is the capital of France?", env=home, check=True)
+    assert done.stdout.strip() == "Paris."
+    assert puna("ps", env=home, check=True).stdout.splitlines()[1].startswith("cria")
