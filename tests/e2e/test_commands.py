@@ -148,7 +148,7 @@ def test_an_unknown_kernel_level_lists_those_there_are(home):
 
 def test_completions_and_help(home):
     for shell in ("bash", "zsh", "fish"):
-        assert "puna" in puna("completions", shell, env=home, check=True).stdout
+        assert "puna" in puna("completion", shell, env=home, check=True).stdout
     for command in ("serve", "run", "list", "show", "ps", "stop", "cp", "rm", "create", "inspect", "tokenize", "detokenize", "bench", "perplexity", "debug"):
         assert len(puna(command, "--help", env=home, check=True).stdout) > 200, command
     assert puna("--version", env=home, check=True).stdout.strip()

@@ -1,0 +1,63 @@
+"""Exchanges recorded from Ollama, group by group (tests/data/cases/http-setup.md says what counts as equal)."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import BINARY, DATA, GEMMA3, REPOSITORY, SMOLLM2, Puna, need
+
+HTTP = REPOSITORY / "tests/http"
+# Fields that we add to what the original answers.
+EXTRA = "prompt_eval_cached_count,prompt_tokens_details,puna,n_prompt_tokens,n_ctx"
+# What needs no grammar, no tools, no images and no network.
+GROUPS = """
+methods hosts cors json-errors names tags show show.errors ps blobs create create.errors copy copy.errors delete generate generate.errors
+generate.load chat chat.errors chat.load render jinja options logprobs truncate embed embed.errors openai.chat openai.stream
+openai.models openai.embeddings openai.errors cloud
+""".split()
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A server with the models of the recording, and the folder with their files."""
+    server = Puna()
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "smollm2-135m-instruct-q4_1.gguf").symlink_to(need(SMOLLM2))
+    (folder / "gemma-3-270m-q4_k_m.gguf").symlink_to(need(GEMMA3))
+    minilm(server, folder)
+    assert replay(server, folder, "--setup", "--only", "none").returncode == 0
+    yield server, folder
+    server.kill()
+
+
+def minilm(server, folder):
+    """The recording's all-MiniLM was a converted file: ours is the blob that importing makes."""
+    from conftest import MINILM, create
+
+    create(server, "imported", need(MINILM))
+    status, shown = server.post("/api/show", {"model": "imported"})
+    assert status == 200
+    blob = re.search(r"^FROM (/\S+)", shown["modelfile"], re.M)[1]
+    (folder / "all-minilm-l6-v2-f16.gguf").symlink_to(blob)
+
+
+def replay(server, folder, *args):
+    command = [sys.executable, HTTP / "http_replay.py", server.url, DATA / "cases/http.jsonl", "--models", folder, "--allow-extra", EXTRA]
+    command += ["--expect", HTTP / "expected.txt", "--serve", f"{BINARY} serve", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env={k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")})
+
+
+def test_every_group_of_the_recording_is_known():
+    recorded = {json.loads(line)["group"] for line in (DATA / "cases/http.jsonl").read_text().splitlines()}
+    assert set(GROUPS) <= recorded
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_group(replayed, group):
+    server, folder = replayed
+    done = replay(server, folder, "--group", group)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"^[1-9]\d* passed, 0 failed", done.stdout.splitlines()[-1]), done.stdout
