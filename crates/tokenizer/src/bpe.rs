@@ -61,6 +61,7 @@ impl Bpe {
         vocab: &Vocab,
         model: &str,
         pre: &'static PreTokenizer,
+        original: bool,
     ) -> Result<Self, TokenizerError> {
         let mut extra = Extra::default();
         let bytes = match pre.byte_encode {
@@ -78,12 +79,7 @@ impl Bpe {
         };
         let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false);
         let words_only = model == "whitespace";
-        Ok(Bpe { pre, words_only, lowercase, original: false, pairs, bytes, extra })
-    }
-
-    /// See [`crate::Tokenizer::use_original_patterns`].
-    pub(crate) fn use_original(&mut self, original: bool) {
-        self.original = original;
+        Ok(Bpe { pre, words_only, lowercase, original, pairs, bytes, extra })
     }
 
     /// Appends the tokens of a text without special tokens.

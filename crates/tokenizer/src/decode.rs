@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::bytes;
 use crate::hash::Texts;
+use crate::rwkv;
 use crate::tokenizer::Inner;
 use crate::vocab::{BYTE, CONTROL, Kind, NORMAL, UNKNOWN, USER_DEFINED, Vocab};
 
@@ -15,6 +16,8 @@ pub(crate) enum Spelling {
     Bytes,
     /// As they are, with "▁" for a blank.
     Spaces,
+    /// With escapes, whatever their kind.
+    Escapes,
 }
 
 /// The bytes that each token prints, by id.
@@ -27,12 +30,14 @@ pub(crate) fn pieces(vocab: &Vocab, spelling: Spelling) -> Texts {
 }
 
 fn write_piece(text: &[u8], kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
-    if kind & (UNKNOWN | CONTROL | USER_DEFINED) != 0 {
+    if spelling == Spelling::Escapes {
+        out.extend(rwkv::unescaped(text));
+    } else if kind & (UNKNOWN | CONTROL | USER_DEFINED) != 0 {
         out.extend_from_slice(text);
     } else if kind & NORMAL != 0 {
         match spelling {
-            Spelling::Spaces => unescape(text, out),
             Spelling::Bytes => spell_out(text, out),
+            _ => unescape(text, out),
         }
     } else if kind & BYTE != 0 {
         match byte_of(text) {

@@ -50,6 +50,16 @@ pub enum TokenizerError {
         /// Their text, shortened.
         text: String,
     },
+    /// The normaliser's tables do not fit in their own bytes.
+    #[error(
+        "`tokenizer.ggml.precompiled_charsmap` has {size} bytes, too few for the {nodes} bytes of nodes it claims"
+    )]
+    Charsmap {
+        /// Its length in bytes.
+        size: usize,
+        /// The size of its first part, as it says.
+        nodes: usize,
+    },
     /// A list that has one entry a token has another length.
     #[error("`{key}` has {found} entries, expected {expected}: one for each token")]
     Length {
@@ -82,9 +92,10 @@ impl TokenizerError {
             TokenizerError::UnknownPreTokenizer { .. } => "tokenizer_unknown_pre",
             TokenizerError::NoMerges { .. } => "gguf_vocab_no_merges",
             TokenizerError::DuplicateToken { .. } => "gguf_vocab_duplicate_token",
-            TokenizerError::NoTokens | TokenizerError::Length { .. } | TokenizerError::TooLarge { .. } => {
-                "gguf_vocab_inconsistent"
-            }
+            TokenizerError::NoTokens
+            | TokenizerError::Charsmap { .. }
+            | TokenizerError::Length { .. }
+            | TokenizerError::TooLarge { .. } => "gguf_vocab_inconsistent",
         }
     }
 }

@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! Byte-pair encoding (`gpt2`, `gemma4`, `whitespace`) with the pre-tokenizers of llama.cpp, SentencePiece (`llama`) and
-//! WordPiece (`bert`). Time is linear in the text, or n log n in the length of a word, whatever the text is.
+//! Byte-pair encoding (`gpt2`, `gemma4`, `whitespace`) with the pre-tokenizers of llama.cpp, SentencePiece (`llama`, and
+//! as unigram model `t5`), WordPiece (`bert`) and RWKV's greedy matching (`rwkv`). Time is linear in the text, or n log n in the length of a word, whatever the text is.
 //!
 //! Deliberate differences from llama.cpp: `</s>` ends generation only where the file makes it a control token or its
 //! EOS; WordPiece normalises as BERT does; classes of characters are those of Unicode 16; a character outside GPT-2's
@@ -31,12 +31,14 @@ mod hash;
 mod merge;
 mod partition;
 mod pretok;
+mod rwkv;
 mod special;
 mod spm;
 #[cfg(test)]
 mod testing;
 mod tokenizer;
 mod trie;
+mod ugm;
 mod unicode;
 mod vocab;
 mod wpm;

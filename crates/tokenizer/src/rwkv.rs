@@ -1,0 +1,60 @@
+//! RWKV's world vocabulary: the longest tokens from the left, whose texts are written with escapes.
+
+use crate::trie::Trie;
+use crate::vocab::Vocab;
+
+#[derive(Debug)]
+pub(crate) struct Rwkv {
+    trie: Trie,
+    unk: Option<u32>,
+}
+
+impl Rwkv {
+    pub(crate) fn new(vocab: &Vocab, unk: Option<u32>) -> Self {
+        let texts: Vec<Vec<u8>> = vocab.texts.iter().map(unescaped).collect();
+        Rwkv { trie: Trie::new(texts.iter().map(Vec::as_slice).zip(0..).collect()), unk }
+    }
+
+    /// Appends the tokens of a text without special tokens. A byte that no token begins with is unknown.
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            let (length, id) =
+                self.trie.longest(rest).map_or((1, self.unk), |(length, id)| (length, Some(id)));
+            ids.extend(id);
+            rest = &rest[length..];
+        }
+    }
+}
+
+/// The bytes of a text with `\t`, `\n`, `\r`, `\xHH`, and `\` before any other character for itself.
+pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
+    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16)).unwrap_or(0) as u8;
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied();
+    while let Some(byte) = bytes.next() {
+        let escaped = if byte == b'\\' { bytes.next() } else { None };
+        match (byte, escaped) {
+            (b'\\', None) => {}
+            (_, Some(b't')) => out.push(b'\t'),
+            (_, Some(b'n')) => out.push(b'\n'),
+            (_, Some(b'r')) => out.push(b'\r'),
+            (_, Some(b'x')) => out.push(digit(bytes.next()) << 4 | digit(bytes.next())),
+            (_, Some(other)) => out.push(other),
+            (_, None) => out.push(byte),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_stand_for_bytes() {
+        assert_eq!(unescaped(br"a\t\n\r\x0a\xfF\\\'b"), b"a\t\n\r\n\xff\\'b");
+        assert_eq!(unescaped(br"\"), b"");
+        assert_eq!(unescaped(br"\x4"), [0x40]);
+    }
+}

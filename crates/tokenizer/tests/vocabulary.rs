@@ -1,0 +1,231 @@
+//! What files may say, and what is made of it.
+
+mod common;
+
+use common::{PLAIN, SPECIAL, cria, metadata};
+use puna_gguf::{Metadata, Value};
+use puna_tokenizer::{Encode, Tokenizer, TokenizerError};
+
+fn read(meta: &Metadata) -> Tokenizer {
+    Tokenizer::from_metadata(meta).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn error(meta: &Metadata) -> TokenizerError {
+    Tokenizer::from_metadata(meta).expect_err("an error")
+}
+
+/// A BPE vocabulary of these tokens and no merges; `types` as in the file.
+fn bpe(tokens: &[&str], types: &[i32]) -> Metadata {
+    let mut meta = metadata("gpt2", tokens);
+    meta.set("tokenizer.ggml.pre", "gpt-2");
+    meta.set("tokenizer.ggml.merges", Value::strings::<&str>([]));
+    meta.set("tokenizer.ggml.token_type", types.to_vec());
+    meta
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_is_named_with_the_known_ones() {
+    let mut meta = bpe(&["a"], &[1]);
+    meta.set("tokenizer.ggml.pre", "llama-9");
+    let error = error(&meta);
+    assert_eq!(error.code(), "tokenizer_unknown_pre");
+    let text = error.to_string();
+    assert!(text.starts_with("unknown pre-tokenizer type: 'llama-9'"), "{text}");
+    assert!(
+        ["llama-bpe", "qwen2", "smollm", "deepseek-v3", "gpt-4o"].iter().all(|name| text.contains(name)),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_bpe_file_without_a_pre_tokenizer_gets_the_default_one() {
+    let mut meta = bpe(&["a"], &[1]);
+    meta.remove("tokenizer.ggml.pre");
+    assert_eq!(read(&meta).pre(), None);
+    // SPM and WPM files have names here that mean nothing.
+    let mut meta = metadata("llama", &["a", "b", "c"]);
+    meta.set("tokenizer.ggml.pre", "whatever");
+    assert_eq!(read(&meta).pre(), Some("whatever"));
+}
+
+#[test]
+fn what_is_wrong_with_a_vocabulary_is_said() {
+    let code = |meta: &Metadata| error(meta).code();
+    assert_eq!(code(&Metadata::new()), "gguf_key_missing");
+    assert_eq!(code(&metadata("none", &["a"])), "tokenizer_no_vocabulary");
+    assert_eq!(
+        error(&metadata("magic", &["a"])).to_string(),
+        "unknown tokenizer: 'magic' (`tokenizer.ggml.model`); known are bert, gemma4, gpt2, llama, rwkv, t5, whitespace"
+    );
+    assert_eq!(code(&metadata("llama", &[])), "gguf_vocab_inconsistent");
+    assert_eq!(code(&metadata("gpt2", &["a"])), "gguf_vocab_no_merges");
+    let twice = error(&metadata("llama", &["a", "b", "a"]));
+    assert_eq!(twice.code(), "gguf_vocab_duplicate_token");
+    assert_eq!(twice.to_string(), "tokens 0 and 2 of `tokenizer.ggml.tokens` have the same text \"a\"");
+    let mut meta = metadata("llama", &["a", "b"]);
+    meta.set("tokenizer.ggml.scores", vec![1.0f32]);
+    assert_eq!(
+        error(&meta).to_string(),
+        "`tokenizer.ggml.scores` has 1 entries, expected 2: one for each token"
+    );
+    let mut meta = metadata("llama", &["a", "b"]);
+    meta.set("tokenizer.ggml.token_type", vec![1i32; 3]);
+    assert_eq!(code(&meta), "gguf_vocab_inconsistent");
+    let mut meta = metadata("llama", &["a"]);
+    meta.set("tokenizer.ggml.tokens", 7u32);
+    assert_eq!(code(&meta), "gguf_key_type");
+}
+
+#[test]
+fn an_id_beyond_the_vocabulary_is_none() {
+    let mut meta = metadata("llama", &["a", "b", "c"]);
+    meta.set("tokenizer.ggml.bos_token_id", 3u32);
+    meta.set("tokenizer.ggml.padding_token_id", -1i32);
+    meta.set("tokenizer.ggml.eos_token_id", 0u64);
+    let tokenizer = read(&meta);
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.pad()), (Some(1), Some(0), None));
+    // The defaults of BPE are 11.
+    assert_eq!(read(&bpe(&["a"], &[1])).bos(), None);
+}
+
+#[test]
+fn scores_may_be_integers_and_empty_texts_get_a_name() {
+    let mut meta = metadata("llama", &["<unk>", "<s>", "</s>", "", "a", "b", "ab", "ba"]);
+    meta.set("tokenizer.ggml.scores", vec![0i32, 0, 0, 0, 0, 0, 1, 2]);
+    meta.set("tokenizer.ggml.add_space_prefix", false);
+    let tokenizer = read(&meta);
+    assert_eq!(tokenizer.token_id("[EMPTY_3]"), Some(3));
+    assert_eq!(tokenizer.encode("aba", PLAIN), [4, 7]);
+}
+
+#[test]
+fn ends_of_generation_follow_the_texts_and_their_corrections() {
+    let ends = |tokens: &[&str], types: &[i32]| read(&bpe(tokens, types)).eog().to_vec();
+    assert_eq!(ends(&["a", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"], &[1, 3, 3, 3]), [1, 2, 3]);
+    // An ordinary `</s>` is HTML; as control token it ends.
+    assert_eq!(ends(&["</s>", "<eos>"], &[4, 3]), [1]);
+    assert_eq!(ends(&["</s>", "<eos>"], &[3, 3]), [0, 1]);
+    // Harmony: `<|end|>` ends a message, not the answer.
+    assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"], &[3, 3, 3]), [1, 2]);
+    assert_eq!(ends(&["<|end|>", "<|return|>", "x"], &[3, 3, 1]), [0, 1]);
+    assert_eq!(ends(&["</s>", "<|tool_response>"], &[3, 3]), [1]);
+    let mut meta = bpe(&["a", "b", "c", "<fim_pad>"], &[1, 1, 1, 1]);
+    meta.set("tokenizer.ggml.eos_token_id", 1u32);
+    meta.set("tokenizer.ggml.eot_token_id", 2u32);
+    let tokenizer = read(&meta);
+    assert_eq!((tokenizer.eog(), tokenizer.eot()), (&[1, 2, 3][..], Some(2)));
+    assert!(tokenizer.is_eog(3) && !tokenizer.is_eog(0) && tokenizer.is_control(3));
+    assert_eq!(tokenizer.fim().pad, Some(3));
+}
+
+#[test]
+fn harmonys_marks_are_seen_and_the_old_fim_names_win() {
+    let mut meta = bpe(&["<|channel|>", "<|start|>", "a", "b"], &[3, 3, 1, 1]);
+    meta.set("tokenizer.ggml.fim_pre_token_id", 2u32);
+    meta.set("tokenizer.ggml.prefix_token_id", 3u32);
+    let tokenizer = read(&meta);
+    assert_eq!(tokenizer.decode(&[0, 2, 1], false), "<|channel|>a<|start|>");
+    assert_eq!(tokenizer.fim().pre, Some(3));
+}
+
+#[test]
+fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
+    let tokenizer = read(&bpe(&["a", "<u>", "<c>", "<", "u", "c", ">"], &[1, 4, 3, 1, 1, 1, 1]));
+    let encode = |parse_special| tokenizer.encode("a<u><c>", Encode { add_special: false, parse_special });
+    assert_eq!(encode(false), [0, 1, 3, 5, 6]);
+    assert_eq!(encode(true), [0, 1, 2]);
+    assert_eq!(tokenizer.decode(&encode(true), false), "a<u>");
+    assert_eq!(tokenizer.decode(&encode(true), true), "a<u><c>");
+}
+
+#[test]
+fn a_merge_whose_result_is_no_token_is_spelt_again() {
+    let mut meta = bpe(&["a", "b", "c", "abc"], &[1; 4]);
+    meta.set("tokenizer.ggml.merges", Value::strings(["a b", "ab c"]));
+    assert_eq!(read(&meta).encode("abcab", PLAIN), [3, 0, 1]);
+    // Only the first of two equal merges counts, and one without a blank is none.
+    meta.set("tokenizer.ggml.merges", Value::strings(["ab", "b c", "a b", "b c", "a bc"]));
+    assert_eq!(read(&meta).encode("abc", PLAIN), [3]);
+}
+
+#[test]
+fn spm_puts_its_blank_before_each_text_and_takes_back_the_first() {
+    let mut meta = metadata("llama", &["<unk>", "<s>", "</s>", "▁a", "a", "▁", "b"]);
+    meta.set("tokenizer.ggml.token_type", vec![2i32, 3, 3, 1, 1, 1, 1]);
+    let tokenizer = read(&meta);
+    let ids = tokenizer.encode("a<s>a", SPECIAL);
+    assert_eq!(ids, [1, 3, 1, 3]);
+    assert_eq!(tokenizer.decode(&ids, false), "a a");
+    assert_eq!(tokenizer.decode(&ids, true), "<s> a<s> a");
+    assert_eq!(tokenizer.detokenize(&ids, true, true), " a<s> a");
+    // What goes on after a prompt keeps its blank.
+    assert_eq!(tokenizer.decoder().push(3), " a");
+    assert_eq!(tokenizer.decoder().at_start().push(3), "a");
+    let mut decoder = tokenizer.decoder().at_start();
+    assert_eq!([decoder.push(1), decoder.push(4), decoder.push(3)], ["", "a", " a"]);
+}
+
+#[test]
+fn a_stream_holds_back_half_characters_and_replaces_lost_ones() {
+    let tokens: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let mut meta = metadata("llama", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
+    meta.set("tokenizer.ggml.token_type", vec![6i32; 256]);
+    let mut decoder = read(&meta).decoder();
+    let pushed: Vec<String> = "é😀".bytes().map(|byte| decoder.push(byte.into())).collect();
+    assert_eq!(pushed, ["", "é", "", "", "", "😀"]);
+    assert_eq!([decoder.push(0xF0), decoder.push(0x9F), decoder.push(0x41)], ["", "", "\u{FFFD}A"]);
+    assert_eq!([decoder.push(0xFF), decoder.push(0xE6)], ["\u{FFFD}", ""]);
+    assert_eq!(decoder.held(), [0xE6]);
+    assert_eq!([decoder.finish(), decoder.finish()], ["\u{FFFD}", ""]);
+}
+
+#[test]
+fn words_of_white_space_vocabularies_lose_the_white_space() {
+    let mut meta = metadata("whitespace", &["ab", "a", "b", "A"]);
+    meta.set("tokenizer.ggml.pre", "whitespace");
+    meta.set("tokenizer.ggml.merges", Value::strings(["a b"]));
+    assert_eq!(read(&meta).encode(" ab \n a\u{3000}A", PLAIN), [0, 1, 3]);
+    meta.set("tokenizer.ggml.normalizer.lowercase", true);
+    assert_eq!(read(&meta).encode("AB", PLAIN), [0]);
+}
+
+#[test]
+fn word_pieces_are_the_longest_or_the_whole_word_is_unknown() {
+    let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁un", "▁u", "aff", "able", "a", "▁.", "▁ha", "▁中", "▁ḥ"];
+    let mut meta = metadata("bert", &tokens);
+    for (key, id) in [("unknown", 0u32), ("bos", 1), ("seperator", 2)] {
+        meta.set(&format!("tokenizer.ggml.{key}_token_id"), id);
+    }
+    let tokenizer = read(&meta);
+    assert_eq!(tokenizer.encode("unaffable. UNaffx", SPECIAL), [1, 3, 5, 6, 8, 0, 2]);
+    assert_eq!(tokenizer.encode("h\u{e4}中", PLAIN), [9, 10]);
+    assert_eq!(tokenizer.encode("un\u{ad}\u{0}\u{fffd}aff\u{b}able", PLAIN), [3, 5, 6]);
+    assert_eq!((tokenizer.cls(), tokenizer.sep()), (Some(1), Some(2)));
+    meta.set("tokenizer.ggml.normalizer.strip_accents", false);
+    assert_eq!(read(&meta).encode("\u{1e24}", PLAIN), [11]);
+    meta.set("tokenizer.ggml.normalizer.lowercase", false);
+    assert_eq!(read(&meta).encode("\u{1e24} \u{1e25}", PLAIN), [0, 11]);
+}
+
+#[test]
+fn cria_speaks_chat_ml() {
+    let tokenizer = cria();
+    assert_eq!((tokenizer.model(), tokenizer.vocab_size()), ("gpt2", 4096));
+    let end = tokenizer.token_id("<|im_end|>").expect("a turn's end");
+    assert!(tokenizer.is_eog(end) && tokenizer.is_control(end));
+    let ids = tokenizer
+        .encode("<|im_start|>user\nHi<|im_end|>", Encode { add_special: false, parse_special: true });
+    assert_eq!((ids.first().copied(), ids.last().copied()), (tokenizer.token_id("<|im_start|>"), Some(end)));
+    assert_eq!(tokenizer.decode(&ids, false), "user\nHi");
+}
+
+#[test]
+fn the_originals_of_the_patterns_are_an_option() {
+    let tokens = ["Ã", "ī", "Ġ", "©", "Ãī", "Ã©", "Ã©Ãī"];
+    let mut meta = bpe(&tokens, &[1; 7]);
+    meta.set("tokenizer.ggml.pre", "gpt-4o");
+    meta.set("tokenizer.ggml.merges", Value::strings(["Ã ī", "Ã ©", "Ã© Ãī"]));
+    assert_eq!(read(&meta).encode("éÉ", PLAIN), [6]);
+    let original = Tokenizer::with_original_patterns(&meta).expect("a good vocabulary");
+    assert_eq!(original.encode("éÉ", PLAIN), [5, 4]);
+}
