@@ -78,3 +78,13 @@ fn what_ends_generation_is_known_by_text() {
     assert!(ends("llama-bpe").is_none_or(|ids| ids == [128001, 128009]));
     assert!(ends("llama-spm").is_none_or(|ids| ids == [2]));
 }
+
+#[test]
+fn unigram_models_normalise_and_find_the_best_tokens() {
+    let Some(path) = model("vocab/ggml-vocab-nomic-bert-moe.gguf") else { return };
+    let tokenizer = open(path);
+    let encode = |text| tokenizer.encode(text, SPECIAL);
+    assert_eq!(encode("Hello  world"), [0, 35378, 8999, 2]);
+    assert_eq!(encode("ｆｕｌｌ width ①"), [0, 4393, 6, 146984, 106, 2]);
+    assert_eq!(encode(" a <mask> b"), [0, 10, 250001, 876, 2]);
+}

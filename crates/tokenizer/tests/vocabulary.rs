@@ -229,3 +229,65 @@ fn the_originals_of_the_patterns_are_an_option() {
     let original = Tokenizer::with_original_patterns(&meta).expect("a good vocabulary");
     assert_eq!(original.encode("éÉ", PLAIN), [5, 4]);
 }
+
+/// A unigram vocabulary; scores are in tenths.
+fn unigram(tokens: &[(&str, i32, i32)]) -> Metadata {
+    let mut meta = metadata("t5", &tokens.iter().map(|t| t.0).collect::<Vec<_>>());
+    meta.set("tokenizer.ggml.token_type", tokens.iter().map(|t| t.1).collect::<Vec<i32>>());
+    meta.set("tokenizer.ggml.scores", tokens.iter().map(|t| t.2 as f32 / 10.0).collect::<Vec<f32>>());
+    meta.set("tokenizer.ggml.add_space_prefix", true);
+    meta
+}
+
+#[test]
+fn unigram_tokens_have_the_greatest_sum_of_scores() {
+    let tokens = [
+        ("<pad>", 3, 0),
+        ("</s>", 3, 0),
+        ("<unk>", 2, 0),
+        ("▁", 1, -20),
+        ("▁a", 1, -30),
+        ("a", 1, -25),
+        ("ab", 1, -26),
+        ("b", 1, -10),
+        ("[x]", 4, -90),
+    ];
+    let mut meta = unigram(&tokens);
+    let encode = |meta: &Metadata, text| read(meta).encode(text, SPECIAL);
+    // "▁a" + "b" = -4.0 beats "▁" + "ab" = -4.6; of "aab", "▁a" + "ab" = -5.6.
+    assert_eq!(encode(&meta, "ab"), [4, 7, 1]);
+    assert_eq!(encode(&meta, "aab"), [4, 6, 1]);
+    assert_eq!(encode(&meta, "a  b"), [4, 3, 3, 7, 1]);
+    assert_eq!(encode(&meta, "azzéb[x]"), [4, 2, 7, 8, 1]);
+    assert_eq!(encode(&meta, ""), [1]);
+    meta.set("tokenizer.ggml.remove_extra_whitespaces", true);
+    assert_eq!(encode(&meta, "  a  b "), [4, 3, 7, 1]);
+    assert_eq!(read(&meta).decode(&[4, 3, 7], false), "a b");
+}
+
+#[test]
+fn a_normaliser_that_does_not_fit_is_refused_and_a_wild_one_is_harmless() {
+    let mut meta = unigram(&[("<pad>", 3, 0), ("</s>", 3, 0), ("<unk>", 2, 0), ("▁", 1, 0), ("a", 1, 0)]);
+    for bytes in [&[][..], &[1u8, 0, 0], &[4, 0, 0, 0], &[255, 255, 255, 255, 0]] {
+        meta.set("tokenizer.ggml.precompiled_charsmap", bytes.to_vec());
+        assert_eq!(error(&meta).code(), "gguf_vocab_inconsistent", "{bytes:?}");
+    }
+    // Nodes of all bits lead anywhere.
+    for node in [u32::MAX, 0x61, 0x161, 1 << 8 | 1 << 10 | 0x61, 0x3FF] {
+        let nodes = std::iter::repeat_n(node, 256).flat_map(u32::to_le_bytes);
+        meta.set(
+            "tokenizer.ggml.precompiled_charsmap",
+            1024u32.to_le_bytes().into_iter().chain(nodes).chain(*b"b\0").collect::<Vec<u8>>(),
+        );
+        assert_eq!(read(&meta).encode("a", PLAIN).len(), 2);
+    }
+}
+
+#[test]
+fn rwkv_takes_the_longest_token_of_bytes() {
+    let mut meta = metadata("rwkv", &["<s>", r"\x00", r"\n", "a", "ab", r"\xe4\xb8", r"\xad", "abcd"]);
+    meta.set("tokenizer.ggml.unknown_token_id", 1u32);
+    let tokenizer = read(&meta);
+    assert_eq!(tokenizer.encode("ababc\n中", SPECIAL), [4, 4, 1, 2, 5, 6]);
+    assert_eq!(tokenizer.decode(&[4, 2, 5, 6], false), "ab\n中");
+}
