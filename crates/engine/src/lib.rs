@@ -16,6 +16,7 @@ mod pages;
 mod sequence;
 mod stats;
 mod stepper;
+mod vocab;
 
 pub use engine::Engine;
 pub use error::EngineError;

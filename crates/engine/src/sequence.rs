@@ -1,12 +1,14 @@
 //! One running sequence: its tokens, its pages, its sampler, and what it has told its listener.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_sampler::{Sampler, StopMatcher, log_probs};
+use puna_sampler::{Sampler, StopMatcher, Vocab, log_probs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
 use crate::pages::{NodeId, PAGE_TOKENS, Pages};
+use crate::vocab::SamplerVocab;
 
 /// A job's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,8 +60,11 @@ pub struct Sequence {
 
 impl Sequence {
     /// A job as it arrives.
-    pub fn new(id: JobId, job: Job, sink: Box<dyn Sink>, tokenizer: &Tokenizer, n_vocab: usize) -> Self {
-        let mut sampler = Sampler::new(&job.sampling, n_vocab);
+    pub fn new(id: JobId, job: Job, sink: Box<dyn Sink>, tokenizer: &Arc<Tokenizer>, n_vocab: usize) -> Self {
+        let mut sampling = job.sampling.clone();
+        sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&token| (token, f32::NEG_INFINITY)));
+        let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
+        let mut sampler = Sampler::with_vocab(&sampling, n_vocab, &vocab);
         job.prompt.iter().for_each(|&token| sampler.accept(token));
         Self {
             id,
@@ -117,7 +122,10 @@ impl Sequence {
             return false;
         }
         let raw = self.job.logprobs.map(|_| logits.to_vec());
-        let token = self.sampler.sample(logits);
+        let Some(token) = self.sampler.try_sample(logits) else {
+            self.fail("the model's output is not a number anywhere: the file may be damaged");
+            return false;
+        };
         self.sampler.accept(token);
         self.generated += 1;
         self.tokens.push(token);
