@@ -10,6 +10,7 @@ pub mod kernels;
 mod memory;
 mod ops;
 mod pool;
+pub mod probe;
 mod step;
 mod topology;
 

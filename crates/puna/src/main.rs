@@ -2,5 +2,40 @@
 
 #[allow(dead_code, unused_imports)] // what the `run` command will use
 mod chat;
+mod cli;
+mod cmd;
+mod env;
+#[allow(dead_code)] // times are what commands on stored models will print
+mod format;
+mod local;
+mod out;
+mod usage;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// 0: done (also when the reader of the output went away), 1: the work failed, 2: wrong usage.
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let Some(text) = usage::text(&error, &args) else {
+                // Help goes to standard output, and nobody has to read all of it.
+                let _ = error.print();
+                return ExitCode::SUCCESS;
+            };
+            eprintln!("Error: {text}");
+            return ExitCode::from(usage::STATUS);
+        }
+    };
+    match cmd::run(cli) {
+        Ok(code) => code,
+        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -182,6 +182,9 @@ impl Layers<'_> {
             return Ok((Weights::Embedded, Arc::new(facts)));
         }
         let path = self.store.layer_path(layer)?;
+        // A link means a file with a name of its own, which tells the parts of a split model.
+        let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
+        let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
         let facts = self.store.facts(&layer.digest, &path)?;
         Ok((Weights::File(path), facts))
     }
@@ -205,36 +208,8 @@ impl Model {
     /// What the model can do, in the order of the API: `completion` or `embedding`, then what its files, template and
     /// config add. Built-in parsers are not looked at.
     pub fn capabilities(&self) -> Vec<String> {
-        let mut found: Vec<&str> = Vec::new();
-        found.push(if self.facts.pooling.is_some() { "embedding" } else { "completion" });
-        let sees = self.facts.vision || self.projector_facts.iter().any(|f| f.vision || !f.audio);
-        if sees {
-            found.push("vision");
-        }
-        if self.facts.audio || self.projector_facts.iter().any(|f| f.audio) {
-            found.push("audio");
-        }
-        let go = self.template.as_deref().unwrap_or_default();
-        let jinja = self.facts.chat_template.as_deref().unwrap_or_default();
-        if names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call") {
-            found.push("tools");
-        }
-        if names_field(go, "Suffix") {
-            found.push("insert");
-        }
-        let thinks = jinja.contains("<think>") && jinja.contains("</think>");
-        if names_field(go, "Thinking")
-            || thinks
-            || matches!(self.facts.architecture.as_str(), "gptoss" | "gpt-oss")
-        {
-            found.push("thinking");
-        }
-        for stated in &self.config.capabilities {
-            if !found.contains(&stated.as_str()) {
-                found.push(stated);
-            }
-        }
-        found.into_iter().map(str::to_owned).collect()
+        let template = self.template.as_deref().unwrap_or_default();
+        capabilities(&self.facts, &self.projector_facts, template, &self.config.capabilities)
     }
 
     /// The Modelfile that `show` prints, without its comment lines. A request's own `system` and `options` replace or
@@ -269,6 +244,41 @@ impl Model {
         }
         Modelfile { instructions: all }
     }
+}
+
+impl Facts {
+    /// What a file can do by itself, without a store's template and config.
+    pub fn capabilities(&self) -> Vec<String> {
+        capabilities(self, &[], "", &[])
+    }
+}
+
+fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, stated: &[String]) -> Vec<String> {
+    let mut found: Vec<&str> = Vec::new();
+    found.push(if facts.pooling.is_some() { "embedding" } else { "completion" });
+    if facts.vision || projectors.iter().any(|f| f.vision || !f.audio) {
+        found.push("vision");
+    }
+    if facts.audio || projectors.iter().any(|f| f.audio) {
+        found.push("audio");
+    }
+    let jinja = facts.chat_template.as_deref().unwrap_or_default();
+    if names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call") {
+        found.push("tools");
+    }
+    if names_field(go, "Suffix") {
+        found.push("insert");
+    }
+    let thinks = jinja.contains("<think>") && jinja.contains("</think>");
+    if names_field(go, "Thinking") || thinks || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss") {
+        found.push("thinking");
+    }
+    for stated in stated {
+        if !found.contains(&stated.as_str()) {
+            found.push(stated);
+        }
+    }
+    found.into_iter().map(str::to_owned).collect()
 }
 
 /// Whether a Go template names a field: `.Tools`, `$.Tools` or `.Tools` at the end of a chain, not `.ToolsX`.

@@ -12,7 +12,7 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::{self, read_limited, sync_dir, write_atomic};
-use crate::manifest::{Manifest, TEXT_LIMIT};
+use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::{ModelName, part_from_file_name};
 
 /// A folder of models. Reading never writes, not even folders; any number of stores may be open on one folder.
@@ -200,6 +200,26 @@ impl Store {
         Ok(())
     }
 
+    /// Makes a model of a file that stays where it is: the blob is a link, named by the file's path, size and time rather
+    /// than by its content. For stores that live as long as one command; other programs would take such a blob for broken.
+    ///
+    /// # Errors
+    /// The file cannot be found, or the store cannot be written.
+    pub fn link_file(&self, name: &ModelName, path: &Path) -> Result<(), StoreError> {
+        let found = || -> io::Result<_> {
+            let path = path.canonicalize()?;
+            let meta = fs::metadata(&path)?;
+            Ok((path, meta.len(), meta.modified().ok()))
+        };
+        let (path, size, time) = found().map_err(|e| StoreError::io("read", path, &e))?;
+        let digest = Digest::of(format!("{}\n{size}\n{time:?}", path.display()).as_bytes());
+        let blob = self.blob_path(&digest);
+        files::create_dir(&self.root.join("blobs"))?;
+        link(&path, &blob).map_err(|e| StoreError::io("link", &blob, &e))?;
+        let manifest = Manifest { config: None, layers: vec![Layer::new(media::MODEL, digest, size)] };
+        self.write_manifest(name, &manifest.to_bytes(), true)
+    }
+
     /// Copies a model under another name. A name that exists is replaced; a model onto itself is left alone.
     ///
     /// # Errors
@@ -323,6 +343,14 @@ impl Store {
             pins.remove(&layer.digest);
         });
     }
+}
+
+/// A link that costs nothing; where the system has none, a copy.
+fn link(path: &Path, link: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::symlink(path, link);
+    #[cfg(not(unix))]
+    return fs::hard_link(path, link).or_else(|_| fs::copy(path, link).map(|_| ()));
 }
 
 /// What is below `manifests/`.

@@ -234,6 +234,21 @@ fn a_blob_that_is_being_used_is_not_removed_by_a_delete() {
 }
 
 #[test]
+fn a_file_elsewhere_is_linked_for_one_command() {
+    let kit = Kit::new();
+    let file = kit.dir.path().join("some.gguf");
+    fs::write(&file, super::gguf(1)).unwrap();
+    kit.store.link_file(&name("some"), &file).unwrap();
+    let model = kit.store.resolve(&name("some")).unwrap();
+    assert_eq!(model.details().quantization_level, "F32");
+    let Weights::File(path) = &model.weights else { panic!("not embedded") };
+    assert_eq!(fs::read(path).unwrap(), super::gguf(1));
+    kit.store.delete(&name("some")).unwrap();
+    assert!(file.exists());
+    assert!(kit.store.link_file(&name("x"), &kit.dir.path().join("absent")).is_err());
+}
+
+#[test]
 fn many_writers_on_one_folder_leave_every_model_whole() {
     let kit = Kit::new();
     kit.model("base", 0);

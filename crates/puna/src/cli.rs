@@ -1,0 +1,478 @@
+//! The command line: every command with its flags and help, in one table from which parsing, help, completions and
+//! manual pages are made.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Runs open language models: fetches, stores, creates, serves and answers, on its own engine.
+#[derive(Parser, Debug)]
+#[command(
+    name = "puna",
+    about = "Large language model runner",
+    disable_version_flag = true,
+    subcommand_required = false,
+    after_help = "Try it without any download:\n  puna run cria \"What is the capital of France?\"\n\nUse \"puna COMMAND --help\" for more about a command.",
+    override_usage = "puna [flags]\n       puna [command]"
+)]
+pub struct Cli {
+    /// Show version information
+    #[arg(short = 'v', long)]
+    pub version: bool,
+
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)";
+const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level to use instead of the best (see `puna debug kernels`)";
+const SERVE_HELP: &str = "\
+Environment Variables:
+      OLLAMA_DEBUG               Show additional debug information (e.g. OLLAMA_DEBUG=1, 2 for traces)
+      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)
+      OLLAMA_CONTEXT_LENGTH      Context length to use unless otherwise specified
+      OLLAMA_KEEP_ALIVE          The duration that models stay loaded in memory (default \"5m\")
+      OLLAMA_MAX_LOADED_MODELS   Maximum number of loaded models
+      OLLAMA_MAX_QUEUE           Maximum number of queued requests
+      OLLAMA_MODELS              The path to the models directory
+      OLLAMA_NUM_PARALLEL        Maximum number of parallel requests
+      OLLAMA_NOPRUNE             Do not prune model blobs on startup
+      OLLAMA_ORIGINS             A comma separated list of allowed origins
+      OLLAMA_KV_CACHE_TYPE       Quantization type of the K/V cache (default: f16)
+      OLLAMA_LOAD_TIMEOUT        How long to allow model loads to stall before giving up (default \"5m\")
+      OLLAMA_GO_TEMPLATE         Prefer the Go template (true) or the file's Jinja template (false)
+      PUNA_KERNELS               Kernel level to use instead of the best
+      PUNA_THREADS               Threads of a model instead of one a core";
+const RUN_HELP: &str = "\
+MODEL is the name of a stored model (such as cria) or the path of a GGUF file, which need not be in the store.
+Without a prompt, and with a terminal, this holds a conversation; type /? in it for help.
+
+Examples:
+  puna run cria \"What is the capital of France?\"
+  git diff | puna run cria \"Summarise this:\"
+  puna run ./model.gguf --verbose
+
+Environment Variables:
+      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)
+      OLLAMA_EDITOR              Path to editor for interactive prompt editing (Ctrl+G)
+      OLLAMA_NOHISTORY           Do not preserve readline history";
+const CREATE_HELP: &str = "\
+A Modelfile says what to make the model from and how it behaves:
+  FROM cria
+  SYSTEM You are a pirate.
+  PARAMETER temperature 0.5
+
+FROM takes a stored model, a GGUF file, or a folder of safetensors.
+
+Examples:
+  puna create pirate                       from ./Modelfile
+  printf 'FROM ./model.gguf\\n' | puna create mine -f -
+
+Environment Variables:
+      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)";
+
+/// The commands, in the order of the help.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Start the server
+    #[command(visible_alias = "start", after_help = SERVE_HELP)]
+    Serve,
+    /// Create a model from a Modelfile
+    #[command(after_help = CREATE_HELP)]
+    Create(CreateArgs),
+    /// Show information for a model
+    #[command(after_help = HOST_HELP)]
+    Show(ShowArgs),
+    /// Run a model
+    #[command(after_help = RUN_HELP)]
+    Run(RunArgs),
+    /// Stop a running model
+    #[command(after_help = HOST_HELP)]
+    Stop {
+        /// The model
+        model: String,
+    },
+    /// List models
+    #[command(visible_alias = "ls", after_help = HOST_HELP)]
+    List(ListArgs),
+    /// List running models
+    #[command(after_help = HOST_HELP)]
+    Ps(ListArgs),
+    /// Copy a model
+    #[command(after_help = HOST_HELP)]
+    Cp {
+        /// The model
+        source: String,
+        /// Its new name
+        destination: String,
+    },
+    /// Remove a model
+    #[command(after_help = HOST_HELP)]
+    Rm {
+        /// The models
+        #[arg(required = true)]
+        models: Vec<String>,
+    },
+    /// Show what a model file holds, and what it needs
+    #[command(after_help = STORE_HELP)]
+    Inspect(InspectArgs),
+    /// Turn text into tokens
+    #[command(after_help = STORE_HELP)]
+    Tokenize(TokenizeArgs),
+    /// Turn tokens into text
+    #[command(after_help = STORE_HELP)]
+    Detokenize(DetokenizeArgs),
+    /// Measure speed, beside the limits of the machine
+    #[command(after_help = STORE_HELP)]
+    Bench(BenchArgs),
+    /// Measure how well a model predicts a text
+    #[command(after_help = STORE_HELP)]
+    Perplexity(PerplexityArgs),
+    /// Show what can compute here
+    Devices(JsonArgs),
+    /// Look inside the engine
+    #[command(subcommand, after_help = STORE_HELP)]
+    Debug(Debug),
+    /// Print a completion script for a shell
+    #[command(
+        after_help = "Examples:\n  puna completion bash > ~/.local/share/bash-completion/completions/puna\n  puna completion zsh > ~/.zfunc/_puna\n  puna completion fish > ~/.config/fish/completions/puna.fish"
+    )]
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Compute for a server (started by it)
+    #[command(hide = true)]
+    Runner {
+        /// What the server says
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Name of the new model
+    pub model: String,
+    /// Name of the Modelfile; `-` reads it from standard input
+    #[arg(short, long, default_value = "Modelfile")]
+    pub file: PathBuf,
+    /// Quantize model to this level (e.g. q4_K_M)
+    #[arg(short, long)]
+    pub quantize: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// The model
+    pub model: String,
+    /// Show license of a model
+    #[arg(long)]
+    pub license: bool,
+    /// Show Modelfile of a model
+    #[arg(long)]
+    pub modelfile: bool,
+    /// Show parameters of a model
+    #[arg(long)]
+    pub parameters: bool,
+    /// Show system message of a model
+    #[arg(long)]
+    pub system: bool,
+    /// Show template of a model
+    #[arg(long)]
+    pub template: bool,
+    /// Show detailed model information
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// The model
+    pub model: String,
+    /// What to say to it
+    #[arg(trailing_var_arg = false)]
+    pub prompt: Vec<String>,
+    /// Duration to keep a model loaded (e.g. 5m)
+    #[arg(long, allow_hyphen_values = true)]
+    pub keepalive: Option<String>,
+    /// Show timings for response
+    #[arg(long)]
+    pub verbose: bool,
+    /// Use an insecure registry
+    #[arg(long)]
+    pub insecure: bool,
+    /// Don't wrap words to the next line automatically
+    #[arg(long)]
+    pub nowordwrap: bool,
+    /// Response format (e.g. json, or a JSON schema)
+    #[arg(long)]
+    pub format: Option<String>,
+    /// Think before the answer: true, false, high, medium, low or max
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub think: Option<String>,
+    /// Hide thinking output
+    #[arg(long)]
+    pub hidethinking: bool,
+    /// For embedding models: truncate inputs exceeding context length
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub truncate: Option<bool>,
+    /// For embedding models: dimensions of the output
+    #[arg(long)]
+    pub dimensions: Option<i64>,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Only models whose name begins so
+    pub prefix: Option<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct JsonArgs {
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// The model
+    pub model: String,
+    /// Every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Every key
+    #[arg(long)]
+    pub kv: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct TokenizeArgs {
+    /// The model
+    pub model: String,
+    /// The text; standard input without it
+    #[arg(allow_hyphen_values = true)]
+    pub text: Option<String>,
+    /// Read the text from a file
+    #[arg(long, conflicts_with = "text")]
+    pub file: Option<PathBuf>,
+    /// Leave out the tokens that the model wants at the start and end of a text
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Treat the text of special tokens as plain text
+    #[arg(long)]
+    pub no_special: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct DetokenizeArgs {
+    /// The model
+    pub model: String,
+    /// The tokens, such as 1,2,3
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub tokens: Vec<u32>,
+    /// Keep special tokens
+    #[arg(long)]
+    pub special: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct BenchArgs {
+    /// The model
+    pub model: String,
+    /// Prompt tokens in one go
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512")]
+    pub n_prompt: Vec<usize>,
+    /// Generated tokens
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128")]
+    pub n_gen: Vec<usize>,
+    /// Tokens in the context before
+    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<usize>,
+    /// Sequences at once
+    #[arg(short = 'b', long, value_delimiter = ',', default_value = "1")]
+    pub sequences: Vec<usize>,
+    /// Threads
+    #[arg(short, long)]
+    pub threads: Option<usize>,
+    /// Repetitions, of which the median is reported
+    #[arg(short, long, default_value = "3")]
+    pub repetitions: usize,
+    /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values: f32, f16, bf16, q8_0 or q4_0
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
+    /// Time of every kind of operation too
+    #[arg(long)]
+    pub ops: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Results to compare with, of `puna bench --json` or `llama-bench -o json`
+    #[arg(long)]
+    pub compare: Option<PathBuf>,
+    /// Draw the results
+    #[arg(long)]
+    pub plot: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct PerplexityArgs {
+    /// The model
+    pub model: String,
+    /// The text
+    #[arg(long)]
+    pub file: PathBuf,
+    /// Tokens of a window; its second half is scored
+    #[arg(long, default_value = "512")]
+    pub ctx: usize,
+    /// Move the window by this many tokens, and score as many at its end
+    #[arg(long)]
+    pub stride: Option<usize>,
+    /// Compare with logits saved from another file of the same model
+    #[arg(long)]
+    pub kl_base: Option<PathBuf>,
+    /// Save logits for later comparison
+    #[arg(long)]
+    pub save_logits: Option<PathBuf>,
+    /// Score at most this many windows
+    #[arg(long)]
+    pub chunks: Option<usize>,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(short, long)]
+    pub threads: Option<usize>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Commands for engineers.
+#[derive(Subcommand, Debug)]
+pub enum Debug {
+    /// Raw logits of some tokens, before any sampling
+    Logits(LogitsArgs),
+    /// Values of raw blocks of a tensor type
+    Dequantize {
+        /// The type, such as Q4_K
+        #[arg(long = "type")]
+        ty: String,
+        /// The blocks
+        #[arg(long)]
+        hex: String,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// The error of quantizing a fixed row to a tensor type
+    QuantizeError {
+        /// The type, such as Q4_K
+        #[arg(long = "type")]
+        ty: String,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// The prompt that a request turns into
+    Render(RenderArgs),
+    /// The computation of one step
+    Graph {
+        /// The model
+        model: String,
+        /// Tokens of the step
+        #[arg(long, default_value = "1")]
+        tokens: usize,
+        /// Write the graph for Graphviz
+        #[arg(long)]
+        dot: Option<PathBuf>,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Kernel levels of this machine
+    Kernels(JsonArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct LogitsArgs {
+    /// The model
+    pub model: String,
+    /// The tokens, such as 1,2,3
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub tokens: Vec<u32>,
+    /// Positions to print: all, last, or a list such as 0,5
+    #[arg(long, default_value = "all")]
+    pub positions: String,
+    /// How the tokens are fed: whole, one (by one), or in chunks of this many
+    #[arg(long, default_value = "whole")]
+    pub split: String,
+    /// Run this many copies in one batch, beside as many other sequences
+    #[arg(long)]
+    pub parallel: Option<usize>,
+    /// Context that long-rope factors assume
+    #[arg(long)]
+    pub num_ctx: Option<usize>,
+    /// Storage of keys
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Where to compute
+    #[arg(long, default_value = "cpu")]
+    pub backend: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct RenderArgs {
+    /// The model
+    #[arg(required_unless_present = "template")]
+    pub model: Option<String>,
+    /// A template instead of the model's own
+    #[arg(long)]
+    pub template: Option<PathBuf>,
+    /// Language of the template
+    #[arg(long)]
+    pub kind: Option<TemplateKind>,
+    /// A body of /api/chat or /api/generate
+    #[arg(long)]
+    pub request: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Languages of templates.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateKind {
+    /// Jinja, as in GGUF files
+    Jinja,
+    /// Go's text/template, as in Modelfiles
+    Go,
+}

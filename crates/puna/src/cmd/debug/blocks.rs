@@ -1,0 +1,54 @@
+//! `puna debug dequantize` and `quantize-error`: the block formats by themselves.
+
+use anyhow::{Context, Result, bail};
+use puna_quant::TensorType;
+use serde_json::{Value, json};
+
+use crate::out;
+
+pub fn dequantize(ty: &str, hex: &str, as_json: bool) -> Result<()> {
+    let ty = tensor_type(ty)?;
+    let bytes = parse_hex(hex)?;
+    let size = ty.block_bytes();
+    if bytes.is_empty() || !bytes.len().is_multiple_of(size) {
+        bail!("{} bytes are no whole blocks of {ty}, which have {size}", bytes.len());
+    }
+    let mut values = vec![0.0f32; bytes.len() / size * ty.block_values()];
+    puna_quant::dequantize(ty, &bytes, &mut values)?;
+    if as_json {
+        // JSON has no numbers for infinities and the like.
+        let number = |x: &f32| if x.is_finite() { json!(x) } else { Value::String(x.to_string()) };
+        return out::json(&json!({"values": values.iter().map(number).collect::<Vec<_>>()}));
+    }
+    let lines =
+        values.chunks(8).map(|row| row.iter().map(|x| format!("{x:>12} ")).collect::<String>() + "\n");
+    out::text(&lines.collect::<String>())
+}
+
+pub fn quantize_error(ty: &str, as_json: bool) -> Result<()> {
+    let ty = tensor_type(ty)?;
+    let error = puna_quant::quantize_error(ty)?;
+    if as_json {
+        return out::json(&json!({"rmse": error.rmse, "max": error.max}));
+    }
+    out::line(&format!("{ty}: root mean square error {:.6}, largest {:.6}", error.rmse, error.max))
+}
+
+fn tensor_type(name: &str) -> Result<TensorType> {
+    TensorType::from_name(name).with_context(|| {
+        let known: Vec<_> = TensorType::all().map(TensorType::name).collect();
+        format!("unknown tensor type `{name}`; known are {}", known.join(", "))
+    })
+}
+
+fn parse_hex(text: &str) -> Result<Vec<u8>> {
+    let digits: Vec<u32> = text
+        .chars()
+        .filter(|c| !c.is_whitespace())
+        .map(|c| c.to_digit(16).with_context(|| format!("`{c}` is no hexadecimal digit")))
+        .collect::<Result<_>>()?;
+    if !digits.len().is_multiple_of(2) {
+        bail!("{} hexadecimal digits are no whole bytes", digits.len());
+    }
+    Ok(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
+}

@@ -1,0 +1,96 @@
+//! `puna debug graph`: the operations of one step with their shapes and places.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use puna_graph::{Capacity, Op, Plan, Rows};
+use puna_models::{LoadOptions, Model, Want};
+use serde_json::{Value, json};
+
+use crate::local::ModelFile;
+use crate::{format, out};
+
+pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Result<()> {
+    let file = ModelFile::open(model)?;
+    let model = Model::load(&file.view, LoadOptions::default())?;
+    let want = if model.shape().has_logits { Want::Logits } else { Want::Hidden };
+    let graph = model.graph(want).context("the model has no graph")?;
+    let plan = Plan::new(graph, Capacity { tokens: tokens.max(1), outputs: 1 });
+    let nodes: Vec<Value> = (0..plan.graph.nodes().len()).map(|at| node(&plan, &model, at)).collect();
+    if let Some(path) = dot {
+        std::fs::write(path, graphviz(&nodes)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    // An arena is counted in floats.
+    let scratch = plan.arena as u64 * 4;
+    if as_json {
+        return out::json(&json!({"nodes": nodes, "scratch_bytes": scratch}));
+    }
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let rows: Vec<Vec<String>> = nodes
+        .iter()
+        .map(|n| {
+            ["id", "name", "op", "type", "shape", "offset", "inputs", "weights"]
+                .map(|key| text(&n[key]))
+                .to_vec()
+        })
+        .collect();
+    let table = format::table(&["ID", "NAME", "OP", "TYPE", "SHAPE", "OFFSET", "INPUTS", "WEIGHTS"], &rows);
+    out::text(&format!("{table}\n{} operations, {} of scratch memory\n", rows.len(), format::bytes(scratch)))
+}
+
+fn node(plan: &Plan, model: &Model, at: usize) -> Value {
+    let node = &plan.graph.nodes()[at];
+    let place = plan.place(node.out);
+    let name = node.layer.map_or_else(|| node.name.to_owned(), |layer| format!("{}-{layer}", node.name));
+    // Slices have no node of their own: they come from the node that fills their storage.
+    let storage = |id| plan.graph.value(id).storage;
+    let origin = |id| plan.graph.nodes()[..at].iter().rfind(|n| storage(n.out) == storage(id));
+    let inputs: Vec<usize> = node.op.inputs().filter_map(|id| Some(origin(id)?.out.index())).collect();
+    let weights: Vec<&str> =
+        weights(&node.op).iter().filter_map(|i| Some(model.weights().get(*i)?.name.as_str())).collect();
+    json!({
+        "id": node.out.index(), "name": name, "op": node.op.name(), "type": "f32",
+        "shape": [place.cols, plan.capacity.rows(place.rows)],
+        "rows": match place.rows { Rows::Tokens => "tokens", Rows::Outputs => "outputs" },
+        "offset": place.start * 4, "stride": place.stride * 4, "inputs": inputs, "weights": weights,
+    })
+}
+
+/// The tensors that an operation reads.
+fn weights(op: &Op) -> Vec<usize> {
+    let ids = match op {
+        Op::Embed { table, .. } => vec![Some(*table)],
+        Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
+        Op::RmsNorm { w, .. } => vec![Some(*w)],
+        Op::LayerNorm { w, b, .. } => vec![Some(*w), *b],
+        Op::Moe { spec, .. } => vec![
+            Some(spec.gate),
+            Some(spec.up),
+            Some(spec.down),
+            spec.gate_bias,
+            spec.up_bias,
+            spec.down_bias,
+        ],
+        _ => Vec::new(),
+    };
+    ids.into_iter().flatten().map(|id| id.index()).collect()
+}
+
+fn graphviz(nodes: &[Value]) -> String {
+    let mut text = String::from("digraph step {\n  node [shape=box, fontname=monospace];\n");
+    for node in nodes {
+        let label = format!(
+            "{}\\n{} {}",
+            node["name"].as_str().unwrap_or_default(),
+            node["op"].as_str().unwrap_or_default(),
+            node["shape"]
+        );
+        let _ = writeln!(text, "  n{} [label=\"{}\"];", node["id"], label.replace('"', "'"));
+        for input in node["inputs"].as_array().into_iter().flatten() {
+            let _ = writeln!(text, "  n{input} -> n{};", node["id"]);
+        }
+    }
+    text.push_str("}\n");
+    text
+}

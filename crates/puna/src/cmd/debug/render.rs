@@ -1,0 +1,111 @@
+//! `puna debug render`: the prompt that a request turns into.
+
+use anyhow::{Context, Result, bail};
+use puna_prompt::{Chat, Kind, Message, Template, Think, conversation, fit, generation, render_insert};
+use puna_tokenizer::{Encode, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::cli::{RenderArgs, TemplateKind};
+use crate::local::ModelFile;
+use crate::out;
+
+pub fn run(args: &RenderArgs) -> Result<()> {
+    let shown = args.request.display();
+    let text = std::fs::read_to_string(&args.request).with_context(|| format!("cannot read {shown}"))?;
+    let request: Value = serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
+    let file = args.model.as_ref().map(|model| ModelFile::open(model)).transpose()?;
+    let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
+    let template = template(args, file.as_ref())?;
+    let rendered = match (request.get("raw"), request.get("prompt").and_then(Value::as_str)) {
+        (Some(Value::Bool(true)), Some(prompt)) => Rendered { prompt: prompt.to_owned(), truncated: false },
+        _ => render(&template, &request, file.as_ref(), tokenizer.as_ref())
+            .with_context(|| shown.to_string())?,
+    };
+    let tokens = tokenizer.map(|t| t.encode(&rendered.prompt, WHOLE));
+    if args.json {
+        return out::json(
+            &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated}),
+        );
+    }
+    out::text(&rendered.prompt)
+}
+
+/// The given template, else that of the stored model, else that of the file.
+fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
+    if let Some(path) = &args.template {
+        let source =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.extension().unwrap_or_default().to_string_lossy();
+        let kind = match args.kind {
+            Some(TemplateKind::Jinja) => Kind::Jinja,
+            Some(TemplateKind::Go) => Kind::Go,
+            None if matches!(&*name, "jinja" | "jinja2" | "j2") => Kind::Jinja,
+            None if matches!(&*name, "gotmpl" | "tmpl" | "go") => Kind::Go,
+            None => bail!("{}: say --kind jinja or --kind go", path.display()),
+        };
+        return Template::parse(kind, &source).with_context(|| path.display().to_string());
+    }
+    let file = file.context("a model or --template is needed")?;
+    let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
+    let facts = puna_store::Facts::of(&file.gguf);
+    let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
+        (Some(go), _, None | Some(TemplateKind::Go)) => (Kind::Go, go),
+        (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (Kind::Jinja, jinja),
+        (_, _, None) => (Kind::Go, "{{ .Prompt }}"),
+        (_, _, Some(_)) => bail!("{} has no template of this kind", file.shown),
+    };
+    Ok(Template::parse(kind, source)?)
+}
+
+/// A prompt, and whether messages were left out of it.
+struct Rendered {
+    prompt: String,
+    truncated: bool,
+}
+
+/// How a rendered prompt is tokenized.
+const WHOLE: Encode = Encode { add_special: true, parse_special: true };
+
+fn render(
+    template: &Template,
+    request: &Value,
+    file: Option<&ModelFile>,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Rendered> {
+    let text = |key: &str| request.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let think: Option<Think> = field(request, "think")?;
+    if let Some(suffix) = text("suffix") {
+        let prompt = render_insert(template, text("prompt").unwrap_or_default(), suffix, think.as_ref())?;
+        return Ok(Rendered { prompt, truncated: false });
+    }
+    let stored = file.and_then(|file| file.stored.as_ref());
+    let system = stored.and_then(|model| model.system.as_deref());
+    let own = stored.map_or(Value::Null, |model| Value::Array(model.messages.clone()));
+    let own: Option<Vec<Message>> = serde_json::from_value(own).context("the model's messages")?;
+    let own = own.unwrap_or_default();
+    let all = match request.get("messages") {
+        Some(_) => conversation(system, &own, &field::<Vec<Message>>(request, "messages")?),
+        None => generation(text("system").or(system), &own, text("prompt").unwrap_or_default(), &[]),
+    };
+    let piece = |id: Option<u32>| {
+        let bytes = id.zip(tokenizer).map(|(id, tokenizer)| tokenizer.piece(id).to_vec());
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+    };
+    let (bos, eos) = (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
+    let tools: Vec<Value> = field(request, "tools")?;
+    let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, ..Chat::new(&all) };
+    // Without a vocabulary nothing is too long.
+    let limit =
+        request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
+    let mut count = |text: &str| Ok(tokenizer.map_or(0, |tokenizer| tokenizer.encode(text, WHOLE).len()));
+    let fitted = fit(template, &chat, limit, &mut count)?;
+    Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt })
+}
+
+/// A field that follows the API's rules for it.
+fn field<T: serde::de::DeserializeOwned + Default>(request: &Value, key: &str) -> Result<T> {
+    match request.get(key) {
+        None | Some(Value::Null) => Ok(T::default()),
+        Some(value) => serde_json::from_value(value.clone()).with_context(|| format!("`{key}`")),
+    }
+}

@@ -1,0 +1,224 @@
+//! `puna inspect`: what a model file holds, and what it needs.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use puna_gguf::{Array, Metadata, TensorInfo, Translation, Value as Kv};
+use puna_graph::{CacheSpec, KvType};
+use puna_models::{LoadOptions, Model};
+use puna_store::{Facts, parameter_size};
+use serde_json::{Map, Value, json};
+
+use crate::cli::InspectArgs;
+use crate::local::ModelFile;
+use crate::{format, out};
+
+/// Arrays that are longer are printed by their length, unless every key is asked for.
+const SHORT: usize = 64;
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let file = ModelFile::open(&args.model)?;
+    let facts = Facts::of(&file.gguf);
+    let capabilities =
+        file.stored.as_ref().map_or_else(|| facts.capabilities(), |model| model.capabilities());
+    let memory = Memory::of(&file);
+    if args.json {
+        return out::json(&document(args, &file, &facts, &capabilities, &memory));
+    }
+    out::text(&text(args, &file, &facts, &capabilities, &memory))
+}
+
+/// What loading needs, as far as the architecture is known.
+struct Memory {
+    weights: u64,
+    /// Of keys and values, for a token, at 16 bits.
+    cache_token: Option<u64>,
+    /// Why the rest is not known.
+    unknown: Option<String>,
+}
+
+impl Memory {
+    fn of(file: &ModelFile) -> Self {
+        let weights = file.view.tensors().map(|tensor| tensor.size()).sum();
+        match Model::load(&file.view, LoadOptions::default()) {
+            Ok(model) => {
+                let (key_type, value_type) = (KvType::F16, KvType::F16);
+                let layers = model.cache_layers().to_vec();
+                let spec = CacheSpec { layers, key_type, value_type, page_tokens: 1, pages: 1 };
+                Self { weights, cache_token: Some(spec.page_bytes() as u64), unknown: None }
+            }
+            Err(error) => Self { weights, cache_token: None, unknown: Some(error.to_string()) },
+        }
+    }
+}
+
+fn document(
+    args: &InspectArgs,
+    file: &ModelFile,
+    facts: &Facts,
+    capabilities: &[String],
+    memory: &Memory,
+) -> Value {
+    let meta = file.gguf.metadata();
+    let kv: Map<String, Value> =
+        meta.iter().map(|(key, value)| (key.to_owned(), kv_json(value, args.kv))).collect();
+    let tensors: Vec<Value> = file.gguf.tensors().iter().map(tensor_json).collect();
+    json!({
+        "path": file.path,
+        "size": file.gguf.file_size(),
+        "version": file.gguf.version(),
+        "architecture": facts.architecture,
+        "name": facts.name,
+        "parameters": facts.parameter_count,
+        "file_type": facts.file_type,
+        "context_length": facts.context_length,
+        "embedding_length": facts.embedding_length,
+        "tokenizer": {
+            "model": text_of(meta, "tokenizer.ggml.model"),
+            "pre": text_of(meta, "tokenizer.ggml.pre"),
+            "tokens": vocabulary(meta),
+        },
+        "kv": kv,
+        "tensors": tensors,
+        "translated": file.view.translation().map(translation_json),
+        "capabilities": capabilities,
+        "chat_template": facts.chat_template,
+        "memory": {"weights": memory.weights, "cache_per_token": memory.cache_token, "unknown": memory.unknown},
+    })
+}
+
+fn tensor_json(tensor: &TensorInfo) -> Value {
+    json!({
+        "name": tensor.name, "type": tensor.ty.name(), "shape": tensor.shape, "offset": tensor.offset,
+        "bytes": tensor.size,
+    })
+}
+
+fn translation_json(translation: &Translation) -> Value {
+    json!({
+        "from": translation.form,
+        "renamed": translation.renamed.len(),
+        "added": translation.added,
+        "dropped": translation.dropped.len(),
+        "architecture": {"from": translation.from, "to": translation.to},
+        "changed": translation.changed,
+        "removed": translation.removed,
+    })
+}
+
+fn kv_json(value: &Kv, full: bool) -> Value {
+    match value {
+        Kv::Bool(b) => json!(b),
+        Kv::String(text) => json!(String::from_utf8_lossy(text.as_bytes())),
+        Kv::Array(array) if full || array.len() <= SHORT => {
+            (0..array.len()).map(|i| array.get(i).map_or(Value::Null, |item| kv_json(&item, full))).collect()
+        }
+        Kv::Array(array) => json!({"array": array.element_type().name(), "length": array.len()}),
+        // Wide enough for every integer of the format, and exact for its floats.
+        number => match (number.as_int(), number.as_float()) {
+            (Some(int), _) => i64::try_from(int).map_or_else(|_| json!(int as u64), |int| json!(int)),
+            (None, Some(x)) if x.is_finite() => match number {
+                Kv::F32(x) => json!(x),
+                _ => json!(x),
+            },
+            _ => json!(number.to_string()),
+        },
+    }
+}
+
+fn text_of(meta: &Metadata, key: &str) -> Option<String> {
+    meta.opt_str(key).ok().flatten().map(str::to_owned)
+}
+
+fn vocabulary(meta: &Metadata) -> usize {
+    meta.get("tokenizer.ggml.tokens").and_then(Kv::as_array).map_or(0, Array::len)
+}
+
+fn text(
+    args: &InspectArgs,
+    file: &ModelFile,
+    facts: &Facts,
+    capabilities: &[String],
+    memory: &Memory,
+) -> String {
+    let meta = file.gguf.metadata();
+    let mut rows: Vec<[String; 2]> = Vec::new();
+    let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
+    row(
+        "file",
+        file.path.as_ref().map_or_else(|| "in this program".into(), |path| path.display().to_string()),
+    );
+    row("size", format!("{} ({} bytes)", format::bytes(file.gguf.file_size()), file.gguf.file_size()));
+    row("format", format!("GGUF version {}, {} part(s)", file.gguf.version(), file.gguf.part_count()));
+    row("name", facts.name.clone().unwrap_or_else(|| "-".into()));
+    row("architecture", facts.architecture.clone());
+    row("parameters", format!("{} ({})", parameter_size(facts.parameter_count), facts.parameter_count));
+    row("quantization", facts.file_type.clone());
+    row("context length", facts.context_length.to_string());
+    row("embedding length", facts.embedding_length.to_string());
+    let model = text_of(meta, "tokenizer.ggml.model").unwrap_or_else(|| "-".into());
+    let pre = text_of(meta, "tokenizer.ggml.pre").map_or_else(String::new, |pre| format!(" ({pre})"));
+    row("tokenizer", format!("{model}{pre}, {} tokens", vocabulary(meta)));
+    let template = facts.chat_template.as_ref().map(|t| format!("Jinja, {} characters", t.chars().count()));
+    row("chat template", template.unwrap_or_else(|| "none".into()));
+    row("capabilities", capabilities.join(", "));
+    row("memory", memory_text(memory, facts));
+    let mut out = format::section("Model", &rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>());
+    if let Some(translation) = file.view.translation() {
+        let list =
+            |what: &str, items: &[String]| vec![what.to_owned(), items.len().to_string(), items.join(" ")];
+        let rows = [
+            vec!["form".into(), String::new(), translation.form.to_owned()],
+            vec!["architecture".into(), String::new(), format!("{} → {}", translation.from, translation.to)],
+            vec!["tensors renamed".into(), translation.renamed.len().to_string(), String::new()],
+            list("keys added", &translation.added),
+            list("keys changed", &translation.changed),
+            list("keys left out", &translation.removed),
+            vec!["tensors left out".into(), translation.dropped.len().to_string(), String::new()],
+        ];
+        out.push_str(&format::section("Translated", &rows));
+    }
+    let mut types = BTreeMap::<&str, (u64, u64)>::new();
+    for tensor in file.gguf.tensors() {
+        let entry = types.entry(tensor.ty.name()).or_default();
+        *entry = (entry.0 + 1, entry.1 + tensor.size);
+    }
+    let rows: Vec<_> = types
+        .into_iter()
+        .map(|(name, (count, bytes))| vec![name.to_owned(), count.to_string(), format::bytes(bytes)])
+        .collect();
+    out.push_str(&format::section("Tensor types", &rows));
+    if args.kv {
+        let rows: Vec<_> = meta.iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]).collect();
+        out.push_str(&format::section("Keys", &rows));
+    }
+    if args.tensors {
+        let row = |t: &TensorInfo| {
+            let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
+            vec![
+                t.name.to_string(),
+                t.ty.name().to_owned(),
+                format!("[{}]", shape.join(" ")),
+                format::bytes(t.size),
+            ]
+        };
+        out.push_str(&format::section("Tensors", &file.gguf.tensors().iter().map(row).collect::<Vec<_>>()));
+    }
+    out
+}
+
+fn memory_text(memory: &Memory, facts: &Facts) -> String {
+    let weights = format::bytes(memory.weights);
+    match (memory.cache_token, &memory.unknown) {
+        (Some(0), _) => format!("{weights} of weights"),
+        (Some(token), _) => format!(
+            "{weights} of weights, {} of cache at 4096 tokens, {} at {}",
+            format::bytes(token * 4096),
+            format::bytes(token.saturating_mul(facts.context_length)),
+            facts.context_length
+        ),
+        (None, reason) => {
+            format!("{weights} of weights; {}", reason.as_deref().unwrap_or("the rest is not known"))
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The commands, one file each.
+
+mod bench;
+mod completion;
+mod debug;
+mod detokenize;
+mod devices;
+mod inspect;
+mod perplexity;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cli::{Cli, Command};
+
+/// Does what the command line says.
+pub fn run(cli: Cli) -> Result<ExitCode> {
+    let Some(command) = cli.command else {
+        let done = if cli.version { version() } else { help() };
+        return done.map(|()| ExitCode::SUCCESS);
+    };
+    let done = match command {
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Detokenize(args) => detokenize::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Debug(command) => debug::run(command),
+        Command::Completion { shell } => completion::run(shell),
+        _ => anyhow::bail!("not yet"),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn help() -> Result<()> {
+    use clap::CommandFactory;
+    crate::out::text(&format!("{}\n", Cli::command().render_long_help()))
+}
+
+fn version() -> Result<()> {
+    crate::out::line(&format!("puna version is {}", env!("CARGO_PKG_VERSION")))
+}

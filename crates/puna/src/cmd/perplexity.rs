@@ -1,0 +1,373 @@
+//! `puna perplexity`: how well a model predicts a text, and how far it is from another file of the same model.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use puna_engine::{Evaluator, Feed, Outputs};
+use puna_tokenizer::Encode;
+use serde_json::{Value, json};
+
+use crate::cli::PerplexityArgs;
+use crate::local::{Compute, ModelFile};
+use crate::out;
+
+/// Rows of logits that are computed at a time.
+const ROWS: usize = 32;
+
+pub fn run(args: &PerplexityArgs) -> Result<()> {
+    let file = ModelFile::open(&args.model)?;
+    let tokenizer = file.tokenizer()?;
+    let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
+    let windows = windows(tokens.len(), args)?;
+    let compute = Compute { num_ctx: Some(args.ctx), ..Compute::new(args.threads, args.kernels.clone()) };
+    let mut evaluator = compute.evaluator(&file)?;
+    let info = evaluator.info().clone();
+    if !info.can_generate {
+        bail!("{} makes embeddings and predicts no text", file.shown);
+    }
+    if info.n_ctx < args.ctx {
+        bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
+    }
+    let head =
+        Head { n_vocab: info.n_vocab as u32, windows: windows.len() as u32, tokens: tokens.len() as u64 };
+    let mut saved = args.save_logits.as_ref().map(|path| Saver::create(path, head)).transpose()?;
+    let mut base = args.kl_base.as_ref().map(|path| Base::open(path, head)).transpose()?;
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    let mut score = Score::default();
+    for (number, window) in windows.iter().enumerate() {
+        let mut ids = tokens[window.start..window.end].to_vec();
+        if let Some(bos) = bos {
+            // Every window begins like a text.
+            ids[0] = bos;
+        }
+        let first = window.first - window.start;
+        evaluator.truncate(0, 0);
+        feed(&mut evaluator, &ids, first, &mut |row, next| {
+            let log_probs = log_softmax(row);
+            score.token(-f64::from(log_probs[next as usize]));
+            if let Some(saver) = &mut saved {
+                saver.row(&log_probs)?;
+            }
+            if let Some(base) = &mut base {
+                score.compare(&base.row()?, &log_probs);
+            }
+            Ok(())
+        })?;
+        let (done, all) = (number + 1, windows.len());
+        eprintln!("[{done}/{all}] {:.4}", score.perplexity());
+    }
+    if let Some(saver) = saved {
+        saver.finish()?;
+    }
+    print(args, &score)
+}
+
+/// A stretch of tokens that is fed together; predictions from `first` on are scored.
+#[derive(Debug, PartialEq, Eq)]
+struct Window {
+    start: usize,
+    first: usize,
+    end: usize,
+}
+
+fn windows(tokens: usize, args: &PerplexityArgs) -> Result<Vec<Window>> {
+    let ctx = args.ctx;
+    if ctx < 4 {
+        bail!("--ctx must be at least 4");
+    }
+    let stride = args.stride.unwrap_or(ctx);
+    if stride == 0 || stride > ctx {
+        bail!("--stride must be between 1 and --ctx ({ctx})");
+    }
+    let mut windows = Vec::new();
+    let mut start = 0;
+    while start + ctx <= tokens {
+        // Without a stride the second half of each window is scored; with one, what is new in it.
+        let first = match args.stride {
+            None => start + ctx / 2,
+            Some(_) if start == 0 => 1,
+            Some(_) => start + ctx - stride,
+        };
+        windows.push(Window { start, first, end: start + ctx });
+        start += stride;
+    }
+    windows.truncate(args.chunks.unwrap_or(usize::MAX));
+    if windows.is_empty() {
+        bail!("{} has {tokens} tokens; a window needs {ctx} (--ctx)", args.file.display());
+    }
+    Ok(windows)
+}
+
+/// Feeds a window; `each` gets the logits at every scored position with the token that follows it.
+fn feed(
+    evaluator: &mut Evaluator,
+    ids: &[u32],
+    first: usize,
+    each: &mut dyn FnMut(&[f32], u32) -> Result<()>,
+) -> Result<()> {
+    let n_vocab = evaluator.info().n_vocab;
+    // What comes before the first scored prediction gives no logits.
+    for piece in ids[..first].chunks(512) {
+        evaluator.logits(&[Feed { sequence: 0, tokens: piece, outputs: Outputs::None }])?;
+    }
+    for at in (first..ids.len() - 1).step_by(ROWS) {
+        let end = (at + ROWS).min(ids.len() - 1);
+        let feed = Feed { sequence: 0, tokens: &ids[at..end], outputs: Outputs::All };
+        let rows = evaluator.logits(&[feed])?;
+        for (row, next) in rows.chunks_exact(n_vocab).zip(&ids[at + 1..]) {
+            each(row, *next)?;
+        }
+    }
+    Ok(())
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+    let log_sum = sum.ln() as f32 + max;
+    logits.iter().map(|&x| x - log_sum).collect()
+}
+
+/// Sums over all scored tokens.
+#[derive(Default)]
+struct Score {
+    count: u64,
+    nll: f64,
+    nll_squares: f64,
+    divergences: Vec<f32>,
+    same_top: u64,
+}
+
+impl Score {
+    fn token(&mut self, nll: f64) {
+        self.count += 1;
+        self.nll += nll;
+        self.nll_squares += nll * nll;
+    }
+
+    /// Kullback–Leibler divergence of `ours` from `base`, both log-probabilities.
+    fn compare(&mut self, base: &[f32], ours: &[f32]) {
+        let terms = base.iter().zip(ours).map(|(&b, &o)| f64::from(b).exp() * f64::from(b - o));
+        self.divergences.push(terms.sum::<f64>().max(0.0) as f32);
+        self.same_top += u64::from(top(base) == top(ours));
+    }
+
+    fn perplexity(&self) -> f64 {
+        (self.nll / self.count as f64).exp()
+    }
+
+    /// The standard error of the perplexity.
+    fn stderr(&self) -> f64 {
+        let n = self.count as f64;
+        let mean = self.nll / n;
+        let variance = (self.nll_squares / n - mean * mean).max(0.0);
+        (variance / (n - 1.0).max(1.0)).sqrt() * self.perplexity()
+    }
+
+    /// Mean and 99th percentile of the divergence, and the share of positions with the same most probable token.
+    fn divergence(&self) -> Option<(f64, f64, f64)> {
+        let mut sorted = self.divergences.clone();
+        sorted.sort_by(f32::total_cmp);
+        let n = sorted.len();
+        let last = n.checked_sub(1)?;
+        let mean = sorted.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
+        // Linear between the neighbours, as most tools have it.
+        let at = last as f64 * 0.99;
+        let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+        let p99 = f64::from(low) + f64::from(high - low) * at.fract();
+        Some((mean, p99, self.same_top as f64 / n as f64))
+    }
+}
+
+fn top(row: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, x) in row.iter().enumerate() {
+        if *x > row[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
+    let divergence = score.divergence();
+    if args.json {
+        let of = |pick: fn((f64, f64, f64)) -> f64| divergence.map_or(Value::Null, |d| json!(pick(d)));
+        return out::json(&json!({
+            "tokens": score.count, "perplexity": score.perplexity(), "stderr": score.stderr(),
+            "kl_mean": of(|d| d.0), "kl_p99": of(|d| d.1), "top1_agreement": of(|d| d.2),
+        }));
+    }
+    let mut text =
+        format!("perplexity {:.4} ± {:.4} over {} tokens\n", score.perplexity(), score.stderr(), score.count);
+    if let Some((mean, p99, same)) = divergence {
+        text.push_str(&format!(
+            "divergence from the base: mean {mean:.6} nats, 99th percentile {p99:.6}\nsame most probable token: {:.2} %\n",
+            same * 100.0
+        ));
+    }
+    out::text(&text)
+}
+
+/// What a file of saved logits begins with; it must be the same for the file that is compared.
+///
+/// ```text
+/// "PUNALGT1"  u32 vocabulary  u32 windows  u64 tokens
+/// a row for each scored position: f32 smallest, f32 step, then u16 for each token: log p = smallest + step · value
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    n_vocab: u32,
+    windows: u32,
+    tokens: u64,
+}
+
+const MAGIC: &[u8; 8] = b"PUNALGT1";
+
+impl Head {
+    fn bytes(self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&self.n_vocab.to_le_bytes());
+        bytes.extend_from_slice(&self.windows.to_le_bytes());
+        bytes.extend_from_slice(&self.tokens.to_le_bytes());
+        bytes
+    }
+}
+
+/// Log-probabilities further below the best are all the same to a comparison.
+const DEPTH: f32 = 24.0;
+
+struct Saver {
+    out: BufWriter<File>,
+    shown: String,
+}
+
+impl Saver {
+    fn create(path: &Path, head: Head) -> Result<Self> {
+        let shown = path.display().to_string();
+        let file = File::create(path).with_context(|| format!("cannot write {shown}"))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&head.bytes())?;
+        Ok(Self { out, shown })
+    }
+
+    fn row(&mut self, log_probs: &[f32]) -> Result<()> {
+        let max = log_probs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let min = log_probs.iter().copied().fold(f32::INFINITY, f32::min).max(max - DEPTH);
+        let step = (max - min) / f32::from(u16::MAX);
+        let mut bytes = Vec::with_capacity(8 + 2 * log_probs.len());
+        bytes.extend_from_slice(&min.to_le_bytes());
+        bytes.extend_from_slice(&step.to_le_bytes());
+        for x in log_probs {
+            let value = if step > 0.0 { ((x.max(min) - min) / step).round() as u16 } else { 0 };
+            bytes.extend_from_slice(&value.to_le_bytes());
+        }
+        self.out.write_all(&bytes).with_context(|| format!("cannot write {}", self.shown))
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.out.flush().with_context(|| format!("cannot write {}", self.shown))
+    }
+}
+
+struct Base {
+    rows: BufReader<File>,
+    n_vocab: usize,
+    shown: String,
+}
+
+impl Base {
+    fn open(path: &Path, want: Head) -> Result<Self> {
+        let shown = path.display().to_string();
+        let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
+        let mut rows = BufReader::with_capacity(1 << 20, file);
+        let mut head = vec![0; want.bytes().len()];
+        rows.read_exact(&mut head).with_context(|| format!("{shown} is too short for saved logits"))?;
+        if !head.starts_with(MAGIC) {
+            bail!("{shown} holds no logits saved by --save-logits");
+        }
+        if head != want.bytes() {
+            bail!(
+                "{shown} was saved for another text, vocabulary or window: use the same --file, --ctx and --stride"
+            );
+        }
+        Ok(Self { rows, n_vocab: want.n_vocab as usize, shown })
+    }
+
+    fn row(&mut self) -> Result<Vec<f32>> {
+        let mut bytes = vec![0; 8 + 2 * self.n_vocab];
+        self.rows.read_exact(&mut bytes).with_context(|| format!("{} ends too early", self.shown))?;
+        let float = |at: usize| f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let (min, step) = (float(0), float(4));
+        let values = bytes[8..].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+        Ok(values.map(|value| min + step * f32::from(value)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(ctx: usize, stride: Option<usize>) -> PerplexityArgs {
+        let (file, kl_base, save_logits, kernels) = ("t".into(), None, None, None);
+        PerplexityArgs {
+            model: "m".into(),
+            file,
+            ctx,
+            stride,
+            kl_base,
+            save_logits,
+            chunks: None,
+            kernels,
+            threads: None,
+            json: false,
+        }
+    }
+
+    #[test]
+    fn windows_cover_the_text_as_asked() {
+        let bounds = |tokens, ctx, stride| -> Vec<_> {
+            windows(tokens, &args(ctx, stride)).unwrap().iter().map(|w| (w.start, w.first, w.end)).collect()
+        };
+        assert_eq!(bounds(1100, 512, None), [(0, 256, 512), (512, 768, 1024)]);
+        assert_eq!(bounds(8, 4, Some(2)), [(0, 1, 4), (2, 4, 6), (4, 6, 8)]);
+        assert!(windows(511, &args(512, None)).unwrap_err().to_string().contains("has 511 tokens"));
+        assert!(windows(511, &args(64, Some(65))).is_err());
+    }
+
+    #[test]
+    fn figures_are_those_of_the_definitions() {
+        let mut score = Score::default();
+        for p in [0.5f64, 0.25, 0.125] {
+            score.token(-p.ln());
+        }
+        assert!((score.perplexity() - 4.0).abs() < 1e-12);
+        let (base, ours) = ([0.5f32.ln(), 0.5f32.ln()], [0.75f32.ln(), 0.25f32.ln()]);
+        score.compare(&base, &ours);
+        let (mean, p99, same) = score.divergence().unwrap();
+        let want = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();
+        assert!((mean - want).abs() < 1e-6 && (p99 - want).abs() < 1e-6 && same == 1.0);
+        let row = log_softmax(&[1.0, 2.0, 3.0]);
+        assert!((row.iter().map(|x| x.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn saved_rows_come_back_nearly_the_same_and_only_for_the_same_text() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let head = Head { n_vocab: 5, windows: 1, tokens: 9 };
+        let row = log_softmax(&[0.0, 3.0, -2.0, 1.0, -90.0]);
+        let mut saver = Saver::create(path.path(), head).unwrap();
+        saver.row(&row).unwrap();
+        saver.finish().unwrap();
+        let mut base = Base::open(path.path(), head).unwrap();
+        let back = base.row().unwrap();
+        assert!(row.iter().zip(&back).take(4).all(|(a, b)| (a - b).abs() < 2e-4));
+        assert!(back[4].exp() < 1e-9);
+        assert!(base.row().unwrap_err().to_string().contains("ends too early"));
+        assert!(Base::open(path.path(), Head { tokens: 8, ..head }).is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! How numbers, times and tables are printed.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+/// Bytes in decimal units: `999 B`, `1.5 KB`, `270 MB`.
+pub fn bytes(count: u64) -> String {
+    let (value, unit) = match count {
+        1_000_000_000_000.. => (count as f64 / 1e12, "TB"),
+        1_000_000_000.. => (count as f64 / 1e9, "GB"),
+        1_000_000.. => (count as f64 / 1e6, "MB"),
+        1_000.. => (count as f64 / 1e3, "KB"),
+        _ => return format!("{count} B"),
+    };
+    match value {
+        v if v >= 10.0 => format!("{} {unit}", v as u64),
+        v if v.fract() == 0.0 => format!("{v} {unit}"),
+        v => format!("{v:.1} {unit}"),
+    }
+}
+
+/// A time beside now: `2 days ago`, `4 minutes from now`; `never` for no time.
+pub fn time(at: Option<SystemTime>, now: SystemTime, never: &str) -> String {
+    let Some(at) = at else { return never.to_owned() };
+    match at.duration_since(now) {
+        Ok(ahead) if ahead.as_secs() > 20 * 365 * 24 * 3600 => "Forever".into(),
+        Ok(ahead) => format!("{} from now", duration(ahead)),
+        Err(past) => format!("{} ago", duration(past.duration())),
+    }
+}
+
+/// A time of the API, as RFC 3339 has it; the zero of Go's clock is no time.
+pub fn parse_time(text: &str) -> Option<SystemTime> {
+    let at: jiff::Timestamp = text.parse().ok()?;
+    (at.as_second() > -2_208_988_800).then(|| at.into())
+}
+
+fn duration(d: Duration) -> String {
+    let seconds = d.as_secs();
+    let minutes = seconds / 60;
+    let hours = (seconds as f64 / 3600.0).round() as u64;
+    match () {
+        () if seconds < 1 => "Less than a second".into(),
+        () if seconds == 1 => "1 second".into(),
+        () if seconds < 60 => format!("{seconds} seconds"),
+        () if minutes == 1 => "About a minute".into(),
+        () if minutes < 60 => format!("{minutes} minutes"),
+        () if hours == 1 => "About an hour".into(),
+        () if hours < 48 => format!("{hours} hours"),
+        () if hours < 24 * 14 => format!("{} days", hours / 24),
+        () if hours < 24 * 60 => format!("{} weeks", hours / 24 / 7),
+        () if hours < 24 * 365 * 2 => format!("{} months", hours / 24 / 30),
+        () => format!("{} years", hours / 24 / 365),
+    }
+}
+
+/// Rows in columns, four blanks behind each; headings are as wide as what is below them.
+pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
+    let width = |column: usize| {
+        let longest = cells(column).map(|cell| columns(cell)).max().unwrap_or(0);
+        longest.max(headings.get(column).map_or(0, |h| h.len()))
+    };
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0).max(headings.len());
+    let mut out = String::new();
+    for (i, heading) in headings.iter().enumerate() {
+        let _ = write!(out, "{heading:<width$}", width = width(i));
+        let gap = if i + 1 == headings.len() { 1 } else { 4 };
+        out.extend(std::iter::repeat_n(' ', gap));
+    }
+    if !headings.is_empty() {
+        out.push('\n');
+    }
+    for row in rows {
+        for column in 0..count {
+            let cell = row.get(column).map_or("", String::as_str);
+            out.push_str(cell);
+            out.extend(std::iter::repeat_n(' ', width(column) - columns(cell) + 4));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Cells of a terminal that a text takes, near enough for names and numbers.
+fn columns(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// A section of `show`: a title, then rows behind an empty column.
+pub fn section(title: &str, rows: &[Vec<String>]) -> String {
+    let indented: Vec<Vec<String>> =
+        rows.iter().map(|row| std::iter::once(String::new()).chain(row.iter().cloned()).collect()).collect();
+    format!("  {title}\n{}\n", table(&[], &indented))
+}
+
+/// A number as Go's `%g` has it: all its digits, with an exponent from a million on.
+pub fn general(x: f64) -> String {
+    if x != 0.0 && !(1e-4..1e6).contains(&x.abs()) {
+        let text = format!("{x:e}");
+        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, digits) = exponent.strip_prefix('-').map_or(("+", exponent), |digits| ("-", digits));
+        return format!("{mantissa}e{sign}{digits:0>2}");
+    }
+    format!("{x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_decimal_and_cut() {
+        for (count, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1 KB"),
+            (1500, "1.5 KB"),
+            (999_999, "999 KB"),
+            (270_000_000, "270 MB"),
+            (1_999_999_999_999, "2.0 TB"),
+            (3_338_801_804, "3.3 GB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn times_are_rounded_like_people_say_them() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000_000_000);
+        let ago = |seconds: u64| time(Some(now - Duration::from_secs(seconds)), now, "Never");
+        for (seconds, text) in [
+            (1, "1 second ago"),
+            (59, "59 seconds ago"),
+            (60, "About a minute ago"),
+            (3599, "59 minutes ago"),
+            (3600, "About an hour ago"),
+            (47 * 3600, "47 hours ago"),
+            (48 * 3600, "2 days ago"),
+            (11 * 86400, "11 days ago"),
+            (14 * 86400, "2 weeks ago"),
+            (70 * 86400, "2 months ago"),
+            (800 * 86400, "2 years ago"),
+        ] {
+            assert_eq!(ago(seconds), text);
+        }
+        assert_eq!(time(Some(now + Duration::from_secs(299)), now, ""), "4 minutes from now");
+        assert_eq!(time(Some(now + Duration::from_secs(1_000_000_000)), now, ""), "Forever");
+        assert_eq!(time(None, now, "Never"), "Never");
+        assert_eq!(parse_time("0001-01-01T00:00:00Z"), None);
+        assert!(parse_time("2026-03-02T08:15:04.123456789Z").is_some());
+        assert!(parse_time("2026-03-02T08:15:04.5+02:00").is_some());
+    }
+
+    #[test]
+    fn tables_look_like_those_of_ollama() {
+        let rows = [
+            ["gemma3:latest", "a2af6cc3eb7f", "3.3 GB", "11 days ago"],
+            ["smollm2:135m", "9077fe9d2ae1", "270 MB", "About a minute ago"],
+        ]
+        .map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(
+            table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows),
+            "NAME             ID              SIZE      MODIFIED           \n\
+             gemma3:latest    a2af6cc3eb7f    3.3 GB    11 days ago           \n\
+             smollm2:135m     9077fe9d2ae1    270 MB    About a minute ago    \n"
+        );
+        assert_eq!(table(&["NAME", "ID", "SIZE", "MODIFIED"], &[]), "NAME    ID    SIZE    MODIFIED \n");
+        let rows =
+            [["stop", "\"<end_of_turn>\""], ["temperature", "1"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(
+            section("Parameters", &rows),
+            "  Parameters\n    stop           \"<end_of_turn>\"    \n    temperature    1                  \n\n"
+        );
+    }
+
+    #[test]
+    fn numbers_look_like_those_of_go() {
+        for (x, text) in [
+            (8e9, "8e+09"),
+            (1_048_576.0, "1.048576e+06"),
+            (1e-5, "1e-05"),
+            (0.5, "0.5"),
+            (0.0, "0"),
+            (32768.0, "32768"),
+        ] {
+            assert_eq!(general(x), text);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a MODEL on the command line stands for: a file, or a model of the store.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use puna_gguf::{Gguf, View};
+use puna_store::{Model, ModelRef, Store, Weights, embedded};
+use puna_tokenizer::Tokenizer;
+
+/// An opened model file.
+pub struct ModelFile {
+    /// The file, where it is one.
+    pub path: Option<PathBuf>,
+    /// The path or name, for people.
+    pub shown: String,
+    /// As it is.
+    pub gguf: Arc<Gguf>,
+    /// As its architecture wants it.
+    pub view: View,
+    /// The model of the store, if it was given by name.
+    pub stored: Option<Model>,
+}
+
+impl ModelFile {
+    /// Opens a path, else a name. A text that looks like a path is never a name.
+    pub fn open(argument: &str) -> Result<Self> {
+        let path = Path::new(argument);
+        if path.is_file() || looks_like_a_path(argument) {
+            return Self::of_path(path);
+        }
+        let store = Store::open(crate::env::models_dir())?;
+        let name = ModelRef::parse(argument)?.name;
+        let model = match store.resolve(&name) {
+            Err(puna_store::StoreError::NotFound(_)) => {
+                bail!("model '{argument}' not found: neither in {} nor a file", store.root().display())
+            }
+            model => model?,
+        };
+        let gguf = match &model.weights {
+            Weights::File(path) => Gguf::open(path).with_context(|| path.display().to_string())?,
+            Weights::Embedded => Gguf::from_bytes(embedded::weights())?,
+        };
+        let path = match &model.weights {
+            Weights::File(path) => Some(path.clone()),
+            Weights::Embedded => None,
+        };
+        let gguf = Arc::new(gguf);
+        let view = View::new(gguf.clone())?;
+        Ok(Self { path, shown: model.name.to_string(), gguf, view, stored: Some(model) })
+    }
+
+    fn of_path(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            bail!("{} is a folder: make a model of it with `puna create NAME -f Modelfile`", path.display());
+        }
+        let gguf = Arc::new(Gguf::open(path).with_context(|| path.display().to_string())?);
+        let view = View::new(gguf.clone()).with_context(|| path.display().to_string())?;
+        Ok(Self { path: Some(path.to_owned()), shown: path.display().to_string(), gguf, view, stored: None })
+    }
+
+    /// The tokenizer of the file.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::from_metadata(self.view.metadata()).with_context(|| self.shown.clone())
+    }
+}
+
+/// Whether a text cannot be meant as a name.
+pub fn looks_like_a_path(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    lower.ends_with(".gguf") || text.starts_with(['/', '.', '~']) || text.contains('\\')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_from_names() {
+        for path in ["./m", "/m", "../m", "m.gguf", "dir/m.GGUF", "a\\b"] {
+            assert!(looks_like_a_path(path), "{path}");
+        }
+        for name in ["m", "me/m", "m:8b", "hf.co/u/r-GGUF:Q4_K_M"] {
+            assert!(!looks_like_a_path(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_and_a_missing_model_say_what_they_are() {
+        let error = |text: &str| format!("{:#}", ModelFile::open(text).map(|_| ()).unwrap_err());
+        assert!(
+            error("./absent.gguf").starts_with("./absent.gguf: cannot open"),
+            "{}",
+            error("./absent.gguf")
+        );
+        assert!(error("absent-model").starts_with("model 'absent-model' not found: neither in"));
+        assert!(error(".").contains("is a folder"));
+    }
+}

@@ -1,0 +1,56 @@
+//! Working on a model in this process, without a server: for the commands that look inside, check and measure.
+
+mod file;
+
+use anyhow::{Context, Result};
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{EngineOptions, Evaluator};
+use puna_graph::{Backend, KvType};
+
+pub use file::ModelFile;
+
+/// How to compute.
+#[derive(Debug, Clone)]
+pub struct Compute {
+    /// Threads; `None`: one a core.
+    pub threads: Option<usize>,
+    /// Kernel level; `None`: the best, or what `PUNA_KERNELS` says.
+    pub kernels: Option<String>,
+    /// Storage of keys.
+    pub cache_k: KvType,
+    /// Storage of values.
+    pub cache_v: KvType,
+    /// Tokens of a sequence; `None`: as the model was trained with.
+    pub num_ctx: Option<usize>,
+    /// Tokens of a step.
+    pub num_batch: usize,
+    /// Sequences that are kept apart.
+    pub sequences: usize,
+}
+
+impl Compute {
+    /// The CPU, 16-bit cache, one sequence.
+    pub fn new(threads: Option<usize>, kernels: Option<String>) -> Self {
+        let kernels = kernels.or_else(crate::env::kernels);
+        let (cache_k, cache_v) = (KvType::F16, KvType::F16);
+        Self { threads, kernels, cache_k, cache_v, num_ctx: None, num_batch: 512, sequences: 1 }
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> Result<CpuBackend> {
+        Ok(CpuBackend::new(&Config { threads: self.threads, kernels: self.kernels.clone() })?)
+    }
+
+    /// Loads a model, to be fed by hand.
+    pub fn evaluator(&self, file: &ModelFile) -> Result<Evaluator> {
+        let options = EngineOptions {
+            num_ctx: self.num_ctx,
+            num_batch: self.num_batch,
+            cache_k: self.cache_k,
+            cache_v: self.cache_v,
+            max_sequences: self.sequences,
+        };
+        let backend: Box<dyn Backend> = Box::new(self.backend()?);
+        Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())
+    }
+}

@@ -1,0 +1,35 @@
+//! Standard output. A reader that goes away early, as `head` does, is no error.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// Writes text.
+pub fn text(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Writes text and a line end.
+pub fn line(line: &str) -> Result<()> {
+    text(&format!("{line}\n"))
+}
+
+/// Writes one JSON document.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}
+
+/// Whether an error comes from standard output being closed.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let direct = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        direct.or(json) == Some(io::ErrorKind::BrokenPipe)
+    })
+}

@@ -1,0 +1,323 @@
+//! The commands that need no server, run as users run them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
+}
+
+/// The program in a home of its own.
+struct Puna {
+    home: tempfile::TempDir,
+}
+
+impl Puna {
+    fn new() -> Self {
+        Self { home: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_puna"));
+        command.args(args).env_clear().env("HOME", self.home.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Standard output of a command that must succeed.
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The only document on standard output.
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    /// Exit status and standard error of a command that must fail; it prints nothing else.
+    fn fails(&self, args: &[&str]) -> (i32, String) {
+        let output = self.run(args);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{args:?}");
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_failed_work_with_1() {
+    let puna = Puna::new();
+    assert_eq!(
+        puna.fails(&["frobnicate"]),
+        (2, "Error: unknown command \"frobnicate\" for \"puna\"\n".into())
+    );
+    assert_eq!(puna.fails(&["inspect", "--nope", "x"]), (2, "Error: unknown flag: --nope\n".into()));
+    let (status, text) = puna.fails(&["inspect", "./absent.gguf"]);
+    assert!(
+        status == 1 && text.starts_with("Error: ./absent.gguf: cannot open") && text.lines().count() == 1,
+        "{text}"
+    );
+    let (status, text) = puna.fails(&["tokenize", "absent", "x"]);
+    assert!(status == 1 && text.starts_with("Error: model 'absent' not found"), "{text}");
+}
+
+#[test]
+fn help_teaches() {
+    let puna = Puna::new();
+    let help = puna.ok(&["--help"]);
+    for command in
+        ["serve", "create", "show", "run", "stop", "list", "ps", "cp", "rm", "inspect", "bench", "debug"]
+    {
+        assert!(help.contains(&format!("\n  {command}")), "{command} in {help}");
+    }
+    assert!(puna.ok(&["run", "--help"]).contains("OLLAMA_HOST"));
+    assert!(puna.ok(&["completion", "bash"]).contains("complete -F"));
+    assert!(puna.ok(&["--version"]).starts_with("puna version is 0."));
+}
+
+#[test]
+fn inspect_shows_what_the_embedded_model_holds() {
+    let puna = Puna::new();
+    let model = puna.json(&["inspect", "cria", "--json"]);
+    assert_eq!(model["architecture"], "llama");
+    assert_eq!(model["parameters"], 5_770_496);
+    assert_eq!(model["file_type"], "Q8_0");
+    assert_eq!(model["size"], 6_273_216);
+    assert_eq!(model["kv"]["general.architecture"], "llama");
+    assert_eq!(model["translated"], Value::Null);
+    let tensors = model["tensors"].as_array().unwrap();
+    let embedding = tensors.iter().find(|t| t["name"] == "token_embd.weight").unwrap();
+    assert_eq!((&embedding["type"], embedding["shape"].as_array().unwrap().len()), (&"Q8_0".into(), 2));
+    assert_eq!(embedding["shape"][1], model["tokenizer"]["tokens"]);
+    let text = puna.ok(&["inspect", "cria", "--tensors", "--kv"]);
+    assert!(text.contains("token_embd.weight") && text.contains("tokenizer.ggml.model"));
+}
+
+#[test]
+fn inspect_says_what_is_translated() {
+    let puna = Puna::new();
+    let found =
+        std::fs::read_dir(data("compat")).unwrap().filter_map(|f| f.unwrap().file_name().into_string().ok());
+    let file = found.filter(|name| name.ends_with(".gguf")).min().unwrap();
+    let path = data("compat").join(file);
+    let model = puna.json(&["inspect", path.to_str().unwrap(), "--json"]);
+    assert!(
+        model["translated"]["renamed"].is_u64() && model["translated"]["added"].is_array(),
+        "{}",
+        model["translated"]
+    );
+}
+
+#[test]
+fn tokens_and_text_turn_into_each_other() {
+    let puna = Puna::new();
+    let text = "What is the capital of France?";
+    let tokens = puna.json(&["tokenize", "cria", text, "--no-bos", "--json"]);
+    let pieces: String = tokens["pieces"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect();
+    assert_eq!(pieces, text);
+    let ids: Vec<String> = tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let back = puna.json(&["detokenize", "cria", "--tokens", &ids.join(","), "--json"]);
+    assert_eq!(back["text"], text);
+    let special = puna.json(&["tokenize", "cria", "<|im_end|>", "--no-bos", "--json"]);
+    let plain = puna.json(&["tokenize", "cria", "<|im_end|>", "--no-bos", "--no-special", "--json"]);
+    assert_eq!(special["tokens"].as_array().unwrap().len(), 1);
+    assert!(plain["tokens"].as_array().unwrap().len() > 1);
+    let (status, error) = puna.fails(&["detokenize", "cria", "--tokens", "99999999"]);
+    assert!(status == 1 && error.contains("not in the vocabulary"), "{error}");
+}
+
+#[test]
+fn text_comes_from_standard_input_too() {
+    let puna = Puna::new();
+    let mut child = puna
+        .command(&["tokenize", "cria", "--no-bos", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"Paris").unwrap();
+    let piped: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(piped, puna.json(&["tokenize", "cria", "Paris", "--no-bos", "--json"]));
+}
+
+/// The zoo's reference logits, as another engine computed them.
+fn zoo(name: &str) -> (String, String, Value) {
+    let path = data("zoo").join(name);
+    let json: Value = serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+    let tokens: Vec<String> = json["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    (path.to_str().unwrap().into(), tokens.join(","), json)
+}
+
+fn worst(found: &Value, want: &Value, positions: &Value, std: f64) -> f64 {
+    let mut worst = 0.0f64;
+    for (at, position) in positions.as_array().unwrap().iter().enumerate() {
+        let row = &found[position.as_u64().unwrap() as usize];
+        for (x, y) in row.as_array().unwrap().iter().zip(want[at].as_array().unwrap()) {
+            worst = worst.max((x.as_f64().unwrap() - y.as_f64().unwrap()).abs() / std);
+        }
+    }
+    worst
+}
+
+#[test]
+fn logits_are_those_of_the_reference_however_tokens_are_fed() {
+    let puna = Puna::new();
+    let (path, tokens, reference) = zoo("qwen3.gguf");
+    let (std, limit) = (reference["logits_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
+    let base = ["debug", "logits", &path, "--tokens", &tokens, "--kernels", "portable", "--json"];
+    let f32_cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"];
+    for how in [&["--split", "whole"][..], &["--split", "7"], &["--split", "one"], &["--parallel", "2"]] {
+        let found = puna.json(&[&base[..], &f32_cache, how].concat());
+        let error = worst(&found["logits"], &reference["logits"], &reference["positions"], std);
+        assert!(error <= limit, "{how:?}: {error} > {limit}");
+        assert_eq!(found["architecture"], "qwen3");
+    }
+    let last = puna.json(&[&base[..], &["--positions", "last"]].concat());
+    assert_eq!(last["logits"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn encoders_give_a_vector_for_each_token() {
+    let puna = Puna::new();
+    let (path, tokens, reference) = zoo("bert-mean.gguf");
+    let (std, limit) =
+        (reference["embeddings_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
+    let found =
+        puna.json(&["debug", "logits", &path, "--tokens", &tokens, "--kernels", "portable", "--json"]);
+    let error = worst(&found["embeddings"], &reference["token_embeddings"], &reference["positions"], std);
+    assert!(error <= limit, "{error} > {limit}");
+}
+
+#[test]
+fn the_block_formats_can_be_tried_alone() {
+    let puna = Puna::new();
+    // Scale 1.0 and the codes 1, 2, … of Q8_0.
+    let hex: String =
+        std::iter::once("003c".to_owned()).chain((1..=32).map(|i| format!("{i:02x}"))).collect();
+    let values = puna.json(&["debug", "dequantize", "--type", "q8_0", "--hex", &hex, "--json"]);
+    assert_eq!(values["values"], Value::from((1..=32).map(f64::from).collect::<Vec<_>>()));
+    let error = puna.json(&["debug", "quantize-error", "--type", "Q4_K", "--json"]);
+    assert!((0.01..0.2).contains(&error["rmse"].as_f64().unwrap()), "{error}");
+    let (status, text) = puna.fails(&["debug", "dequantize", "--type", "Q9", "--hex", "00"]);
+    assert!(status == 1 && text.contains("unknown tensor type `Q9`; known are F32"), "{text}");
+}
+
+#[test]
+fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
+    let puna = Puna::new();
+    let levels = puna.json(&["debug", "kernels", "--json"]);
+    assert_eq!(levels["levels"][0], "portable");
+    let (status, text) = puna.fails(&["debug", "logits", "cria", "--tokens", "1", "--kernels", "quantum"]);
+    assert!(status == 1 && text.contains("no kernel level `quantum`; it has portable"), "{text}");
+    let output =
+        puna.command(&["debug", "kernels", "--json"]).env("PUNA_KERNELS", "portable").output().unwrap();
+    let chosen: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(chosen["chosen"], "portable");
+    assert!(puna.json(&["devices", "--json"])["devices"][0]["usable"].as_bool().unwrap());
+}
+
+#[test]
+fn the_graph_of_a_step_is_listed_with_its_memory() {
+    let puna = Puna::new();
+    let dot = puna.home.path().join("g.dot");
+    let graph =
+        puna.json(&["debug", "graph", "cria", "--tokens", "4", "--dot", dot.to_str().unwrap(), "--json"]);
+    let nodes = graph["nodes"].as_array().unwrap();
+    assert_eq!(nodes[0]["op"], "embed");
+    assert!(
+        nodes.iter().any(|node| node["op"] == "attention") && graph["scratch_bytes"].as_u64().unwrap() > 0
+    );
+    assert!(std::fs::read_to_string(dot).unwrap().starts_with("digraph"));
+}
+
+#[test]
+fn requests_are_rendered_as_the_models_template_says() {
+    let puna = Puna::new();
+    let request = puna.home.path().join("request.json");
+    std::fs::write(&request, r#"{"messages":[{"role":"user","content":"Hi"}]}"#).unwrap();
+    let request = request.to_str().unwrap();
+    let rendered = puna.json(&["debug", "render", "cria", "--request", request, "--json"]);
+    assert_eq!(rendered["prompt"], "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    assert!(rendered["tokens"].as_array().unwrap().len() > 5 && rendered["truncated"] == false);
+    let template = puna.home.path().join("t.jinja");
+    std::fs::write(&template, "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}").unwrap();
+    let rendered =
+        puna.ok(&["debug", "render", "--template", template.to_str().unwrap(), "--request", request]);
+    assert_eq!(rendered, "[user] Hi");
+}
+
+#[test]
+fn a_model_is_compared_with_its_saved_logits() {
+    let puna = Puna::new();
+    let text = puna.home.path().join("text");
+    std::fs::write(&text, "The capital of France is Paris. What is two plus two? Four. ".repeat(8)).unwrap();
+    let (text, saved) = (text.to_str().unwrap(), puna.home.path().join("logits"));
+    let saved = saved.to_str().unwrap();
+    let base = ["perplexity", "cria", "--file", text, "--ctx", "64", "--kernels", "portable", "--json"];
+    let first = puna.json(&[&base[..], &["--save-logits", saved]].concat());
+    assert!(first["perplexity"].as_f64().unwrap() > 1.0 && first["kl_mean"].is_null(), "{first}");
+    let again = puna.json(&[&base[..], &["--kl-base", saved]].concat());
+    assert_eq!(again["perplexity"], first["perplexity"]);
+    assert!(again["kl_mean"].as_f64().unwrap() < 1e-5 && again["top1_agreement"] == 1.0, "{again}");
+    let (status, error) =
+        puna.fails(&["perplexity", "cria", "--file", text, "--ctx", "32", "--kl-base", saved]);
+    assert!(status == 1 && error.contains("saved for another text"), "{error}");
+}
+
+#[test]
+fn bench_states_speeds_as_shares_of_the_machine() {
+    let puna = Puna::new();
+    let plot = puna.home.path().join("p.svg");
+    let args =
+        ["bench", "cria", "-p", "32", "-n", "4", "-r", "1", "-d", "0,16", "-b", "1,2", "--ops", "--json"];
+    let result = puna.json(&[&args[..], &["--plot", plot.to_str().unwrap()]].concat());
+    assert!(result["machine"]["read_gbs"].as_f64().unwrap() > 0.1);
+    assert!(result["machine"]["int8_gmacs"].as_f64().unwrap() > 0.1);
+    let results = result["results"].as_array().unwrap();
+    assert_eq!(results.len(), 8);
+    for test in results {
+        assert!(test["tokens_per_second"].as_f64().unwrap() > 0.0, "{test}");
+        assert!(
+            test["limit_share"].as_f64().unwrap() > 0.0 && !test["ops"].as_array().unwrap().is_empty(),
+            "{test}"
+        );
+    }
+    assert!(std::fs::read_to_string(plot).unwrap().contains("pp32"));
+    let file = puna.home.path().join("base.json");
+    std::fs::write(&file, result.to_string()).unwrap();
+    let again = puna.json(&[
+        "bench",
+        "cria",
+        "-p",
+        "32",
+        "-n",
+        "0",
+        "-r",
+        "1",
+        "--compare",
+        file.to_str().unwrap(),
+        "--json",
+    ]);
+    assert!(again["results"][0]["ratio"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let puna = Puna::new();
+    let mut child = puna
+        .command(&["inspect", "cria", "--kv", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
