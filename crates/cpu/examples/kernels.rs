@@ -193,8 +193,8 @@ fn vector(level: &Level) {
     y.copy_from_slice(&x);
     show("geglu", rate(n, || (v.geglu)(black_box(&mut y), &x)));
     y.copy_from_slice(&x);
-    show("exp_sum", rate(n, || drop(black_box((v.exp_sum)(black_box(&mut y), 3.0)))));
-    show("max", rate(n, || drop(black_box((v.max)(black_box(&x))))));
+    show("exp_sum", rate(n, || _ = black_box((v.exp_sum)(black_box(&mut y), 3.0))));
+    show("max", rate(n, || _ = black_box((v.max)(black_box(&x)))));
     let mut row = vec![0; KvType::F32.row_bytes(K)];
     for ty in KvType::ALL {
         show(&format!("store_kv {}", ty.name()), rate(n, || (v.store_kv)(ty, black_box(&x), &mut row)));

@@ -54,6 +54,7 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
                     expand::<S, R>(source, r0, k0, len, panel);
+                    fetch_next::<S>(source, (R::BLOCK, R::BYTES), r0, k0, SLICE);
                     let place = Place { t0, r0, cols: (rows - r0).min(S::LANES), add: k0 > 0 };
                     sweep::<S>(panel, packed, len, tokens, &mut out, place);
                 }
@@ -88,6 +89,33 @@ fn block_of(left: usize, block: usize) -> usize {
         4
     } else {
         1
+    }
+}
+
+/// Asks for the weights of the panel after the one at (`r0`, `k0`): the next rows, the next slice of K, or what follows
+/// these rows in memory, which the next call is likely to get. `block` is values and bytes of a block.
+#[inline(always)]
+pub(super) unsafe fn fetch_next<S: Simd>(
+    source: Source,
+    block: (usize, usize),
+    r0: usize,
+    k0: usize,
+    slice: usize,
+) {
+    let (r0, k0) = if r0 + S::LANES < source.rows {
+        (r0 + S::LANES, k0)
+    } else if k0 + slice < source.k {
+        (0, k0 + slice)
+    } else {
+        (source.rows, 0)
+    };
+    let from = k0 / block.0 * block.1;
+    let bytes = (source.k - k0).min(slice) / block.0 * block.1;
+    for r in r0..r0 + S::LANES {
+        for line in (0..bytes + 63).step_by(64) {
+            // SAFETY: a hint, harmless at any address; features by the module's contract.
+            unsafe { S::prefetch(source.data.wrapping_add(r * source.stride + from + line)) }
+        }
     }
 }
 

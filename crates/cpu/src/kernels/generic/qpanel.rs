@@ -5,10 +5,10 @@
 //! stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what corrects for offsets
 //! or minimums. A micro-kernel sums a block of tokens × one vector of rows in integers and converts once a scale.
 
-use super::panel::{Place, put};
+use super::panel::{Place, Source, fetch_next, put};
 use super::qstream::padded;
 use super::quant::{CHUNK, Codes};
-use super::{Format, Quant, Simd};
+use super::{Format, Quant};
 use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Values of K in a panel: with 16 rows 8 KiB of codes, a quarter of the smallest first-level cache.
@@ -39,6 +39,7 @@ pub(crate) unsafe fn multiply<S: Quant, F: Format>(
         (0..x.rows).for_each(|t| out.row(t)[..w.rows].fill(0.0));
         return;
     }
+    let source = Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
     let mut room = Room::new::<S, F>(x.rows, scratch);
     for t0 in (0..x.rows).step_by(TOKENS) {
         let tokens = (x.rows - t0).min(TOKENS);
@@ -50,7 +51,7 @@ pub(crate) unsafe fn multiply<S: Quant, F: Format>(
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
                     expand::<S, F>(&w, r0, k0, len, &mut room);
-                    fetch::<S, F>(&w, r0 + S::LANES, k0, len);
+                    fetch_next::<S>(source, F::BLOCK, r0, k0, SLICE);
                     sweep::<S, F>(room.panel(len), room.packed, tokens, &mut out, place);
                 }
             }
@@ -198,20 +199,6 @@ unsafe fn expand_group<S: Quant, F: Format>(chunks: &[*const u8; 16], j: usize, 
             rows[i] = F::codes::<S>(chunks[i], j);
         }
         S::transpose_codes(&rows, codes.add(64 * j * S::LANES));
-    }
-}
-
-/// Asks for the next panel's weights.
-#[inline(always)]
-unsafe fn fetch<S: Simd, F: Format>(w: &WeightRows<'_>, r0: usize, k0: usize, len: usize) {
-    let row_bytes = w.row_bytes();
-    let from = k0 / F::BLOCK.0 * F::BLOCK.1;
-    let bytes = len.div_ceil(F::BLOCK.0) * F::BLOCK.1;
-    for r in r0..(r0 + S::LANES).min(w.rows) {
-        for line in (0..bytes).step_by(64) {
-            // SAFETY: a hint; features by the module's contract.
-            unsafe { S::prefetch(w.data.as_ptr().wrapping_add(r * row_bytes + from + line)) }
-        }
     }
 }
 

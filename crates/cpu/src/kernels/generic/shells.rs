@@ -154,7 +154,7 @@ macro_rules! packed_shells {
             use $crate::kernels::generic::{Format, Simd, qpanel, qstream, shells::shell};
             use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
 
-            pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
+            pub(in $crate::kernels) fn kernel(ty: TensorType) -> Option<LinearKernel> {
                 Some(match ty {
                     TensorType::Q4_0 => kernel_of::<blocks::Q4_0>(),
                     TensorType::Q4_1 => kernel_of::<blocks::Q4_1>(),

@@ -4,9 +4,10 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
+use super::avx2_packed;
 use crate::kernels::generic::Simd;
 use crate::kernels::generic::shells::{float_shells, vector_shells};
-use crate::kernels::{Level, LinearKernel, portable};
+use crate::kernels::{Level, LinearKernel};
 
 /// Whether this processor runs the level.
 pub(super) fn available() -> bool {
@@ -15,9 +16,8 @@ pub(super) fn available() -> bool {
 
 pub(super) static LEVEL: Level = Level { name: "avx2", linear, vector: vector::VECTOR };
 
-/// Floats here, packed formats as on the level below.
 fn linear(ty: TensorType) -> Option<LinearKernel> {
-    float::kernel(ty).or_else(|| (portable::LEVEL.linear)(ty))
+    float::kernel(ty).or_else(|| avx2_packed::kernel(ty))
 }
 
 vector_shells!(Avx2, "avx2,fma,f16c");

@@ -4,9 +4,10 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
+use super::avx2;
 use crate::kernels::generic::Simd;
 use crate::kernels::generic::shells::{float_shells, vector_shells};
-use crate::kernels::{Level, LinearKernel, portable};
+use crate::kernels::{Level, LinearKernel};
 
 /// Whether this processor runs the level.
 pub(super) fn available() -> bool {
@@ -18,9 +19,9 @@ pub(super) fn available() -> bool {
 
 pub(super) static LEVEL: Level = Level { name: "avx512", linear, vector: vector::VECTOR };
 
-/// Floats here, packed formats as on the level below.
+/// Floats here; packed formats as on the level below, whose instructions are as good without VNNI.
 fn linear(ty: TensorType) -> Option<LinearKernel> {
-    float::kernel(ty).or_else(|| (portable::LEVEL.linear)(ty))
+    float::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
 }
 
 vector_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");

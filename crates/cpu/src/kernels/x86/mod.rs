@@ -1,6 +1,7 @@
 //! Levels of x86-64.
 
 mod avx2;
+mod avx2_packed;
 mod avx512;
 mod vnni;
 

@@ -1,0 +1,352 @@
+//! Products of packed weights by `vpmaddubsw`, for the level `avx2`.
+//!
+//! The instruction adds two products into 16 bits, with saturation: codes up to 127 times ±127 fit. Signed codes move
+//! their sign to the activation first (`|w| · sign(x, w)`), which keeps −128 as 128.
+
+use std::arch::x86_64::*;
+
+use super::avx2::{Avx2, transpose8};
+use crate::kernels::OutMut;
+use crate::kernels::generic::Quant;
+use crate::kernels::generic::panel::Place;
+use crate::kernels::generic::qpanel::{Panel, sweep_body};
+use crate::kernels::generic::shells::packed_shells;
+
+packed_shells!(Avx2, "avx2,fma,f16c");
+pub(super) use packed::kernel;
+
+/// The sweep over tokens, compiled once for each kind of scales and codes.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+    panel: Panel<'_>,
+    packed: &[u8],
+    tokens: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
+    unsafe { sweep_body::<Avx2, SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+}
+
+/// Every byte of `v` shifted right (negative: left) by `n` inside of 32-bit words.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn shift(v: __m256i, n: i32) -> __m256i {
+    // SAFETY: register arithmetic with a feature that the caller has.
+    unsafe {
+        if n >= 0 {
+            _mm256_srlv_epi32(v, _mm256_set1_epi32(n))
+        } else {
+            _mm256_sllv_epi32(v, _mm256_set1_epi32(-n))
+        }
+    }
+}
+
+/// 0xff in each byte whose bit is set.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn byte_mask(bits: u32) -> __m256i {
+    // SAFETY: register arithmetic with a feature that the caller has.
+    unsafe {
+        let which =
+            _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+        let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
+        let one = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one), one)
+    }
+}
+
+/// `Σ c · x` of each four neighbours; see the module on signs.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn pairs(c: __m256i, x: __m256i, signed: bool) -> __m256i {
+    // SAFETY: register arithmetic with a feature that the caller has.
+    unsafe {
+        if signed {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(x, c))
+        } else {
+            _mm256_maddubs_epi16(c, x)
+        }
+    }
+}
+
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Quant for Avx2 {
+    type C = [__m256i; 2];
+    type W = [__m256; 2];
+    type A = __m256;
+    type I = __m256i;
+    const BIAS: i32 = 0;
+    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load64(p: *const u8) -> [__m256i; 2] {
+        unsafe { Self::pair(p, p.add(32)) }
+    }
+    #[inline(always)]
+    unsafe fn twice(p: *const u8) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(p.cast()); 2] }
+    }
+    #[inline(always)]
+    unsafe fn pair(a: *const u8, b: *const u8) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast())] }
+    }
+    #[inline(always)]
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> [__m256i; 2] {
+        unsafe {
+            [a, b].map(|p| {
+                let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
+                let shifted = _mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4));
+                _mm256_and_si256(shifted, _mm256_set1_epi8(15))
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn words(w: [u64; 8]) -> [__m256i; 2] {
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
+            [_mm256_setr_epi64x(a, b, c, d), _mm256_setr_epi64x(e, f, g, h)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn fields(c: [__m256i; 2], a: i32, b: i32, mask: u8) -> [__m256i; 2] {
+        unsafe {
+            let mask = _mm256_set1_epi8(mask as i8);
+            [_mm256_and_si256(shift(c[0], a), mask), _mm256_and_si256(shift(c[1], b), mask)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn or_where(c: [__m256i; 2], bits: u64, value: u8) -> [__m256i; 2] {
+        unsafe {
+            let value = _mm256_set1_epi8(value as i8);
+            let low = _mm256_and_si256(byte_mask(bits as u32), value);
+            let high = _mm256_and_si256(byte_mask((bits >> 32) as u32), value);
+            Self::or(c, [low, high])
+        }
+    }
+    #[inline(always)]
+    unsafe fn negate_where(c: [__m256i; 2], bits: u64) -> [__m256i; 2] {
+        unsafe {
+            // -c = (c ^ -1) - -1.
+            let negate = |c, mask| _mm256_sub_epi8(_mm256_xor_si256(c, mask), mask);
+            [negate(c[0], byte_mask(bits as u32)), negate(c[1], byte_mask((bits >> 32) as u32))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn signed(c: [__m256i; 2]) -> [__m256i; 2] {
+        c
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            c.map(|c| _mm256_shuffle_epi8(table, c))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn w_splat(x: f32) -> [__m256; 2] {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn w_new(x: &[f32; 16]) -> [__m256; 2] {
+        unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn w_load8(p: *const f32) -> [__m256; 2] {
+        unsafe { [_mm256_loadu_ps(p), _mm256_setzero_ps()] }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(x: [u16; 8]) -> [__m256; 2] {
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = x.map(|x| x as i16);
+            [_mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)), _mm256_setzero_ps()]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes8(x: u64) -> [__m256; 2] {
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
+            [_mm256_cvtepi32_ps(wide), _mm256_setzero_ps()]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes16(low: u64, high: u64) -> [__m256; 2] {
+        unsafe { [low, high].map(|x| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(x as i64)))) }
+    }
+    #[inline(always)]
+    unsafe fn w_double(w: [__m256; 2]) -> [__m256; 2] {
+        unsafe {
+            let low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+            let high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+            [_mm256_permutevar8x32_ps(w[0], low), _mm256_permutevar8x32_ps(w[0], high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn w_add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_fnmadd_ps(a[0], b[0], c[0]), _mm256_fnmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn w_keep(w: [__m256; 2], n: usize) -> [__m256; 2] {
+        unsafe {
+            let n = _mm256_set1_epi32(n as i32);
+            let keep = |w, lanes| _mm256_and_ps(w, _mm256_castsi256_ps(_mm256_cmpgt_epi32(n, lanes)));
+            let (low, high) =
+                (_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+            [keep(w[0], low), keep(w[1], high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_sums(p: *const i16, sub: usize) -> [__m256; 2] {
+        unsafe {
+            let sums = _mm256_loadu_si256(p.cast());
+            if sub == 16 {
+                let (low, high) = (_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+                return [low, high].map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(half)));
+            }
+            let pairs = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+            [_mm256_cvtepi32_ps(pairs), _mm256_setzero_ps()]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_sum(w: [__m256; 2], sub: usize) -> f32 {
+        unsafe { Self::a_sum(if sub == 16 { _mm256_add_ps(w[0], w[1]) } else { w[0] }) }
+    }
+
+    #[inline(always)]
+    unsafe fn a_zero() -> __m256 {
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn dot(
+        acc: __m256,
+        c: [__m256i; 2],
+        x: *const i8,
+        w: [__m256; 2],
+        j: usize,
+        sub: usize,
+        signed: bool,
+    ) -> __m256 {
+        unsafe {
+            let mut acc = acc;
+            for half in 0..2 {
+                let x = _mm256_loadu_si256(x.add(32 * half).cast());
+                let sums = _mm256_madd_epi16(pairs(c[half], x, signed), _mm256_set1_epi16(1));
+                // Lanes of i32 sums take four codes each.
+                let scale = if sub == 16 {
+                    let lane = 4 * (j % 2) as i32 + 2 * half as i32;
+                    let (a, b) = (lane, lane + 1);
+                    _mm256_permutevar8x32_ps(w[j / 2], _mm256_setr_epi32(a, a, a, a, b, b, b, b))
+                } else {
+                    _mm256_permutevar8x32_ps(w[0], _mm256_set1_epi32(2 * j as i32 + half as i32))
+                };
+                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, acc);
+            }
+            acc
+        }
+    }
+    #[inline(always)]
+    unsafe fn a_add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn a_sum(a: __m256) -> f32 {
+        unsafe { <Self as crate::kernels::generic::Simd>::sum(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_codes(rows: &[[__m256i; 2]; 16], dst: *mut u8) {
+        unsafe {
+            for half in 0..2 {
+                let columns = transpose8(std::array::from_fn(|i| rows[i][half]));
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm256_storeu_si256(dst.add(256 * half + 32 * i).cast(), column);
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_scales(rows: &[[__m256; 2]; 16], dst: *mut f32) {
+        unsafe {
+            for half in 0..2 {
+                let columns = transpose8(std::array::from_fn(|i| _mm256_castps_si256(rows[i][half])));
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm256_storeu_si256(dst.add(64 * half + 8 * i).cast(), column);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i_splat(x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn i_to_f32(x: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn panel_dot<const T: usize>(
+        acc: &mut [__m256i; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        top: i32,
+    ) {
+        unsafe {
+            // Steps whose 16-bit sums cannot overflow: 2 · top · 127 each.
+            let run = match top {
+                15 => 8,
+                31 => 4,
+                63 => 2,
+                _ => 1,
+            };
+            let steps = n / 4;
+            let mut s = 0;
+            while s < steps {
+                let mut words = [_mm256_setzero_si256(); T];
+                for s in s..(s + run).min(steps) {
+                    let w = _mm256_loadu_si256(w.add(32 * s).cast());
+                    for (t, word) in words.iter_mut().enumerate() {
+                        let x = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
+                        *word = _mm256_add_epi16(*word, pairs(w, _mm256_set1_epi32(x), top == 128));
+                    }
+                }
+                for (acc, word) in acc.iter_mut().zip(words) {
+                    *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(word, _mm256_set1_epi16(1)));
+                }
+                s += run;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        unsafe { sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+    }
+}
