@@ -5,6 +5,8 @@
 //! function of slices. The portable level computes with dequantized weights and f32 activations and is
 //! the oracle of every other one.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod generic;
 mod levels;
 mod portable;

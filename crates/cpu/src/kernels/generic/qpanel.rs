@@ -153,7 +153,7 @@ fn pack<S: Quant>(
     }
 }
 
-/// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end repeat the last.
+/// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end hold anything.
 #[inline(always)]
 unsafe fn expand<S: Quant, F: Format>(
     w: &WeightRows<'_>,
@@ -164,14 +164,16 @@ unsafe fn expand<S: Quant, F: Format>(
 ) {
     let row_bytes = w.row_bytes();
     let end = w.data.as_ptr_range().end;
-    // SAFETY: rows are clamped to those that exist, chunks that the data ends in are copied; the room is large enough.
+    // Unknown when compiled, so that loops over rows stay loops: unrolled they are most of this crate's code.
+    let rows = (w.rows - r0).min(S::LANES);
+    // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
             let mut copies = [[0u8; 288]; 16];
             let mut chunks = [std::ptr::null(); 16];
             let (mut scales, mut minimums) = ([S::w_splat(0.0); 16], [S::w_splat(0.0); 16]);
-            for i in 0..S::LANES {
-                let row = w.data.as_ptr().add((r0 + i).min(w.rows - 1) * row_bytes);
+            for i in 0..rows {
+                let row = w.data.as_ptr().add((r0 + i) * row_bytes);
                 let p = row.add((k0 + c * CHUNK) / F::BLOCK.0 * F::BLOCK.1);
                 chunks[i] = if F::BLOCK.0 < CHUNK { padded::<F>(p, end, &mut copies[i]) } else { p };
                 (scales[i], minimums[i]) = F::scales::<S>(chunks[i]);
@@ -182,20 +184,20 @@ unsafe fn expand<S: Quant, F: Format>(
                 S::transpose_scales(&minimums, room.minimums.as_mut_ptr().add(at));
             }
             let codes = room.codes.as_mut_ptr().add(c * CHUNK * S::LANES);
-            expand_group::<S, F>(&chunks, 0, codes);
-            expand_group::<S, F>(&chunks, 1, codes);
-            expand_group::<S, F>(&chunks, 2, codes);
-            expand_group::<S, F>(&chunks, 3, codes);
+            expand_group::<S, F>(&chunks, rows, 0, codes);
+            expand_group::<S, F>(&chunks, rows, 1, codes);
+            expand_group::<S, F>(&chunks, rows, 2, codes);
+            expand_group::<S, F>(&chunks, rows, 3, codes);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn expand_group<S: Quant, F: Format>(chunks: &[*const u8; 16], j: usize, codes: *mut u8) {
+unsafe fn expand_group<S: Quant, F: Format>(chunks: &[*const u8; 16], n: usize, j: usize, codes: *mut u8) {
     // SAFETY: the caller's chunks are whole and its panel has room for four groups.
     unsafe {
         let mut rows = [F::codes::<S>(chunks[0], j); 16];
-        for i in 1..S::LANES {
+        for i in 1..n {
             rows[i] = F::codes::<S>(chunks[i], j);
         }
         S::transpose_codes(&rows, codes.add(64 * j * S::LANES));

@@ -1,0 +1,352 @@
+//! Products of packed weights by `sdot`, or without it by widening multiplications.
+//!
+//! Codes are signed bytes here: unsigned ones are below 128. Two products of a code and an activation fit 16 bits.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::neon::{Neon, transpose4, widen_f16};
+use crate::kernels::OutMut;
+use crate::kernels::generic::panel::Place;
+use crate::kernels::generic::qpanel::Panel;
+use crate::kernels::generic::{Quant, Simd};
+
+/// The sweep over tokens of one level, compiled once for each kind of scales; the class of codes is of no matter.
+macro_rules! sweep_shell {
+    ($vis:vis $name:ident, $S:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        $vis fn $name<const SUB: usize, const MIN: bool>(
+            panel: $crate::kernels::generic::qpanel::Panel<'_>,
+            packed: &[u8],
+            tokens: usize,
+            out: &mut $crate::kernels::OutMut<'_>,
+            place: $crate::kernels::generic::panel::Place,
+        ) {
+            // SAFETY: this function has the features; the panel and the tokens were packed for each other.
+            unsafe {
+                $crate::kernels::generic::qpanel::sweep_body::<$S, SUB, MIN, 128>(panel, packed, tokens, out, place)
+            }
+        }
+    };
+}
+pub(super) use sweep_shell;
+
+/// Adds the products of four neighbours to each of four sums.
+#[inline(always)]
+unsafe fn sdot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    let mut acc = acc;
+    // SAFETY: register arithmetic with a feature that the caller has. The intrinsic is not stable.
+    unsafe {
+        asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) acc, in(vreg) a, in(vreg) b,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// 0xff in each byte whose bit is set.
+#[inline(always)]
+unsafe fn byte_mask(bits: u16) -> uint8x16_t {
+    // SAFETY: register arithmetic with a feature that the caller has.
+    unsafe {
+        let bytes = vcombine_u8(vdup_n_u8(bits as u8), vdup_n_u8((bits >> 8) as u8));
+        let one = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+        vtstq_u8(bytes, one)
+    }
+}
+
+impl<const DOT: bool> Neon<DOT> {
+    /// `Σ c · x` of 16 codes, spread over four sums in any way.
+    #[inline(always)]
+    unsafe fn products(acc: int32x4_t, c: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: register arithmetic with features that the caller has.
+        unsafe {
+            let c = vreinterpretq_s8_u8(c);
+            if DOT {
+                return sdot(acc, c, x);
+            }
+            let low = vmull_s8(vget_low_s8(c), vget_low_s8(x));
+            vpadalq_s16(acc, vmlal_s8(low, vget_high_s8(c), vget_high_s8(x)))
+        }
+    }
+
+    /// `Σ c · x` of each four neighbours.
+    #[inline(always)]
+    unsafe fn fours(acc: int32x4_t, c: int8x16_t, x: int8x16_t) -> int32x4_t {
+        // SAFETY: register arithmetic with features that the caller has.
+        unsafe {
+            if DOT {
+                return sdot(acc, c, x);
+            }
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(c), vget_low_s8(x)));
+            let high = vpaddlq_s16(vmull_s8(vget_high_s8(c), vget_high_s8(x)));
+            vaddq_s32(acc, vpaddq_s32(low, high))
+        }
+    }
+}
+
+/// Sixteen f32 of the lanes.
+#[inline(always)]
+fn lanes(w: [float32x4_t; 4]) -> [f32; 16] {
+    // SAFETY: both are 64 plain bytes.
+    unsafe { std::mem::transmute(w) }
+}
+
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const DOT: bool> Quant for Neon<DOT> {
+    type C = [uint8x16_t; 4];
+    type W = [float32x4_t; 4];
+    type A = float32x4_t;
+    type I = [int32x4_t; 2];
+    const BIAS: i32 = 0;
+    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load64(p: *const u8) -> Self::C {
+        unsafe { [vld1q_u8(p), vld1q_u8(p.add(16)), vld1q_u8(p.add(32)), vld1q_u8(p.add(48))] }
+    }
+    #[inline(always)]
+    unsafe fn twice(p: *const u8) -> Self::C {
+        unsafe { Self::pair(p, p) }
+    }
+    #[inline(always)]
+    unsafe fn pair(a: *const u8, b: *const u8) -> Self::C {
+        unsafe { [vld1q_u8(a), vld1q_u8(a.add(16)), vld1q_u8(b), vld1q_u8(b.add(16))] }
+    }
+    #[inline(always)]
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C {
+        unsafe {
+            let (a, b, low) = (vld1q_u8(a), vld1q_u8(b), vdupq_n_u8(15));
+            [vandq_u8(a, low), vshrq_n_u8::<4>(a), vandq_u8(b, low), vshrq_n_u8::<4>(b)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn words(w: [u64; 8]) -> Self::C {
+        unsafe { Self::load64(w.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C {
+        unsafe {
+            let (a, b, mask) = (vdupq_n_s8(-a as i8), vdupq_n_s8(-b as i8), vdupq_n_u8(mask));
+            let field = |c, n| vandq_u8(vshlq_u8(c, n), mask);
+            [field(c[0], a), field(c[1], a), field(c[2], b), field(c[3], b)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::C, b: Self::C) -> Self::C {
+        unsafe { std::array::from_fn(|i| vorrq_u8(a[i], b[i])) }
+    }
+    #[inline(always)]
+    unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C {
+        unsafe {
+            let value = vdupq_n_u8(value);
+            std::array::from_fn(|i| vorrq_u8(c[i], vandq_u8(byte_mask((bits >> (16 * i)) as u16), value)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C {
+        unsafe {
+            // -c = (c ^ -1) - -1.
+            std::array::from_fn(|i| {
+                let mask = byte_mask((bits >> (16 * i)) as u16);
+                vsubq_u8(veorq_u8(c[i], mask), mask)
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn signed(c: Self::C) -> Self::C {
+        c
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C {
+        unsafe {
+            let table = vld1q_u8(table.as_ptr().cast());
+            c.map(|c| vqtbl1q_u8(table, c))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn w_splat(x: f32) -> Self::W {
+        unsafe { [vdupq_n_f32(x); 4] }
+    }
+    #[inline(always)]
+    unsafe fn w_new(x: &[f32; 16]) -> Self::W {
+        unsafe { std::array::from_fn(|i| vld1q_f32(x.as_ptr().add(4 * i))) }
+    }
+    #[inline(always)]
+    unsafe fn w_load8(p: *const f32) -> Self::W {
+        unsafe { [vld1q_f32(p), vld1q_f32(p.add(4)), vdupq_n_f32(0.0), vdupq_n_f32(0.0)] }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(x: [u16; 8]) -> Self::W {
+        unsafe {
+            let x = vld1q_u16(x.as_ptr());
+            let zero = vdupq_n_f32(0.0);
+            [widen_f16(vget_low_u16(x)), widen_f16(vget_high_u16(x)), zero, zero]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes8(x: u64) -> Self::W {
+        unsafe {
+            let x = vmovl_u8(vcreate_u8(x));
+            let wide = |half| vcvtq_f32_u32(vmovl_u16(half));
+            let zero = vdupq_n_f32(0.0);
+            [wide(vget_low_u16(x)), wide(vget_high_u16(x)), zero, zero]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_bytes16(low: u64, high: u64) -> Self::W {
+        unsafe {
+            let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
+            let [a, b] = [low, high].map(|x| vmovl_s8(vcreate_s8(x)));
+            [wide(vget_low_s16(a)), wide(vget_high_s16(a)), wide(vget_low_s16(b)), wide(vget_high_s16(b))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_double(w: Self::W) -> Self::W {
+        unsafe { [vzip1q_f32(w[0], w[0]), vzip2q_f32(w[0], w[0]), vzip1q_f32(w[1], w[1]), vzip2q_f32(w[1], w[1])] }
+    }
+    #[inline(always)]
+    unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W {
+        unsafe { std::array::from_fn(|i| vmulq_f32(a[i], b[i])) }
+    }
+    #[inline(always)]
+    unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W {
+        unsafe { std::array::from_fn(|i| vaddq_f32(a[i], b[i])) }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+        unsafe { std::array::from_fn(|i| vfmsq_f32(c[i], a[i], b[i])) }
+    }
+    #[inline(always)]
+    unsafe fn w_keep(w: Self::W, n: usize) -> Self::W {
+        let lanes = lanes(w);
+        unsafe { Self::w_new(&std::array::from_fn(|i| if i < n { lanes[i] } else { 0.0 })) }
+    }
+    #[inline(always)]
+    unsafe fn w_sums(p: *const i16, sub: usize) -> Self::W {
+        unsafe {
+            let (a, b) = (vld1q_s16(p), vld1q_s16(p.add(8)));
+            if sub == 16 {
+                let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
+                return [wide(vget_low_s16(a)), wide(vget_high_s16(a)), wide(vget_low_s16(b)), wide(vget_high_s16(b))];
+            }
+            let zero = vdupq_n_f32(0.0);
+            [vcvtq_f32_s32(vpaddlq_s16(a)), vcvtq_f32_s32(vpaddlq_s16(b)), zero, zero]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_sum(w: Self::W, sub: usize) -> f32 {
+        unsafe {
+            let low = vaddq_f32(w[0], w[1]);
+            vaddvq_f32(if sub == 16 { vaddq_f32(low, vaddq_f32(w[2], w[3])) } else { low })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn a_zero() -> float32x4_t {
+        unsafe { vdupq_n_f32(0.0) }
+    }
+    #[inline(always)]
+    unsafe fn dot(
+        acc: float32x4_t,
+        c: Self::C,
+        x: *const i8,
+        w: Self::W,
+        j: usize,
+        sub: usize,
+        _: bool,
+    ) -> float32x4_t {
+        unsafe {
+            let (mut acc, w) = (acc, lanes(w));
+            let x = |i: usize| vld1q_s8(x.add(16 * i));
+            if sub == 16 {
+                for i in 0..4 {
+                    let sums = Self::products(vdupq_n_s32(0), c[i], x(i));
+                    acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[4 * j + i]);
+                }
+            } else {
+                for half in 0..2 {
+                    let sums = Self::products(vdupq_n_s32(0), c[2 * half], x(2 * half));
+                    let sums = Self::products(sums, c[2 * half + 1], x(2 * half + 1));
+                    acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[2 * j + half]);
+                }
+            }
+            acc
+        }
+    }
+    #[inline(always)]
+    unsafe fn a_add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn a_sum(a: float32x4_t) -> f32 {
+        unsafe { vaddvq_f32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8) {
+        unsafe {
+            for quarter in 0..4 {
+                for group in 0..2 {
+                    let block = std::array::from_fn(|i| vreinterpretq_u32_u8(rows[4 * group + i][quarter]));
+                    for (i, column) in transpose4(block).into_iter().enumerate() {
+                        vst1q_u8(dst.add((4 * quarter + i) * 32 + 16 * group), vreinterpretq_u8_u32(column));
+                    }
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32) {
+        unsafe {
+            for quarter in 0..4 {
+                for group in 0..2 {
+                    let block = std::array::from_fn(|i| vreinterpretq_u32_f32(rows[4 * group + i][quarter]));
+                    for (i, column) in transpose4(block).into_iter().enumerate() {
+                        vst1q_f32(dst.add((4 * quarter + i) * 8 + 4 * group), vreinterpretq_f32_u32(column));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn i_splat(x: i32) -> Self::I {
+        unsafe { [vdupq_n_s32(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn i_to_f32(x: Self::I) -> <Self as Simd>::F {
+        unsafe { x.map(|x| vcvtq_f32_s32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn panel_dot<const T: usize>(acc: &mut [Self::I; T], w: *const u8, x: *const u8, n: usize, _: i32) {
+        unsafe {
+            for s in 0..n / 4 {
+                let w = [w.add(32 * s), w.add(32 * s + 16)].map(|p| vld1q_s8(p.cast()));
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let four = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
+                    let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+                    *acc = [Self::fours(acc[0], w[0], x), Self::fours(acc[1], w[1], x)];
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        unsafe {
+            if DOT {
+                super::dotprod::sweep::<SUB, MIN>(panel, packed, tokens, out, place);
+            } else {
+                super::neon::sweep::<SUB, MIN>(panel, packed, tokens, out, place);
+            }
+        }
+    }
+}
