@@ -9,8 +9,9 @@ use puna_quant::TensorType;
 
 use super::neon_packed::sweep_shell;
 use crate::kernels::generic::Simd;
+use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::shells::{float_shells, packed_shells, vector_shells};
-use crate::kernels::{Level, LinearKernel};
+use crate::kernels::{Level, LinearKernel, OutMut};
 
 pub(super) static LEVEL: Level = Level { name: "neon", linear, vector: vector::VECTOR };
 
@@ -60,8 +61,10 @@ pub(super) unsafe fn transpose4(r: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
     unsafe {
         let (a, b) = (vtrn1q_u32(r[0], r[1]), vtrn2q_u32(r[0], r[1]));
         let (c, d) = (vtrn1q_u32(r[2], r[3]), vtrn2q_u32(r[2], r[3]));
-        let low = |x, y| vreinterpretq_u32_u64(vtrn1q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
-        let high = |x, y| vreinterpretq_u32_u64(vtrn2q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
+        let low =
+            |x, y| vreinterpretq_u32_u64(vtrn1q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
+        let high =
+            |x, y| vreinterpretq_u32_u64(vtrn2q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
         [low(a, c), low(b, d), high(a, c), high(b, d)]
     }
 }
@@ -228,6 +231,21 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 }
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn half(bits: u16) -> f32 {
+        unsafe { vgetq_lane_f32::<0>(widen_f16(vdup_n_u16(bits))) }
+    }
+    #[inline(always)]
+    unsafe fn sweep_f32(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        float::sweep(panel, packed, len, tokens, out, place);
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

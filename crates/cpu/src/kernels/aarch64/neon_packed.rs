@@ -106,6 +106,10 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         unsafe { [vld1q_u8(p), vld1q_u8(p.add(16)), vld1q_u8(p.add(32)), vld1q_u8(p.add(48))] }
     }
     #[inline(always)]
+    unsafe fn store64(p: *mut u8, c: Self::C) {
+        unsafe { c.into_iter().enumerate().for_each(|(i, c)| vst1q_u8(p.add(16 * i), c)) }
+    }
+    #[inline(always)]
     unsafe fn twice(p: *const u8) -> Self::C {
         unsafe { Self::pair(p, p) }
     }
@@ -174,6 +178,10 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         unsafe { std::array::from_fn(|i| vld1q_f32(x.as_ptr().add(4 * i))) }
     }
     #[inline(always)]
+    unsafe fn w_store(x: &mut [f32; 16], w: Self::W) {
+        unsafe { w.into_iter().enumerate().for_each(|(i, w)| vst1q_f32(x.as_mut_ptr().add(4 * i), w)) }
+    }
+    #[inline(always)]
     unsafe fn w_load8(p: *const f32) -> Self::W {
         unsafe { [vld1q_f32(p), vld1q_f32(p.add(4)), vdupq_n_f32(0.0), vdupq_n_f32(0.0)] }
     }
@@ -204,7 +212,9 @@ impl<const DOT: bool> Quant for Neon<DOT> {
     }
     #[inline(always)]
     unsafe fn w_double(w: Self::W) -> Self::W {
-        unsafe { [vzip1q_f32(w[0], w[0]), vzip2q_f32(w[0], w[0]), vzip1q_f32(w[1], w[1]), vzip2q_f32(w[1], w[1])] }
+        unsafe {
+            [vzip1q_f32(w[0], w[0]), vzip2q_f32(w[0], w[0]), vzip1q_f32(w[1], w[1]), vzip2q_f32(w[1], w[1])]
+        }
     }
     #[inline(always)]
     unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W {
@@ -229,7 +239,12 @@ impl<const DOT: bool> Quant for Neon<DOT> {
             let (a, b) = (vld1q_s16(p), vld1q_s16(p.add(8)));
             if sub == 16 {
                 let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
-                return [wide(vget_low_s16(a)), wide(vget_high_s16(a)), wide(vget_low_s16(b)), wide(vget_high_s16(b))];
+                return [
+                    wide(vget_low_s16(a)),
+                    wide(vget_high_s16(a)),
+                    wide(vget_low_s16(b)),
+                    wide(vget_high_s16(b)),
+                ];
             }
             let zero = vdupq_n_f32(0.0);
             [vcvtq_f32_s32(vpaddlq_s16(a)), vcvtq_f32_s32(vpaddlq_s16(b)), zero, zero]
@@ -320,7 +335,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         unsafe { x.map(|x| vcvtq_f32_s32(x)) }
     }
     #[inline(always)]
-    unsafe fn panel_dot<const T: usize>(acc: &mut [Self::I; T], w: *const u8, x: *const u8, n: usize, _: i32) {
+    unsafe fn panel_dot<const T: usize>(
+        acc: &mut [Self::I; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        _: i32,
+    ) {
         unsafe {
             for s in 0..n / 4 {
                 let w = [w.add(32 * s), w.add(32 * s + 16)].map(|p| vld1q_s8(p.cast()));

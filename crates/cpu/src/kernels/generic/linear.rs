@@ -74,13 +74,15 @@ unsafe fn dot<S: Simd, R: RowFormat, const M: usize, const C: usize>(
             }
             i += n;
         }
-        acc.map(|chains| {
+        let mut products = [0.0; M];
+        for (product, chains) in products.iter_mut().zip(acc) {
             let mut total = chains[0];
             for &chain in &chains[1..] {
                 total = S::add(total, chain);
             }
-            S::sum(total)
-        })
+            *product = S::sum(total);
+        }
+        products
     }
 }
 
@@ -95,5 +97,8 @@ pub(crate) unsafe fn many<S: Simd, R: RowFormat>(
     let (m, x) = x.expect_f32(&w, &out);
     let source = panel::Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
     // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features by contract.
-    unsafe { panel::multiply::<S, R>(source, x, m, out, scratch) }
+    unsafe {
+        let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<S>(m) * 4));
+        panel::multiply::<S, R>(source, x, m, out, room);
+    }
 }

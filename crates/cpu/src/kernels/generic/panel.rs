@@ -6,7 +6,7 @@
 
 use super::Simd;
 use super::rows::RowFormat;
-use crate::kernels::{OutMut, Scratch};
+use crate::kernels::OutMut;
 
 /// Values of K in a panel: 16 rows of it are half of a 32 KiB cache.
 const SLICE: usize = 256;
@@ -24,10 +24,16 @@ pub(crate) struct Source {
     pub(crate) k: usize,
 }
 
+/// f32 that [`multiply`] needs as room for `m` rows of activations.
+#[inline(always)]
+pub(crate) fn room<S: Simd>(m: usize) -> usize {
+    SLICE * S::LANES + m.min(TOKENS) * SLICE
+}
+
 /// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
 ///
 /// # Safety
-/// The source's rows exist in format `R`, `x` has `m · k` values, `out` at least `m` rows of `source.rows` columns;
+/// The source's rows exist in format `R`, `x` has `m · k` values, `room` the length that [`room`] says, `out` at least `m` rows of `source.rows` columns;
 /// the processor has the features of `S`.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
@@ -35,16 +41,14 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
     x: &[f32],
     m: usize,
     mut out: OutMut<'_>,
-    scratch: &mut Scratch,
+    room: &mut [f32],
 ) {
     let Source { rows, k, .. } = source;
     if k == 0 {
         (0..m).for_each(|t| out.row(t)[..rows].fill(0.0));
         return;
     }
-    let panel_len = SLICE * S::LANES;
-    let buffer: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes((panel_len + m.min(TOKENS) * SLICE) * 4));
-    let (panel, packed) = buffer.split_at_mut(panel_len);
+    let (panel, packed) = room.split_at_mut(SLICE * S::LANES);
     for t0 in (0..m).step_by(TOKENS) {
         let tokens = (m - t0).min(TOKENS);
         for k0 in (0..k).step_by(SLICE) {
@@ -56,7 +60,7 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
                     expand::<S, R>(source, r0, k0, len, panel);
                     fetch_next::<S>(source, (R::BLOCK, R::BYTES), r0, k0, SLICE);
                     let place = Place { t0, r0, cols: (rows - r0).min(S::LANES), add: k0 > 0 };
-                    sweep::<S>(panel, packed, len, tokens, &mut out, place);
+                    S::sweep_f32(panel, packed, len, tokens, &mut out, place);
                 }
             }
         }
@@ -154,7 +158,7 @@ pub(crate) struct Place {
 
 /// Multiplies the panel with all packed tokens.
 #[inline(always)]
-unsafe fn sweep<S: Simd>(
+pub(crate) unsafe fn sweep<S: Simd>(
     panel: &[f32],
     packed: &[f32],
     len: usize,

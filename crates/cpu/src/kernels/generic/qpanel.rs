@@ -5,10 +5,10 @@
 //! stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what corrects for offsets
 //! or minimums. A micro-kernel sums a block of tokens × one vector of rows in integers and converts once a scale.
 
+use super::Quant;
 use super::panel::{Place, Source, fetch_next, put};
-use super::qstream::padded;
-use super::quant::{CHUNK, Codes};
-use super::{Format, Quant};
+use super::qstream::{CHUNK_BYTES, padded};
+use super::quant::{CHUNK, Packing, Unpacked};
 use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Values of K in a panel: with 16 rows 8 KiB of codes, a quarter of the smallest first-level cache.
@@ -28,11 +28,12 @@ pub(crate) struct Panel<'a> {
 
 /// Products of weight rows with all activation rows.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Quant, F: Format>(
+pub(crate) unsafe fn multiply<S: Quant>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     mut out: OutMut<'_>,
     scratch: &mut Scratch,
+    packing: &Packing,
 ) {
     let x = x.expect_q8(&w, &out);
     if w.k == 0 {
@@ -40,19 +41,19 @@ pub(crate) unsafe fn multiply<S: Quant, F: Format>(
         return;
     }
     let source = Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
-    let mut room = Room::new::<S, F>(x.rows, scratch);
+    let mut room = Room::new::<S>(x.rows, packing.sub, scratch);
     for t0 in (0..x.rows).step_by(TOKENS) {
         let tokens = (x.rows - t0).min(TOKENS);
         for k0 in (0..w.k).step_by(SLICE) {
             let len = (w.k - k0).min(SLICE);
-            pack::<S>(&x, t0, tokens, k0, len, F::SUB, F::CODES, room.packed);
+            pack::<S>(&x, t0, tokens, k0, len, packing, room.packed);
             for r0 in (0..w.rows).step_by(S::LANES) {
                 let place = Place { t0, r0, cols: (w.rows - r0).min(S::LANES), add: k0 > 0 };
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
-                    expand::<S, F>(&w, r0, k0, len, &mut room);
-                    fetch_next::<S>(source, F::BLOCK, r0, k0, SLICE);
-                    sweep::<S, F>(room.panel(len), room.packed, tokens, &mut out, place);
+                    expand::<S>(&w, r0, k0, len, packing, &mut room);
+                    fetch_next::<S>(source, packing.block, r0, k0, SLICE);
+                    sweep::<S>(packing, room.panel(len), room.packed, tokens, &mut out, place);
                 }
             }
         }
@@ -69,10 +70,10 @@ struct Room<'a> {
 
 impl<'a> Room<'a> {
     #[inline(always)]
-    fn new<S: Quant, F: Format>(tokens: usize, scratch: &'a mut Scratch) -> Self {
+    fn new<S: Quant>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
         // A chunk's scales are written as 16 lanes, also where only 8 count.
-        let scales = (SLICE / F::SUB + 8) * S::LANES * 4;
-        let packed = tokens.min(TOKENS) * SLICE / 32 * record(F::SUB);
+        let scales = (SLICE / sub + 8) * S::LANES * 4;
+        let packed = tokens.min(TOKENS) * SLICE / 32 * record(sub);
         let codes = SLICE * S::LANES;
         let all = scratch.bytes(codes + 2 * scales + packed);
         let (codes, all) = all.split_at_mut(codes);
@@ -110,17 +111,16 @@ fn block_of(left: usize, block: usize) -> usize {
 
 /// Packs `len` values from `k0` of `tokens` rows from `t0`, block by block of tokens.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 fn pack<S: Quant>(
     x: &Q8Rows<'_>,
     t0: usize,
     tokens: usize,
     k0: usize,
     len: usize,
-    sub: usize,
-    kind: Codes,
+    packing: &Packing,
     packed: &mut [u8],
 ) {
+    let (sub, kind) = (packing.sub, packing.codes);
     let groups = len / 32;
     let parts = 32 / sub;
     let mut t = 0;
@@ -155,58 +155,56 @@ fn pack<S: Quant>(
 
 /// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end hold anything.
 #[inline(always)]
-unsafe fn expand<S: Quant, F: Format>(
+unsafe fn expand<S: Quant>(
     w: &WeightRows<'_>,
     r0: usize,
     k0: usize,
     len: usize,
+    packing: &Packing,
     room: &mut Room<'_>,
 ) {
     let row_bytes = w.row_bytes();
     let end = w.data.as_ptr_range().end;
-    // Unknown when compiled, so that loops over rows stay loops: unrolled they are most of this crate's code.
     let rows = (w.rows - r0).min(S::LANES);
+    let mut chunks = [Unpacked::ZERO; 16];
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
-            let mut copies = [[0u8; 288]; 16];
-            let mut chunks = [std::ptr::null(); 16];
-            let (mut scales, mut minimums) = ([S::w_splat(0.0); 16], [S::w_splat(0.0); 16]);
-            for i in 0..rows {
+            for (i, chunk) in chunks.iter_mut().enumerate().take(rows) {
                 let row = w.data.as_ptr().add((r0 + i) * row_bytes);
-                let p = row.add((k0 + c * CHUNK) / F::BLOCK.0 * F::BLOCK.1);
-                chunks[i] = if F::BLOCK.0 < CHUNK { padded::<F>(p, end, &mut copies[i]) } else { p };
-                (scales[i], minimums[i]) = F::scales::<S>(chunks[i]);
+                let p = row.add((k0 + c * CHUNK) / packing.block.0 * packing.block.1);
+                let mut copy = [0; CHUNK_BYTES];
+                (packing.unpack)(padded(p, end, packing.bytes, &mut copy), chunk);
             }
-            let at = c * CHUNK / F::SUB * S::LANES;
+            let at = c * CHUNK / packing.sub * S::LANES;
+            let mut scales = [S::w_splat(0.0); 16];
+            for (scale, chunk) in scales.iter_mut().zip(&chunks).take(S::LANES) {
+                *scale = S::w_new(&chunk.scales);
+            }
             S::transpose_scales(&scales, room.scales.as_mut_ptr().add(at));
-            if F::CODES.minimum() {
-                S::transpose_scales(&minimums, room.minimums.as_mut_ptr().add(at));
+            if packing.codes.minimum() {
+                for (minimum, chunk) in scales.iter_mut().zip(&chunks).take(S::LANES) {
+                    *minimum = S::w_new(&chunk.minimums);
+                }
+                S::transpose_scales(&scales, room.minimums.as_mut_ptr().add(at));
             }
             let codes = room.codes.as_mut_ptr().add(c * CHUNK * S::LANES);
-            expand_group::<S, F>(&chunks, rows, 0, codes);
-            expand_group::<S, F>(&chunks, rows, 1, codes);
-            expand_group::<S, F>(&chunks, rows, 2, codes);
-            expand_group::<S, F>(&chunks, rows, 3, codes);
+            // Not unrolled: four transpositions are a lot of code.
+            for j in 0..std::hint::black_box(4) {
+                let mut group = [S::load64(chunks[0].codes.as_ptr().add(64 * j)); 16];
+                for (codes, chunk) in group.iter_mut().zip(&chunks).take(S::LANES) {
+                    *codes = S::load64(chunk.codes.as_ptr().add(64 * j));
+                }
+                S::transpose_codes(&group, codes.add(64 * j * S::LANES));
+            }
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn expand_group<S: Quant, F: Format>(chunks: &[*const u8; 16], n: usize, j: usize, codes: *mut u8) {
-    // SAFETY: the caller's chunks are whole and its panel has room for four groups.
-    unsafe {
-        let mut rows = [F::codes::<S>(chunks[0], j); 16];
-        for i in 1..n {
-            rows[i] = F::codes::<S>(chunks[i], j);
-        }
-        S::transpose_codes(&rows, codes.add(64 * j * S::LANES));
     }
 }
 
 /// Enters the level's compiled sweep for the format's kind of scales and codes.
 #[inline(always)]
-unsafe fn sweep<S: Quant, F: Format>(
+unsafe fn sweep<S: Quant>(
+    packing: &Packing,
     panel: Panel<'_>,
     packed: &[u8],
     tokens: usize,
@@ -215,10 +213,9 @@ unsafe fn sweep<S: Quant, F: Format>(
 ) {
     // SAFETY: as for the caller.
     unsafe {
-        match (F::SUB, F::CODES.minimum(), F::CODES.top()) {
+        match (packing.sub, packing.codes.minimum(), packing.codes.top()) {
             (32, false, 15) => S::sweep::<32, false, 15>(panel, packed, tokens, out, place),
             (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, place),
-            (32, false, 63) => S::sweep::<32, false, 63>(panel, packed, tokens, out, place),
             (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, place),
             (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, place),
             (32, true, _) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),

@@ -1,17 +1,21 @@
 //! Products of packed weights with few activation rows: bound by reading the weights.
 //!
-//! A chunk of 256 weights is unpacked in registers and multiplied with up to four activation rows. Integer sums are
-//! converted once a scale and multiplied by (weight scale × activation scale), which one vector holds for a chunk.
+//! A chunk of 256 weights is unpacked and multiplied with up to four activation rows. Integer sums are converted once a
+//! scale and multiplied by (weight scale × activation scale), which one vector holds for a chunk. For one activation row
+//! and the usual formats the codes stay in registers ([`single`]); else they pass through memory ([`several`]), which
+//! costs little there and keeps the number of compiled variants small.
+
+use puna_quant::TensorType;
 
 use super::linear::AHEAD;
-use super::quant::CHUNK;
+use super::quant::{CHUNK, Codes, Packing, Unpacked};
 use super::{Format, Quant};
 use crate::kernels::{Acts, OutMut, Q8Rows, WeightRows};
 
 /// Weight rows that all activation rows see before the next ones: they stay in the second-level cache.
 const ROWS: usize = 16;
 /// Room for a chunk of any format whose rows may end inside of one.
-const CHUNK_BYTES: usize = 288;
+pub(super) const CHUNK_BYTES: usize = 288;
 
 /// The end of an activation row, filled up with zeros to a chunk.
 struct Tail {
@@ -28,29 +32,81 @@ struct Part {
     sums: *const i16,
 }
 
-/// Any number of activation rows, in tiles of four.
+/// One activation row, codes in registers.
 #[inline(always)]
-pub(crate) unsafe fn stream<S: Quant, F: Format>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
+pub(crate) unsafe fn single<S: Quant, F: Format>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
     let x = x.expect_q8(&w, &out);
-    let mut r = 0;
-    while r < w.rows {
+    assert_eq!(x.rows, 1);
+    // SAFETY: `expect_q8` checked that all rows exist; features by the module's contract.
+    unsafe { tile::<S, F, 1>(&w, &x, 0..w.rows, 0, &mut out, None) };
+}
+
+/// Any number of activation rows, in tiles of four, any format. `SIGNED` as the format's codes are.
+#[inline(always)]
+pub(crate) unsafe fn several<S: Quant, const SIGNED: bool>(
+    w: WeightRows<'_>,
+    x: Acts<'_>,
+    mut out: OutMut<'_>,
+    packing: &Packing,
+) {
+    let x = x.expect_q8(&w, &out);
+    for r in (0..w.rows).step_by(ROWS) {
         let rows = r..(r + ROWS).min(w.rows);
         let mut t = 0;
         while t < x.rows {
             // SAFETY: `expect_q8` checked that all rows exist; features by the module's contract.
             t += unsafe {
                 match x.rows - t {
-                    1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out),
-                    2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out),
-                    _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out),
+                    1 => tile::<S, Memory<SIGNED>, 1>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
+                    2 | 3 => tile::<S, Memory<SIGNED>, 2>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
+                    _ => tile::<S, Memory<SIGNED>, 4>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
                 }
             };
         }
-        r += ROWS;
     }
 }
 
-/// Some weight rows times `M` activation rows from `t`; returns `M`.
+/// A chunk in memory: [`Unpacked`] with 16 scales.
+#[derive(Clone, Copy)]
+struct Memory<const SIGNED: bool>;
+
+impl<const SIGNED: bool> Format for Memory<SIGNED> {
+    const TYPE: TensorType = TensorType::I8;
+    const BLOCK: (usize, usize) = (CHUNK, size_of::<Unpacked>());
+    const SUB: usize = 16;
+    const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(127) };
+    #[inline(always)]
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+        // SAFETY: `p` is an `Unpacked`; features by the contract.
+        unsafe {
+            let chunk = &*p.cast::<Unpacked>();
+            (S::w_new(&chunk.scales), S::w_new(&chunk.minimums))
+        }
+    }
+    #[inline(always)]
+    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+        // SAFETY: `p` is an `Unpacked`; features by the contract.
+        unsafe { S::load64((*p.cast::<Unpacked>()).codes.as_ptr().add(64 * j)) }
+    }
+}
+
+/// The chunk at `p` as it is, or unpacked with each scale standing for 16 weights.
+#[inline(always)]
+unsafe fn feed<S: Quant>(packing: Option<&Packing>, p: *const u8, to: &mut Unpacked) -> *const u8 {
+    let Some(packing) = packing else { return p };
+    // SAFETY: the caller's chunk is whole; features by the module's contract.
+    unsafe {
+        (packing.unpack)(p, to);
+        if packing.sub == 32 {
+            let (s, m) = (S::w_double(S::w_new(&to.scales)), S::w_double(S::w_new(&to.minimums)));
+            S::w_store(&mut to.scales, s);
+            S::w_store(&mut to.minimums, m);
+        }
+    }
+    std::ptr::from_ref(to).cast()
+}
+
+/// Some weight rows times `M` activation rows from `t`; returns `M`. With `packing` through memory.
 #[inline(always)]
 unsafe fn tile<S: Quant, F: Format, const M: usize>(
     w: &WeightRows<'_>,
@@ -58,19 +114,22 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     rows: std::ops::Range<usize>,
     t: usize,
     out: &mut OutMut<'_>,
+    packing: Option<&Packing>,
 ) -> usize {
+    let (block, bytes) = packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
+    let mut unpacked = Unpacked::ZERO;
     // SAFETY: rows and activation rows exist; a chunk that the row or the data ends in is read from copies.
     unsafe {
         let (k, row_bytes) = (w.k, w.row_bytes());
-        let (whole, rest) = (k / CHUNK, if F::BLOCK.0 < CHUNK { k % CHUNK } else { 0 });
+        let (whole, rest) = (k / CHUNK, if block < CHUNK { k % CHUNK } else { 0 });
         let tails: [Tail; M] = std::array::from_fn(|j| tail(x, t + j, whole * CHUNK, rest));
         let end = w.data.as_ptr_range().end;
         for r in rows {
             let row = w.data.as_ptr().add(r * row_bytes);
             let mut sums = Sums { acc: [[S::a_zero(); 2]; M], bias: [S::w_splat(0.0); M] };
             for c in 0..whole {
-                let p = row.add(c * F::BYTES);
-                for line in (0..F::BYTES).step_by(64) {
+                let p = row.add(c * bytes);
+                for line in (0..bytes).step_by(64) {
                     S::prefetch(p.wrapping_add(AHEAD + line));
                 }
                 let parts: [Part; M] = std::array::from_fn(|j| Part {
@@ -78,16 +137,17 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
                     scales: x.scales.as_ptr().add(((t + j) * k + c * CHUNK) / 32),
                     sums: x.sums.as_ptr().add(((t + j) * k + c * CHUNK) / 16),
                 });
-                chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
+                chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
             }
             if rest > 0 {
                 let mut copy = [0u8; CHUNK_BYTES];
-                let p = padded::<F>(row.add(whole * F::BYTES), end, &mut copy);
+                let p = padded(row.add(whole * bytes), end, bytes, &mut copy);
                 let part = |tail: &Tail| Part {
                     codes: tail.codes.as_ptr(),
                     scales: tail.scales.as_ptr(),
                     sums: tail.sums.as_ptr(),
                 };
+                let p = feed::<S>(packing, p, &mut unpacked);
                 chunk::<S, F, M>(p, &tails.each_ref().map(part), rest, &mut sums);
             }
             let factor = if F::CODES.minimum() { 1.0 } else { F::CODES.offset::<S>() as f32 };
@@ -117,15 +177,16 @@ fn tail(x: &Q8Rows<'_>, t: usize, from: usize, rest: usize) -> Tail {
     tail
 }
 
-/// `p`, or where fewer bytes than a chunk follow a copy of them.
+/// `p`, or where fewer than the `bytes` of a chunk follow a copy of them.
 #[inline(always)]
-pub(super) unsafe fn padded<F: Format>(
+pub(super) unsafe fn padded(
     p: *const u8,
     end: *const u8,
+    bytes: usize,
     copy: &mut [u8; CHUNK_BYTES],
 ) -> *const u8 {
     let left = end as usize - p as usize;
-    if left >= F::BYTES {
+    if left >= bytes {
         return p;
     }
     // SAFETY: `left` bytes follow `p`, fewer than the copy has.

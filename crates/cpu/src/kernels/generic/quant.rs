@@ -35,6 +35,56 @@ pub(crate) trait Format: Copy + 'static {
     unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C;
 }
 
+/// A chunk after unpacking, as [`Format`] describes it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Unpacked {
+    /// Codes in the form that products want.
+    pub(crate) codes: [u8; CHUNK],
+    /// Scales of 16 (or 8) runs of weights.
+    pub(crate) scales: [f32; 16],
+    /// What is taken from `scale · code`; nothing of use for [`Codes::Signed`].
+    pub(crate) minimums: [f32; 16],
+}
+
+impl Unpacked {
+    pub(crate) const ZERO: Self = Self { codes: [0; CHUNK], scales: [0.0; 16], minimums: [0.0; 16] };
+}
+
+/// A format as data: what the kernels that unpack through memory need.
+#[derive(Clone, Copy)]
+pub(crate) struct Packing {
+    /// Weights and bytes of a block.
+    pub(crate) block: (usize, usize),
+    /// Bytes of a chunk.
+    pub(crate) bytes: usize,
+    /// Weights that share a scale.
+    pub(crate) sub: usize,
+    pub(crate) codes: Codes,
+    /// [`unpack`], compiled for a level. Safe to call with `bytes` bytes on a processor that has the level.
+    pub(crate) unpack: unsafe fn(*const u8, &mut Unpacked),
+}
+
+/// Unpacks the chunk at `p`.
+///
+/// # Safety
+/// As for [`Format`].
+#[inline(always)]
+pub(crate) unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked) {
+    // SAFETY: the caller's chunk is whole; the arrays have room for what is stored.
+    unsafe {
+        let (scales, mut minimums) = F::scales::<S>(p);
+        if let Codes::Offset(offset) = F::CODES {
+            minimums = S::w_mul(scales, S::w_splat(offset as f32));
+        }
+        S::w_store(&mut to.scales, scales);
+        S::w_store(&mut to.minimums, minimums);
+        for j in 0..4 {
+            S::store64(to.codes.as_mut_ptr().add(64 * j), F::codes::<S>(p, j));
+        }
+    }
+}
+
 /// The meaning of a format's codes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
@@ -91,6 +141,8 @@ pub(crate) trait Quant: Simd {
 
     /// 64 bytes at `p`.
     unsafe fn load64(p: *const u8) -> Self::C;
+    /// To 64 bytes at `p`.
+    unsafe fn store64(p: *mut u8, c: Self::C);
     /// 32 bytes at `p`, twice.
     unsafe fn twice(p: *const u8) -> Self::C;
     /// 32 bytes at `a`, then 32 at `b`.
@@ -116,6 +168,7 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_splat(x: f32) -> Self::W;
     /// 16 f32.
     unsafe fn w_new(x: &[f32; 16]) -> Self::W;
+    unsafe fn w_store(x: &mut [f32; 16], w: Self::W);
     /// 8 f32 at `p`, then zeros.
     unsafe fn w_load8(p: *const f32) -> Self::W;
     /// 8 binary16, then zeros.

@@ -53,9 +53,15 @@ pub(crate) struct Q8Blocks;
 pub(crate) struct Q4Blocks;
 
 #[inline(always)]
+unsafe fn u16_at(p: *const u8) -> u16 {
+    // SAFETY: the caller's two bytes.
+    u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+#[inline(always)]
 unsafe fn half_at(p: *const u8) -> f32 {
     // SAFETY: the caller's two bytes.
-    f16_to_f32(unsafe { p.cast::<u16>().read_unaligned() }.to_le())
+    f16_to_f32(unsafe { u16_at(p) })
 }
 
 impl RowFormat for F32 {
@@ -102,7 +108,7 @@ impl RowFormat for Bf16 {
     #[inline(always)]
     unsafe fn one(row: *const u8, i: usize) -> f32 {
         // SAFETY: the contract.
-        bf16_to_f32(unsafe { row.add(i * 2).cast::<u16>().read_unaligned() }.to_le())
+        bf16_to_f32(unsafe { u16_at(row.add(i * 2)) })
     }
 }
 
@@ -115,7 +121,7 @@ impl RowFormat for Q8Blocks {
         // SAFETY: the contract; LANES divides 32, so the values lie in one block.
         unsafe {
             let block = row.add(i / 32 * 34);
-            S::mul(S::load_i8(block.add(2 + i % 32)), S::splat(half_at(block)))
+            S::mul(S::load_i8(block.add(2 + i % 32)), S::splat(S::half(u16_at(block))))
         }
     }
     #[inline(always)]
@@ -138,7 +144,7 @@ impl RowFormat for Q4Blocks {
         unsafe {
             let block = row.add(i / 32 * 18);
             let codes = S::load_nibbles(block.add(2 + i % 16), i % 32 >= 16);
-            S::mul(codes, S::splat(half_at(block)))
+            S::mul(codes, S::splat(S::half(u16_at(block))))
         }
     }
     #[inline(always)]

@@ -8,7 +8,7 @@
 macro_rules! shell {
     ($features:literal, fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?,
      $check:block, $body:expr) => {
-        fn $name $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+        pub(super) fn $name $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
             #[inline]
             #[target_feature(enable = $features)]
             fn inner $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
@@ -27,7 +27,7 @@ macro_rules! vector_shells {
     ($S:ty, $features:literal) => {
         mod vector {
             use super::*;
-            use $crate::kernels::generic::{attention, rows, shells::shell, vector};
+            use $crate::kernels::generic::{attention, attention::Expand, rows, shells::shell, vector};
             use $crate::kernels::{KvRows, KvType, Scratch, VectorKernels};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
@@ -70,31 +70,36 @@ macro_rules! vector_shells {
             shell!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
             shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
                 attention::store_kv::<$S>(ty, x, row));
-            shell!($features, fn scores_of<R: rows::RowFormat>(
-                q: &[f32], g: usize, k: KvRows<'_>, scores: &mut [f32], stride: usize, scratch: &mut Scratch
-            ), {}, attention::scores::<$S, R>(q, g, k, scores, stride, scratch));
-            shell!($features, fn accumulate_of<R: rows::RowFormat>(
-                p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch
-            ), {}, attention::accumulate::<$S, R>(p, stride, g, v, acc, scratch));
+            shell!($features, fn expand<R: rows::RowFormat>(
+                rows: KvRows<'_>, from: usize, n: usize, to: &mut [f32]
+            ), {
+                assert!(from + n <= rows.rows && n * rows.dim <= to.len());
+            }, attention::expand::<$S, R>(rows, from, n, to));
+            shell!($features, fn scores_by(
+                q: &[f32], g: usize, k: KvRows<'_>, to: &mut [f32], stride: usize, scratch: &mut Scratch,
+                expand: Option<Expand>
+            ), {}, attention::scores::<$S>(q, g, k, to, stride, scratch, expand));
+            shell!($features, fn accumulate_by(
+                p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch,
+                expand: Option<Expand>
+            ), {}, attention::accumulate::<$S>(p, stride, g, v, acc, scratch, expand));
 
-            fn scores(q: &[f32], g: usize, k: KvRows<'_>, s: &mut [f32], stride: usize, scratch: &mut Scratch) {
-                match k.ty {
-                    KvType::F32 => scores_of::<rows::F32>(q, g, k, s, stride, scratch),
-                    KvType::F16 => scores_of::<rows::F16>(q, g, k, s, stride, scratch),
-                    KvType::Bf16 => scores_of::<rows::Bf16>(q, g, k, s, stride, scratch),
-                    KvType::Q8_0 => scores_of::<rows::Q8Blocks>(q, g, k, s, stride, scratch),
-                    KvType::Q4_0 => scores_of::<rows::Q4Blocks>(q, g, k, s, stride, scratch),
+            fn expander(ty: KvType) -> Option<Expand> {
+                match ty {
+                    KvType::F32 => None,
+                    KvType::F16 => Some(expand::<rows::F16>),
+                    KvType::Bf16 => Some(expand::<rows::Bf16>),
+                    KvType::Q8_0 => Some(expand::<rows::Q8Blocks>),
+                    KvType::Q4_0 => Some(expand::<rows::Q4Blocks>),
                 }
             }
 
+            fn scores(q: &[f32], g: usize, k: KvRows<'_>, to: &mut [f32], stride: usize, scratch: &mut Scratch) {
+                scores_by(q, g, k, to, stride, scratch, expander(k.ty));
+            }
+
             fn accumulate(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch) {
-                match v.ty {
-                    KvType::F32 => accumulate_of::<rows::F32>(p, stride, g, v, acc, scratch),
-                    KvType::F16 => accumulate_of::<rows::F16>(p, stride, g, v, acc, scratch),
-                    KvType::Bf16 => accumulate_of::<rows::Bf16>(p, stride, g, v, acc, scratch),
-                    KvType::Q8_0 => accumulate_of::<rows::Q8Blocks>(p, stride, g, v, acc, scratch),
-                    KvType::Q4_0 => accumulate_of::<rows::Q4Blocks>(p, stride, g, v, acc, scratch),
-                }
+                accumulate_by(p, stride, g, v, acc, scratch, expander(v.ty));
             }
         }
     };
@@ -107,7 +112,7 @@ macro_rules! float_shells {
             use puna_quant::TensorType;
 
             use super::*;
-            use $crate::kernels::generic::{Simd, linear, rows, shells::shell};
+            use $crate::kernels::generic::{Simd, linear, panel, panel::Place, rows, shells::shell};
             use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
 
             pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -134,6 +139,9 @@ macro_rules! float_shells {
             ), {
                 assert_eq!(w.ty, R::TYPE);
             }, linear::stream::<$S, R>(w, x, out));
+            shell!($features, fn sweep(
+                panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
+            ), {}, panel::sweep::<$S>(panel, packed, len, tokens, out, place));
             shell!($features, fn many<R: rows::RowFormat>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
@@ -151,6 +159,7 @@ macro_rules! packed_shells {
 
             use super::*;
             use $crate::kernels::generic::formats::{blocks, codebook, kquants, ternary};
+            use $crate::kernels::generic::quant::{self, Codes, Packing, Unpacked};
             use $crate::kernels::generic::{Format, Simd, qpanel, qstream, shells::shell};
             use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
 
@@ -164,47 +173,81 @@ macro_rules! packed_shells {
                     TensorType::IQ4_NL => kernel_of::<blocks::IQ4_NL>(),
                     TensorType::MXFP4 => kernel_of::<blocks::MXFP4>(),
                     TensorType::NVFP4 => kernel_of::<blocks::NVFP4>(),
-                    TensorType::Q1_0 => kernel_of::<blocks::Q1_0>(),
-                    TensorType::Q2_0 => kernel_of::<blocks::Q2_0>(),
+                    TensorType::Q1_0 => rare::<blocks::Q1_0>(),
+                    TensorType::Q2_0 => rare::<blocks::Q2_0>(),
                     TensorType::Q2_K => kernel_of::<kquants::Q2_K>(),
                     TensorType::Q3_K => kernel_of::<kquants::Q3_K>(),
                     TensorType::Q4_K => kernel_of::<kquants::Q4_K>(),
                     TensorType::Q5_K => kernel_of::<kquants::Q5_K>(),
                     TensorType::Q6_K => kernel_of::<kquants::Q6_K>(),
                     TensorType::IQ4_XS => kernel_of::<kquants::IQ4_XS>(),
-                    TensorType::TQ1_0 => kernel_of::<ternary::TQ1_0>(),
-                    TensorType::TQ2_0 => kernel_of::<ternary::TQ2_0>(),
-                    TensorType::IQ1_S => kernel_of::<codebook::IQ1_S>(),
-                    TensorType::IQ1_M => kernel_of::<codebook::IQ1_M>(),
-                    TensorType::IQ2_XXS => kernel_of::<codebook::IQ2_XXS>(),
-                    TensorType::IQ2_XS => kernel_of::<codebook::IQ2_XS>(),
-                    TensorType::IQ2_S => kernel_of::<codebook::IQ2_S>(),
-                    TensorType::IQ3_XXS => kernel_of::<codebook::IQ3_XXS>(),
-                    TensorType::IQ3_S => kernel_of::<codebook::IQ3_S>(),
+                    TensorType::TQ1_0 => rare::<ternary::TQ1_0>(),
+                    TensorType::TQ2_0 => rare::<ternary::TQ2_0>(),
+                    TensorType::IQ1_S => rare::<codebook::IQ1_S>(),
+                    TensorType::IQ1_M => rare::<codebook::IQ1_M>(),
+                    TensorType::IQ2_XXS => rare::<codebook::IQ2_XXS>(),
+                    TensorType::IQ2_XS => rare::<codebook::IQ2_XS>(),
+                    TensorType::IQ2_S => rare::<codebook::IQ2_S>(),
+                    TensorType::IQ3_XXS => rare::<codebook::IQ3_XXS>(),
+                    TensorType::IQ3_S => rare::<codebook::IQ3_S>(),
                     _ => return None,
                 })
             }
 
+            /// With a kernel of its own for one activation row.
             fn kernel_of<F: Format>() -> LinearKernel {
+                LinearKernel { stream: stream::<F>, ..rare::<F>() }
+            }
+
+            fn rare<F: Format>() -> LinearKernel {
                 LinearKernel {
                     acts: ActKind::Q8,
-                    stream: stream::<F>,
+                    stream: stream_rare::<F>,
                     batch: panel::<F>,
                     panel: panel::<F>,
                     panel_rows: <$S>::LANES,
                 }
             }
 
-            shell!($features, fn stream<F: Format>(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
-            ), {
+            fn packing<F: Format>() -> Packing {
+                #[target_feature(enable = $features)]
+                unsafe fn unpack<F: Format>(p: *const u8, to: &mut Unpacked) {
+                    // SAFETY: the caller's chunk is whole; this function has the features.
+                    unsafe { quant::unpack::<$S, F>(p, to) }
+                }
+                Packing { block: F::BLOCK, bytes: F::BYTES, sub: F::SUB, codes: F::CODES, unpack: unpack::<F> }
+            }
+
+            fn stream<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
+                if x.rows() == 1 { stream_single::<F>(w, x, out) } else { stream_rare::<F>(w, x, out, scratch) }
+            }
+
+            fn stream_rare<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch) {
                 assert_eq!(w.ty, F::TYPE);
-            }, qstream::stream::<$S, F>(w, x, out));
-            shell!($features, fn panel<F: Format>(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
-            ), {
+                if F::CODES == Codes::Signed {
+                    stream_signed(w, x, out, &packing::<F>());
+                } else {
+                    stream_unsigned(w, x, out, &packing::<F>());
+                }
+            }
+
+            fn panel<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
                 assert_eq!(w.ty, F::TYPE);
-            }, qpanel::multiply::<$S, F>(w, x, out, scratch));
+                panel_any(w, x, out, scratch, &packing::<F>());
+            }
+
+            shell!($features, fn stream_single<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>), {
+                assert_eq!(w.ty, F::TYPE);
+            }, qstream::single::<$S, F>(w, x, out));
+            shell!($features, fn stream_signed(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
+            ), {}, qstream::several::<$S, true>(w, x, out, packing));
+            shell!($features, fn stream_unsigned(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
+            ), {}, qstream::several::<$S, false>(w, x, out, packing));
+            shell!($features, fn panel_any(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
+            ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));
         }
     };
 }

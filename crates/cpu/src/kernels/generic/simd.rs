@@ -1,5 +1,8 @@
 //! What a kernel body may ask of a vector type.
 
+use super::panel;
+use crate::kernels::OutMut;
+
 /// A vector of f32 and what can be done with it.
 ///
 /// # Safety
@@ -64,6 +67,17 @@ pub(crate) trait Simd: Copy + 'static {
     /// Transposes `LANES × LANES` f32 from `LANES` vectors (the first array entries) to rows at `dst`.
     unsafe fn transpose(rows: &[Self::F; 16], dst: *mut f32);
 
+    /// The f32 of a binary16.
+    unsafe fn half(bits: u16) -> f32;
+    /// [`panel::sweep`], compiled once for a level.
+    unsafe fn sweep_f32(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: panel::Place,
+    );
     /// Asks for the line at `p` to be brought near; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
 }

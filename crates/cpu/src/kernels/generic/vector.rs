@@ -5,40 +5,64 @@
 use super::Simd;
 use crate::kernels::portable::q8_scale;
 
-/// Runs `full` at each whole vector of `n` values and `rest` at each value after the last.
-#[inline(always)]
-fn each<S: Simd>(n: usize, mut full: impl FnMut(usize), mut rest: impl FnMut(usize)) {
-    let mut i = 0;
-    while i + S::LANES <= n {
-        full(i);
-        i += S::LANES;
-    }
-    while i < n {
-        rest(i);
-        i += 1;
-    }
+// Loops are macros, not functions that take closures: a closure has no target features, so that the intrinsics in
+// it would become calls wherever the compiler does not inline all of it in time.
+
+/// `$full` at each whole vector of `$n` values, `$rest` at each value after the last.
+macro_rules! each {
+    ($S:ty, $n:expr, $i:ident, $full:expr, $rest:expr) => {
+        let (n, mut $i) = ($n, 0);
+        while $i + <$S>::LANES <= n {
+            $full;
+            $i += <$S>::LANES;
+        }
+        while $i < n {
+            $rest;
+            $i += 1;
+        }
+    };
 }
 
-/// `Σ f(x)` with four chains.
+/// `$x = $f($v)` for each vector of a slice, the last one padded with zeros; `$full` is whether it is whole.
+macro_rules! map {
+    ($S:ty, $x:expr, $v:ident, $i:ident, $full:ident => $f:expr) => {
+        let mut $i = 0;
+        while $i < $x.len() {
+            let $full = $i + <$S>::LANES <= $x.len();
+            let $v = load_padded::<$S>($x, $i, $full);
+            let result = $f;
+            if $full {
+                <$S>::store($x.as_mut_ptr().add($i), result);
+            } else {
+                let mut padded = [0.0f32; 16];
+                <$S>::store(padded.as_mut_ptr(), result);
+                let rest = $x.len() - $i;
+                $x[$i..].copy_from_slice(&padded[..rest]);
+            }
+            $i += <$S>::LANES;
+        }
+    };
+}
+
+/// `Σ x - mean`, or its squares, with four chains.
 #[inline(always)]
-unsafe fn sum_of<S: Simd>(x: &[f32], f: impl Fn(S::F, S::F) -> S::F, one: impl Fn(f32) -> f32) -> f32 {
+unsafe fn sum_of<S: Simd, const SQUARES: bool>(x: &[f32], mean: f32) -> f32 {
     // SAFETY: every load lies inside `x`; features by the module's contract.
     unsafe {
+        let m = S::splat(mean);
         let mut sums = [S::splat(0.0); 4];
-        let step = 4 * S::LANES;
-        let mut i = 0;
-        while i + step <= x.len() {
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = f(S::load(x.as_ptr().add(i + j * S::LANES)), *sum);
-            }
-            i += step;
-        }
+        let (mut i, mut chain) = (0, 0);
         while i + S::LANES <= x.len() {
-            sums[0] = f(S::load(x.as_ptr().add(i)), sums[0]);
+            let d = S::sub(S::load(x.as_ptr().add(i)), m);
+            sums[chain] = if SQUARES { S::fma(d, d, sums[chain]) } else { S::add(d, sums[chain]) };
             i += S::LANES;
+            chain = (chain + 1) % 4;
         }
-        let total = S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
-        x[i..].iter().fold(total, |total, &x| total + one(x))
+        let mut total = S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
+        for x in &x[i..] {
+            total += if SQUARES { (x - mean) * (x - mean) } else { x - mean };
+        }
+        total
     }
 }
 
@@ -46,16 +70,27 @@ unsafe fn sum_of<S: Simd>(x: &[f32], f: impl Fn(S::F, S::F) -> S::F, one: impl F
 pub(crate) unsafe fn rms_norm<S: Simd>(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
     // SAFETY: the slices have equal lengths (or `w` is empty); features by the module's contract.
     unsafe {
-        let squares = sum_of::<S>(x, |x, sum| S::fma(x, x, sum), |x| x * x);
-        let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+        let scale = 1.0 / (sum_of::<S, true>(x, 0.0) / x.len() as f32 + eps).sqrt();
         let (s, y) = (S::splat(scale), y.as_mut_ptr());
         if w.is_empty() {
-            let full = |i| S::store(y.add(i), S::mul(S::load(x.as_ptr().add(i)), s));
-            each::<S>(x.len(), full, |i| *y.add(i) = x[i] * scale);
+            each!(
+                S,
+                x.len(),
+                i,
+                S::store(y.add(i), S::mul(S::load(x.as_ptr().add(i)), s)),
+                *y.add(i) = x[i] * scale
+            );
         } else {
-            let scaled = |i| S::mul(S::load(x.as_ptr().add(i)), s);
-            let full = |i| S::store(y.add(i), S::mul(scaled(i), S::load(w.as_ptr().add(i))));
-            each::<S>(x.len(), full, |i| *y.add(i) = x[i] * scale * w[i]);
+            each!(
+                S,
+                x.len(),
+                i,
+                {
+                    let scaled = S::mul(S::load(x.as_ptr().add(i)), s);
+                    S::store(y.add(i), S::mul(scaled, S::load(w.as_ptr().add(i))));
+                },
+                *y.add(i) = x[i] * scale * w[i]
+            );
         }
     }
 }
@@ -65,27 +100,25 @@ pub(crate) unsafe fn layer_norm<S: Simd>(x: &[f32], w: &[f32], b: &[f32], eps: f
     // SAFETY: the slices have equal lengths (or are empty); features by the module's contract.
     unsafe {
         let n = x.len() as f32;
-        let mean = sum_of::<S>(x, |x, sum| S::add(x, sum), |x| x) / n;
-        let m = S::splat(mean);
-        let squares = |x, sum| {
-            let d = S::sub(x, m);
-            S::fma(d, d, sum)
-        };
-        let variance = sum_of::<S>(x, squares, |x| (x - mean) * (x - mean)) / n;
-        let scale = 1.0 / (variance + eps).sqrt();
-        let (s, y) = (S::splat(scale), y.as_mut_ptr());
-        let (one, zero) = (S::splat(1.0), S::splat(0.0));
-        let full = |i| {
-            let d = S::mul(S::sub(S::load(x.as_ptr().add(i)), m), s);
-            let w = if w.is_empty() { one } else { S::load(w.as_ptr().add(i)) };
-            let b = if b.is_empty() { zero } else { S::load(b.as_ptr().add(i)) };
-            S::store(y.add(i), S::fma(d, w, b));
-        };
-        let rest = |i: usize| {
-            let (w, b) = (w.get(i).copied().unwrap_or(1.0), b.get(i).copied().unwrap_or(0.0));
-            *y.add(i) = (x[i] - mean) * scale * w + b;
-        };
-        each::<S>(x.len(), full, rest);
+        let mean = sum_of::<S, false>(x, 0.0) / n;
+        let scale = 1.0 / (sum_of::<S, true>(x, mean) / n + eps).sqrt();
+        let (m, s, y) = (S::splat(mean), S::splat(scale), y.as_mut_ptr());
+        each!(
+            S,
+            x.len(),
+            i,
+            {
+                let d = S::mul(S::sub(S::load(x.as_ptr().add(i)), m), s);
+                let w = if w.is_empty() { S::splat(1.0) } else { S::load(w.as_ptr().add(i)) };
+                let b = if b.is_empty() { S::splat(0.0) } else { S::load(b.as_ptr().add(i)) };
+                S::store(y.add(i), S::fma(d, w, b));
+            },
+            {
+                let w = if w.is_empty() { 1.0 } else { w[i] };
+                let b = if b.is_empty() { 0.0 } else { b[i] };
+                *y.add(i) = (x[i] - mean) * scale * w + b;
+            }
+        );
     }
 }
 
@@ -94,8 +127,13 @@ pub(crate) unsafe fn add<S: Simd>(y: &mut [f32], x: &[f32]) {
     // SAFETY: equal lengths; features by the module's contract.
     unsafe {
         let (n, y) = (y.len(), y.as_mut_ptr());
-        let full = |i| S::store(y.add(i), S::add(S::load(y.add(i)), S::load(x.as_ptr().add(i))));
-        each::<S>(n, full, |i| *y.add(i) += x[i]);
+        each!(
+            S,
+            n,
+            i,
+            S::store(y.add(i), S::add(S::load(y.add(i)), S::load(x.as_ptr().add(i)))),
+            *y.add(i) += x[i]
+        );
     }
 }
 
@@ -105,8 +143,7 @@ pub(crate) unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
         let mut rest = f32::NEG_INFINITY;
-        let full = |i| largest = S::max(S::load(x.as_ptr().add(i)), largest);
-        each::<S>(x.len(), full, |i| rest = rest.max(x[i]));
+        each!(S, x.len(), i, largest = S::max(S::load(x.as_ptr().add(i)), largest), rest = rest.max(x[i]));
         rest.max(S::hmax(largest))
     }
 }
@@ -164,27 +201,6 @@ unsafe fn gelu_vector<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `x = f(x)` for each vector, the last one padded with zeros.
-#[inline(always)]
-unsafe fn map<S: Simd>(x: &mut [f32], f: impl Fn(S::F, usize, bool) -> S::F) {
-    // SAFETY: loads and stores lie inside `x` or the padded copy; features by the module's contract.
-    unsafe {
-        let mut i = 0;
-        while i + S::LANES <= x.len() {
-            let p = x.as_mut_ptr().add(i);
-            S::store(p, f(S::load(p), i, true));
-            i += S::LANES;
-        }
-        if i < x.len() {
-            let mut padded = [0.0f32; 16];
-            let rest = x.len() - i;
-            padded[..rest].copy_from_slice(&x[i..]);
-            S::store(padded.as_mut_ptr(), f(S::load(padded.as_ptr()), i, false));
-            x[i..].copy_from_slice(&padded[..rest]);
-        }
-    }
-}
-
 /// Loads `y[i…]`; the last vector is padded with zeros.
 #[inline(always)]
 unsafe fn load_padded<S: Simd>(y: &[f32], i: usize, full: bool) -> S::F {
@@ -202,19 +218,25 @@ unsafe fn load_padded<S: Simd>(y: &[f32], i: usize, full: bool) -> S::F {
 #[inline(always)]
 pub(crate) unsafe fn swiglu<S: Simd>(gate: &mut [f32], up: &[f32]) {
     // SAFETY: equal lengths; features by the module's contract.
-    unsafe { map::<S>(gate, |x, i, full| S::mul(silu_vector::<S>(x), load_padded::<S>(up, i, full))) }
+    unsafe {
+        map!(S, gate, x, i, full => S::mul(silu_vector::<S>(x), load_padded::<S>(up, i, full)));
+    }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn geglu<S: Simd>(gate: &mut [f32], up: &[f32]) {
     // SAFETY: equal lengths; features by the module's contract.
-    unsafe { map::<S>(gate, |x, i, full| S::mul(gelu_vector::<S>(x), load_padded::<S>(up, i, full))) }
+    unsafe {
+        map!(S, gate, x, i, full => S::mul(gelu_vector::<S>(x), load_padded::<S>(up, i, full)));
+    }
 }
 
 #[inline(always)]
 pub(crate) unsafe fn gelu<S: Simd>(x: &mut [f32]) {
     // SAFETY: features by the module's contract.
-    unsafe { map::<S>(x, |x, _, _| gelu_vector::<S>(x)) }
+    unsafe {
+        map!(S, x, v, i, full => gelu_vector::<S>(v));
+    }
 }
 
 #[inline(always)]
@@ -234,7 +256,7 @@ pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
             sum = S::add(sum, e);
         }
         if !tail.is_empty() {
-            map::<S>(tail, |x, _, _| exp::<S>(S::sub(x, m)));
+            map!(S, tail, v, i, full => exp::<S>(S::sub(v, m)));
             rest = tail.iter().sum();
         }
         S::sum(sum) + rest

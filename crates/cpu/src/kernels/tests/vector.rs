@@ -141,7 +141,11 @@ fn activations_round_to_the_same_codes() {
         assert!((codes, sums) == (expected.0.clone(), expected.2.clone()), "{}", level.name);
         for (s, want) in scales.iter().zip(&expected.1) {
             // Sums of 32 products in another order.
-            assert!(s == want || s.is_nan() && want.is_nan() || (s / want - 1.0).abs() < 1e-6, "{}", level.name);
+            assert!(
+                s == want || s.is_nan() && want.is_nan() || (s / want - 1.0).abs() < 1e-6,
+                "{}",
+                level.name
+            );
         }
     }
 }

@@ -6,8 +6,9 @@ use puna_quant::TensorType;
 
 use super::avx2_packed;
 use crate::kernels::generic::Simd;
+use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::shells::{float_shells, vector_shells};
-use crate::kernels::{Level, LinearKernel};
+use crate::kernels::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level.
 pub(super) fn available() -> bool {
@@ -160,11 +161,30 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn transpose(rows: &[__m256; 16], dst: *mut f32) {
         unsafe {
-            let columns = transpose8(std::array::from_fn(|i| _mm256_castps_si256(rows[i])));
+            let mut block = [_mm256_castps_si256(rows[0]); 8];
+            for (to, row) in block.iter_mut().zip(rows) {
+                *to = _mm256_castps_si256(*row);
+            }
+            let columns = transpose8(block);
             for (i, column) in columns.into_iter().enumerate() {
                 _mm256_storeu_ps(dst.add(i * 8), _mm256_castsi256_ps(column));
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn half(bits: u16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
+    }
+    #[inline(always)]
+    unsafe fn sweep_f32(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        float::sweep(panel, packed, len, tokens, out, place);
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
@@ -180,27 +200,23 @@ impl Simd for Avx2 {
 pub(crate) unsafe fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
     // SAFETY: register arithmetic with a feature that the caller has.
     unsafe {
-        let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-        let (a0, a1) = pair(r[0], r[1]);
-        let (a2, a3) = pair(r[2], r[3]);
-        let (a4, a5) = pair(r[4], r[5]);
-        let (a6, a7) = pair(r[6], r[7]);
-        let quad = |a, b| (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-        let (b0, b1) = quad(a0, a2);
-        let (b2, b3) = quad(a1, a3);
-        let (b4, b5) = quad(a4, a6);
-        let (b6, b7) = quad(a5, a7);
-        let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
-        let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
-        [
-            low(b0, b4),
-            low(b1, b5),
-            low(b2, b6),
-            low(b3, b7),
-            high(b0, b4),
-            high(b1, b5),
-            high(b2, b6),
-            high(b3, b7),
-        ]
+        let mut a = r;
+        for i in (0..8).step_by(2) {
+            a[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+            a[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+        }
+        let mut b = a;
+        for i in (0..8).step_by(4) {
+            b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+            b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+            b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+            b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+        }
+        let mut out = b;
+        for i in 0..4 {
+            out[i] = _mm256_permute2x128_si256::<0x20>(b[i], b[i + 4]);
+            out[i + 4] = _mm256_permute2x128_si256::<0x31>(b[i], b[i + 4]);
+        }
+        out
     }
 }

@@ -91,6 +91,13 @@ impl Quant for Avx2 {
         unsafe { Self::pair(p, p.add(32)) }
     }
     #[inline(always)]
+    unsafe fn store64(p: *mut u8, c: [__m256i; 2]) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), c[0]);
+            _mm256_storeu_si256(p.add(32).cast(), c[1]);
+        }
+    }
+    #[inline(always)]
     unsafe fn twice(p: *const u8) -> [__m256i; 2] {
         unsafe { [_mm256_loadu_si256(p.cast()); 2] }
     }
@@ -101,11 +108,13 @@ impl Quant for Avx2 {
     #[inline(always)]
     unsafe fn nibbles(a: *const u8, b: *const u8) -> [__m256i; 2] {
         unsafe {
-            [a, b].map(|p| {
-                let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
-                let shifted = _mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4));
-                _mm256_and_si256(shifted, _mm256_set1_epi8(15))
-            })
+            let (shift, low) = (_mm256_setr_epi64x(0, 0, 4, 4), _mm256_set1_epi8(15));
+            let a = _mm256_broadcastsi128_si256(_mm_loadu_si128(a.cast()));
+            let b = _mm256_broadcastsi128_si256(_mm_loadu_si128(b.cast()));
+            [
+                _mm256_and_si256(_mm256_srlv_epi64(a, shift), low),
+                _mm256_and_si256(_mm256_srlv_epi64(b, shift), low),
+            ]
         }
     }
     #[inline(always)]
@@ -139,8 +148,8 @@ impl Quant for Avx2 {
     unsafe fn negate_where(c: [__m256i; 2], bits: u64) -> [__m256i; 2] {
         unsafe {
             // -c = (c ^ -1) - -1.
-            let negate = |c, mask| _mm256_sub_epi8(_mm256_xor_si256(c, mask), mask);
-            [negate(c[0], byte_mask(bits as u32)), negate(c[1], byte_mask((bits >> 32) as u32))]
+            let (a, b) = (byte_mask(bits as u32), byte_mask((bits >> 32) as u32));
+            [_mm256_sub_epi8(_mm256_xor_si256(c[0], a), a), _mm256_sub_epi8(_mm256_xor_si256(c[1], b), b)]
         }
     }
     #[inline(always)]
@@ -151,7 +160,7 @@ impl Quant for Avx2 {
     unsafe fn lookup(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            c.map(|c| _mm256_shuffle_epi8(table, c))
+            [_mm256_shuffle_epi8(table, c[0]), _mm256_shuffle_epi8(table, c[1])]
         }
     }
 
@@ -162,6 +171,13 @@ impl Quant for Avx2 {
     #[inline(always)]
     unsafe fn w_new(x: &[f32; 16]) -> [__m256; 2] {
         unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn w_store(x: &mut [f32; 16], w: [__m256; 2]) {
+        unsafe {
+            _mm256_storeu_ps(x.as_mut_ptr(), w[0]);
+            _mm256_storeu_ps(x.as_mut_ptr().add(8), w[1]);
+        }
     }
     #[inline(always)]
     unsafe fn w_load8(p: *const f32) -> [__m256; 2] {
@@ -183,7 +199,10 @@ impl Quant for Avx2 {
     }
     #[inline(always)]
     unsafe fn w_bytes16(low: u64, high: u64) -> [__m256; 2] {
-        unsafe { [low, high].map(|x| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(x as i64)))) }
+        unsafe {
+            let (low, high) = (_mm_cvtsi64_si128(low as i64), _mm_cvtsi64_si128(high as i64));
+            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
+        }
     }
     #[inline(always)]
     unsafe fn w_double(w: [__m256; 2]) -> [__m256; 2] {
@@ -209,10 +228,9 @@ impl Quant for Avx2 {
     unsafe fn w_keep(w: [__m256; 2], n: usize) -> [__m256; 2] {
         unsafe {
             let n = _mm256_set1_epi32(n as i32);
-            let keep = |w, lanes| _mm256_and_ps(w, _mm256_castsi256_ps(_mm256_cmpgt_epi32(n, lanes)));
-            let (low, high) =
-                (_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
-            [keep(w[0], low), keep(w[1], high)]
+            let low = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+            let high = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+            [_mm256_and_ps(w[0], _mm256_castsi256_ps(low)), _mm256_and_ps(w[1], _mm256_castsi256_ps(high))]
         }
     }
     #[inline(always)]
@@ -221,7 +239,10 @@ impl Quant for Avx2 {
             let sums = _mm256_loadu_si256(p.cast());
             if sub == 16 {
                 let (low, high) = (_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-                return [low, high].map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(half)));
+                return [
+                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(low)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(high)),
+                ];
             }
             let pairs = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
             [_mm256_cvtepi32_ps(pairs), _mm256_setzero_ps()]
@@ -248,9 +269,9 @@ impl Quant for Avx2 {
     ) -> __m256 {
         unsafe {
             let mut acc = acc;
-            for half in 0..2 {
+            for (half, c) in c.into_iter().enumerate() {
                 let x = _mm256_loadu_si256(x.add(32 * half).cast());
-                let sums = _mm256_madd_epi16(pairs(c[half], x, signed), _mm256_set1_epi16(1));
+                let sums = _mm256_madd_epi16(pairs(c, x, signed), _mm256_set1_epi16(1));
                 // Lanes of i32 sums take four codes each.
                 let scale = if sub == 16 {
                     let lane = 4 * (j % 2) as i32 + 2 * half as i32;
@@ -277,7 +298,11 @@ impl Quant for Avx2 {
     unsafe fn transpose_codes(rows: &[[__m256i; 2]; 16], dst: *mut u8) {
         unsafe {
             for half in 0..2 {
-                let columns = transpose8(std::array::from_fn(|i| rows[i][half]));
+                let mut block = [rows[0][half]; 8];
+                for (to, row) in block.iter_mut().zip(rows) {
+                    *to = row[half];
+                }
+                let columns = transpose8(block);
                 for (i, column) in columns.into_iter().enumerate() {
                     _mm256_storeu_si256(dst.add(256 * half + 32 * i).cast(), column);
                 }
@@ -288,7 +313,11 @@ impl Quant for Avx2 {
     unsafe fn transpose_scales(rows: &[[__m256; 2]; 16], dst: *mut f32) {
         unsafe {
             for half in 0..2 {
-                let columns = transpose8(std::array::from_fn(|i| _mm256_castps_si256(rows[i][half])));
+                let mut block = [_mm256_castps_si256(rows[0][half]); 8];
+                for (to, row) in block.iter_mut().zip(rows) {
+                    *to = _mm256_castps_si256(row[half]);
+                }
+                let columns = transpose8(block);
                 for (i, column) in columns.into_iter().enumerate() {
                     _mm256_storeu_si256(dst.add(64 * half + 8 * i).cast(), column);
                 }

@@ -6,8 +6,9 @@ use puna_quant::TensorType;
 
 use super::avx2;
 use crate::kernels::generic::Simd;
+use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::shells::{float_shells, vector_shells};
-use crate::kernels::{Level, LinearKernel};
+use crate::kernels::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level.
 pub(super) fn available() -> bool {
@@ -155,11 +156,30 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn transpose(rows: &[__m512; 16], dst: *mut f32) {
         unsafe {
-            let columns = transpose16(std::array::from_fn(|i| _mm512_castps_si512(rows[i])));
+            let mut block = [_mm512_castps_si512(rows[0]); 16];
+            for (to, row) in block.iter_mut().zip(rows) {
+                *to = _mm512_castps_si512(*row);
+            }
+            let columns = transpose16(block);
             for (i, column) in columns.into_iter().enumerate() {
                 _mm512_storeu_ps(dst.add(i * 16), _mm512_castsi512_ps(column));
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn half(bits: u16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
+    }
+    #[inline(always)]
+    unsafe fn sweep_f32(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        float::sweep(panel, packed, len, tokens, out, place);
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

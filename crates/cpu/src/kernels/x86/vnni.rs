@@ -52,6 +52,10 @@ impl Quant for Avx512 {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn store64(p: *mut u8, c: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), c) }
+    }
+    #[inline(always)]
     unsafe fn twice(p: *const u8) -> __m512i {
         unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast())) }
     }
@@ -119,6 +123,10 @@ impl Quant for Avx512 {
     #[inline(always)]
     unsafe fn w_new(x: &[f32; 16]) -> __m512 {
         unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn w_store(x: &mut [f32; 16], w: __m512) {
+        unsafe { _mm512_storeu_ps(x.as_mut_ptr(), w) }
     }
     #[inline(always)]
     unsafe fn w_load8(p: *const f32) -> __m512 {

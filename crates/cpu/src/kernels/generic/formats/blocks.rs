@@ -143,7 +143,7 @@ impl Format for Q1_0 {
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
         // SAFETY: the chunk has two blocks; features by the contract.
         unsafe {
-            let d = [half(p), half(p.add(18))];
+            let d = [half::<S>(p), half::<S>(p.add(18))];
             let d = S::w_new(&std::array::from_fn(|i| d[i / 4 % 2]));
             (S::w_add(d, d), d)
         }
@@ -168,7 +168,7 @@ impl Format for Q2_0 {
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
         // SAFETY: the chunk has four blocks; features by the contract.
         unsafe {
-            let d: [f32; 4] = std::array::from_fn(|i| half(p.add(18 * i)));
+            let d: [f32; 4] = std::array::from_fn(|i| half::<S>(p.add(18 * i)));
             (S::w_new(&std::array::from_fn(|i| d[i / 2 % 4])), S::w_splat(0.0))
         }
     }

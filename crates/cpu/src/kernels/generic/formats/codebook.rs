@@ -1,7 +1,6 @@
 //! The codebook formats: 256 weights as rows of a grid, with signs and scales.
 
 use puna_quant::TensorType;
-use puna_quant::float::f16_to_f32;
 use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, SIGNS};
 
 use super::kquants::k_format;
@@ -64,7 +63,7 @@ unsafe fn fours<S: Quant, const N: usize>(
 }
 
 k_format!(IQ2_XXS, 66, 32, Codes::Signed,
-scales(p) => (top_scales::<S>(half(p), p.add(6), 8, 0.25), S::w_splat(0.0)),
+scales(p) => (top_scales::<S>(half::<S>(p), p.add(6), 8, 0.25), S::w_splat(0.0)),
 codes(p, j) => {
     let p = p.add(2 + 16 * j);
     let signs = u64::from(signs28(u32_at(p.add(4)))) | u64::from(signs28(u32_at(p.add(12)))) << 32;
@@ -72,7 +71,7 @@ codes(p, j) => {
 });
 
 k_format!(IQ2_XS, 74, 16, Codes::Signed,
-scales(p) => (nibble_scales::<S>(half(p), p.add(66)), S::w_splat(0.0)),
+scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(66)), S::w_splat(0.0)),
 codes(p, j) => {
     let index = |i: usize| u16_at(p.add(2 + 16 * j + 2 * i));
     let sign = |i: usize| u64::from(SIGNS[usize::from(index(i) >> 9)]) << (8 * i);
@@ -81,7 +80,7 @@ codes(p, j) => {
 });
 
 k_format!(IQ2_S, 82, 16, Codes::Signed,
-scales(p) => (nibble_scales::<S>(half(p), p.add(74)), S::w_splat(0.0)),
+scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(74)), S::w_splat(0.0)),
 codes(p, j) => {
     let top = u16_at(p.add(66 + 2 * j));
     let index = |i: usize| usize::from(*p.add(2 + 8 * j + i)) | usize::from(top >> (2 * i) & 3) << 8;
@@ -89,7 +88,7 @@ codes(p, j) => {
 });
 
 k_format!(IQ3_XXS, 98, 32, Codes::Signed,
-scales(p) => (top_scales::<S>(half(p), p.add(66), 4, 0.5), S::w_splat(0.0)),
+scales(p) => (top_scales::<S>(half::<S>(p), p.add(66), 4, 0.5), S::w_splat(0.0)),
 codes(p, j) => {
     let word = |ib: usize| u64::from(signs28(u32_at(p.add(66 + 4 * (2 * j + ib)))));
     fours::<S, 256>(&IQ3XXS_GRID, |i| usize::from(*p.add(2 + 16 * j + i)), word(0) | word(1) << 32)
@@ -99,7 +98,7 @@ k_format!(IQ3_S, 110, 32, Codes::Signed,
 scales(p) => {
     let n = S::w_bytes8(spread_nibbles(u32_at(p.add(106))));
     let odd = S::w_add(S::w_add(n, n), S::w_splat(1.0));
-    (S::w_mul(odd, S::w_splat(half(p))), S::w_splat(0.0))
+    (S::w_mul(odd, S::w_splat(half::<S>(p))), S::w_splat(0.0))
 },
 codes(p, j) => {
     let top = u16_at(p.add(66 + 2 * j));
@@ -126,7 +125,7 @@ scales(p) => {
     for (ib, n) in n.iter_mut().enumerate().take(8) {
         *n = f32::from(2 * (u16_at(p.add(34 + 2 * ib)) >> 12 & 7) + 1);
     }
-    (S::w_mul(S::w_new(&n), S::w_splat(half(p) * 0.125)), S::w_splat(0.0))
+    (S::w_mul(S::w_new(&n), S::w_splat(half::<S>(p) * 0.125)), S::w_splat(0.0))
 },
 codes(p, j) => {
     let word = |i: usize| {
@@ -142,7 +141,7 @@ scales(p) => {
     let word = |i: usize| u16_at(p.add(48 + 2 * i));
     let d = word(0) >> 12 | (word(1) >> 8 & 0xf0) | (word(2) >> 4 & 0xf00) | (word(3) & 0xf000);
     let n = std::array::from_fn(|i| f32::from(2 * (word(i / 4) >> (3 * (i % 4)) & 7) + 1));
-    (S::w_mul(S::w_new(&n), S::w_splat(f16_to_f32(d) * 0.125)), S::w_splat(0.0))
+    (S::w_mul(S::w_new(&n), S::w_splat(S::half(d) * 0.125)), S::w_splat(0.0))
 },
 codes(p, j) => {
     let word = |i: usize| {

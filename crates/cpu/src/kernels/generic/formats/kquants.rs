@@ -45,7 +45,7 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
         let [a, b, c] = [u32_at(p.add(4)), u32_at(p.add(8)), u32_at(p.add(12))];
         let scales = u64::from(a & LOW6) | u64::from((c & LOW4) | (a >> 2 & TOP2)) << 32;
         let minimums = u64::from(b & LOW6) | u64::from((c >> 4 & LOW4) | (b >> 2 & TOP2)) << 32;
-        let (d, dmin) = (S::w_splat(half(p)), S::w_splat(half(p.add(2))));
+        let (d, dmin) = (S::w_splat(half::<S>(p)), S::w_splat(half::<S>(p.add(2))));
         (S::w_mul(S::w_bytes8(scales), d), S::w_mul(S::w_bytes8(minimums), dmin))
     }
 }
@@ -65,7 +65,7 @@ codes(p, j) => {
 k_format!(Q6_K, 210, 16, Codes::Offset(32),
 scales(p) => {
     let scales = S::w_bytes16(u64_at(p.add(192)), u64_at(p.add(200)));
-    (S::w_mul(scales, S::w_splat(half(p.add(208)))), S::w_splat(0.0))
+    (S::w_mul(scales, S::w_splat(half::<S>(p.add(208)))), S::w_splat(0.0))
 },
 codes(p, j) => {
     // Each 128 weights: 64 bytes of low nibbles (first half) and high nibbles (second), 32 bytes of upper bits.
@@ -80,7 +80,7 @@ scales(p) => {
     const LOW4: u64 = 0x0f0f_0f0f_0f0f_0f0f;
     let scales = S::w_bytes16(low & LOW4, high & LOW4);
     let minimums = S::w_bytes16(low >> 4 & LOW4, high >> 4 & LOW4);
-    let (d, dmin) = (half(p.add(80)), half(p.add(82)));
+    let (d, dmin) = (half::<S>(p.add(80)), half::<S>(p.add(82)));
     (S::w_mul(scales, S::w_splat(d)), S::w_mul(minimums, S::w_splat(dmin)))
 },
 codes(p, j) => {
@@ -96,7 +96,7 @@ scales(p) => {
     let low = u64::from((a & LOW4) | (c << 4 & TOP2)) | u64::from((b & LOW4) | (c << 2 & TOP2)) << 32;
     let high = u64::from((a >> 4 & LOW4) | (c & TOP2)) | u64::from((b >> 4 & LOW4) | (c >> 2 & TOP2)) << 32;
     let scales = S::w_add(S::w_bytes16(low, high), S::w_splat(-32.0));
-    (S::w_mul(scales, S::w_splat(half(p.add(108)))), S::w_splat(0.0))
+    (S::w_mul(scales, S::w_splat(half::<S>(p.add(108)))), S::w_splat(0.0))
 },
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
@@ -110,6 +110,6 @@ k_format!(IQ4_XS, 136, 32, Codes::Signed,
     scales(p) => {
         let scales = spread_nibbles(u32_at(p.add(4))) | spread_crumbs(u16_at(p.add(2))) << 4;
         let scales = S::w_add(S::w_bytes8(scales), S::w_splat(-32.0));
-        (S::w_mul(scales, S::w_splat(half(p))), S::w_splat(0.0))
+        (S::w_mul(scales, S::w_splat(half::<S>(p))), S::w_splat(0.0))
     },
     codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))));

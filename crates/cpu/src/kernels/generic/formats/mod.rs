@@ -7,13 +7,13 @@ pub(crate) mod codebook;
 pub(crate) mod kquants;
 pub(crate) mod ternary;
 
-use puna_quant::float::f16_to_f32;
+use super::Quant;
 
 /// The binary16 at `p`.
 #[inline(always)]
-unsafe fn half(p: *const u8) -> f32 {
-    // SAFETY: the caller's two bytes.
-    f16_to_f32(unsafe { u16_at(p) })
+unsafe fn half<S: Quant>(p: *const u8) -> f32 {
+    // SAFETY: the caller's two bytes and features.
+    unsafe { S::half(u16_at(p)) }
 }
 
 #[inline(always)]
