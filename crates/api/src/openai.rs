@@ -278,6 +278,95 @@ pub struct Delta {
     pub tool_calls: Vec<ToolCall>,
 }
 
+/// `POST /v1/completions`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CompletionRequest {
+    /// The model's name.
+    pub model: String,
+    /// What to answer or to continue.
+    pub prompt: String,
+    /// What comes after the text to fill in.
+    pub suffix: String,
+    /// Tokens to generate at most.
+    pub max_tokens: Option<i64>,
+    /// Seed of the draws.
+    pub seed: Option<i64>,
+    /// Temperature; 1 unless given.
+    pub temperature: Option<f64>,
+    /// Nucleus; 1 unless given.
+    pub top_p: Option<f64>,
+    /// Penalty by number of occurrences.
+    pub frequency_penalty: f64,
+    /// Penalty of occurrence.
+    pub presence_penalty: f64,
+    /// A string or a list of strings that end the answer.
+    pub stop: Option<Value>,
+    /// Report log-probabilities, with this many alternatives each.
+    pub logprobs: Option<i64>,
+    /// Piece by piece or in one object (the default).
+    pub stream: bool,
+    /// What a stream holds besides the answer.
+    pub stream_options: Option<StreamOptions>,
+    /// Native options by name (Puna's addition).
+    pub options: Option<Map<String, Value>>,
+    /// How long the model stays afterwards (Puna's addition).
+    pub keep_alive: Option<KeepAlive>,
+    /// Answer with the rendered prompt instead of generating.
+    #[serde(rename = "_debug_render_only")]
+    pub debug_render_only: bool,
+}
+
+/// The answer to a completion.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// `cmpl-…`.
+    pub id: String,
+    /// `text_completion`.
+    pub object: String,
+    /// When, in seconds since 1970.
+    pub created: i64,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// `fp_ollama`.
+    pub system_fingerprint: String,
+    /// The answers.
+    pub choices: Vec<CompletionChoice>,
+    /// Token counts.
+    pub usage: Usage,
+}
+
+/// A chunk of a streamed completion.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CompletionChunk {
+    /// `cmpl-…`, the same in all chunks.
+    pub id: String,
+    /// `text_completion`.
+    pub object: String,
+    /// When, in seconds since 1970.
+    pub created: i64,
+    /// One piece; none in the chunk with the token counts.
+    pub choices: Vec<CompletionChoice>,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// `fp_ollama`.
+    pub system_fingerprint: String,
+    /// Token counts; zeros in all chunks but the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+}
+
+/// One text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CompletionChoice {
+    /// The text.
+    pub text: String,
+    /// Its number.
+    pub index: u32,
+    /// `stop` or `length`.
+    pub finish_reason: Option<String>,
+}
+
 /// `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -194,8 +194,8 @@ pub struct CreateRequest {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub from: String,
     /// Digests of uploaded files by file name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub files: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<BTreeMap<String, String>>,
     /// Digests of uploaded adapters by file name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub adapters: BTreeMap<String, String>,

@@ -1,0 +1,15 @@
+//! The smallest program around the server: `serve [runner]`, configured by the environment like the real one.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == "runner") {
+        return Ok(puna_server::runner::main(&args[1..])?);
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let config = puna_server::Config::from_env()?;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let listener = puna_server::listen(&config.address).await?;
+        let interrupted = async { drop(tokio::signal::ctrl_c().await) };
+        Ok(puna_server::serve(config, listener, interrupted).await?)
+    })
+}

@@ -1,0 +1,202 @@
+//! What all routes share: the configuration, the store, the models in memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use puna_api::KeepAlive;
+use puna_api::native::ModelDetails;
+use puna_store::{Model, Store, StoreError, Weights};
+
+use crate::canonical::{Event, Failure, RunOptions, Task};
+use crate::config::Config;
+use crate::manager::{About, Ask, Lease, Models};
+use crate::memory;
+use crate::names::Name;
+use crate::options;
+use crate::runner::launch::Launcher;
+use crate::runner::link::Events;
+use crate::runner::protocol::LoadSpec;
+use crate::scheduler::{Key, Limits, LoadOptions};
+
+/// Context of a model when nobody says otherwise and there is no large graphics card.
+const DEFAULT_CONTEXT: u32 = 4096;
+
+/// Conversations of a model at once when nobody says otherwise and memory suffices.
+const PARALLEL: u32 = 4;
+
+/// What all routes share. Cheap to clone.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    store: Store,
+    models: Models,
+}
+
+impl App {
+    pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
+        let store = Store::open(&config.models)?;
+        let limits = Limits {
+            max_loaded: config.max_loaded_models,
+            max_queue: config.max_queue,
+            keep_alive: config.keep_alive,
+        };
+        let models = Models::start(limits, launcher, memory::read, config.load_timeout);
+        Ok(Self(Arc::new(Inner { config, store, models })))
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    pub(crate) fn models(&self) -> &Models {
+        &self.0.models
+    }
+
+    /// Does something with the store on a thread that may wait for the disk.
+    pub(crate) async fn store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let app = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&app.0.store)).await;
+        done.map_err(|e| Failure::internal(format!("internal error in the store: {e}")))
+    }
+
+    /// The stored model of a name; `missing` is said if there is none.
+    pub(crate) async fn find(
+        &self,
+        name: &Name,
+        missing: impl FnOnce() -> String,
+    ) -> Result<Arc<Model>, Failure> {
+        let stored = name.stored.clone();
+        match self.store(move |store| store.resolve(&stored)).await? {
+            Ok(model) => Ok(Arc::new(model)),
+            Err(StoreError::NotFound(_)) => Err(Failure::not_found(missing())),
+            Err(error) => Err(store_failure(&error)),
+        }
+    }
+
+    /// Options of a request over those of the model over the server's.
+    pub(crate) fn options(
+        &self,
+        model: &Model,
+        request: Option<&serde_json::Map<String, serde_json::Value>>,
+    ) -> Result<(LoadOptions, RunOptions), Failure> {
+        let config = self.config();
+        let embeds = model.facts.pooling.is_some();
+        let mut load = LoadOptions {
+            num_ctx: config.context_length.unwrap_or(DEFAULT_CONTEXT),
+            num_ctx_auto: config.context_length.is_none(),
+            num_ctx_train: u32::try_from(model.facts.context_length).unwrap_or(0),
+            num_batch: None,
+            num_gpu: -1,
+            main_gpu: None,
+            use_mmap: None,
+            num_thread: 0,
+            parallel: if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) },
+            parallel_auto: config.num_parallel.is_none(),
+            adapters: model.adapters.clone(),
+        };
+        let mut run = RunOptions { num_predict: -1, num_keep: 4, ..RunOptions::default() };
+        options::apply(&model.params, request, &mut load, &mut run)?;
+        Ok((load, run))
+    }
+
+    /// Waits until a model is in memory.
+    pub(crate) async fn load(
+        &self,
+        model: &Model,
+        options: LoadOptions,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Loaded, Failure> {
+        let arrived = Instant::now();
+        let config = self.config();
+        let weights = match &model.weights {
+            Weights::File(path) => Some(path.clone()),
+            Weights::Embedded => None,
+        };
+        let spec = LoadSpec {
+            weights,
+            options,
+            kv_cache_type: config.kv_cache_type.clone(),
+            kernels: config.kernels.clone(),
+            threads: config.threads,
+        };
+        let about =
+            About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
+        let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await?;
+        Ok(Loaded { lease, arrived, load: arrived.elapsed() })
+    }
+}
+
+/// What models are told apart by in memory.
+pub(crate) fn key(model: &Model) -> Key {
+    Key(model.weights_digest.to_string())
+}
+
+/// What a model is, in the API's form.
+pub(crate) fn details(model: &Model) -> ModelDetails {
+    let details = model.details();
+    ModelDetails {
+        parent_model: details.parent_model,
+        format: details.format,
+        family: details.family,
+        families: details.families,
+        parameter_size: details.parameter_size,
+        quantization_level: details.quantization_level,
+        context_length: 0,
+        embedding_length: 0,
+    }
+}
+
+/// An error of the store as an answer.
+pub(crate) fn store_failure(error: &StoreError) -> Failure {
+    let status = match error {
+        StoreError::NotFound(_) => 404,
+        error if error.is_bad_request() => 400,
+        _ => 500,
+    };
+    Failure::new(status, error.to_string())
+}
+
+/// A model in memory that a request may use.
+pub(crate) struct Loaded {
+    lease: Lease,
+    arrived: Instant,
+    load: Duration,
+}
+
+impl Loaded {
+    /// Has a task done on it.
+    pub(crate) fn run(self, task: Task) -> Running {
+        let events = self.lease.submit(task);
+        Running { events, _lease: self.lease, arrived: self.arrived, load: self.load }
+    }
+}
+
+/// A request that is being answered. Dropping it cancels the request.
+pub(crate) struct Running {
+    events: Events,
+    _lease: Lease,
+    arrived: Instant,
+    load: Duration,
+}
+
+impl Running {
+    /// The next event; after an end there is none.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        self.events.next().await
+    }
+
+    /// Time since the request arrived.
+    pub(crate) fn total(&self) -> Duration {
+        self.arrived.elapsed()
+    }
+
+    /// Time until the model was ready.
+    pub(crate) fn load(&self) -> Duration {
+        self.load
+    }
+}

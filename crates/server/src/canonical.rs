@@ -1,0 +1,242 @@
+//! The one request and the one stream of events that all dialects are translated to and from.
+//!
+//! These types cross the socket to the runner, too; they hold everything that a runner needs to know about the model
+//! beside its weights, since models of several names can share one runner.
+
+use std::time::Duration;
+
+use puna_api::native::{Logprob, Message, Think, Tool, ToolCall};
+use puna_sampler::Params;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What a runner is asked to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Task {
+    /// Generate text.
+    Generate(Box<Generate>),
+    /// Turn texts into vectors.
+    Embed(Embed),
+}
+
+/// A text to generate.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Generate {
+    /// What the model's manifest says about prompts.
+    pub model: ModelText,
+    /// What to answer or to continue.
+    pub input: Input,
+    /// How to generate.
+    pub options: RunOptions,
+    /// Whether and how hard to think; `None` is the model's own habit.
+    pub think: Option<Think>,
+    /// Form of the answer.
+    pub format: Option<Format>,
+    /// Whether a prompt that is too long may be cut.
+    pub truncate: bool,
+    /// Whether older tokens make room when the context is full.
+    pub shift: bool,
+    /// Report log-probabilities, with this many alternatives each.
+    pub logprobs: Option<usize>,
+    /// Answer with the rendered prompt instead of generating.
+    pub render_only: bool,
+}
+
+/// What a model's manifest says about prompts.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ModelText {
+    /// The Go template; without one the file's own template counts.
+    pub template: Option<String>,
+    /// With a Go template and one in the file: which to use, if that was said.
+    pub go_template: Option<bool>,
+    /// The system message.
+    pub system: Option<String>,
+    /// Messages before every conversation.
+    pub messages: Vec<Message>,
+    /// Whether it thinks.
+    pub thinking: bool,
+    /// Whether it must not see the thoughts of earlier turns.
+    pub strip_thoughts: bool,
+}
+
+/// What to answer or to continue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Input {
+    /// A conversation.
+    Chat {
+        /// Its messages.
+        messages: Vec<Message>,
+        /// Functions that the model may call.
+        tools: Vec<Tool>,
+    },
+    /// A single prompt.
+    Prompt(Prompt),
+}
+
+/// A single prompt.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Prompt {
+    /// The text.
+    pub text: String,
+    /// What comes after the text to fill in.
+    pub suffix: String,
+    /// Replaces the model's system message.
+    pub system: Option<String>,
+    /// Replaces the model's template (Go).
+    pub template: Option<String>,
+    /// The text is the model's input as it stands.
+    pub raw: bool,
+    /// Tokens of an earlier answer, to go on from.
+    pub context: Option<Vec<u32>>,
+}
+
+/// How to generate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunOptions {
+    /// How to draw tokens.
+    pub sampling: Params,
+    /// Strings that end the answer.
+    pub stop: Vec<String>,
+    /// Tokens to generate at most; negative is as many as the context's size allows ten times over.
+    pub num_predict: i64,
+    /// Prompt tokens that survive a context shift; negative is all of them.
+    pub num_keep: i64,
+}
+
+/// Form of the answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Format {
+    /// Any JSON object.
+    Json,
+    /// JSON of a schema.
+    Schema(Value),
+}
+
+/// Texts to turn into vectors.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Embed {
+    /// The texts.
+    pub inputs: Vec<String>,
+    /// Whether what is too long is cut at its end.
+    pub truncate: bool,
+}
+
+/// What a request reports: any number of pieces, then one end ([`Event::is_end`]).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Event {
+    /// The prompt is being read.
+    Progress {
+        /// Prompt tokens that are done.
+        done: u64,
+        /// Prompt tokens in all.
+        total: u64,
+    },
+    /// A piece of what the model thinks.
+    Thinking(Piece),
+    /// A piece of the answer.
+    Content(Piece),
+    /// A function that the model wants to be called.
+    ToolCall(ToolCall),
+    /// The end: the rendered prompt, where only that was asked for.
+    Rendered(String),
+    /// The end of a generation.
+    Done(Box<Done>),
+    /// The end: vectors as the model's pooling gives them, and the number of tokens they took.
+    Embedded(Vec<Vec<f32>>, u64),
+    /// The end, by an error.
+    Error(Failure),
+}
+
+impl Event {
+    /// Whether nothing comes after it.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Rendered(_) | Self::Done(_) | Self::Embedded(..) | Self::Error(_))
+    }
+}
+
+/// A piece of text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The text; empty where the token's text is held back or swallowed.
+    pub text: String,
+    /// Log-probabilities of the tokens behind it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<Logprob>,
+}
+
+/// Why a generation ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reason {
+    /// An end token or a stop string.
+    Stop,
+    /// The limit of tokens, or of the context.
+    Length,
+}
+
+impl Reason {
+    /// As it is called on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// Figures of a finished generation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// Why it ended.
+    pub reason: Reason,
+    /// Prompt tokens, cached ones included.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were found in the cache.
+    pub cached_tokens: u64,
+    /// Time spent on the rest of the prompt.
+    pub prefill: Duration,
+    /// Generated tokens, the end token included.
+    pub generated_tokens: u64,
+    /// Time spent generating them.
+    pub decode: Duration,
+    /// Messages that were left out of the prompt.
+    pub dropped_messages: u64,
+    /// Tokens that were cut from the prompt or shifted out of the context.
+    pub dropped_tokens: u64,
+    /// Tokens of prompt and answer, without the one that begins every text.
+    pub context: Vec<u32>,
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// HTTP status.
+    pub status: u16,
+    /// In words.
+    pub message: String,
+    /// Length of the prompt and of the context in tokens, where that is the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<(u64, u64)>,
+}
+
+impl Failure {
+    /// A failure with a status.
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), lengths: None }
+    }
+
+    /// The request is wrong.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, message)
+    }
+
+    /// Something is not there.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(404, message)
+    }
+
+    /// The server cannot.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(500, message)
+    }
+}

@@ -1,0 +1,322 @@
+//! The configuration: the only place that reads the environment.
+//!
+//! Every variable of Ollama's that has a meaning here is read under its own name, and under the name that begins with
+//! `PUNA_` instead of `OLLAMA_`, which wins.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use puna_api::{KeepAlive, parse_duration};
+
+use crate::http::origins::{Origins, OriginsError};
+
+/// Port on which Ollama's clients look for a server.
+pub const DEFAULT_PORT: u16 = 11434;
+
+/// The environment is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// An entry of `OLLAMA_ORIGINS`.
+    #[error(transparent)]
+    Origins(#[from] OriginsError),
+}
+
+/// Where the server listens, or where a client finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// `http` or `https`.
+    pub scheme: String,
+    /// Name or number, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path in front of all routes; empty or begins with `/`.
+    pub path: String,
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `OLLAMA_HOST`
+    pub address: Address,
+    /// `OLLAMA_MODELS`
+    pub models: PathBuf,
+    /// `OLLAMA_ORIGINS`
+    pub origins: Origins,
+    /// `OLLAMA_KEEP_ALIVE`
+    pub keep_alive: KeepAlive,
+    /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is for ever.
+    pub load_timeout: Option<Duration>,
+    /// `OLLAMA_CONTEXT_LENGTH`: the default context, if set.
+    pub context_length: Option<u32>,
+    /// `OLLAMA_NUM_PARALLEL`: conversations of one model at once; `None` is automatic.
+    pub num_parallel: Option<u32>,
+    /// `OLLAMA_MAX_LOADED_MODELS`
+    pub max_loaded_models: usize,
+    /// `OLLAMA_MAX_QUEUE`
+    pub max_queue: usize,
+    /// `OLLAMA_KV_CACHE_TYPE`: `f16`, `q8_0` …
+    pub kv_cache_type: String,
+    /// `OLLAMA_GO_TEMPLATE`: prefer the Go template (`true`) or the file's Jinja template (`false`).
+    pub go_template: Option<bool>,
+    /// `OLLAMA_NOPRUNE`
+    pub no_prune: bool,
+    /// `OLLAMA_DEBUG`: 0, 1 (debug) or 2 (trace).
+    pub debug: u8,
+    /// `PUNA_KERNELS`: the level of kernels to use instead of the best.
+    pub kernels: Option<String>,
+    /// `PUNA_THREADS`: threads of a model instead of one a core.
+    pub threads: Option<usize>,
+    /// Values that could not be understood, for the log.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// Reads the environment of this process.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// Reads variables from elsewhere.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut read = Reader { get: &get, warnings: Vec::new() };
+        let home = read.raw("HOME").map(PathBuf::from);
+        Ok(Self {
+            address: read.address(),
+            models: puna_store::default_root(read.text("MODELS").as_deref(), home.as_deref()),
+            origins: Origins::parse(&read.text("ORIGINS").unwrap_or_default())?,
+            keep_alive: read.keep_alive(),
+            load_timeout: read.load_timeout(),
+            context_length: Some(read.number("CONTEXT_LENGTH", 0)).filter(|n| *n > 0).map(clamp_u32),
+            num_parallel: Some(clamp_u32(read.number("NUM_PARALLEL", 0))).filter(|n| *n > 0),
+            max_loaded_models: match read.number("MAX_LOADED_MODELS", 0) {
+                // Three a graphics card; three without any.
+                0 => 3,
+                n => n as usize,
+            },
+            max_queue: read.number("MAX_QUEUE", 512) as usize,
+            kv_cache_type: read.text("KV_CACHE_TYPE").map_or_else(|| "f16".into(), |t| t.to_lowercase()),
+            go_template: read.text("GO_TEMPLATE").map(|t| boolean(&t)),
+            no_prune: read.text("NOPRUNE").is_some_and(|t| boolean(&t)),
+            debug: read.debug(),
+            kernels: read.text("KERNELS"),
+            threads: Some(read.number("THREADS", 0) as usize).filter(|n| *n > 0),
+            warnings: read.warnings,
+        })
+    }
+
+    /// A configuration for tests and for programs that bring their own: defaults, with models in a folder.
+    pub fn with_models(models: &Path) -> Self {
+        let variables = |name: &str| (name == "OLLAMA_MODELS").then(|| models.display().to_string());
+        // Without a list of origins nothing can fail.
+        Self::from_variables(variables).unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
+    }
+}
+
+impl Address {
+    /// Reads `[scheme://]host[:port][/path]`; the second value is a warning about the port.
+    pub fn parse(text: &str) -> (Self, Option<String>) {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        let default = match (text.contains("://"), scheme) {
+            (true, "http") => 80,
+            (true, "https") => 443,
+            _ => DEFAULT_PORT,
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = split_port(authority);
+        let (port, warning) = match port.map(|p| (p, p.parse::<u16>())) {
+            None => (default, None),
+            Some((_, Ok(port))) => (port, None),
+            Some((text, Err(_))) => (default, Some(format!("invalid port {text:?}, using {default}"))),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let host = if host.is_empty() { "127.0.0.1" } else { host };
+        let path = path.trim_end_matches('/');
+        let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+        (Self { scheme: scheme.to_owned(), host: host.to_owned(), port, path }, warning)
+    }
+
+    /// The URL at which a client on this machine finds the server.
+    pub fn url(&self) -> String {
+        let host = match self.host.parse::<IpAddr>() {
+            Ok(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.to_string(),
+            Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
+            _ => self.host.clone(),
+        };
+        format!("{}://{host}:{}{}", self.scheme, self.port, self.path)
+    }
+
+    /// `host:port` to bind to.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or bare `v6`.
+pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
+    if authority.parse::<std::net::Ipv6Addr>().is_ok() {
+        return (authority, None);
+    }
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (authority, None),
+    }
+}
+
+struct Reader<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+    warnings: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn raw(&self, name: &str) -> Option<String> {
+        let value = (self.get)(name)?;
+        let value = value.trim().trim_matches(['"', '\'']).trim();
+        (!value.is_empty()).then(|| value.to_owned())
+    }
+
+    /// `PUNA_NAME`, else `OLLAMA_NAME`; blanks and quotes around it removed, empty is absent.
+    fn text(&self, name: &str) -> Option<String> {
+        self.raw(&format!("PUNA_{name}")).or_else(|| self.raw(&format!("OLLAMA_{name}")))
+    }
+
+    fn number(&mut self, name: &str, default: u64) -> u64 {
+        let Some(text) = self.text(name) else { return default };
+        text.parse().unwrap_or_else(|_| {
+            self.warnings.push(format!("{name} is {text:?}, which is no number: using {default}"));
+            default
+        })
+    }
+
+    fn address(&mut self) -> Address {
+        let (address, warning) = Address::parse(&self.text("HOST").unwrap_or_default());
+        self.warnings.extend(warning);
+        address
+    }
+
+    fn keep_alive(&mut self) -> KeepAlive {
+        let default = KeepAlive::For(Duration::from_secs(300));
+        let Some(text) = self.text("KEEP_ALIVE") else { return default };
+        KeepAlive::parse(&text).unwrap_or_else(|e| {
+            self.warnings.push(format!("KEEP_ALIVE: {e}: using 5m"));
+            default
+        })
+    }
+
+    fn load_timeout(&mut self) -> Option<Duration> {
+        let default = Duration::from_secs(300);
+        let Some(text) = self.text("LOAD_TIMEOUT") else { return Some(default) };
+        let nanos =
+            text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000)).or_else(|_| parse_duration(&text));
+        match nanos {
+            Ok(ns) => u64::try_from(ns).ok().filter(|ns| *ns > 0).map(Duration::from_nanos),
+            Err(e) => {
+                self.warnings.push(format!("LOAD_TIMEOUT: {e}: using 5m"));
+                Some(default)
+            }
+        }
+    }
+
+    fn debug(&self) -> u8 {
+        match self.text("DEBUG").as_deref() {
+            None => 0,
+            Some("2") => 2,
+            Some(text) => u8::from(boolean(text)),
+        }
+    }
+}
+
+fn clamp_u32(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// Go's booleans; any other text counts as true.
+fn boolean(text: &str) -> bool {
+    !matches!(text, "0" | "f" | "F" | "false" | "FALSE" | "False")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(variables: &[(&str, &str)]) -> Config {
+        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        Config::from_variables(find).unwrap()
+    }
+
+    fn address(text: &str) -> String {
+        let a = Address::parse(text).0;
+        format!("{}|{}|{}|{}", a.scheme, a.host, a.port, a.path)
+    }
+
+    #[test]
+    fn addresses_take_every_documented_form() {
+        for (text, want) in [
+            ("", "http|127.0.0.1|11434|"),
+            ("0.0.0.0", "http|0.0.0.0|11434|"),
+            (":8080", "http|127.0.0.1|8080|"),
+            ("example.com:56789", "http|example.com|56789|"),
+            ("http://1.2.3.4", "http|1.2.3.4|80|"),
+            ("https://1.2.3.4", "https|1.2.3.4|443|"),
+            ("https://1.2.3.4:4321/ollama/", "https|1.2.3.4|4321|/ollama"),
+            ("::1", "http|::1|11434|"),
+            ("[::1]:1337", "http|::1|1337|"),
+            ("[0001:002:003:0004::1]", "http|0001:002:003:0004::1|11434|"),
+            ("host:99999", "http|host|11434|"),
+        ] {
+            assert_eq!(address(text), want, "{text}");
+        }
+        assert!(Address::parse("host:99999").1.is_some());
+    }
+
+    #[test]
+    fn clients_dial_the_loopback_address_of_a_server_that_listens_everywhere() {
+        assert_eq!(Address::parse("0.0.0.0").0.url(), "http://127.0.0.1:11434");
+        assert_eq!(Address::parse("[::1]:7").0.url(), "http://[::1]:7");
+        assert_eq!(Address::parse("::1").0.authority(), "[::1]:11434");
+    }
+
+    #[test]
+    fn values_lose_blanks_and_quotes_and_punas_names_win() {
+        let c =
+            config(&[("OLLAMA_MODELS", " \"/a b\" "), ("OLLAMA_MAX_QUEUE", "'7'"), ("PUNA_MAX_QUEUE", "9")]);
+        assert_eq!((c.models.as_path(), c.max_queue), (Path::new("/a b"), 9));
+    }
+
+    #[test]
+    fn bad_numbers_and_times_leave_the_default_and_a_warning() {
+        let c = config(&[
+            ("OLLAMA_MAX_QUEUE", "x"),
+            ("OLLAMA_KEEP_ALIVE", "soon"),
+            ("OLLAMA_LOAD_TIMEOUT", "never"),
+        ]);
+        assert_eq!((c.max_queue, c.keep_alive), (512, KeepAlive::For(Duration::from_secs(300))));
+        assert_eq!(c.load_timeout, Some(Duration::from_secs(300)));
+        assert_eq!(c.warnings.len(), 3);
+    }
+
+    #[test]
+    fn times_are_seconds_or_durations_and_negative_ones_are_for_ever() {
+        assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "-1")]).keep_alive, KeepAlive::Forever);
+        assert_eq!(
+            config(&[("OLLAMA_KEEP_ALIVE", "10m")]).keep_alive,
+            KeepAlive::For(Duration::from_secs(600))
+        );
+        assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "0")]).load_timeout, None);
+        assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "90")]).load_timeout, Some(Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn any_text_that_is_not_false_is_true() {
+        assert!(config(&[("OLLAMA_NOPRUNE", "yes")]).no_prune);
+        assert!(!config(&[("OLLAMA_NOPRUNE", "False")]).no_prune);
+        assert_eq!(config(&[("OLLAMA_GO_TEMPLATE", "0")]).go_template, Some(false));
+        assert_eq!(config(&[("OLLAMA_DEBUG", "2")]).debug, 2);
+        assert_eq!(config(&[("OLLAMA_DEBUG", "true")]).debug, 1);
+    }
+}

@@ -1,0 +1,201 @@
+//! The dialects: requests to canonical ones, events to answers.
+
+pub(crate) mod completion;
+pub(crate) mod native;
+pub(crate) mod openai;
+#[cfg(test)]
+mod tests;
+
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream::unfold;
+use puna_api::native::{Logprob, Metrics, Think, ToolCall};
+use puna_store::Model;
+use serde_json::Value;
+
+use crate::app::Running;
+use crate::canonical::{Done, Event, Failure, Format, ModelText};
+use crate::config::Config;
+use crate::http::{Wire, stream};
+use crate::names::Name;
+
+/// Turns events into the bytes of a stream.
+pub(crate) trait Encoder: Send + 'static {
+    /// Form of the stream.
+    const WIRE: Wire;
+
+    /// Appends what an event comes to; nothing is fine. `times` are the request's so far.
+    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>);
+
+    /// The whole answer, where only the rendered prompt was asked for.
+    fn rendered(&self, prompt: String) -> Response;
+}
+
+/// Times of a request in nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub(crate) total: u64,
+    pub(crate) load: u64,
+}
+
+impl Times {
+    pub(crate) fn of(running: &Running) -> Self {
+        Self { total: nanos(running.total()), load: nanos(running.load()) }
+    }
+}
+
+pub(crate) fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Answers with a stream. What fails before the first piece is an error with its own status.
+pub(crate) async fn respond<E: Encoder>(mut running: Running, mut encoder: E) -> Result<Response, Failure> {
+    let first = loop {
+        match running.next().await {
+            Some(Event::Progress { .. }) => {}
+            Some(Event::Error(failure)) => return Err(failure),
+            Some(Event::Rendered(prompt)) => return Ok(encoder.rendered(prompt)),
+            event => break event,
+        }
+    };
+    let mut out = Vec::new();
+    if let Some(event) = first {
+        encoder.encode(event, Times::of(&running), &mut out);
+    }
+    let pieces = unfold((running, encoder, out), |(mut running, mut encoder, mut out)| async move {
+        while out.is_empty() {
+            let event = running.next().await?;
+            encoder.encode(event, Times::of(&running), &mut out);
+        }
+        let piece = Bytes::from(std::mem::take(&mut out));
+        Some((Ok(piece), (running, encoder, out)))
+    });
+    Ok(stream(E::WIRE, pieces))
+}
+
+/// Everything that a request reported.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    pub(crate) thinking: String,
+    pub(crate) content: String,
+    pub(crate) tool_calls: Vec<ToolCall>,
+    pub(crate) logprobs: Vec<Logprob>,
+    pub(crate) rendered: Option<String>,
+    pub(crate) done: Option<Box<Done>>,
+    pub(crate) times: Times,
+}
+
+/// Waits for the end.
+pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> {
+    let mut all = Collected::default();
+    while let Some(event) = running.next().await {
+        match event {
+            Event::Progress { .. } | Event::Embedded(..) => {}
+            Event::Thinking(piece) => {
+                all.thinking.push_str(&piece.text);
+                all.logprobs.extend(piece.logprobs);
+            }
+            Event::Content(piece) => {
+                all.content.push_str(&piece.text);
+                all.logprobs.extend(piece.logprobs);
+            }
+            Event::ToolCall(call) => all.tool_calls.push(call),
+            Event::Rendered(prompt) => all.rendered = Some(prompt),
+            Event::Done(done) => all.done = Some(done),
+            Event::Error(failure) => return Err(failure),
+        }
+    }
+    all.times = Times::of(&running);
+    Ok(all)
+}
+
+/// The figures of a finished generation.
+pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
+    Metrics {
+        total_duration: times.total,
+        load_duration: times.load,
+        prompt_eval_count: done.prompt_tokens,
+        prompt_eval_cached_count: done.cached_tokens,
+        prompt_eval_duration: nanos(done.prefill),
+        eval_count: done.generated_tokens,
+        eval_duration: nanos(done.decode),
+        truncated_messages: done.dropped_messages,
+        truncated_tokens: done.dropped_tokens,
+    }
+}
+
+/// What a model's manifest says about prompts.
+pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
+    let messages = model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
+    ModelText {
+        template: model.template.clone(),
+        go_template: config.go_template,
+        system: model.system.clone(),
+        messages,
+        thinking: has(model, "thinking"),
+        strip_thoughts: model.facts.architecture == "qwen3" || model.name.model() == "deepseek-r1",
+    }
+}
+
+/// Whether a model can do something.
+pub(crate) fn has(model: &Model, capability: &str) -> bool {
+    model.capabilities().iter().any(|c| c == capability)
+}
+
+/// Refuses a model that cannot generate text; `verb` is what was wanted.
+pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result<(), Failure> {
+    if has(model, "completion") {
+        return Ok(());
+    }
+    Err(Failure::bad_request(format!("{:?} does not support {verb}", name.given)))
+}
+
+/// Refuses a wish to think where the model cannot.
+pub(crate) fn check_think(model: &Model, name: &Name, think: Option<Think>) -> Result<(), Failure> {
+    if has(model, "thinking") || matches!(think, None | Some(Think::Off)) {
+        return Ok(());
+    }
+    Err(Failure::bad_request(format!("{:?} does not support thinking", name.given)))
+}
+
+/// Refuses what needs a capability that the model lacks, by the model's full name.
+pub(crate) fn check_capability(model: &Model, wanted: bool, capability: &str) -> Result<(), Failure> {
+    if !wanted || has(model, capability) {
+        return Ok(());
+    }
+    Err(Failure::bad_request(format!("{} does not support {capability}", model.name.full())))
+}
+
+/// Refuses images where the model has no eyes.
+pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
+    if count == 0 {
+        return Ok(());
+    }
+    Err(Failure::bad_request(match has(model, "vision") {
+        false => "model does not support image input",
+        true => "image input is not supported yet",
+    }))
+}
+
+/// How many alternatives to report with each token, if any.
+pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure> {
+    match usize::try_from(top) {
+        Ok(top @ 0..=20) => Ok(wanted.then_some(top)),
+        _ => Err(Failure::bad_request("top_logprobs must be between 0 and 20")),
+    }
+}
+
+/// The form of the answer that `format` asks for.
+pub(crate) fn format(value: Option<&Value>) -> Result<Option<Format>, Failure> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => Ok(Some(Format::Json)),
+        Some(schema @ Value::Object(_)) => Ok(Some(Format::Schema(schema.clone()))),
+        Some(other) => {
+            let shown = other.to_string();
+            let text = format!("invalid format: {shown:?}; expected \"json\" or a valid JSON Schema object");
+            Err(Failure::bad_request(text))
+        }
+    }
+}

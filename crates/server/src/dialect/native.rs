@@ -1,0 +1,250 @@
+//! Ollama's own dialect.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use puna_api::native::{ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message};
+use puna_store::Model;
+use serde::Serialize;
+
+use super::{
+    Collected, Encoder, Times, check_capability, check_completion, check_images, check_think, format,
+    logprobs, metrics, model_text,
+};
+use crate::canonical::{Done, Event, Failure, Generate, Input, Prompt, RunOptions};
+use crate::config::Config;
+use crate::http::{Wire, error_body, json};
+use crate::names::Name;
+
+/// Refuses what a request for generation may not combine, or its model cannot do.
+pub(crate) fn check_generate(request: &GenerateRequest, model: &Model, name: &Name) -> Result<(), Failure> {
+    let context = request.context.as_ref().is_some_and(|c| !c.is_empty());
+    if request.raw && (!request.template.is_empty() || !request.system.is_empty() || context) {
+        return Err(Failure::bad_request("raw mode does not support template, system, or context"));
+    }
+    check_completion(model, name, "generate")?;
+    check_think(model, name, request.think)?;
+    check_capability(model, !request.suffix.is_empty(), "insert")?;
+    check_images(model, request.images.len())
+}
+
+/// The canonical request of `POST /api/generate`.
+pub(crate) fn generate(
+    request: GenerateRequest,
+    model: &Model,
+    options: RunOptions,
+    config: &Config,
+) -> Result<Generate, Failure> {
+    let wrong = |_| Failure::bad_request("context must be a list of token numbers from an earlier answer");
+    let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
+    let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(wrong)?;
+    let text = |text: String| Some(text).filter(|t| !t.is_empty());
+    Ok(Generate {
+        model: model_text(model, config),
+        options,
+        think: request.think,
+        format: format(request.format.as_ref())?,
+        truncate: request.truncate.unwrap_or(true),
+        shift: shift(request.shift, model),
+        logprobs: logprobs(request.logprobs, request.top_logprobs)?,
+        render_only: request.debug_render_only,
+        input: Input::Prompt(Prompt {
+            text: request.prompt,
+            suffix: request.suffix,
+            system: text(request.system),
+            template: text(request.template),
+            raw: request.raw,
+            context: Some(context).filter(|tokens| !tokens.is_empty()),
+        }),
+    })
+}
+
+/// Refuses what the model of a chat cannot do.
+pub(crate) fn check_chat(request: &ChatRequest, model: &Model, name: &Name) -> Result<(), Failure> {
+    check_completion(model, name, "chat")?;
+    check_think(model, name, request.think)?;
+    check_capability(model, !request.tools.is_empty(), "tools")?;
+    check_images(model, request.messages.iter().map(|m| m.images.len()).sum())
+}
+
+/// The canonical request of `POST /api/chat`.
+pub(crate) fn chat(
+    request: ChatRequest,
+    model: &Model,
+    options: RunOptions,
+    config: &Config,
+) -> Result<Generate, Failure> {
+    let mut messages = request.messages;
+    for message in &mut messages {
+        message.role = message.role.to_lowercase();
+    }
+    Ok(Generate {
+        model: model_text(model, config),
+        options,
+        think: request.think,
+        format: format(request.format.as_ref())?,
+        truncate: request.truncate.unwrap_or(true),
+        shift: shift(request.shift, model),
+        logprobs: logprobs(request.logprobs, request.top_logprobs)?,
+        render_only: request.debug_render_only,
+        input: Input::Chat { messages, tools: request.tools },
+    })
+}
+
+/// Whether older tokens make room: as asked, else as the model's family can.
+fn shift(asked: Option<bool>, model: &Model) -> bool {
+    asked.unwrap_or(model.facts.architecture != "deepseek2")
+}
+
+/// The time, as it stands in answers.
+pub(crate) fn now() -> String {
+    Timestamp::now().to_string()
+}
+
+/// Appends an object and a line end.
+pub(crate) fn push_line(object: &impl Serialize, out: &mut Vec<u8>) {
+    let before = out.len();
+    match serde_json::to_writer(&mut *out, object) {
+        Ok(()) => out.push(b'\n'),
+        Err(error) => {
+            tracing::error!(%error, "a line could not be written");
+            out.truncate(before);
+        }
+    }
+}
+
+/// Encodes the answer to `POST /api/generate`.
+pub(crate) struct GenerateEncoder {
+    pub(crate) model: String,
+    /// The final object lists the tokens.
+    pub(crate) with_context: bool,
+}
+
+impl GenerateEncoder {
+    fn object(&self) -> GenerateResponse {
+        GenerateResponse { model: self.model.clone(), created_at: now(), ..GenerateResponse::default() }
+    }
+
+    fn end(&self, done: Done, times: Times) -> GenerateResponse {
+        GenerateResponse {
+            done: true,
+            done_reason: done.reason.as_str().into(),
+            metrics: metrics(&done, times),
+            context: self.with_context.then_some(done.context),
+            ..self.object()
+        }
+    }
+
+    /// The answer in one object.
+    pub(crate) fn whole(&self, all: Collected) -> Response {
+        if let Some(prompt) = all.rendered {
+            return self.rendered(prompt);
+        }
+        let end = match all.done {
+            Some(done) => self.end(*done, all.times),
+            None => self.object(),
+        };
+        let (response, thinking, logprobs) = (all.content, all.thinking, all.logprobs);
+        let answer = GenerateResponse { response, thinking, logprobs, tool_calls: all.tool_calls, ..end };
+        json(StatusCode::OK, &answer)
+    }
+
+    /// The answer where nothing was to be generated.
+    pub(crate) fn empty(&self, reason: &str) -> Response {
+        json(StatusCode::OK, &GenerateResponse { done: true, done_reason: reason.into(), ..self.object() })
+    }
+}
+
+impl Encoder for GenerateEncoder {
+    const WIRE: Wire = Wire::Ndjson;
+
+    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>) {
+        let line = match event {
+            Event::Thinking(piece) => {
+                GenerateResponse { thinking: piece.text, logprobs: piece.logprobs, ..self.object() }
+            }
+            Event::Content(piece) => {
+                GenerateResponse { response: piece.text, logprobs: piece.logprobs, ..self.object() }
+            }
+            Event::ToolCall(call) => GenerateResponse { tool_calls: vec![call], ..self.object() },
+            Event::Done(done) => self.end(*done, times),
+            Event::Error(failure) => return push_line(&error_body(&failure), out),
+            Event::Progress { .. } | Event::Rendered(_) | Event::Embedded(..) => return,
+        };
+        push_line(&line, out);
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
+        json(StatusCode::OK, &GenerateResponse { debug_info, ..self.object() })
+    }
+}
+
+/// Encodes the answer to `POST /api/chat`.
+pub(crate) struct ChatEncoder {
+    pub(crate) model: String,
+}
+
+impl ChatEncoder {
+    fn object(&self) -> ChatResponse {
+        let message = Message::text("assistant", "");
+        ChatResponse { model: self.model.clone(), created_at: now(), message, ..ChatResponse::default() }
+    }
+
+    fn end(&self, done: &Done, times: Times) -> ChatResponse {
+        let (done_reason, metrics) = (done.reason.as_str().into(), metrics(done, times));
+        ChatResponse { done: true, done_reason, metrics, ..self.object() }
+    }
+
+    /// The answer in one object.
+    pub(crate) fn whole(&self, all: Collected) -> Response {
+        if let Some(prompt) = all.rendered {
+            return self.rendered(prompt);
+        }
+        let mut answer = match all.done {
+            Some(done) => self.end(&done, all.times),
+            None => self.object(),
+        };
+        answer.message.content = all.content;
+        answer.message.thinking = all.thinking;
+        answer.message.tool_calls = all.tool_calls;
+        answer.logprobs = all.logprobs;
+        json(StatusCode::OK, &answer)
+    }
+
+    /// The answer where nothing was to be generated.
+    pub(crate) fn empty(&self, reason: &str) -> Response {
+        json(StatusCode::OK, &ChatResponse { done: true, done_reason: reason.into(), ..self.object() })
+    }
+}
+
+impl Encoder for ChatEncoder {
+    const WIRE: Wire = Wire::Ndjson;
+
+    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>) {
+        let mut line = self.object();
+        match event {
+            Event::Thinking(piece) => {
+                line.message.thinking = piece.text;
+                line.logprobs = piece.logprobs;
+            }
+            Event::Content(piece) => {
+                line.message.content = piece.text;
+                line.logprobs = piece.logprobs;
+            }
+            Event::ToolCall(call) => line.message.tool_calls = vec![call],
+            Event::Done(done) => line = self.end(&done, times),
+            Event::Error(failure) => return push_line(&error_body(&failure), out),
+            Event::Progress { .. } | Event::Rendered(_) | Event::Embedded(..) => return,
+        }
+        // Here, unlike with generate, lines with nothing in them are not sent.
+        if line.done || !line.message.is_empty() || !line.logprobs.is_empty() {
+            push_line(&line, out);
+        }
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
+        json(StatusCode::OK, &ChatResponse { debug_info, message: Message::default(), ..self.object() })
+    }
+}

@@ -1,0 +1,192 @@
+//! What events come to on the wire, against the exchanges of the protocol's description.
+
+use std::time::Duration;
+
+use puna_api::native::{Logprob, ToolCall, ToolCallFunction};
+use serde_json::{Value, json};
+
+use super::native::{ChatEncoder, GenerateEncoder};
+use super::{Encoder, Times, openai};
+use crate::canonical::{Done, Event, Failure, Piece, Reason};
+
+const TIMES: Times = Times { total: 938162812, load: 1941720 };
+
+fn content(text: &str) -> Event {
+    Event::Content(Piece { text: text.into(), logprobs: Vec::new() })
+}
+
+fn thinking(text: &str) -> Event {
+    Event::Thinking(Piece { text: text.into(), logprobs: Vec::new() })
+}
+
+fn call() -> Event {
+    let arguments = json!({"zone": "UTC", "a": 1}).as_object().unwrap().clone();
+    let function = ToolCallFunction { index: 0, name: "get_time".into(), arguments };
+    Event::ToolCall(ToolCall { id: "call_7h2k9qzp".into(), function })
+}
+
+fn done(reason: Reason) -> Event {
+    Event::Done(Box::new(Done {
+        reason,
+        prompt_tokens: 12,
+        cached_tokens: 0,
+        prefill: Duration::from_nanos(173884000),
+        generated_tokens: 2,
+        decode: Duration::from_nanos(748000000),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: vec![1, 4093, 198],
+    }))
+}
+
+fn text(mut encoder: impl Encoder, events: impl IntoIterator<Item = Event>) -> String {
+    let mut out = Vec::new();
+    events.into_iter().for_each(|event| encoder.encode(event, TIMES, &mut out));
+    String::from_utf8(out).unwrap()
+}
+
+/// Lines without their times, which differ.
+fn lines(text: &str) -> Vec<String> {
+    let line = |line: &str| {
+        let mut object: Value = serde_json::from_str(line).unwrap();
+        assert!(object["created_at"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
+        object["created_at"] = json!("…");
+        object.to_string()
+    };
+    text.lines().map(line).collect()
+}
+
+fn sse(text: &str) -> Vec<Value> {
+    let events = text.strip_suffix("\n\n").unwrap().split("\n\n");
+    events
+        .map(|e| e.strip_prefix("data: ").unwrap())
+        .map(|d| serde_json::from_str(d).unwrap_or(json!(d)))
+        .collect()
+}
+
+#[test]
+fn a_native_chat_has_pieces_and_then_figures() {
+    let events = [content("Hello"), content(""), content(" there"), done(Reason::Length)];
+    assert_eq!(
+        lines(&text(ChatEncoder { model: "tiny".into() }, events)),
+        [
+            r#"{"model":"tiny","created_at":"…","message":{"role":"assistant","content":"Hello"},"done":false}"#,
+            r#"{"model":"tiny","created_at":"…","message":{"role":"assistant","content":" there"},"done":false}"#,
+            r#"{"model":"tiny","created_at":"…","message":{"role":"assistant","content":""},"done":true,"done_reason":"length","total_duration":938162812,"load_duration":1941720,"prompt_eval_count":12,"prompt_eval_duration":173884000,"eval_count":2,"eval_duration":748000000}"#,
+        ]
+    );
+}
+
+#[test]
+fn native_thoughts_and_calls_have_their_own_fields() {
+    let events = [thinking("hm"), call()];
+    assert_eq!(
+        lines(&text(ChatEncoder { model: "t".into() }, events)),
+        [
+            r#"{"model":"t","created_at":"…","message":{"role":"assistant","content":"","thinking":"hm"},"done":false}"#,
+            r#"{"model":"t","created_at":"…","message":{"role":"assistant","content":"","tool_calls":[{"id":"call_7h2k9qzp","function":{"index":0,"name":"get_time","arguments":{"zone":"UTC","a":1}}}]},"done":false}"#,
+        ]
+    );
+}
+
+#[test]
+fn a_generated_text_ends_with_its_context() {
+    let encoder = GenerateEncoder { model: "tiny".into(), with_context: true };
+    let got = lines(&text(encoder, [content("Hello"), done(Reason::Stop)]));
+    assert_eq!(got[0], r#"{"model":"tiny","created_at":"…","response":"Hello","done":false}"#);
+    assert_eq!(
+        got[1],
+        r#"{"model":"tiny","created_at":"…","response":"","done":true,"done_reason":"stop","context":[1,4093,198],"total_duration":938162812,"load_duration":1941720,"prompt_eval_count":12,"prompt_eval_duration":173884000,"eval_count":2,"eval_duration":748000000}"#
+    );
+    let raw = GenerateEncoder { model: "tiny".into(), with_context: false };
+    assert!(!text(raw, [done(Reason::Stop)]).contains("context"));
+}
+
+#[test]
+fn a_broken_stream_ends_with_its_error_in_every_dialect() {
+    let failure = || Event::Error(Failure { lengths: Some((310, 128)), ..Failure::bad_request("too long") });
+    let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
+    assert_eq!(text(ChatEncoder { model: "m".into() }, [failure()]), line);
+    assert_eq!(text(GenerateEncoder { model: "m".into(), with_context: true }, [failure()]), line);
+    let event = sse(&text(openai::ChatEncoder::new("m".into(), false), [failure()]));
+    assert_eq!(event[0]["error"]["message"], "too long");
+}
+
+#[test]
+fn an_openai_stream_names_the_role_once_and_ends_with_done() {
+    let events = [content("Hello"), content(" there"), done(Reason::Length)];
+    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true), events));
+    assert_eq!(
+        got[0]["choices"],
+        json!([{"index":0,"delta":{"role":"assistant","content":"Hello"},"finish_reason":null}])
+    );
+    assert_eq!(got[1]["choices"], json!([{"index":0,"delta":{"content":" there"},"finish_reason":null}]));
+    assert_eq!(got[2]["choices"], json!([{"index":0,"delta":{},"finish_reason":"length"}]));
+    assert_eq!(got[3]["choices"], json!([]));
+    assert_eq!(got[3]["usage"], json!({"prompt_tokens":12,"completion_tokens":2,"total_tokens":14}));
+    assert_eq!(got[4], "[DONE]");
+    assert!(got[0].get("usage").is_none() && got[0]["id"].as_str().unwrap().len() > 24);
+    assert!(got[..4].iter().all(|c| c["id"] == got[0]["id"] && c["created"] == got[0]["created"]));
+}
+
+#[test]
+fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
+    let got =
+        sse(&text(openai::ChatEncoder::new("m".into(), false), [thinking("hm"), call(), done(Reason::Stop)]));
+    assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":"","reasoning":"hm"}));
+    let call = json!({"id":"call_7h2k9qzp","index":0,"type":"function","function":{"name":"get_time","arguments":"{\"zone\":\"UTC\",\"a\":1}"}});
+    assert_eq!(got[1]["choices"][0]["delta"], json!({"content":"","tool_calls":[call]}));
+    assert_eq!(got[2]["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn an_empty_openai_answer_still_has_a_first_chunk() {
+    let got = sse(&text(openai::ChatEncoder::new("m".into(), false), [done(Reason::Stop)]));
+    assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":""}));
+    assert_eq!(got.len(), 3);
+}
+
+#[test]
+fn log_probabilities_ride_on_their_piece() {
+    let logprob =
+        Logprob { token: " x".into(), logprob: -0.5, bytes: vec![32, 120], top_logprobs: Vec::new() };
+    let piece = || Event::Content(Piece { text: " x".into(), logprobs: vec![logprob.clone()] });
+    let native: Value = serde_json::from_str(&text(ChatEncoder { model: "m".into() }, [piece()])).unwrap();
+    assert_eq!(native["logprobs"], json!([{"token":" x","logprob":-0.5,"bytes":[32,120]}]));
+    let openai = sse(&text(openai::ChatEncoder::new("m".into(), false), [piece()]));
+    assert_eq!(openai[0]["choices"][0]["logprobs"]["content"], native["logprobs"]);
+}
+
+#[test]
+fn openai_requests_become_native_ones() {
+    let request = |body: Value| {
+        let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
+        openai::to_native(request).map_err(|f| f.message)
+    };
+    let got = request(json!({
+        "model": "m", "max_tokens": 3, "stop": "END", "seed": 7, "reasoning_effort": "xhigh",
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{\"x\":1}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+        ],
+    }))
+    .unwrap();
+    assert_eq!(got.messages[0].content, "a\n\nb");
+    assert_eq!(got.messages[1].tool_calls[0].function.arguments["x"], 1);
+    assert_eq!(got.messages[2].tool_name, "f");
+    assert_eq!(got.format, Some(json!({"type": "object"})));
+    let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0});
+    assert_eq!(Value::Object(got.options.unwrap()), options);
+
+    let user = |content: Value| json!({"model": "m", "messages": [{"role": "user", "content": content}]});
+    assert_eq!(request(json!({"model": "m"})).unwrap_err(), "[] is too short - 'messages'");
+    assert_eq!(request(user(json!(5))).unwrap_err(), "invalid message content type: float64");
+    assert_eq!(request(user(Value::Null)).unwrap_err(), "invalid message content type: <nil>");
+    assert_eq!(request(user(json!(["x"]))).unwrap_err(), "invalid message format");
+    let url =
+        |url: &str| request(user(json!([{"type": "image_url", "image_url": {"url": url}}]))).unwrap_err();
+    assert!(url("http://x/y.png").starts_with("image URLs are not currently supported"));
+    assert_eq!(url("data:image/gif;base64,AAAA"), "invalid image input");
+}

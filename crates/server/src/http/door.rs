@@ -1,0 +1,200 @@
+//! The door: every request passes here before it reaches a route.
+//!
+//! In this order: origins (CORS), `Host` header, path and method; then the route, whose panics end here.
+
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use tower::ServiceExt;
+
+use super::hosts::{Host, judge, machine_name};
+use super::origins::Origins;
+use super::paths::{Table, Verdict, decoded};
+use crate::app::App;
+use crate::routes;
+
+/// Headers that pages may send.
+const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\
+X-Stainless-Arch,X-Stainless-Async,X-Stainless-Custom-Poll-Interval,X-Stainless-Helper-Method,X-Stainless-Lang,\
+X-Stainless-Os,X-Stainless-Package-Version,X-Stainless-Poll-Helper,X-Stainless-Retry-Count,X-Stainless-Runtime,\
+X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version";
+
+/// Everything a connection needs to answer requests. Cheap to clone.
+#[derive(Clone)]
+pub struct Door(Arc<Inner>);
+
+struct Inner {
+    router: Router,
+    table: Table,
+    origins: Origins,
+    /// Whether `Host` headers are looked at: only on loopback addresses.
+    guarded: bool,
+    machine: String,
+}
+
+impl Door {
+    /// The door of a server that listens at `listen`.
+    pub fn new(app: App, listen: SocketAddr) -> Self {
+        let routes = routes::all();
+        let table = Table::of(&routes);
+        let origins = app.config().origins.clone();
+        let router =
+            routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
+        let guarded = listen.ip().is_loopback();
+        Self(Arc::new(Inner {
+            router: router.with_state(app),
+            table,
+            origins,
+            guarded,
+            machine: machine_name(),
+        }))
+    }
+
+    /// Answers a request.
+    pub async fn answer(&self, request: Request) -> Response {
+        let verdict = match decoded(request.uri().path()) {
+            Some(path) => self.0.table.judge(request.method(), &path),
+            None => Verdict::NotFound,
+        };
+        let origin = self.origin(request.headers());
+        let mut response = match origin {
+            Origin::Refused => StatusCode::FORBIDDEN.into_response(),
+            Origin::Allowed(_) if request.method() == Method::OPTIONS => preflight(),
+            _ => self.inside(request, &verdict).await,
+        };
+        if let Verdict::NotAllowed(allow) = &verdict
+            && let Ok(allow) = HeaderValue::from_str(allow)
+        {
+            response.headers_mut().insert(header::ALLOW, allow);
+        }
+        if let Origin::Allowed(origin) = origin {
+            self.mark(response.headers_mut(), origin);
+        }
+        response
+    }
+
+    async fn inside(&self, request: Request, verdict: &Verdict) -> Response {
+        if self.0.guarded {
+            match judge(host(&request), &self.0.machine) {
+                Host::Foreign => return StatusCode::FORBIDDEN.into_response(),
+                Host::Name if request.method() == Method::OPTIONS => {
+                    return StatusCode::NO_CONTENT.into_response();
+                }
+                Host::Name | Host::Number => {}
+            }
+        }
+        match verdict {
+            Verdict::NotFound => text(StatusCode::NOT_FOUND, "404 page not found", request.method()),
+            Verdict::NotAllowed(_) => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
+            }
+            Verdict::Redirect { status, path } => redirect(*status, path, &request),
+            Verdict::Route => self.route(request).await,
+        }
+    }
+
+    async fn route(&self, request: Request) -> Response {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let answer = AssertUnwindSafe(self.0.router.clone().oneshot(request)).catch_unwind().await;
+        match answer {
+            Ok(Ok(response)) => response,
+            Ok(Err(never)) => match never {},
+            Err(panic) => {
+                let what = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or(panic.downcast_ref::<&str>().copied());
+                tracing::error!(%method, path, "a handler panicked: {}", what.unwrap_or("no message"));
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            }
+        }
+    }
+
+    fn origin(&self, headers: &HeaderMap) -> Origin {
+        let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else { return Origin::Same };
+        let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+        match origin.to_str() {
+            Ok(text) if text.strip_prefix("http://").or(text.strip_prefix("https://")) == Some(host) => {
+                Origin::Same
+            }
+            Ok(text) if self.0.origins.allows(text) => Origin::Allowed(origin.clone()),
+            _ => Origin::Refused,
+        }
+    }
+
+    fn mark(&self, headers: &mut HeaderMap, origin: HeaderValue) {
+        if self.0.origins.allows_any() {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+            headers.remove(header::VARY);
+            return;
+        }
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        if !headers.contains_key(header::VARY) {
+            headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        }
+    }
+}
+
+/// Where a request comes from.
+enum Origin {
+    /// No page, or a page of this server.
+    Same,
+    Allowed(HeaderValue),
+    Refused,
+}
+
+fn host(request: &Request) -> &str {
+    let header = request.headers().get(header::HOST).map(|h| h.to_str().unwrap_or("?"));
+    header.or(request.uri().authority().map(|a| a.as_str())).unwrap_or_default()
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static("GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ALLOWED_HEADERS));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("43200"));
+    for vary in ["Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers"] {
+        headers.append(header::VARY, HeaderValue::from_static(vary));
+    }
+    response
+}
+
+fn text(status: StatusCode, body: &'static str, method: &Method) -> Response {
+    let body = if method == Method::HEAD { Body::empty() } else { Body::from(body) };
+    (status, [(header::CONTENT_TYPE, "text/plain")], body).into_response()
+}
+
+fn redirect(status: u16, path: &str, request: &Request) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::TEMPORARY_REDIRECT);
+    let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
+    let Ok(location) = HeaderValue::from_str(&format!("{path}{query}")) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let mut response = if request.method() == Method::GET {
+        let reason = status.canonical_reason().unwrap_or_default();
+        let target = escaped(&format!("{path}{query}"));
+        let body = format!("<a href=\"{target}\">{reason}</a>.\n\n");
+        (status, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], body).into_response()
+    } else {
+        status.into_response()
+    };
+    response.headers_mut().insert(header::LOCATION, location);
+    response
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&#34;")
+        .replace('\'', "&#39;")
+}

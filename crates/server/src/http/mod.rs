@@ -1,0 +1,14 @@
+//! What stands between the network and the routes: connections, access rules, path rules, bodies.
+
+mod body;
+pub(crate) mod door;
+mod hosts;
+pub mod origins;
+pub(crate) mod paths;
+mod reply;
+pub mod serve;
+
+pub(crate) use body::Json;
+pub(crate) use reply::{
+    Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
+};

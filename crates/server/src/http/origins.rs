@@ -1,0 +1,118 @@
+//! Which web pages may call the server.
+
+/// An entry of the list of origins is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OriginsError {
+    /// Neither a pattern nor a URL.
+    #[error(
+        "bad origin {0:?}: origins must contain '*' or include http://,https://,chrome-extension://,safari-extension://,moz-extension://,ms-browser-extension://"
+    )]
+    Scheme(String),
+    /// More than one wildcard.
+    #[error("bad origin {0:?}: only one * is allowed")]
+    Wildcards(String),
+}
+
+/// Patterns of allowed origins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origins {
+    patterns: Vec<String>,
+    any: bool,
+}
+
+const SCHEMES: [&str; 6] = [
+    "http://",
+    "https://",
+    "chrome-extension://",
+    "safari-extension://",
+    "moz-extension://",
+    "ms-browser-extension://",
+];
+
+impl Origins {
+    /// Reads a comma-separated list; the local origins are always allowed besides.
+    pub fn parse(list: &str) -> Result<Self, OriginsError> {
+        let mut patterns = Vec::new();
+        for entry in list.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+            if entry.matches('*').count() > 1 {
+                return Err(OriginsError::Wildcards(entry.to_owned()));
+            }
+            if !entry.contains('*') && !SCHEMES.iter().any(|scheme| entry.starts_with(scheme)) {
+                return Err(OriginsError::Scheme(entry.to_owned()));
+            }
+            patterns.push(entry.to_owned());
+        }
+        for host in ["localhost", "127.0.0.1", "0.0.0.0"] {
+            for scheme in ["http", "https"] {
+                patterns.push(format!("{scheme}://{host}"));
+                patterns.push(format!("{scheme}://{host}:*"));
+            }
+        }
+        let apps = ["app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"];
+        patterns.extend(apps.map(str::to_owned));
+        let any = patterns.iter().any(|p| p == "*");
+        Ok(Self { patterns, any })
+    }
+
+    /// Whether every origin is allowed.
+    pub fn allows_any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether an origin is allowed.
+    pub fn allows(&self, origin: &str) -> bool {
+        self.patterns.iter().any(|pattern| match pattern.split_once('*') {
+            Some((head, tail)) => {
+                origin.len() >= head.len() + tail.len() && origin.starts_with(head) && origin.ends_with(tail)
+            }
+            None => pattern == origin,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_pages_and_apps_are_allowed_and_foreign_ones_are_not() {
+        let origins = Origins::parse("").unwrap();
+        for good in [
+            "http://localhost",
+            "https://localhost:3000",
+            "http://127.0.0.1:8080",
+            "http://0.0.0.0:5000",
+            "app://obsidian.md",
+            "file://x",
+            "tauri://localhost",
+            "vscode-webview://abc",
+        ] {
+            assert!(origins.allows(good), "{good}");
+        }
+        for bad in [
+            "null",
+            "http://example.com",
+            "https://localhost.evil.test",
+            "chrome-extension://abc",
+            "http://LOCALHOST:3000",
+            "http://192.168.1.5:3000",
+            "",
+        ] {
+            assert!(!origins.allows(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_list_adds_to_the_local_origins() {
+        let origins = Origins::parse("https://chat.example.org, chrome-extension://*").unwrap();
+        assert!(origins.allows("https://chat.example.org") && origins.allows("chrome-extension://abc"));
+        assert!(origins.allows("http://localhost:3000") && !origins.allows("http://chat.example.org"));
+        assert!(!origins.allows_any() && Origins::parse("*").unwrap().allows_any());
+    }
+
+    #[test]
+    fn entries_that_mean_nothing_are_refused() {
+        assert_eq!(Origins::parse("example.com"), Err(OriginsError::Scheme("example.com".into())));
+        assert_eq!(Origins::parse("http://*.a.*"), Err(OriginsError::Wildcards("http://*.a.*".into())));
+    }
+}

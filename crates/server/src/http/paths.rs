@@ -1,0 +1,169 @@
+//! The table of routes, and what becomes of paths and methods that are not in it.
+
+use axum::http::Method;
+use axum::routing::MethodRouter;
+
+use crate::app::App;
+
+/// A path pattern, its methods (in the order of the `Allow` header) and its handler.
+pub(crate) struct Route {
+    pub(crate) path: &'static str,
+    pub(crate) methods: &'static [&'static str],
+    pub(crate) handler: MethodRouter<App>,
+}
+
+impl Route {
+    pub(crate) fn new(
+        path: &'static str,
+        methods: &'static [&'static str],
+        handler: MethodRouter<App>,
+    ) -> Self {
+        Self { path, methods, handler }
+    }
+}
+
+/// Patterns and methods of all routes, without the handlers.
+#[derive(Debug, Clone)]
+pub(crate) struct Table(Vec<(&'static str, &'static [&'static str])>);
+
+/// What to do with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Hand it to its route.
+    Route,
+    /// 405 with this `Allow` header.
+    NotAllowed(String),
+    /// Another spelling of the path is meant.
+    Redirect { status: u16, path: String },
+    /// 404
+    NotFound,
+}
+
+impl Table {
+    pub(crate) fn of(routes: &[Route]) -> Self {
+        Self(routes.iter().map(|r| (r.path, r.methods)).collect())
+    }
+
+    /// Judges a request by its decoded path.
+    pub(crate) fn judge(&self, method: &Method, path: &str) -> Verdict {
+        if let Some(methods) = self.methods(path) {
+            let known = methods.contains(&method.as_str());
+            return if known { Verdict::Route } else { Verdict::NotAllowed(methods.join(", ")) };
+        }
+        let answers = |path: &str| self.methods(path).is_some_and(|m| m.contains(&method.as_str()));
+        if let Some(shorter) = path.strip_suffix('/')
+            && answers(shorter)
+        {
+            let status = if method == Method::GET { 301 } else { 307 };
+            return Verdict::Redirect { status, path: shorter.to_owned() };
+        }
+        match clean(path) {
+            clean if clean != path && answers(&clean) => Verdict::Redirect { status: 307, path: clean },
+            _ => Verdict::NotFound,
+        }
+    }
+
+    fn methods(&self, path: &str) -> Option<&'static [&'static str]> {
+        self.0.iter().find(|(pattern, _)| matches(pattern, path)).map(|(_, methods)| *methods)
+    }
+}
+
+/// Whether a path is of a pattern: `{x}` is one segment, `{*x}` all the rest; neither may be empty.
+fn matches(pattern: &str, path: &str) -> bool {
+    let (mut pattern, mut path) = (pattern.split('/'), path.split('/').peekable());
+    loop {
+        match (pattern.next(), path.next()) {
+            (None, None) => return true,
+            (Some(p), Some(s)) if p.starts_with("{*") => {
+                return !s.is_empty() && path.all(|s| !s.is_empty());
+            }
+            (Some(p), Some(s)) if p.starts_with('{') && !s.is_empty() => {}
+            (Some(p), Some(s)) if p == s => {}
+            _ => return false,
+        }
+    }
+}
+
+/// The path without empty, `.` and `..` segments.
+fn clean(path: &str) -> String {
+    let mut segments = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    format!("/{}", segments.join("/"))
+}
+
+/// A path with its percent escapes resolved; `None` if that is no text.
+pub(crate) fn decoded(path: &str) -> Option<String> {
+    if !path.contains('%') {
+        return Some(path.to_owned());
+    }
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.bytes();
+    while let Some(b) = rest.next() {
+        let mut hex = || rest.next().and_then(|d| char::from(d).to_digit(16));
+        bytes.push(match b {
+            b'%' => (hex()? << 4 | hex()?) as u8,
+            b => b,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(method: &str, path: &str) -> Verdict {
+        let table = Table(vec![
+            ("/", &["HEAD", "GET"]),
+            ("/api/tags", &["HEAD", "GET"]),
+            ("/api/generate", &["POST"]),
+            ("/api/blobs/{digest}", &["HEAD", "POST"]),
+            ("/v1/models/{*model}", &["GET"]),
+        ]);
+        table.judge(&method.parse().unwrap(), path)
+    }
+
+    fn redirect(status: u16, path: &str) -> Verdict {
+        Verdict::Redirect { status, path: path.into() }
+    }
+
+    #[test]
+    fn routes_answer_their_methods_only() {
+        assert_eq!(judge("GET", "/api/tags"), Verdict::Route);
+        assert_eq!(judge("HEAD", "/"), Verdict::Route);
+        assert_eq!(judge("POST", "/api/tags"), Verdict::NotAllowed("HEAD, GET".into()));
+        assert_eq!(judge("HEAD", "/api/generate"), Verdict::NotAllowed("POST".into()));
+        assert_eq!(judge("PUT", "/api/blobs/sha256:00"), Verdict::NotAllowed("HEAD, POST".into()));
+        assert_eq!(judge("GET", "/v1/models/ns/name"), Verdict::Route);
+    }
+
+    #[test]
+    fn unknown_paths_and_other_cases_are_not_found() {
+        for path in ["/nope", "/API/tags", "/api", "/v1", "/api/blobs/", "/v1/models/", "/api/generate/x"] {
+            assert_eq!(judge("GET", path), Verdict::NotFound, "{path}");
+        }
+    }
+
+    #[test]
+    fn slashes_too_many_are_redirected() {
+        assert_eq!(judge("GET", "/api/tags/"), redirect(301, "/api/tags"));
+        assert_eq!(judge("POST", "/api/generate/"), redirect(307, "/api/generate"));
+        assert_eq!(judge("GET", "/api//tags"), redirect(307, "/api/tags"));
+        assert_eq!(judge("GET", "/api/../api/tags"), redirect(307, "/api/tags"));
+        assert_eq!(judge("GET", "/../../api/./tags//"), redirect(307, "/api/tags"));
+    }
+
+    #[test]
+    fn escapes_are_resolved_or_refused() {
+        assert_eq!(decoded("/a%20b").as_deref(), Some("/a b"));
+        assert_eq!(decoded("/%zz"), None);
+        assert_eq!(decoded("/%f"), None);
+        assert_eq!(decoded("/%ff"), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Answers: JSON objects, streams of them, and errors in the form of each dialect.
+
+use std::marker::PhantomData;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::Stream;
+use puna_api::native::ErrorBody;
+use puna_api::openai;
+use serde::Serialize;
+
+use crate::canonical::Failure;
+
+/// How a dialect says that a request failed.
+pub(crate) trait Dialect: Send + Sync + 'static {
+    /// What is said of an empty body.
+    const EMPTY_BODY: &'static str;
+
+    /// The answer to a failed request.
+    fn error(failure: &Failure) -> Response;
+}
+
+/// Ollama's own dialect.
+pub(crate) struct Native;
+
+impl Dialect for Native {
+    const EMPTY_BODY: &'static str = "missing request body";
+
+    fn error(failure: &Failure) -> Response {
+        json(status(failure), &error_body(failure))
+    }
+}
+
+/// OpenAI's dialect.
+pub(crate) struct OpenAi;
+
+impl Dialect for OpenAi {
+    const EMPTY_BODY: &'static str = "EOF";
+
+    fn error(failure: &Failure) -> Response {
+        json_plain(status(failure), &openai::ErrorBody::new(failure.status, &failure.message))
+    }
+}
+
+/// Anthropic's dialect.
+pub(crate) struct Anthropic;
+
+impl Dialect for Anthropic {
+    const EMPTY_BODY: &'static str = "EOF";
+
+    fn error(failure: &Failure) -> Response {
+        let kind = match failure.status {
+            400 => "invalid_request_error",
+            404 => "not_found_error",
+            _ => "api_error",
+        };
+        let error = serde_json::json!({"type": kind, "message": failure.message});
+        let request_id = crate::routes::random_id("req_");
+        json_plain(
+            status(failure),
+            &serde_json::json!({"type": "error", "error": error, "request_id": request_id}),
+        )
+    }
+}
+
+/// The native error object of a failure.
+pub(crate) fn error_body(failure: &Failure) -> ErrorBody {
+    let (n_prompt_tokens, n_ctx) = failure.lengths.unzip();
+    ErrorBody { error: failure.message.clone(), n_prompt_tokens, n_ctx }
+}
+
+fn status(failure: &Failure) -> StatusCode {
+    StatusCode::from_u16(failure.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// A failure in a dialect's form; what handlers return as their error.
+pub(crate) struct Refused<D>(Failure, PhantomData<D>);
+
+impl<D> From<Failure> for Refused<D> {
+    fn from(failure: Failure) -> Self {
+        Self(failure, PhantomData)
+    }
+}
+
+impl<D: Dialect> IntoResponse for Refused<D> {
+    fn into_response(self) -> Response {
+        D::error(&self.0)
+    }
+}
+
+/// A JSON answer of the native dialect.
+pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    typed(status, "application/json; charset=utf-8", body)
+}
+
+/// A JSON answer whose content type names no character set.
+pub(crate) fn json_plain(status: StatusCode, body: &impl Serialize) -> Response {
+    typed(status, "application/json", body)
+}
+
+fn typed(status: StatusCode, content_type: &'static str, body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, content_type)], bytes).into_response(),
+        Err(e) => {
+            tracing::error!(error = %e, "an answer could not be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// Form of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wire {
+    /// One object a line.
+    Ndjson,
+    /// Server-sent events.
+    Sse,
+}
+
+/// An answer whose body comes in pieces.
+pub(crate) fn stream<S>(wire: Wire, pieces: S) -> Response
+where
+    S: Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
+{
+    let content_type = match wire {
+        Wire::Ndjson => "application/x-ndjson",
+        Wire::Sse => "text/event-stream",
+    };
+    let mut response = Response::new(Body::from_stream(pieces));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

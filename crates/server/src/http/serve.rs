@@ -1,0 +1,137 @@
+//! Listening, and what is said when somebody else listens already.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::door::Door;
+use crate::config::Address;
+
+/// How long a client may take to send the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long running requests may go on after the end was asked for.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody else has the port.
+    #[error("listen tcp {address}: bind: address already in use: {by} is running there already{hint}")]
+    InUse {
+        /// The address.
+        address: String,
+        /// Who.
+        by: String,
+        /// The way out.
+        hint: String,
+    },
+    /// Another reason.
+    #[error("listen tcp {address}: bind: {error}")]
+    Other {
+        /// The address.
+        address: String,
+        /// The reason.
+        error: io::Error,
+    },
+}
+
+/// Opens the server's address.
+pub async fn listen(address: &Address) -> Result<TcpListener, ListenError> {
+    let authority = address.authority();
+    match TcpListener::bind(&authority).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let (by, hint) = who(address).await;
+            Err(ListenError::InUse { address: authority, by, hint })
+        }
+        Err(error) => Err(ListenError::Other { address: authority, error }),
+    }
+}
+
+/// Who listens at an address.
+async fn who(address: &Address) -> (String, String) {
+    let elsewhere = ": stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)".to_owned();
+    let root = ask(address, "/").await.unwrap_or_default();
+    let version = ask(address, "/api/version").await.unwrap_or_default();
+    let version: puna_api::native::VersionResponse = serde_json::from_str(&version).unwrap_or_default();
+    if !version.puna.is_empty() {
+        return (format!("Puna {}", version.puna), ": it can be used as it is, or stopped first".into());
+    }
+    if root.starts_with("Ollama is running") {
+        return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
+    }
+    let what = if root.is_empty() { "a program that does not speak HTTP" } else { "another HTTP server" };
+    (what.to_owned(), elsewhere)
+}
+
+/// The body that a server answers to a GET, if it does so soon.
+async fn ask(address: &Address, path: &str) -> Option<String> {
+    let url = address.url();
+    let target = url.split("://").nth(1)?.split('/').next()?.to_owned();
+    let exchange = async {
+        let mut stream = TcpStream::connect(&target).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.take(64 << 10).read_to_end(&mut answer).await.ok()?;
+        Some(String::from_utf8_lossy(&answer).split_once("\r\n\r\n")?.1.to_owned())
+    };
+    timeout(Duration::from_secs(2), exchange).await.ok().flatten()
+}
+
+/// Answers connections until `end` is ready; running requests then have a few seconds.
+pub(crate) async fn run(listener: TcpListener, door: Door, end: impl Future<Output = ()>) {
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(end);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut end => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => connection(stream, peer, door.clone(), &graceful),
+            Err(error) => {
+                // Out of file handles, mostly: others have to end first.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    drop(listener);
+    if timeout(GRACE, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some requests did not end in time");
+    }
+}
+
+fn connection(stream: TcpStream, peer: SocketAddr, door: Door, graceful: &GracefulShutdown) {
+    // Pieces of an answer are small and must not wait for each other.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let door = door.clone();
+        async move {
+            let request: Request = request.map(Body::new);
+            Ok::<_, std::convert::Infallible>(door.answer(request).await)
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(256 << 10)
+        .serve_connection(TokioIo::new(stream), service);
+    let connection = graceful.watch(connection);
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%peer, %error, "a connection ended");
+        }
+    });
+}

@@ -1,0 +1,382 @@
+//! The task that drives the scheduler: it starts and ends runners and hands them to requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use puna_api::KeepAlive;
+use puna_api::native::ModelDetails;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep_until, timeout};
+
+use crate::canonical::{Failure, Task};
+use crate::memory::human;
+use crate::runner::launch::Launcher;
+use crate::runner::link::{Events, Link, Notice};
+use crate::runner::protocol::LoadSpec;
+use crate::scheduler::{
+    Action, Event, Exit, Key, Limits, Memory, Refusal, Request, RequestId, RunId, Scheduler,
+};
+
+/// How long runners may take to end with the server.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A need for a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    /// The model.
+    pub(crate) key: Key,
+    /// What to load.
+    pub(crate) spec: LoadSpec,
+    /// How long it stays afterwards.
+    pub(crate) keep_alive: Option<KeepAlive>,
+    /// What a list of loaded models shows.
+    pub(crate) about: About,
+}
+
+/// What a list of loaded models shows about one.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct About {
+    pub(crate) name: String,
+    pub(crate) digest: String,
+    pub(crate) details: ModelDetails,
+}
+
+/// A model in memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) about: About,
+    pub(crate) size: u64,
+    pub(crate) context: u32,
+    /// When it goes unless it is used; `None` is never.
+    pub(crate) expires: Option<SystemTime>,
+}
+
+/// A model that a request may use until this is dropped.
+pub(crate) struct Lease {
+    link: Link,
+    _finished: Finished,
+}
+
+impl Lease {
+    /// Has a task done.
+    pub(crate) fn submit(&self, task: Task) -> Events {
+        self.link.submit(task)
+    }
+}
+
+/// Tells the manager that a request has ended, or waits no more.
+struct Finished {
+    id: RequestId,
+    /// Nothing, once somebody else tells it.
+    to: Option<mpsc::UnboundedSender<Command>>,
+}
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        if let Some(to) = &self.to {
+            let _ = to.send(Command::Event(Event::Finished(self.id)));
+        }
+    }
+}
+
+enum Command {
+    Acquire(RequestId, Box<Ask>, oneshot::Sender<Result<Lease, Failure>>),
+    Event(Event),
+    Notice(RunId, Notice),
+    Stalled(RunId, u32),
+    List(oneshot::Sender<Vec<Running>>),
+    Shutdown(oneshot::Sender<()>),
+}
+
+/// Reads the machine's memory.
+pub(crate) type MemorySource = fn() -> Memory;
+
+/// The models in memory. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Models {
+    to: mpsc::UnboundedSender<Command>,
+    next_request: Arc<AtomicU64>,
+}
+
+impl Models {
+    /// Starts the task.
+    pub(crate) fn start(
+        limits: Limits,
+        launcher: Arc<dyn Launcher>,
+        memory: MemorySource,
+        load_timeout: Option<Duration>,
+    ) -> Self {
+        let (to, commands) = mpsc::unbounded_channel();
+        let manager = Manager {
+            scheduler: Scheduler::new(limits),
+            launcher,
+            memory,
+            load_timeout,
+            runners: HashMap::new(),
+            waiting: HashMap::new(),
+            to: to.clone(),
+        };
+        tokio::spawn(manager.run(commands));
+        Self { to, next_request: Arc::new(AtomicU64::new(1)) }
+    }
+
+    /// Waits until a model is ready for a request. Giving up is fine at any time.
+    pub(crate) async fn acquire(&self, ask: Ask) -> Result<Lease, Failure> {
+        let id = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        let gone = || Failure::new(503, "the server is shutting down");
+        self.to.send(Command::Acquire(id, Box::new(ask), reply)).map_err(|_| gone())?;
+        let mut waits = Finished { id, to: Some(self.to.clone()) };
+        let answer = answer.await;
+        // From here on the lease tells when the request ends.
+        waits.to = None;
+        answer.map_err(|_| gone())?
+    }
+
+    /// Has a model unloaded as soon as it is idle.
+    pub(crate) fn expire(&self, key: Key) {
+        let _ = self.to.send(Command::Event(Event::Expire(key)));
+    }
+
+    /// The models in memory.
+    pub(crate) async fn list(&self) -> Vec<Running> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.to.send(Command::List(reply));
+        answer.await.unwrap_or_default()
+    }
+
+    /// Ends all runners and the task.
+    pub(crate) async fn shutdown(&self) {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.to.send(Command::Shutdown(reply));
+        let _ = answer.await;
+    }
+}
+
+struct Waiting {
+    ask: Ask,
+    reply: oneshot::Sender<Result<Lease, Failure>>,
+}
+
+struct Runner {
+    link: Link,
+    about: About,
+    spec: LoadSpec,
+    /// Number of the present phase of loading; 0 once it is ready.
+    phase: u32,
+}
+
+struct Manager {
+    scheduler: Scheduler,
+    launcher: Arc<dyn Launcher>,
+    memory: MemorySource,
+    load_timeout: Option<Duration>,
+    runners: HashMap<RunId, Runner>,
+    waiting: HashMap<RequestId, Waiting>,
+    to: mpsc::UnboundedSender<Command>,
+}
+
+impl Manager {
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        loop {
+            let deadline = self.scheduler.deadline();
+            let tick = async {
+                match deadline {
+                    Some(at) => sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let command = tokio::select! {
+                command = commands.recv() => command,
+                () = tick => Some(Command::Event(Event::Tick)),
+            };
+            match command {
+                None => return,
+                Some(Command::Shutdown(done)) => {
+                    let _ = timeout(FAREWELL, self.end_all(&mut commands)).await;
+                    let _ = done.send(());
+                    return;
+                }
+                Some(command) => self.take(command),
+            }
+        }
+    }
+
+    /// Ends all runners and waits until they are gone.
+    async fn end_all(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+        self.runners.values().for_each(|runner| runner.link.kill());
+        while !self.runners.is_empty()
+            && let Some(command) = commands.recv().await
+        {
+            if let Command::Notice(run, Notice::Exited(_)) = command {
+                self.runners.remove(&run);
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Acquire(id, ask, reply) => {
+                let (key, keep_alive) = (ask.key.clone(), ask.keep_alive);
+                let request = Request { id, key, options: ask.spec.options.clone(), keep_alive };
+                self.waiting.insert(id, Waiting { ask: *ask, reply });
+                self.read_memory();
+                self.event(Event::Request(request));
+            }
+            Command::Event(event) => {
+                if let Event::Finished(id) = event {
+                    self.waiting.remove(&id);
+                }
+                self.event(event);
+            }
+            Command::Notice(run, Notice::Planned(memory)) => {
+                tracing::debug!(run, need = %human(memory.total()), weights = %human(memory.weights), "planned");
+                self.read_memory();
+                self.event(Event::Planned(run, memory.total()));
+            }
+            Command::Notice(run, Notice::Loaded(loaded)) => {
+                if let Some(runner) = self.runners.get_mut(&run) {
+                    runner.phase = 0;
+                }
+                self.event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
+            }
+            Command::Notice(run, Notice::Exited(exit)) => {
+                self.runners.remove(&run);
+                self.read_memory();
+                self.event(Event::Exited(run, exit));
+            }
+            Command::Stalled(run, phase) => self.stalled(run, phase),
+            Command::List(reply) => drop(reply.send(self.list())),
+            Command::Shutdown(_) => {}
+        }
+    }
+
+    fn read_memory(&mut self) {
+        self.event(Event::Memory((self.memory)()));
+    }
+
+    fn event(&mut self, event: Event) {
+        for action in self.scheduler.handle(Instant::now(), event) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        tracing::trace!(?action, "scheduler");
+        match action {
+            Action::Grant(id, run) => {
+                let Some(waiting) = self.waiting.remove(&id) else { return };
+                let finished = Finished { id, to: Some(self.to.clone()) };
+                if let Some(runner) = self.runners.get(&run) {
+                    // A client that has gone drops the lease, which ends the request.
+                    let _ = waiting.reply.send(Ok(Lease { link: runner.link.clone(), _finished: finished }));
+                }
+            }
+            Action::Refuse(id, refusal) => {
+                if let Some(waiting) = self.waiting.remove(&id) {
+                    let failure = self.failure(&refusal, &waiting.ask);
+                    let _ = waiting.reply.send(Err(failure));
+                }
+            }
+            Action::Start(run, key, options) => self.start(run, &key, options),
+            Action::Replan(run, options) => {
+                if let Some(runner) = self.runners.get_mut(&run) {
+                    runner.spec.options = options;
+                    runner.link.plan(runner.spec.clone());
+                    self.watch(run);
+                }
+            }
+            Action::Load(run) => {
+                if let Some(runner) = self.runners.get(&run) {
+                    runner.link.load();
+                    self.watch(run);
+                }
+            }
+            Action::Stop(run) => {
+                if let Some(runner) = self.runners.get(&run) {
+                    tracing::debug!(run, model = runner.about.name, "unloading");
+                    runner.link.kill();
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, run: RunId, key: &Key, options: crate::scheduler::LoadOptions) {
+        let first = self.waiting.iter().filter(|(_, w)| w.ask.key == *key).min_by_key(|(id, _)| **id);
+        let Some((_, waiting)) = first else {
+            return self.failed_to_start(run, "nobody waits for it any more".into());
+        };
+        let spec = LoadSpec { options, ..waiting.ask.spec.clone() };
+        let about = waiting.ask.about.clone();
+        let launched = match self.launcher.launch() {
+            Ok(launched) => launched,
+            Err(e) => {
+                return self.failed_to_start(run, format!("the model runner could not be started: {e}"));
+            }
+        };
+        tracing::debug!(run, model = about.name, "starting a runner");
+        let to = self.to.clone();
+        let link = Link::new(launched, Box::new(move |notice| drop(to.send(Command::Notice(run, notice)))));
+        link.plan(spec.clone());
+        self.runners.insert(run, Runner { link, about, spec, phase: 0 });
+        self.watch(run);
+    }
+
+    fn failed_to_start(&self, run: RunId, reason: String) {
+        let _ = self.to.send(Command::Event(Event::Exited(run, Exit { reason, out_of_memory: false })));
+    }
+
+    /// Gives a phase of loading its time.
+    fn watch(&mut self, run: RunId) {
+        let (Some(limit), Some(runner)) = (self.load_timeout, self.runners.get_mut(&run)) else { return };
+        runner.phase += 1;
+        let (phase, to) = (runner.phase, self.to.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            let _ = to.send(Command::Stalled(run, phase));
+        });
+    }
+
+    fn stalled(&mut self, run: RunId, phase: u32) {
+        let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else { return };
+        runner.link.kill();
+        let limit =
+            self.load_timeout.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
+        self.runners.remove(&run);
+        self.failed_to_start(run, format!("timed out waiting for the model runner to load the model{limit}"));
+    }
+
+    fn failure(&self, refusal: &Refusal, ask: &Ask) -> Failure {
+        match refusal {
+            Refusal::Busy => {
+                Failure::new(503, "server busy, please try again.  maximum pending requests exceeded")
+            }
+            Refusal::TooLarge { need, available } => Failure::internal(format!(
+                "model requires more system memory ({}) than is available ({})",
+                human(*need),
+                human(*available)
+            )),
+            Refusal::LoadFailed(exit) => Failure::internal(format!(
+                "the model {} could not be loaded: {}",
+                ask.about.name, exit.reason
+            )),
+        }
+    }
+
+    fn list(&self) -> Vec<Running> {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let one = |view: crate::scheduler::View| {
+            let runner = self.runners.get(&view.run)?;
+            let expires = view.expires.map(|at| match at.checked_duration_since(now) {
+                Some(left) => wall + left,
+                None => wall - now.duration_since(at),
+            });
+            let used = runner.link.memory().total();
+            let size = if view.ready && used > 0 { used } else { view.size };
+            Some(Running { about: runner.about.clone(), size, context: view.context, expires })
+        };
+        self.scheduler.view(now).into_iter().filter_map(one).collect()
+    }
+}

@@ -1,0 +1,95 @@
+//! How much memory this process and its runners may use, read from the system.
+
+use std::fs;
+use std::path::Path;
+
+use crate::scheduler::Memory;
+
+/// Reads the machine's memory, narrowed by a control group's limit. Where nothing can be read there is no limit.
+pub fn read() -> Memory {
+    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| from_meminfo(&text));
+    let system = system.unwrap_or(Memory { total: u64::MAX, available: u64::MAX });
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    group_folders(&group).iter().fold(system, |memory, dir| narrowed(memory, Path::new(dir)))
+}
+
+fn from_meminfo(text: &str) -> Option<Memory> {
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(':'))?;
+        line[name.len() + 1..].trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let total = field("MemTotal")?;
+    let free = || Some(field("MemFree")? + field("Buffers")? + field("Cached")?);
+    Some(Memory { total, available: field("MemAvailable").or_else(free)?.min(total) })
+}
+
+/// The folders of this process's control group and of those around it (version 2).
+fn group_folders(text: &str) -> Vec<String> {
+    let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
+    let mut folders: Vec<String> = Path::new(path)
+        .ancestors()
+        .map(|dir| format!("/sys/fs/cgroup{}", dir.display()).trim_end_matches('/').to_owned())
+        .collect();
+    folders.dedup();
+    folders
+}
+
+fn narrowed(memory: Memory, dir: &Path) -> Memory {
+    let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
+    let Some(limit) = number("memory.max") else { return memory };
+    // Pages of files can be dropped again: they are no use of memory.
+    let cached = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let cached =
+        cached.lines().find_map(|l| l.strip_prefix("inactive_file ")).and_then(|n| n.trim().parse().ok());
+    let used = number("memory.current").unwrap_or(0).saturating_sub(cached.unwrap_or(0));
+    Memory { total: memory.total.min(limit), available: memory.available.min(limit.saturating_sub(used)) }
+}
+
+/// Bytes in words, as the original writes them: `5.6 GiB`, `512.0 MiB`.
+pub fn human(bytes: u64) -> String {
+    let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match units.iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\n";
+        assert_eq!(from_meminfo(text), Some(Memory { total: 16000 * 1024, available: 9000 * 1024 }));
+        let old = "MemTotal: 16000 kB\nMemFree: 1000 kB\nBuffers: 10 kB\nCached: 20 kB\n";
+        assert_eq!(from_meminfo(old), Some(Memory { total: 16000 * 1024, available: 1030 * 1024 }));
+        assert_eq!(from_meminfo("nonsense"), None);
+    }
+
+    #[test]
+    fn a_control_groups_limit_narrows_the_systems_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        let system = Memory { total: 1000, available: 900 };
+        write("memory.max", "max\n");
+        assert_eq!(narrowed(system, dir.path()), system);
+        write("memory.max", "500\n");
+        write("memory.current", "300\n");
+        write("memory.stat", "anon 1\ninactive_file 100\n");
+        assert_eq!(narrowed(system, dir.path()), Memory { total: 500, available: 300 });
+    }
+
+    #[test]
+    fn all_enclosing_groups_count() {
+        assert_eq!(group_folders("0::/a/b\n"), ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]);
+        assert!(group_folders("12:memory:/x\n").is_empty());
+    }
+
+    #[test]
+    fn sizes_are_written_in_binary_units() {
+        assert_eq!(human(6_012_954_214), "5.6 GiB");
+        assert_eq!(human(512 << 20), "512.0 MiB");
+        assert_eq!(human(10), "10 B");
+    }
+}

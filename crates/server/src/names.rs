@@ -1,0 +1,33 @@
+//! Model names in requests.
+
+use puna_store::{ModelName, ModelRef, NameError, Source};
+
+use crate::canonical::Failure;
+
+/// A valid name of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Name {
+    /// As the client wrote it.
+    pub(crate) given: String,
+    /// As the store understands it.
+    pub(crate) stored: ModelName,
+}
+
+impl Name {
+    /// Reads a name; `cloud` is what is said of models that somebody else's servers execute.
+    pub(crate) fn parse(given: &str, cloud: &str) -> Result<Self, Failure> {
+        let reference = ModelRef::parse(given).map_err(|error| match error {
+            error @ NameError::BothSources(_) => Failure::bad_request(error.to_string()),
+            _ => Failure::bad_request("invalid model name"),
+        })?;
+        if reference.source == Source::Cloud {
+            return Err(Failure::new(403, format!("ollama cloud is disabled: {cloud}")));
+        }
+        Ok(Self { given: given.to_owned(), stored: reference.name })
+    }
+
+    /// Reads the name of a model to run.
+    pub(crate) fn to_run(given: &str) -> Result<Self, Failure> {
+        Self::parse(given, "remote model is unavailable")
+    }
+}

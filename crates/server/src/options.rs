@@ -1,0 +1,190 @@
+//! Options of a request over those of the model over the defaults.
+
+use puna_api::native::Think;
+use serde_json::{Map, Value};
+
+use crate::canonical::{Failure, RunOptions};
+use crate::scheduler::LoadOptions;
+
+/// Reads the parameters of a model and then the options of a request; unknown names are logged and ignored, `null` is
+/// as good as absent. `load` and `run` hold the defaults.
+pub fn apply(
+    params: &Map<String, Value>,
+    options: Option<&Map<String, Value>>,
+    load: &mut LoadOptions,
+    run: &mut RunOptions,
+) -> Result<(), Failure> {
+    for (name, value) in params.iter().chain(options.into_iter().flatten()) {
+        if !value.is_null() {
+            one(name, value, load, run)?;
+        }
+    }
+    load.num_ctx = load.num_ctx.max(4);
+    Ok(())
+}
+
+fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<(), Failure> {
+    let sampling = &mut run.sampling;
+    match name {
+        "num_ctx" => {
+            load.num_ctx = u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX);
+            load.num_ctx_auto = false;
+        }
+        "num_batch" => load.num_batch = Some(positive(name, value)?),
+        "num_gpu" => load.num_gpu = int32(name, value)?,
+        "main_gpu" => load.main_gpu = Some(int32(name, value)?),
+        "num_thread" => load.num_thread = u32::try_from(integer(name, value)?.max(0)).unwrap_or(0),
+        "use_mmap" => load.use_mmap = Some(value.as_bool().ok_or_else(|| wrong(name, "boolean"))?),
+        "num_keep" => run.num_keep = integer(name, value)?,
+        "num_predict" => run.num_predict = integer(name, value)?,
+        "stop" => run.stop = strings(name, value)?,
+        "seed" => sampling.seed = integer(name, value)?,
+        "temperature" => sampling.temperature = float(name, value)?,
+        "top_k" => sampling.top_k = int32(name, value)?,
+        "top_p" => sampling.top_p = float(name, value)?,
+        "min_p" => sampling.min_p = float(name, value)?,
+        "typical_p" => sampling.typical_p = float(name, value)?,
+        "repeat_last_n" => sampling.repeat_last_n = int32(name, value)?,
+        "repeat_penalty" => sampling.repeat_penalty = float(name, value)?,
+        "presence_penalty" => sampling.presence_penalty = float(name, value)?,
+        "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
+        "logit_bias" => sampling.logit_bias = biases(name, value)?,
+        // Speculation never changes an answer, so that any value of its length is kept by doing without.
+        "draft_num_predict" => drop(integer(name, value)?),
+        // Not in the original; named as in llama.cpp's server.
+        "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
+        "dry_base" => sampling.dry_base = float(name, value)?,
+        "dry_allowed_length" => sampling.dry_allowed_length = int32(name, value)?,
+        "dry_penalty_last_n" => sampling.dry_penalty_last_n = int32(name, value)?,
+        "dry_sequence_breakers" => sampling.dry_sequence_breakers = strings(name, value)?,
+        "xtc_probability" => sampling.xtc_probability = float(name, value)?,
+        "xtc_threshold" => sampling.xtc_threshold = float(name, value)?,
+        "top_n_sigma" => sampling.top_n_sigma = float(name, value)?,
+        "dynatemp_range" => sampling.dynatemp_range = float(name, value)?,
+        "dynatemp_exponent" => sampling.dynatemp_exponent = float(name, value)?,
+        "ignore_eos" => sampling.ignore_eos = value.as_bool().ok_or_else(|| wrong(name, "boolean"))?,
+        _ => tracing::warn!(option = name, "invalid option provided"),
+    }
+    Ok(())
+}
+
+fn wrong(name: &str, kind: &str) -> Failure {
+    Failure::bad_request(format!("option \"{name}\" must be of type {kind}"))
+}
+
+/// An integer; fractions are cut, as JSON numbers are doubles to the original.
+fn integer(name: &str, value: &Value) -> Result<i64, Failure> {
+    match value.as_i64() {
+        Some(n) => Ok(n),
+        None => value.as_f64().map(|x| x as i64).ok_or_else(|| wrong(name, "integer")),
+    }
+}
+
+fn int32(name: &str, value: &Value) -> Result<i32, Failure> {
+    integer(name, value).map(|n| n.clamp(i32::MIN.into(), i32::MAX.into()) as i32)
+}
+
+fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
+    let n = integer(name, value)?;
+    u32::try_from(n)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| Failure::bad_request(format!("option \"{name}\" must be positive")))
+}
+
+fn float(name: &str, value: &Value) -> Result<f32, Failure> {
+    value.as_f64().map(|x| x as f32).ok_or_else(|| wrong(name, "float32"))
+}
+
+fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
+    let list = value.as_array().ok_or_else(|| wrong(name, "array"))?;
+    let strings = list.iter().map(|v| v.as_str().map(str::to_owned)).collect::<Option<_>>();
+    strings.ok_or_else(|| Failure::bad_request(format!("option \"{name}\" must be of an array of strings")))
+}
+
+/// OpenAI's form: an object of token number to bias.
+fn biases(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
+    let map = value.as_object().ok_or_else(|| wrong(name, "object"))?;
+    let one = |(token, bias): (&String, &Value)| Some((token.parse().ok()?, bias.as_f64()? as f32));
+    let list = map.iter().map(one).collect::<Option<_>>();
+    list.ok_or_else(|| {
+        Failure::bad_request(format!("option \"{name}\" must be an object of token numbers and biases"))
+    })
+}
+
+/// What `reasoning_effort` of OpenAI's dialect means.
+pub fn effort(effort: &str) -> Result<Option<Think>, Failure> {
+    Ok(match effort {
+        "" => None,
+        "none" => Some(Think::Off),
+        "minimal" | "low" => Some(Think::Low),
+        "medium" => Some(Think::Medium),
+        "high" => Some(Think::High),
+        "max" | "xhigh" | "ultra" => Some(Think::Max),
+        other => {
+            return Err(Failure::bad_request(format!(
+                "invalid reasoning value: {other:?} (must be \"minimal\", \"low\", \"medium\", \"high\", \"xhigh\", \"ultra\", \"max\", or \"none\")"
+            )));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(params: Value, options: Value) -> Result<(LoadOptions, RunOptions), String> {
+        let (mut load, mut run) = (
+            LoadOptions { num_ctx_auto: true, num_ctx: 4096, ..LoadOptions::default() },
+            RunOptions::default(),
+        );
+        apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run)
+            .map_err(|e| e.message)?;
+        Ok((load, run))
+    }
+
+    #[test]
+    fn a_request_wins_over_the_model_and_null_is_no_value() {
+        let (load, run) = read(
+            json!({"temperature": 0.1, "top_k": 20, "stop": ["END"], "num_ctx": 8192}),
+            json!({"temperature": 0.5, "top_k": null, "stop": ["X"], "num_predict": 2.9, "bogus": 1, "mirostat_x": 2}),
+        )
+        .unwrap();
+        assert_eq!((run.sampling.temperature, run.sampling.top_k, run.num_predict), (0.5, 20, 2));
+        assert_eq!(run.stop, ["X"], "the request's list replaces the model's");
+        assert_eq!((load.num_ctx, load.num_ctx_auto), (8192, false));
+    }
+
+    #[test]
+    fn wrong_types_are_named() {
+        let error = |options| read(json!({}), options).unwrap_err();
+        assert_eq!(error(json!({"temperature": "x"})), "option \"temperature\" must be of type float32");
+        assert_eq!(error(json!({"num_ctx": "x"})), "option \"num_ctx\" must be of type integer");
+        assert_eq!(error(json!({"use_mmap": 1})), "option \"use_mmap\" must be of type boolean");
+        assert_eq!(error(json!({"stop": "x"})), "option \"stop\" must be of type array");
+        assert_eq!(error(json!({"stop": [1]})), "option \"stop\" must be of an array of strings");
+    }
+
+    #[test]
+    fn absurd_sizes_are_brought_into_range() {
+        let (load, _) = read(json!({}), json!({"num_ctx": -5, "num_thread": 1e300})).unwrap();
+        assert_eq!((load.num_ctx, load.num_thread), (4, 0));
+        let (load, _) = read(json!({}), json!({"num_ctx": 1e300})).unwrap();
+        assert_eq!(load.num_ctx, u32::MAX);
+        assert!(read(json!({}), json!({"num_batch": 0})).is_err());
+    }
+
+    #[test]
+    fn efforts_map_to_levels() {
+        assert_eq!(effort("none").unwrap(), Some(Think::Off));
+        assert_eq!(effort("minimal").unwrap(), Some(Think::Low));
+        assert_eq!(effort("ultra").unwrap(), Some(Think::Max));
+        assert!(
+            effort("zz")
+                .unwrap_err()
+                .message
+                .starts_with("invalid reasoning value: \"zz\" (must be \"minimal\"")
+        );
+    }
+}

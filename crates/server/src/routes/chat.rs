@@ -1,0 +1,76 @@
+//! `POST /api/chat`, and what chats of all dialects share.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use puna_api::KeepAlive;
+use puna_api::native::ChatRequest;
+use puna_store::Model;
+
+use crate::app::{App, Loaded, Running, key};
+use crate::canonical::{Failure, Task};
+use crate::dialect::native::{self, ChatEncoder};
+use crate::dialect::{self, collect, respond};
+use crate::http::{Json, Native, Refused};
+use crate::names::Name;
+
+pub(super) async fn chat(
+    State(app): State<App>,
+    Json(request, _): Json<Native, ChatRequest>,
+) -> Result<Response, Refused<Native>> {
+    dialect::logprobs(request.logprobs, request.top_logprobs)?;
+    let (name, model) = find(&app, &request.model).await?;
+    let encoder = ChatEncoder { model: name.given.clone() };
+    if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
+        app.models().expire(key(&model));
+        return Ok(encoder.empty("unload"));
+    }
+    let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
+    let prepared = prepare(&app, request, &name, &model).await?;
+    if empty {
+        return Ok(encoder.empty("load"));
+    }
+    let running = prepared.start();
+    if stream {
+        return Ok(respond(running, encoder).await?);
+    }
+    Ok(encoder.whole(collect(running).await?))
+}
+
+/// The model of a chat.
+pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), Failure> {
+    if given.is_empty() {
+        return Err(Failure::bad_request("model is required"));
+    }
+    let name = Name::to_run(given)?;
+    let model = app.find(&name, || format!("model '{given}' not found")).await?;
+    Ok((name, model))
+}
+
+/// A chat whose model is in memory.
+pub(super) struct Prepared {
+    loaded: Loaded,
+    task: Task,
+}
+
+impl Prepared {
+    pub(super) fn start(self) -> Running {
+        self.loaded.run(self.task)
+    }
+}
+
+/// Checks a chat and waits for its model.
+pub(super) async fn prepare(
+    app: &App,
+    request: ChatRequest,
+    name: &Name,
+    model: &Model,
+) -> Result<Prepared, Failure> {
+    native::check_chat(&request, model, name)?;
+    let (load, run) = app.options(model, request.options.as_ref())?;
+    let keep_alive = request.keep_alive;
+    let task = Task::Generate(Box::new(native::chat(request, model, run, app.config())?));
+    let loaded = app.load(model, load, keep_alive).await?;
+    Ok(Prepared { loaded, task })
+}

@@ -1,0 +1,33 @@
+//! Routes that belong to ollama.com. Nothing here ever goes out to it.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Value, json as value};
+
+use crate::canonical::Failure;
+use crate::http::{Dialect, Json, Native, json};
+
+/// `GET /api/status`
+pub(super) async fn status() -> Response {
+    json(StatusCode::OK, &value!({"cloud": {"disabled": true, "source": "config"}}))
+}
+
+/// Accounts: `POST /api/me`, `POST /api/signout`, `DELETE /api/user/keys/…`
+pub(super) async fn account() -> Response {
+    Native::error(&Failure::new(501, "not supported: ollama.com accounts"))
+}
+
+/// `POST /api/experimental/web_search`
+pub(super) async fn web_search(_: Json<Native, Value>) -> Response {
+    Native::error(&Failure::new(403, "ollama cloud is disabled: web search is unavailable"))
+}
+
+/// `POST /api/experimental/web_fetch`
+pub(super) async fn web_fetch(_: Json<Native, Value>) -> Response {
+    Native::error(&Failure::new(403, "ollama cloud is disabled: web fetch is unavailable"))
+}
+
+/// `GET /api/experimental/model-recommendations`
+pub(super) async fn recommendations() -> Response {
+    json(StatusCode::OK, &value!({"recommendations": []}))
+}

@@ -1,0 +1,147 @@
+//! Making models: `POST /api/create`; `POST /api/pull` and `POST /api/push` so far only check names.
+
+use std::convert::Infallible;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use puna_api::native::{CreateRequest, Progress, PullRequest};
+use puna_store::{Hooks, ModelName, ModelRef, Store, StoreError};
+use serde_json::{Value, json as value};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::app::{App, store_failure};
+use crate::canonical::Failure;
+use crate::dialect::native::push_line;
+use crate::http::{Json, Native, Refused, Wire, error_body, json_plain, stream};
+
+/// Lines of progress that may wait for the client.
+const WAITING_LINES: usize = 64;
+
+type Line = Result<Progress, Failure>;
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Json(request, _): Json<Native, CreateRequest>,
+) -> Result<Response, Refused<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    let name = ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?.name;
+    let whole = request.stream == Some(false);
+    let wanted = store_request(request);
+    let (to, mut lines) = mpsc::channel::<Line>(WAITING_LINES);
+    let keep_unused = app.config().no_prune;
+    // Goes on when the client leaves: what was asked for is made.
+    let work = app.clone();
+    tokio::spawn(async move {
+        let end = to.clone();
+        let made = work.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await;
+        if let Err(failure) = made.and_then(|made| made.map_err(|e| create_failure(&e))) {
+            let _ = end.send(Err(failure)).await;
+        }
+    });
+    if whole {
+        let mut last = Progress::default();
+        while let Some(line) = lines.recv().await {
+            last = line?;
+        }
+        return Ok(json_plain(StatusCode::OK, &last));
+    }
+    match lines.recv().await {
+        Some(Err(failure)) => Err(failure.into()),
+        first => {
+            let lines = tokio_stream::iter(first).chain(ReceiverStream::new(lines));
+            Ok(stream(Wire::Ndjson, lines.map(encode)))
+        }
+    }
+}
+
+fn encode(line: Line) -> Result<Bytes, Infallible> {
+    let mut out = Vec::new();
+    match line {
+        Ok(progress) => push_line(&progress, &mut out),
+        Err(failure) => push_line(&error_body(&failure), &mut out),
+    }
+    Ok(out.into())
+}
+
+fn make(
+    store: &Store,
+    name: &ModelName,
+    request: &puna_store::CreateRequest,
+    keep_unused: bool,
+    to: &mpsc::Sender<Line>,
+) -> Result<(), StoreError> {
+    let mut progress = |line: puna_store::Progress| {
+        let line = Progress {
+            status: line.status,
+            digest: line.digest.unwrap_or_default(),
+            total: line.total.unwrap_or(0),
+            completed: line.completed.unwrap_or(0),
+        };
+        let _ = to.blocking_send(Ok(line));
+    };
+    store.create(name, request, &Hooks { keep_unused, ..hooks() }, &mut progress)
+}
+
+/// What the store asks of the crate that knows templates.
+fn hooks() -> Hooks<'static> {
+    Hooks { check_template: Some(&check_template), ..Hooks::default() }
+}
+
+fn check_template(text: &str) -> Result<(), String> {
+    crate::runner::check_template(text)
+}
+
+/// Something that cannot be made is the client's fault, a store that cannot be written is not.
+fn create_failure(error: &StoreError) -> Failure {
+    match error {
+        StoreError::NotFound(name) => {
+            Failure::internal(format!("pull model manifest: {name}: file does not exist"))
+        }
+        StoreError::QuantizeSource | StoreError::QuantizeType(_) => Failure::bad_request(error.to_string()),
+        error => store_failure(error),
+    }
+}
+
+fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
+    let text = |text: String| Some(text).filter(|t| !t.is_empty());
+    let quantize = if request.quantize.is_empty() { request.quantization } else { request.quantize };
+    puna_store::CreateRequest {
+        from: text(request.from),
+        files: request.files,
+        adapters: request.adapters,
+        template: text(request.template),
+        system: text(request.system),
+        license: request.license.map(|l| l.0).unwrap_or_default(),
+        parameters: request.parameters.unwrap_or_default(),
+        messages: request
+            .messages
+            .iter()
+            .map(|m| value!({"role": m.role, "content": m.content}))
+            .collect::<Vec<Value>>(),
+        quantize: text(quantize),
+        renderer: text(request.renderer),
+        parser: text(request.parser),
+        requires: text(request.requires),
+        info: request.info.unwrap_or_default(),
+        ..puna_store::CreateRequest::default()
+    }
+}
+
+/// `POST /api/pull`
+pub(super) async fn pull(Json(request, _): Json<Native, PullRequest>) -> Result<Response, Refused<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?;
+    Err(Failure::new(501, "pulling models is not supported yet: create one from a file with `create`").into())
+}
+
+/// `POST /api/push`
+pub(super) async fn push(Json(request, _): Json<Native, PullRequest>) -> Result<Response, Refused<Native>> {
+    if request.model.is_empty() && request.name.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    Err(Failure::new(501, "pushing models is not supported yet").into())
+}

@@ -1,0 +1,123 @@
+//! `POST /api/embed` and its older form, and what embeddings of all dialects share.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::KeepAlive;
+use puna_api::native::{EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse};
+use serde_json::{Map, Value};
+
+use crate::app::{App, Running};
+use crate::canonical::{Embed, Event, Failure, Task};
+use crate::dialect::{Times, has};
+use crate::http::{Json, Native, Refused, json};
+use crate::names::Name;
+
+pub(super) async fn embed(
+    State(app): State<App>,
+    Json(request, _): Json<Native, EmbedRequest>,
+) -> Result<Response, Refused<Native>> {
+    if request.model.is_empty() {
+        return Err(Failure::not_found("model '' not found").into());
+    }
+    let name = Name::to_run(&request.model)?;
+    let inputs =
+        EmbedInput::from_value(&request.input).ok_or_else(|| Failure::bad_request("invalid input type"))?;
+    let wanted = Wanted {
+        inputs: inputs.0,
+        truncate: request.truncate.unwrap_or(true),
+        options: request.options,
+        keep_alive: request.keep_alive,
+    };
+    let answer = vectors(&app, &name, wanted).await?;
+    let mut embeddings = answer.vectors;
+    embeddings.iter_mut().for_each(|v| shorten(v, request.dimensions));
+    check_finite(&embeddings)?;
+    let answer = EmbedResponse {
+        model: request.model,
+        embeddings,
+        total_duration: answer.times.total,
+        load_duration: answer.times.load,
+        prompt_eval_count: answer.tokens,
+    };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// `POST /api/embeddings`: one text, its vector as it is.
+pub(super) async fn embeddings(
+    State(app): State<App>,
+    Json(request, _): Json<Native, EmbeddingsRequest>,
+) -> Result<Response, Refused<Native>> {
+    if request.model.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    let name = Name::to_run(&request.model)?;
+    let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![request.prompt] };
+    let (options, keep_alive) = (request.options, request.keep_alive);
+    let answer = vectors(&app, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
+    check_finite(&answer.vectors)?;
+    let first = answer.vectors.into_iter().next().unwrap_or_default();
+    let embedding = first.into_iter().map(f64::from).collect();
+    Ok(json(StatusCode::OK, &EmbeddingsResponse { embedding }))
+}
+
+/// Texts that are to become vectors.
+pub(super) struct Wanted {
+    pub(super) inputs: Vec<String>,
+    pub(super) truncate: bool,
+    pub(super) options: Option<Map<String, Value>>,
+    pub(super) keep_alive: Option<KeepAlive>,
+}
+
+/// Vectors as the model's pooling gives them.
+#[derive(Default)]
+pub(super) struct Vectors {
+    pub(super) vectors: Vec<Vec<f32>>,
+    pub(super) tokens: u64,
+    pub(super) times: Times,
+}
+
+/// Loads the model and embeds the texts; without texts it only loads.
+pub(super) async fn vectors(app: &App, name: &Name, wanted: Wanted) -> Result<Vectors, Failure> {
+    let missing = || format!("model {:?} not found, try pulling it first", name.given);
+    let model = app.find(name, missing).await?;
+    if !has(&model, "embedding") {
+        return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
+    }
+    let (load, _) = app.options(&model, wanted.options.as_ref())?;
+    let loaded = app.load(&model, load, wanted.keep_alive).await?;
+    if wanted.inputs.is_empty() {
+        return Ok(Vectors::default());
+    }
+    let embed = Embed { inputs: wanted.inputs, truncate: wanted.truncate };
+    finish(loaded.run(Task::Embed(embed))).await
+}
+
+async fn finish(mut running: Running) -> Result<Vectors, Failure> {
+    while let Some(event) = running.next().await {
+        match event {
+            Event::Embedded(vectors, tokens) => {
+                return Ok(Vectors { vectors, tokens, times: Times::of(&running) });
+            }
+            Event::Error(failure) => return Err(failure),
+            _ => {}
+        }
+    }
+    Err(Failure::internal("the model runner sent no vectors"))
+}
+
+/// Keeps the leading components, if that is fewer, and brings the vector to norm 1.
+pub(super) fn shorten(vector: &mut Vec<f32>, dimensions: i64) {
+    if let Ok(n @ 1..) = usize::try_from(dimensions) {
+        vector.truncate(n);
+    }
+    let norm = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|x| *x /= norm);
+}
+
+pub(super) fn check_finite(vectors: &[Vec<f32>]) -> Result<(), Failure> {
+    match vectors.iter().flatten().all(|x| x.is_finite()) {
+        true => Ok(()),
+        false => Err(Failure::bad_request("embedding contains NaN or Inf values")),
+    }
+}

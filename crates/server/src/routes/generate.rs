@@ -1,0 +1,58 @@
+//! `POST /api/generate`
+
+use axum::extract::State;
+use axum::response::Response;
+use puna_api::KeepAlive;
+use puna_api::native::GenerateRequest;
+
+use crate::app::{App, Running, key};
+use crate::canonical::{Failure, Task};
+use crate::dialect::native::{self, GenerateEncoder};
+use crate::dialect::{self, collect, respond};
+use crate::http::{Json, Native, Refused};
+use crate::names::Name;
+
+pub(super) async fn generate(
+    State(app): State<App>,
+    Json(request, _): Json<Native, GenerateRequest>,
+) -> Result<Response, Refused<Native>> {
+    let stream = request.stream.unwrap_or(true);
+    let with_context = !request.raw;
+    let encoder = GenerateEncoder { model: request.model.clone(), with_context };
+    Ok(match start(&app, request).await? {
+        Started::Nothing(reason) => encoder.empty(reason),
+        Started::Running(running) if stream => respond(running, encoder).await?,
+        Started::Running(running) => encoder.whole(collect(running).await?),
+    })
+}
+
+/// What became of a request.
+pub(super) enum Started {
+    /// Nothing is to be generated: `load` or `unload`.
+    Nothing(&'static str),
+    Running(Running),
+}
+
+/// Checks a request in the original's order, waits for the model and starts to generate.
+pub(super) async fn start(app: &App, request: GenerateRequest) -> Result<Started, Failure> {
+    dialect::logprobs(request.logprobs, request.top_logprobs)?;
+    let missing = |name: &str| format!("model '{name}' not found");
+    if request.model.is_empty() {
+        return Err(Failure::not_found(missing("")));
+    }
+    let name = Name::to_run(&request.model)?;
+    let model = app.find(&name, || missing(&name.given)).await?;
+    if request.prompt.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
+        app.models().expire(key(&model));
+        return Ok(Started::Nothing("unload"));
+    }
+    native::check_generate(&request, &model, &name)?;
+    let (load, run) = app.options(&model, request.options.as_ref())?;
+    let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
+    let task = native::generate(request, &model, run, app.config())?;
+    let loaded = app.load(&model, load, keep_alive).await?;
+    if empty {
+        return Ok(Started::Nothing("load"));
+    }
+    Ok(Started::Running(loaded.run(Task::Generate(Box::new(task)))))
+}

@@ -1,0 +1,104 @@
+//! The stored models: tags, show, copy, delete.
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use puna_api::native::{CopyRequest, DeleteRequest, ListResponse, ModelSummary, ShowRequest};
+use puna_store::{Entry, ModelRef, Store, StoreError};
+
+use super::rfc3339;
+use crate::app::{App, details, store_failure};
+use crate::canonical::Failure;
+use crate::http::{Json, Native, Refused, json};
+use crate::names::Name;
+use crate::show;
+
+/// `GET /api/tags`
+pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
+    let models = app.store(list).await?.map_err(|e| store_failure(&e))?;
+    Ok(json(StatusCode::OK, &ListResponse { models }))
+}
+
+fn list(store: &Store) -> Result<Vec<ModelSummary>, StoreError> {
+    Ok(store.list()?.iter().map(|entry| summary(store, entry)).collect())
+}
+
+/// What the list says of a model. One whose parts are missing is listed all the same, so that it can be deleted.
+fn summary(store: &Store, entry: &Entry) -> ModelSummary {
+    let name = entry.name.to_string();
+    let mut summary = ModelSummary {
+        model: name.clone(),
+        name,
+        modified_at: rfc3339(entry.modified),
+        size: entry.size(),
+        digest: entry.digest.hex(),
+        ..ModelSummary::default()
+    };
+    match store.resolve_entry(entry) {
+        Ok(model) => {
+            summary.details = details(&model);
+            summary.details.context_length = model.facts.context_length;
+            summary.details.embedding_length = model.facts.embedding_length;
+            summary.capabilities = model.capabilities();
+        }
+        Err(error) => tracing::warn!(model = summary.name, %error, "a stored model is broken"),
+    }
+    summary
+}
+
+/// `POST /api/show`
+pub(super) async fn show(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Json(request, _): Json<Native, ShowRequest>,
+) -> Result<Response, Refused<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    if given.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    let name = Name::parse(given, "remote model details are unavailable")?;
+    let model = app.find(&name, || format!("model '{}' not found", name.stored)).await?;
+    let agent = headers.get(header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let basename = agent.starts_with("GitHubCopilotChat/").then(|| given.clone());
+    let prefer_jinja = app.config().go_template == Some(false);
+    let shown = app.store(move |_| show::show(&model, &request, prefer_jinja, basename)).await??;
+    Ok(json(StatusCode::OK, &shown))
+}
+
+/// `POST /api/copy`
+pub(super) async fn copy(
+    State(app): State<App>,
+    Json(request, _): Json<Native, CopyRequest>,
+) -> Result<Response, Refused<Native>> {
+    let parse = |what: &str, text: &str| {
+        let invalid = |_| Failure::bad_request(format!("{what} {text:?} is invalid"));
+        ModelRef::parse(text).map(|r| r.name).map_err(invalid)
+    };
+    let source = parse("source", &request.source)?;
+    let destination = parse("destination", &request.destination)?;
+    match app.store(move |store| store.copy(&source, &destination)).await? {
+        Ok(()) => Ok(StatusCode::OK.into_response()),
+        Err(StoreError::NotFound(_)) => {
+            Err(Failure::not_found(format!("model {:?} not found", request.source)).into())
+        }
+        Err(error) => Err(store_failure(&error).into()),
+    }
+}
+
+/// `DELETE /api/delete`
+pub(super) async fn delete(
+    State(app): State<App>,
+    Json(request, _): Json<Native, DeleteRequest>,
+) -> Result<Response, Refused<Native>> {
+    let given = if request.model.is_empty() { request.name } else { request.model };
+    if given.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
+    let name = ModelRef::parse(&given).map_err(invalid)?.name;
+    match app.store(move |store| store.delete(&name)).await? {
+        Ok(()) => Ok(StatusCode::OK.into_response()),
+        Err(StoreError::NotFound(_)) => Err(Failure::not_found(format!("model '{given}' not found")).into()),
+        Err(error) => Err(store_failure(&error).into()),
+    }
+}

@@ -1,0 +1,81 @@
+//! The routes, one module a group.
+
+mod anthropic;
+mod blobs;
+mod chat;
+mod cloud;
+mod create;
+mod embed;
+mod generate;
+mod library;
+mod openai;
+mod ps;
+mod root;
+#[cfg(test)]
+mod tests;
+
+use std::hash::{BuildHasher, RandomState};
+
+use axum::routing::{delete, get, post};
+
+use crate::http::paths::Route;
+
+/// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
+pub(crate) fn all() -> Vec<Route> {
+    const READ: &[&str] = &["HEAD", "GET"];
+    const GET: &[&str] = &["GET"];
+    const POST: &[&str] = &["POST"];
+    const DELETE: &[&str] = &["DELETE"];
+    vec![
+        Route::new("/", READ, get(root::root)),
+        Route::new("/api/version", READ, get(root::version)),
+        Route::new("/api/status", GET, get(cloud::status)),
+        Route::new("/api/tags", READ, get(library::tags)),
+        Route::new("/api/show", POST, post(library::show)),
+        Route::new("/api/ps", GET, get(ps::ps)),
+        Route::new("/api/generate", POST, post(generate::generate)),
+        Route::new("/api/chat", POST, post(chat::chat)),
+        Route::new("/api/embed", POST, post(embed::embed)),
+        Route::new("/api/embeddings", POST, post(embed::embeddings)),
+        Route::new("/api/create", POST, post(create::create)),
+        Route::new("/api/copy", POST, post(library::copy)),
+        Route::new("/api/delete", DELETE, delete(library::delete)),
+        Route::new("/api/pull", POST, post(create::pull)),
+        Route::new("/api/push", POST, post(create::push)),
+        Route::new("/api/blobs/{digest}", &["HEAD", "POST"], get(blobs::head).post(blobs::upload)),
+        Route::new("/api/me", POST, post(cloud::account)),
+        Route::new("/api/signout", POST, post(cloud::account)),
+        Route::new("/api/user/keys/{key}", DELETE, delete(cloud::account)),
+        Route::new("/api/experimental/web_search", POST, post(cloud::web_search)),
+        Route::new("/api/experimental/web_fetch", POST, post(cloud::web_fetch)),
+        Route::new("/api/experimental/model-recommendations", GET, get(cloud::recommendations)),
+        Route::new("/v1/chat/completions", POST, post(openai::chat_completions)),
+        Route::new("/v1/completions", POST, post(openai::completions)),
+        Route::new("/v1/responses", POST, post(openai::responses)),
+        Route::new("/v1/audio/transcriptions", POST, post(openai::transcriptions)),
+        Route::new("/v1/messages", POST, post(anthropic::messages)),
+        Route::new("/v1/embeddings", POST, post(openai::embeddings)),
+        Route::new("/v1/models", GET, get(openai::models)),
+        Route::new("/v1/models/{*model}", GET, get(openai::model)),
+    ]
+}
+
+/// A prefix and 24 random letters and digits.
+pub(crate) fn random_id(prefix: &str) -> String {
+    const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    let mut id = prefix.to_owned();
+    for _ in 0..2 {
+        // The standard library seeds its hashers from the system's random numbers.
+        let mut bits = RandomState::new().hash_one(id.as_str());
+        for _ in 0..12 {
+            id.push(char::from(LETTERS[(bits % 36) as usize]));
+            bits /= 36;
+        }
+    }
+    id
+}
+
+/// A time as it stands in answers.
+pub(crate) fn rfc3339(time: std::time::SystemTime) -> String {
+    jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::MAX).to_string()
+}

@@ -1,0 +1,32 @@
+//! `GET /api/ps`
+
+use std::time::{Duration, SystemTime};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::native::{ProcessResponse, RunningModel};
+
+use super::rfc3339;
+use crate::app::App;
+use crate::http::json;
+
+/// How far ahead "never" is.
+const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);
+
+pub(super) async fn ps(State(app): State<App>) -> Response {
+    let never = SystemTime::now() + NEVER;
+    let mut running = app.models().list().await;
+    running.sort_by_key(|model| std::cmp::Reverse(model.expires.unwrap_or(never)));
+    let one = |model: crate::manager::Running| RunningModel {
+        name: model.about.name.clone(),
+        model: model.about.name,
+        size: model.size,
+        digest: model.about.digest,
+        details: model.about.details,
+        expires_at: rfc3339(model.expires.unwrap_or(never)),
+        size_vram: 0,
+        context_length: model.context.into(),
+    };
+    json(StatusCode::OK, &ProcessResponse { models: running.into_iter().map(one).collect() })
+}

@@ -1,0 +1,359 @@
+//! The routes behind the door, with the embedded model on a fake engine.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::config::Config;
+use crate::http::door::Door;
+use crate::runner::tests::{Fake, FakeLauncher};
+
+struct Bench {
+    door: Door,
+    fake: Arc<Fake>,
+    _models: tempfile::TempDir,
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        self.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |v| v.to_str().unwrap())
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let fake = Arc::<Fake>::default();
+        let app = App::new(Config::with_models(models.path()), Arc::new(FakeLauncher(fake.clone()))).unwrap();
+        Self { door: Door::new(app, ([127, 0, 0, 1], 11434).into()), fake, _models: models }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.door.answer(request).await;
+        let (parts, body) = response.into_parts();
+        let body = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(Request::post(path).body(Body::from(body.to_string())).unwrap()).await
+    }
+
+    async fn with_headers(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let request =
+            headers.iter().fold(Request::builder().method(method).uri(path), |r, (k, v)| r.header(*k, *v));
+        self.send(request.body(Body::empty()).unwrap()).await
+    }
+}
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({"model": "cria", "messages": [{"role": "user", "content": "hi"}], "options": {"num_predict": 5}});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn the_server_says_what_it_is() {
+    let b = Bench::new();
+    let root = b.get("/").await;
+    assert_eq!((root.status, root.body.as_str()), (StatusCode::OK, "Ollama is running"));
+    let version = b.get("/api/version").await;
+    assert_eq!(version.json(), json!({"version": crate::OLLAMA_VERSION, "puna": crate::VERSION}));
+    let head = b.with_headers("HEAD", "/api/version", &[]).await;
+    assert_eq!((head.status, head.body.as_str()), (StatusCode::OK, ""));
+}
+
+#[tokio::test]
+async fn unknown_paths_methods_and_spellings_have_their_texts() {
+    let b = Bench::new();
+    let nope = b.get("/nope").await;
+    assert_eq!(
+        (nope.status.as_u16(), nope.body.as_str(), nope.header("content-type")),
+        (404, "404 page not found", "text/plain")
+    );
+    let method = b.post("/api/tags", json!({})).await;
+    assert_eq!(
+        (method.status.as_u16(), method.body.as_str(), method.header("allow")),
+        (405, "405 method not allowed", "HEAD, GET")
+    );
+    let slash = b.get("/api/tags/?x=1").await;
+    assert_eq!((slash.status.as_u16(), slash.header("location")), (301, "/api/tags?x=1"));
+    assert_eq!(b.get("/api//tags").await.status, 307);
+    assert_eq!(b.get("/v1/models/ns%2Fname").await.status, 404);
+}
+
+#[tokio::test]
+async fn origins_and_hosts_are_checked() {
+    let b = Bench::new();
+    let page = b.with_headers("GET", "/api/version", &[("origin", "http://localhost:3000")]).await;
+    assert_eq!(
+        (page.status.as_u16(), page.header("access-control-allow-origin"), page.header("vary")),
+        (200, "http://localhost:3000", "Origin")
+    );
+    assert_eq!(b.with_headers("GET", "/api/version", &[("origin", "http://example.com")]).await.status, 403);
+    let same = b
+        .with_headers("GET", "/api/version", &[("origin", "http://localhost:1"), ("host", "localhost:1")])
+        .await;
+    assert_eq!((same.status.as_u16(), same.header("vary")), (200, ""));
+    let preflight =
+        [("origin", "http://localhost:1"), ("host", "evil.test"), ("access-control-request-method", "POST")];
+    let preflight = b.with_headers("OPTIONS", "/nope", &preflight).await;
+    assert_eq!((preflight.status.as_u16(), preflight.header("access-control-max-age")), (204, "43200"));
+    assert_eq!(preflight.headers.get_all("vary").iter().count(), 3);
+    assert_eq!(b.with_headers("GET", "/nope", &[("host", "evil.test")]).await.status, 403);
+    assert_eq!(b.with_headers("OPTIONS", "/api/chat", &[("host", "localhost")]).await.status, 204);
+    assert_eq!(b.with_headers("OPTIONS", "/api/chat", &[("host", "127.0.0.1")]).await.status, 405);
+}
+
+#[tokio::test]
+async fn the_embedded_model_is_listed_and_shown() {
+    let b = Bench::new();
+    let tags = b.get("/api/tags").await.json();
+    assert_eq!(tags["models"][0]["name"], "cria:latest");
+    assert!(tags["models"][0]["details"]["context_length"].as_u64().unwrap() > 0);
+    let show = b.post("/api/show", json!({"model": "cria"})).await.json();
+    assert_eq!(show["details"]["format"], "gguf");
+    assert_eq!(show["model_info"]["tokenizer.ggml.tokens"], Value::Null);
+    assert!(show["model_info"]["general.parameter_count"].as_u64().unwrap() > 1_000_000);
+    assert!(show["tensors"].as_array().unwrap().len() > 10);
+    assert!(show["modelfile"].as_str().unwrap().starts_with("# Modelfile generated by \"ollama show\"\n"));
+    let models = b.get("/v1/models").await.json();
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["owned_by"]),
+        (&json!("cria:latest"), &json!("library"))
+    );
+}
+
+#[tokio::test]
+async fn streams_and_single_answers_say_the_same() {
+    let b = Bench::new();
+    let stream = b.post("/api/chat", chat(json!({}))).await;
+    assert_eq!(stream.header("content-type"), "application/x-ndjson");
+    let lines = stream.lines();
+    let joined: String = lines.iter().map(|l| l["message"]["content"].as_str().unwrap()).collect();
+    let (last, pieces) = lines.split_last().unwrap();
+    assert!(pieces.iter().all(|l| l["done"] == false && l.get("eval_count").is_none()));
+    assert_eq!((&last["done_reason"], &last["eval_count"]), (&json!("length"), &json!(5)));
+    let whole = b.post("/api/chat", chat(json!({"stream": false}))).await;
+    assert_eq!(whole.header("content-type"), "application/json; charset=utf-8");
+    assert_eq!(whole.json()["message"]["content"], joined);
+    let openai = b.post("/v1/chat/completions", chat(json!({}))).await.json();
+    assert_eq!(
+        (&openai["choices"][0]["message"]["content"], &openai["object"]),
+        (&json!(joined), &json!("chat.completion"))
+    );
+    let openai = b.post("/v1/chat/completions", chat(json!({"stream": true}))).await;
+    assert!(openai.body.ends_with("data: [DONE]\n\n"), "{}", openai.body);
+    assert_eq!(b.fake.started.load(Ordering::Relaxed), 1, "all on one runner");
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_on_demand() {
+    let b = Bench::new();
+    let load = b.post("/api/generate", json!({"model": "CRIA", "keep_alive": "90s"})).await.json();
+    assert_eq!(
+        (&load["model"], &load["done_reason"], &load["response"]),
+        (&json!("CRIA"), &json!("load"), &json!(""))
+    );
+    let ps = b.get("/api/ps").await.json();
+    assert_eq!(ps["models"][0]["name"], "cria:latest");
+    let expires: jiff::Timestamp = ps["models"][0]["expires_at"].as_str().unwrap().parse().unwrap();
+    let left = expires.as_second() - jiff::Timestamp::now().as_second();
+    assert!((85..=91).contains(&left), "{left}");
+    let unload = b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await.json();
+    assert_eq!(
+        (&unload["done_reason"], &unload["message"]),
+        (&json!("unload"), &json!({"role": "assistant", "content": ""}))
+    );
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(b.get("/api/ps").await.json(), json!({"models": []}));
+}
+
+#[tokio::test]
+async fn names_that_are_wrong_or_unknown_have_their_texts() {
+    let b = Bench::new();
+    let error = async |path: &str, body: Value| {
+        let answer = b.post(path, body).await;
+        (answer.status.as_u16(), answer.json()["error"].as_str().unwrap().to_owned())
+    };
+    let model =
+        |name: &str| json!({"model": name, "prompt": "x", "messages": [{"role": "user"}], "input": "x"});
+    assert_eq!(error("/api/generate", model("no-such")).await, (404, "model 'no-such' not found".into()));
+    assert_eq!(error("/api/generate", model("")).await, (404, "model '' not found".into()));
+    assert_eq!(error("/api/generate", model("../x")).await, (400, "invalid model name".into()));
+    assert_eq!(error("/api/chat", model("")).await, (400, "model is required".into()));
+    assert_eq!(error("/api/show", model("no-such")).await, (404, "model 'no-such:latest' not found".into()));
+    let pull = "model \"no-such\" not found, try pulling it first";
+    assert_eq!(error("/api/embed", model("no-such")).await, (404, pull.into()));
+    assert_eq!(
+        error("/api/generate", model("m:cloud")).await,
+        (403, "ollama cloud is disabled: remote model is unavailable".into())
+    );
+    let both = "use either :local or :cloud, not both: \"m:cloud:local\"";
+    assert_eq!(error("/api/generate", model("m:cloud:local")).await, (400, both.into()));
+    assert_eq!(
+        error("/api/embed", model("cria")).await,
+        (400, "\"cria\" does not support embeddings".into())
+    );
+    let insert = json!({"model": "cria", "prompt": "x", "raw": true, "system": "y"});
+    assert_eq!(
+        error("/api/generate", insert).await,
+        (400, "raw mode does not support template, system, or context".into())
+    );
+    assert_eq!(
+        error("/api/generate", json!({"model": "no-such", "top_logprobs": 21})).await.1,
+        "top_logprobs must be between 0 and 20"
+    );
+    let openai = b.post("/v1/chat/completions", model("no-such")).await;
+    assert_eq!(
+        openai.json()["error"],
+        json!({"message": "invalid message content type: <nil>", "type": "invalid_request_error", "param": null, "code": null})
+    );
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_requests_are_refused_and_the_server_goes_on() {
+    let b = Bench::new();
+    let raw = async |path: &str, body: Vec<u8>| {
+        let answer = b.send(Request::post(path).body(Body::from(body)).unwrap()).await;
+        (answer.status.as_u16(), answer.json()["error"].clone())
+    };
+    assert_eq!(raw("/api/chat", b" ".to_vec()).await, (400, json!("missing request body")));
+    assert_eq!(raw("/api/chat", b"{\"model\":".to_vec()).await, (400, json!("unexpected EOF")));
+    assert_eq!(raw("/v1/chat/completions", Vec::new()).await.1["message"], "EOF");
+    assert_eq!(raw("/api/chat", "[".repeat(1_000_000).into()).await.0, 400);
+    let huge = Request::post("/api/chat").header("content-length", u64::MAX).body(Body::empty()).unwrap();
+    assert_eq!(b.send(huge).await.status, 413);
+    assert_eq!(b.get("/").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_model_larger_than_memory_is_refused_with_the_numbers() {
+    let b = Bench::new();
+    b.fake.need.store(1 << 50, Ordering::Relaxed);
+    let answer = b.post("/api/chat", chat(json!({}))).await;
+    assert_eq!(answer.status, 500);
+    let error = answer.json()["error"].as_str().unwrap().to_owned();
+    assert!(
+        error.starts_with("model requires more system memory (1024.0 TiB) than is available ("),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_load_that_fails_is_an_error_and_the_next_one_works() {
+    let b = Bench::new();
+    b.fake.broken.store(true, Ordering::Relaxed);
+    let answer = b.post("/api/chat", chat(json!({}))).await;
+    assert_eq!(answer.status, 500);
+    assert!(answer.json()["error"].as_str().unwrap().contains("the fake is broken"));
+    b.fake.broken.store(false, Ordering::Relaxed);
+    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_runner_that_dies_in_an_answer_ends_it_with_an_error_and_the_next_request_works() {
+    let b = Bench::new();
+    let body = chat(json!({"options": {"num_predict": 1_000_000}}));
+    let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
+    let response = b.door.answer(request).await;
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    body.frame().await.unwrap().unwrap();
+    b.fake.crash();
+    let rest = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
+    let last: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+    assert!(last["error"].as_str().unwrap().starts_with("model runner has unexpectedly stopped"), "{last}");
+    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
+    assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_stops_its_generation_and_its_keep_alive_starts() {
+    let b = Bench::new();
+    let body = chat(json!({"options": {"num_predict": 1_000_000}, "keep_alive": 0}));
+    let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
+    let mut body = b.door.answer(request).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let after = b.fake.generated.load(Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(b.fake.generated.load(Ordering::Relaxed), after);
+    assert_eq!(b.get("/api/ps").await.json(), json!({"models": []}), "with nobody left it was unloaded");
+}
+
+#[tokio::test]
+async fn blobs_are_uploaded_once_and_checked() {
+    let b = Bench::new();
+    let digest = format!("sha256:{}", puna_store::Digest::of(b"abc").hex());
+    let path = format!("/api/blobs/{digest}");
+    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 404);
+    let upload = async |path: &str, body: &'static str| {
+        b.send(Request::post(path).body(Body::from(body)).unwrap()).await
+    };
+    let wrong = upload(&path, "abd").await;
+    assert_eq!(wrong.status, 400);
+    assert!(
+        wrong.json()["error"]
+            .as_str()
+            .unwrap()
+            .starts_with(&format!("digest mismatch, expected \"{digest}\""))
+    );
+    assert_eq!(upload(&path, "abc").await.status, 201);
+    assert_eq!(upload(&path, "abc").await.status, 200);
+    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 200);
+    assert_eq!(upload("/api/blobs/sha256:00", "").await.json()["error"], "invalid digest format");
+}
+
+#[tokio::test]
+async fn models_are_made_copied_and_deleted() {
+    let b = Bench::new();
+    let made = b.post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."})).await;
+    assert_eq!(made.lines().last().unwrap(), &json!({"status": "success"}));
+    let show = b.post("/api/show", json!({"model": "mine"})).await.json();
+    assert_eq!(show["system"], "Be brief.");
+    assert_eq!(
+        b.post("/api/copy", json!({"source": "mine", "destination": "me/other:v1"})).await.status,
+        200
+    );
+    let tags = b.get("/api/tags").await.json();
+    assert!(tags["models"].as_array().unwrap().iter().any(|m| m["name"] == "me/other:v1"));
+    let delete = async |model: &str| {
+        let body = Body::from(json!({"model": model}).to_string());
+        b.send(Request::delete("/api/delete").body(body).unwrap()).await
+    };
+    assert_eq!(delete("mine").await.status, 200);
+    assert_eq!(delete("mine").await.json()["error"], "model 'mine' not found");
+    let nothing = b.post("/api/create", json!({"model": "x"})).await;
+    assert_eq!(
+        (nothing.status.as_u16(), &nothing.json()["error"]),
+        (400, &json!("neither 'from' or 'files' was specified"))
+    );
+    let empty = b.post("/api/create", json!({"model": "x", "files": {}})).await;
+    assert_eq!(empty.json()["error"], "unknown type");
+}

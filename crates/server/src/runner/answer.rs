@@ -1,0 +1,211 @@
+//! From what the engine reports to events: thoughts and answer apart, figures at the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use puna_api::native::{Logprob, TopLogprob};
+use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Summary};
+use puna_prompt::{Split, ThinkingSplitter};
+use puna_sampler::TokenLogprobs;
+
+use super::generator::Generator;
+use super::worker::Handle;
+use crate::canonical::{Done, Event, Failure, Piece, Reason};
+
+/// A model that says the same more often than this, token for token, is not going to say anything else.
+const REPEATS: u32 = 30;
+
+/// How often the progress of a prompt is reported at most.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+/// Takes the events of a job.
+pub(super) struct Answer {
+    handle: Handle,
+    generator: Arc<dyn Generator>,
+    splitter: Option<ThinkingSplitter>,
+    prompt: Vec<u32>,
+    dropped_messages: u64,
+    cut_tokens: u64,
+    /// The last piece, and how often it has come in a row.
+    last: String,
+    repeats: u32,
+    generated: u64,
+    first: Option<Instant>,
+    started: Instant,
+    progress: Instant,
+}
+
+impl Answer {
+    pub(super) fn new(
+        handle: Handle,
+        generator: Arc<dyn Generator>,
+        splitter: Option<ThinkingSplitter>,
+        prompt: &[u32],
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            handle,
+            generator,
+            splitter,
+            prompt: prompt.to_vec(),
+            dropped_messages: 0,
+            cut_tokens: 0,
+            last: String::new(),
+            repeats: 0,
+            generated: 0,
+            first: None,
+            started: now,
+            progress: now,
+        }
+    }
+
+    /// Remembers what was left out of the prompt.
+    pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
+        self.dropped_messages = messages as u64;
+        self.cut_tokens = tokens as u64;
+        self
+    }
+
+    fn piece(&mut self, piece: EnginePiece) -> bool {
+        self.generated += 1;
+        self.first.get_or_insert_with(Instant::now);
+        let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
+        if self.repeats_itself(&piece.text) {
+            self.pieces(piece.text, logprobs);
+            self.flush();
+            self.handle.send(Event::Done(Box::new(self.broken_off())));
+            return false;
+        }
+        self.pieces(piece.text, logprobs)
+    }
+
+    /// Sends a text as thoughts, answer, or both.
+    fn pieces(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
+        let split = match &mut self.splitter {
+            Some(splitter) => splitter.push(&text),
+            None => Split { content: text, thinking: String::new() },
+        };
+        let thinks = self.splitter.as_ref().is_some_and(ThinkingSplitter::is_thinking);
+        self.send_split(split, logprobs, thinks)
+    }
+
+    fn send_split(&self, split: Split, logprobs: Vec<Logprob>, thinks: bool) -> bool {
+        let Split { thinking, content } = split;
+        match (thinking.is_empty(), content.is_empty()) {
+            (true, true) if logprobs.is_empty() => !self.handle.state.is_cancelled(),
+            (true, true) if thinks => self.handle.send(Event::Thinking(Piece { text: thinking, logprobs })),
+            (true, _) => self.handle.send(Event::Content(Piece { text: content, logprobs })),
+            (false, true) => self.handle.send(Event::Thinking(Piece { text: thinking, logprobs })),
+            (false, false) => {
+                self.handle.send(Event::Thinking(Piece { text: thinking, logprobs }))
+                    && self.handle.send(Event::Content(Piece { text: content, logprobs: Vec::new() }))
+            }
+        }
+    }
+
+    /// Sends what was held back because a tag might have begun.
+    fn flush(&mut self) {
+        if let Some(splitter) = &mut self.splitter {
+            let split = splitter.finish();
+            self.send_split(split, Vec::new(), false);
+        }
+    }
+
+    fn repeats_itself(&mut self, text: &str) -> bool {
+        let text = text.trim();
+        self.repeats = if text == self.last { self.repeats + 1 } else { 0 };
+        if self.repeats == 0 {
+            text.clone_into(&mut self.last);
+        }
+        self.repeats > REPEATS
+    }
+
+    fn logprob(&self, token: u32, logprobs: &TokenLogprobs) -> Logprob {
+        let text = |token| {
+            let bytes = self.generator.token_bytes(token);
+            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+        };
+        let top = |(token, logprob): &(u32, f32)| {
+            let (token, bytes) = text(*token);
+            TopLogprob { token, logprob: *logprob, bytes }
+        };
+        let top_logprobs = logprobs.top.iter().map(top).collect();
+        let (token, bytes) = text(token);
+        Logprob { token, logprob: logprobs.logprob, bytes, top_logprobs }
+    }
+
+    fn done(&self, summary: Summary) -> Done {
+        Done {
+            reason: match summary.finish {
+                Finish::End | Finish::Stop(_) => Reason::Stop,
+                Finish::Length => Reason::Length,
+            },
+            prompt_tokens: summary.prompt_tokens as u64,
+            cached_tokens: summary.cached_tokens as u64,
+            prefill: summary.prefill,
+            generated_tokens: summary.generated_tokens as u64,
+            decode: summary.decode,
+            dropped_messages: self.dropped_messages,
+            dropped_tokens: self.cut_tokens + summary.shifted_tokens as u64,
+            context: self.without_bos(summary.tokens),
+        }
+    }
+
+    /// The figures of an answer that was broken off here and not by the engine.
+    fn broken_off(&self) -> Done {
+        let now = Instant::now();
+        let first = self.first.unwrap_or(now);
+        Done {
+            reason: Reason::Stop,
+            prompt_tokens: self.prompt.len() as u64,
+            cached_tokens: 0,
+            prefill: first - self.started,
+            generated_tokens: self.generated,
+            decode: now - first,
+            dropped_messages: self.dropped_messages,
+            dropped_tokens: self.cut_tokens,
+            context: self.without_bos(self.prompt.clone()),
+        }
+    }
+
+    fn without_bos(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        if tokens.first().is_some_and(|token| self.generator.is_bos(*token)) {
+            tokens.remove(0);
+        }
+        tokens
+    }
+}
+
+/// The figures of an answer of which nothing was wanted.
+pub(super) fn no_tokens(answer: Answer) -> Done {
+    Done { reason: Reason::Length, ..answer.broken_off() }
+}
+
+impl Sink for Answer {
+    fn ready(&self) -> bool {
+        // A piece may come to two events.
+        self.handle.state.may_send(2)
+    }
+
+    fn send(&mut self, event: EngineEvent) -> bool {
+        match event {
+            EngineEvent::Prefill { done, total } => {
+                if self.progress.elapsed() < PROGRESS || !self.ready() {
+                    return !self.handle.state.is_cancelled();
+                }
+                self.progress = Instant::now();
+                self.handle.send(Event::Progress { done: done as u64, total: total as u64 })
+            }
+            EngineEvent::Piece(piece) => self.piece(piece),
+            EngineEvent::Done(summary) => {
+                self.flush();
+                let done = self.done(summary);
+                self.handle.send(Event::Done(Box::new(done)))
+            }
+            EngineEvent::Failed(message) => {
+                let message = format!("an error was encountered while running the model: {message}");
+                self.handle.send(Event::Error(Failure::internal(message)))
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a runner needs of an engine. The engine of this program is behind it, and in tests a fake.
+
+use puna_engine::{Job, Sink};
+
+use super::protocol::{LoadSpec, MemoryParts};
+
+/// Loads models.
+pub trait Loader: Sync {
+    /// The bytes that a model is going to need, known from its file's header alone.
+    ///
+    /// # Errors
+    /// The file is none, or of a kind that is not known.
+    fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
+
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// As [`Loader::plan`], and want of memory.
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError>;
+}
+
+/// A model cannot be loaded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadError {
+    /// Why.
+    pub message: String,
+    /// Whether for want of memory.
+    pub out_of_memory: bool,
+}
+
+/// What is known about a loaded model.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Facts {
+    /// Tokens of one conversation.
+    pub num_ctx: u32,
+    /// The Jinja template in the file.
+    pub chat_template: Option<String>,
+    /// Text of the token that begins every text.
+    pub bos: String,
+    /// Text of the token that ends a text.
+    pub eos: String,
+    /// Whether the model makes vectors of texts.
+    pub embeds: bool,
+}
+
+/// Receives the vectors of a request.
+pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, String>) + Send>;
+
+/// A loaded model.
+pub trait Generator: Send + Sync {
+    /// What is known about it.
+    fn facts(&self) -> &Facts;
+
+    /// Tokens of a prompt: special tokens in the text are read as such; what the model wants before and after every
+    /// text is added unless it is there.
+    fn encode(&self, text: &str) -> Vec<u32>;
+
+    /// The text of tokens, special ones included.
+    fn decode(&self, tokens: &[u32]) -> String;
+
+    /// The bytes of one token's text.
+    fn token_bytes(&self, token: u32) -> Vec<u8>;
+
+    /// Whether a token is only there because every text begins with it.
+    fn is_bos(&self, token: u32) -> bool;
+
+    /// Number of tokens there are.
+    fn vocab_size(&self) -> usize;
+
+    /// Starts a generation.
+    ///
+    /// # Errors
+    /// The prompt is empty or longer than the context.
+    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, String>;
+
+    /// Ends a generation or an embedding at the next step; it reports nothing more.
+    fn cancel(&self, job: u64);
+
+    /// Starts to turn token lists into vectors, as the model's pooling gives them.
+    ///
+    /// # Errors
+    /// An input is empty or longer than the context.
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String>;
+
+    /// Where the memory goes now.
+    fn memory(&self) -> MemoryParts;
+}

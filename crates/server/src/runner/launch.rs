@@ -1,0 +1,186 @@
+//! Starting runner processes.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::Command;
+use tokio::sync::oneshot;
+
+use crate::scheduler::Exit;
+
+/// Bytes of a line of a runner's log that are kept.
+const MAX_LINE: usize = 8 << 10;
+
+/// Starts runners.
+pub trait Launcher: Send + Sync {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// The system cannot.
+    fn launch(&self) -> io::Result<Launched>;
+}
+
+/// A runner that was started.
+pub struct Launched {
+    /// The connection to it.
+    pub stream: UnixStream,
+    /// Ends it at once, if it still runs.
+    pub kill: oneshot::Sender<()>,
+    /// Why it ended, once it has.
+    pub exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
+}
+
+/// Starts runners as child processes of this one.
+pub struct ProcessLauncher {
+    /// The program.
+    pub program: PathBuf,
+    /// Words that make it a runner.
+    pub args: Vec<String>,
+}
+
+impl ProcessLauncher {
+    /// This same program with the hidden subcommand `runner`.
+    ///
+    /// # Errors
+    /// The program's path is not known.
+    pub fn this_program() -> io::Result<Self> {
+        Ok(Self { program: std::env::current_exe()?, args: vec!["runner".into()] })
+    }
+}
+
+impl Launcher for ProcessLauncher {
+    fn launch(&self) -> io::Result<Launched> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let mut child = Command::new(&self.program)
+            .args(&self.args)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            // Ctrl-C in a terminal is for the server, which ends its runners itself.
+            .process_group(0)
+            .spawn()?;
+        let pid = child.id().unwrap_or_default();
+        let last_words = Arc::new(Mutex::new(String::new()));
+        let log = child.stderr.take().map(|stderr| tokio::spawn(follow(stderr, pid, last_words.clone())));
+        let (kill, mut killed) = oneshot::channel();
+        let exit = async move {
+            let status = tokio::select! {
+                status = child.wait() => status,
+                _ = &mut killed => {
+                    // Either it is to be killed, or nobody is left who could say so.
+                    let _ = child.start_kill();
+                    child.wait().await
+                }
+            };
+            if let Some(log) = log {
+                let _ = tokio::time::timeout(Duration::from_millis(500), log).await;
+            }
+            let words = last_words.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            describe(status, &words)
+        };
+        Ok(Launched { stream: UnixStream::from_std(ours)?, kill, exit: Box::pin(exit) })
+    }
+}
+
+/// Passes a runner's log on to ours and keeps its last line.
+async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String>>) {
+    let mut lines = BufReader::new(stderr).split(b'\n');
+    while let Ok(Some(line)) = lines.next_segment().await {
+        let line = String::from_utf8_lossy(&line[..line.len().min(MAX_LINE)]).trim().to_owned();
+        if line.is_empty() {
+            continue;
+        }
+        tracing::info!(runner = pid, "{line}");
+        // A hint after the cause is not the cause.
+        if !line.starts_with("note: run with `RUST_BACKTRACE") {
+            *last.lock().unwrap_or_else(PoisonError::into_inner) = line;
+        }
+    }
+}
+
+fn describe(status: io::Result<ExitStatus>, last_words: &str) -> Exit {
+    let ending = match status {
+        Err(e) => format!("its end could not be observed: {e}"),
+        Ok(status) => match (status.signal(), status.code()) {
+            (Some(signal), _) => format!("signal: {}", signal_name(signal)),
+            (_, code) => format!("exit status {}", code.unwrap_or(-1)),
+        },
+    };
+    let reason = if last_words.is_empty() { ending } else { format!("{ending}: {last_words}") };
+    let out_of_memory = is_out_of_memory(last_words);
+    Exit { reason, out_of_memory }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        4 => "illegal instruction",
+        6 => "aborted",
+        7 => "bus error (the model's file may have been cut while it was in use)",
+        8 => "arithmetic exception",
+        9 => "killed (by somebody, or by the system for want of memory)",
+        11 => "segmentation fault",
+        15 => "terminated",
+        _ => return signal.to_string(),
+    };
+    format!("{signal}, {name}")
+}
+
+/// Whether a text says that memory did not suffice.
+pub(crate) fn is_out_of_memory(text: &str) -> bool {
+    let text = text.to_lowercase();
+    let phrases = [
+        "out of memory",
+        "memory allocation of",
+        "cannot allocate memory",
+        "failed to allocate",
+        "not enough memory",
+    ];
+    phrases.iter().any(|phrase| text.contains(phrase))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endings_are_described_with_the_runners_last_words() {
+        let exit = |raw, words: &str| describe(Ok(ExitStatus::from_raw(raw)), words);
+        assert_eq!(exit(11, "").reason, "signal: 11, segmentation fault");
+        assert_eq!(exit(101 << 8, "panicked at x").reason, "exit status 101: panicked at x");
+        assert!(exit(6, "memory allocation of 99999 bytes failed").out_of_memory);
+        assert!(!exit(9, "").out_of_memory);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ends_is_reported_and_one_that_is_killed_too() {
+        let shell = |script: &str| ProcessLauncher {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), script.into()],
+        };
+        let launched = shell("echo first >&2; echo last words >&2; exit 3").launch().unwrap();
+        assert_eq!(launched.exit.await.reason, "exit status 3: last words");
+        let launched = shell("sleep 60").launch().unwrap();
+        launched.kill.send(()).unwrap();
+        assert!(launched.exit.await.reason.starts_with("signal: 9"));
+    }
+
+    #[tokio::test]
+    async fn a_runner_sees_the_end_of_its_server_on_standard_input() {
+        let shell =
+            ProcessLauncher { program: "/bin/sh".into(), args: vec!["-c".into(), "cat; exit 7".into()] };
+        let launched = shell.launch().unwrap();
+        drop(launched.stream);
+        assert_eq!(launched.exit.await.reason, "exit status 7");
+    }
+}

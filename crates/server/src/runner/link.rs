@@ -1,0 +1,273 @@
+//! The server's end of the connection to a runner.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::launch::Launched;
+use super::protocol::{
+    FromRunner, LoadSpec, Loaded, MemoryParts, ToRunner, VERSION, WINDOW, frame, read_async,
+};
+use crate::canonical::{Event, Failure, Task};
+use crate::scheduler::Exit;
+
+/// A runner that says nothing for so long is taken for dead. It sends a sign of life every two seconds.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long a runner whose connection has ended may take to end itself.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What a runner reports about itself.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// The memory it is going to need.
+    Planned(MemoryParts),
+    /// It is ready.
+    Loaded(Loaded),
+    /// It has ended.
+    Exited(Exit),
+}
+
+/// Receives notices.
+pub(crate) type OnNotice = Box<dyn Fn(Notice) + Send + Sync>;
+
+/// A runner. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Link(Arc<Shared>);
+
+struct Shared {
+    out: mpsc::UnboundedSender<ToRunner>,
+    tasks: Mutex<Tasks>,
+    kill: Mutex<Option<oneshot::Sender<()>>>,
+    memory: Mutex<MemoryParts>,
+    next_task: AtomicU64,
+}
+
+#[derive(Default)]
+struct Tasks {
+    open: HashMap<u64, mpsc::Sender<Event>>,
+    /// Why there will be no more.
+    ended: Option<Failure>,
+}
+
+impl Link {
+    /// Begins to speak with a runner that was just started.
+    pub(crate) fn new(launched: Launched, on_notice: OnNotice) -> Self {
+        let (out, outgoing) = mpsc::unbounded_channel();
+        let link = Self(Arc::new(Shared {
+            out,
+            tasks: Mutex::default(),
+            kill: Mutex::new(Some(launched.kill)),
+            memory: Mutex::default(),
+            next_task: AtomicU64::new(1),
+        }));
+        let (read, write) = launched.stream.into_split();
+        tokio::spawn(send_all(outgoing, write));
+        let reader = Reader { link: link.clone(), failed: None };
+        tokio::spawn(reader.run(read, launched.exit, on_notice));
+        link
+    }
+
+    /// Asks for a plan of a model's memory.
+    pub(crate) fn plan(&self, spec: LoadSpec) {
+        self.send(ToRunner::Plan(Box::new(spec)));
+    }
+
+    /// Has the planned model loaded.
+    pub(crate) fn load(&self) {
+        self.send(ToRunner::Load);
+    }
+
+    /// Ends the runner at once.
+    pub(crate) fn kill(&self) {
+        if let Some(kill) = lock(&self.0.kill).take() {
+            let _ = kill.send(());
+        }
+    }
+
+    /// Where its memory goes, as it last said.
+    pub(crate) fn memory(&self) -> MemoryParts {
+        *lock(&self.0.memory)
+    }
+
+    /// Has a task done. The runner gives it up when the events are dropped.
+    pub(crate) fn submit(&self, task: Task) -> Events {
+        let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
+        // Two more than the window: an error that ends everything always finds room.
+        let (tx, rx) = mpsc::channel(WINDOW as usize + 2);
+        let mut tasks = lock(&self.0.tasks);
+        match &tasks.ended {
+            Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
+            None => {
+                tasks.open.insert(id, tx);
+                self.send(ToRunner::Submit(id, task));
+            }
+        }
+        drop(tasks);
+        Events { id, rx, link: self.clone(), taken: 0, ended: false }
+    }
+
+    fn send(&self, message: ToRunner) {
+        // A runner that is gone has told its tasks so.
+        let _ = self.0.out.send(message);
+    }
+
+    fn deliver(&self, id: u64, event: Event) {
+        let mut tasks = lock(&self.0.tasks);
+        let end = event.is_end();
+        if let Some(task) = tasks.open.get(&id)
+            && task.try_send(event).is_err()
+        {
+            tracing::error!(task = id, "a runner sent more events than it may");
+            self.send(ToRunner::Cancel(id));
+            tasks.open.remove(&id);
+            return;
+        }
+        if end {
+            tasks.open.remove(&id);
+        }
+    }
+
+    fn end_tasks(&self, failure: &Failure) {
+        let mut tasks = lock(&self.0.tasks);
+        tasks.ended = Some(failure.clone());
+        for (_, task) in tasks.open.drain() {
+            let _ = task.try_send(Event::Error(failure.clone()));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn send_all(mut outgoing: mpsc::UnboundedReceiver<ToRunner>, mut write: OwnedWriteHalf) {
+    while let Some(message) = outgoing.recv().await {
+        let sent = match frame(&message) {
+            Ok(bytes) => write.write_all(&bytes).await,
+            Err(e) => Err(e),
+        };
+        if let Err(error) = sent {
+            // The reader sees the end of the connection and says what happened.
+            tracing::debug!(%error, "a message to a runner could not be sent");
+            return;
+        }
+    }
+}
+
+struct Reader {
+    link: Link,
+    /// The runner's own account of why it ends.
+    failed: Option<Exit>,
+}
+
+impl Reader {
+    async fn run(
+        mut self,
+        mut read: OwnedReadHalf,
+        exit: std::pin::Pin<Box<dyn Future<Output = Exit> + Send>>,
+        on_notice: OnNotice,
+    ) {
+        let silent = loop {
+            match timeout(SILENCE, read_async::<FromRunner>(&mut read)).await {
+                Err(_) => break Some(format!("it gave no sign of life for {} seconds", SILENCE.as_secs())),
+                Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
+                    break Some(format!("it sent nonsense: {e}"));
+                }
+                Ok(Err(_) | Ok(None)) => break None,
+                Ok(Ok(Some(message))) => match self.take(message, &on_notice) {
+                    Ok(()) => {}
+                    Err(reason) => break Some(reason),
+                },
+            }
+        };
+        if silent.is_some() {
+            self.link.kill();
+        }
+        let mut exit = exit;
+        let ended = match timeout(FAREWELL, &mut exit).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                self.link.kill();
+                exit.await
+            }
+        };
+        let exit = match (self.failed, silent) {
+            (Some(failed), _) => failed,
+            (None, Some(reason)) => Exit { reason, ..ended },
+            (None, None) => ended,
+        };
+        let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
+                    check ollama server logs for details";
+        self.link.end_tasks(&Failure::internal(format!("{text}: {}", exit.reason)));
+        on_notice(Notice::Exited(exit));
+    }
+
+    fn take(&mut self, message: FromRunner, on_notice: &OnNotice) -> Result<(), String> {
+        match message {
+            FromRunner::Hello { version: VERSION } => {}
+            FromRunner::Hello { version } => {
+                return Err(format!(
+                    "it speaks version {version} of the protocol instead of {VERSION}: restart the server"
+                ));
+            }
+            FromRunner::Planned(memory) => on_notice(Notice::Planned(memory)),
+            FromRunner::Loaded(loaded) => {
+                *lock(&self.link.0.memory) = loaded.memory;
+                on_notice(Notice::Loaded(loaded));
+            }
+            FromRunner::Failed { message, out_of_memory } => {
+                self.failed = Some(Exit { reason: message, out_of_memory });
+            }
+            FromRunner::Event(id, event) => self.link.deliver(id, event),
+            FromRunner::Heartbeat(memory) => *lock(&self.link.0.memory) = memory,
+        }
+        Ok(())
+    }
+}
+
+/// The events of one task. Dropping it gives the task up.
+pub(crate) struct Events {
+    id: u64,
+    rx: mpsc::Receiver<Event>,
+    link: Link,
+    taken: u32,
+    ended: bool,
+}
+
+impl Events {
+    /// The next event; after an end there is none.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let Some(event) = self.rx.recv().await else {
+            self.ended = true;
+            let lost = "the model runner gave this request up; this is an error in the server";
+            return Some(Event::Error(Failure::internal(lost)));
+        };
+        self.ended = event.is_end();
+        self.taken += 1;
+        if self.taken >= WINDOW / 2 && !self.ended {
+            self.link.send(ToRunner::Credit(self.id, self.taken));
+            self.taken = 0;
+        }
+        Some(event)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if !self.ended {
+            lock(&self.link.0.tasks).open.remove(&self.id);
+            self.link.send(ToRunner::Cancel(self.id));
+        }
+    }
+}

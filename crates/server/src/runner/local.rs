@@ -1,0 +1,152 @@
+//! The engine of this program as a [`Generator`].
+
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{Engine, EngineError, EngineOptions, Job, Pooling, Sink, plan_memory};
+use puna_gguf::{Gguf, View};
+use puna_graph::KvType;
+use puna_store::embedded;
+use puna_tokenizer::{Encode, Tokenizer};
+
+use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
+use super::launch::is_out_of_memory;
+use super::protocol::{LoadSpec, MemoryParts};
+
+/// Prompt tokens of a step unless a request says otherwise.
+const BATCH: u32 = 512;
+
+/// Larger batches than this only cost memory.
+const MAX_BATCH: u32 = 8192;
+
+/// Loads models into the engine of this program, on the CPU.
+pub(crate) struct LocalLoader;
+
+impl Loader for LocalLoader {
+    fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
+        let report = plan_memory(&view(spec)?, &engine_options(spec)?).map_err(load_error)?;
+        Ok(parts(&report))
+    }
+
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+        let view = view(spec)?;
+        let chat_template =
+            view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
+        let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
+        let config = Config { threads, kernels: spec.kernels.clone() };
+        let backend = CpuBackend::new(&config).map_err(load_error)?;
+        let engine = Engine::open(view, Box::new(backend), &engine_options(spec)?).map_err(load_error)?;
+        let tokenizer = engine.tokenizer();
+        let text = |token: Option<u32>| {
+            token.map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned()).unwrap_or_default()
+        };
+        let facts = Facts {
+            num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
+            chat_template: chat_template.filter(|t| !t.is_empty()),
+            bos: text(tokenizer.bos()),
+            eos: text(tokenizer.eos()),
+            embeds: !matches!(engine.info().pooling, Pooling::None),
+        };
+        Ok(Box::new(Local { engine, facts }))
+    }
+}
+
+fn view(spec: &LoadSpec) -> Result<View, LoadError> {
+    let gguf = match &spec.weights {
+        Some(path) => Gguf::open(path),
+        None => Gguf::from_bytes(embedded::weights()),
+    };
+    View::new(Arc::new(gguf.map_err(load_error)?)).map_err(load_error)
+}
+
+fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
+    let options = &spec.options;
+    let kind = KvType::ALL.into_iter().find(|kind| kind.name() == spec.kv_cache_type).ok_or_else(|| {
+        let known = KvType::ALL.map(KvType::name).join(", ");
+        let given = &spec.kv_cache_type;
+        LoadError {
+            message: format!("OLLAMA_KV_CACHE_TYPE is {given:?}, which is not supported: use one of {known}"),
+            out_of_memory: false,
+        }
+    })?;
+    Ok(EngineOptions {
+        num_ctx: Some(options.num_ctx as usize),
+        num_batch: options.num_batch.unwrap_or(BATCH).clamp(1, MAX_BATCH) as usize,
+        cache_k: kind,
+        cache_v: kind,
+        max_sequences: options.parallel.max(1) as usize,
+    })
+}
+
+fn load_error(error: impl std::fmt::Display) -> LoadError {
+    let message = error.to_string();
+    LoadError { out_of_memory: is_out_of_memory(&message), message }
+}
+
+fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
+    MemoryParts { weights: report.weights, kv: report.cache, scratch: report.scratch, other: 0 }
+}
+
+struct Local {
+    engine: Engine,
+    facts: Facts,
+}
+
+impl Local {
+    fn tokenizer(&self) -> &Tokenizer {
+        self.engine.tokenizer()
+    }
+}
+
+impl Generator for Local {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn encode(&self, text: &str) -> Vec<u32> {
+        let tokenizer = self.tokenizer();
+        let mut tokens = tokenizer.encode(text, Encode { add_special: true, parse_special: true });
+        // A template that writes the first token itself does not want it twice.
+        if tokenizer.add_bos()
+            && tokens.len() > 1
+            && Some(tokens[0]) == tokenizer.bos()
+            && tokens[1] == tokens[0]
+        {
+            tokens.remove(0);
+        }
+        tokens
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        self.tokenizer().decode(tokens, true)
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.tokenizer().piece(token).to_vec()
+    }
+
+    fn is_bos(&self, token: u32) -> bool {
+        self.tokenizer().add_bos() && self.tokenizer().bos() == Some(token)
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.tokenizer().vocab_size()
+    }
+
+    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, String> {
+        self.engine.submit(job, sink).map(|id| id.0).map_err(|e| e.to_string())
+    }
+
+    fn cancel(&self, job: u64) {
+        self.engine.cancel(puna_engine::JobId(job));
+    }
+
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
+        let done = Box::new(|result: Result<_, EngineError>| done(result.map_err(|e| e.to_string())));
+        self.engine.embed(inputs, done).map(|id| id.0).map_err(|e| e.to_string())
+    }
+
+    fn memory(&self) -> MemoryParts {
+        parts(&self.engine.memory())
+    }
+}

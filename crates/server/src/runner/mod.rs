@@ -1,0 +1,45 @@
+//! Runners: one child process for each loaded model.
+//!
+//! A runner is this same program, started with a hidden subcommand. Its standard input is one end of a pair of
+//! connected sockets that exists nowhere else; framed messages ([`protocol`]) go both ways. When the server ends, however
+//! it ends, the socket is closed and the runner ends too; when the runner ends, however it ends, its requests get an
+//! error that says why.
+//!
+//! - server side: [`launch`] starts the process, [`link`] speaks with it;
+//! - runner side: [`worker`] takes tasks, [`prepare`] makes prompts of them, [`answer`] makes events of what the
+//!   [`generator::Generator`] reports, [`local`] is the generator on the engine of this program.
+
+mod answer;
+pub mod generator;
+pub(crate) mod launch;
+pub(crate) mod link;
+mod local;
+mod prepare;
+pub mod protocol;
+#[cfg(test)]
+pub(crate) mod tests;
+pub mod worker;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+/// Runs a runner on this process's standard input until the server closes it: what the hidden subcommand `runner` of
+/// the program does. `args` are the words after the subcommand; there are none so far.
+///
+/// # Errors
+/// Standard input is no socket, or the server speaks another version of the protocol.
+pub fn main(args: &[String]) -> io::Result<()> {
+    if let Some(arg) = args.first() {
+        let message =
+            format!("a runner takes no arguments, but there is {arg:?}: it is started by the server alone");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    worker::run(socket, &local::LocalLoader)
+}
+
+/// Tests a Go template: the reason why it is none.
+pub(crate) fn check_template(text: &str) -> Result<(), String> {
+    puna_prompt::Template::parse(puna_prompt::Kind::Go, text).map(drop).map_err(|e| e.to_string())
+}

@@ -1,0 +1,326 @@
+//! From a task to a job of the engine: template, prompt, truncation, tokens.
+
+use std::sync::{Arc, Mutex};
+
+use puna_api::native::{self, Tool};
+use puna_engine::Job;
+use puna_prompt::{
+    Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ThinkingSplitter, ToolCall,
+    conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
+};
+
+use super::answer::{Answer, no_tokens};
+use super::generator::Generator;
+use super::worker::{Handle, lock};
+use crate::canonical::{Embed, Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task};
+
+/// Parsed templates that are kept.
+const TEMPLATES: usize = 8;
+
+/// The template of a model that has none.
+const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
+
+/// Makes jobs of tasks.
+pub(crate) struct Preparer {
+    pub(crate) generator: Arc<dyn Generator>,
+    /// The most recently used last.
+    templates: Mutex<Vec<Arc<Template>>>,
+}
+
+/// A prompt as text and what was left out of it.
+struct Text {
+    prompt: String,
+    template: Option<Arc<Template>>,
+    dropped_messages: usize,
+}
+
+/// A prompt as tokens.
+struct Tokens {
+    tokens: Vec<u32>,
+    /// How many were cut out.
+    cut: usize,
+    /// Tokens at its head that survive a context shift.
+    keep: usize,
+}
+
+impl Preparer {
+    pub(crate) fn new(generator: Arc<dyn Generator>) -> Self {
+        Self { generator, templates: Mutex::default() }
+    }
+
+    /// Starts a task; its events go to `handle`.
+    pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), Failure> {
+        match task {
+            Task::Generate(generate) => self.generate(handle, *generate),
+            Task::Embed(embed) => self.embed(handle, embed),
+        }
+    }
+
+    fn generate(&self, handle: Handle, task: Generate) -> Result<(), Failure> {
+        if task.format.is_some() {
+            return Err(Failure::bad_request("format: answers in JSON or of a schema are not supported yet"));
+        }
+        let thinks = task.model.thinking && task.think != Some(native::Think::Off);
+        let text = match &task.input {
+            Input::Chat { messages, tools } => self.chat(&task, messages, tools)?,
+            Input::Prompt(prompt) => self.prompt(&task, prompt)?,
+        };
+        if task.render_only {
+            handle.send(Event::Rendered(text.prompt));
+            return Ok(());
+        }
+        let tokens = self.tokens(&text.prompt, &task)?;
+        let num_ctx = self.generator.facts().num_ctx;
+        let RunOptions { mut sampling, stop, num_predict, .. } = task.options;
+        sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
+        let tags = text.template.filter(|_| thinks).and_then(|template| template.think_tags());
+        let splitter = tags.map(|tags| ThinkingSplitter::new(tags, &text.prompt));
+        let answer = Answer::new(handle.clone(), self.generator.clone(), splitter, &tokens.tokens)
+            .with_dropped(text.dropped_messages, tokens.cut);
+        if num_predict == 0 {
+            handle.send(Event::Done(Box::new(no_tokens(answer))));
+            return Ok(());
+        }
+        let most = 10 * u64::from(num_ctx);
+        let job = Job {
+            prompt: tokens.tokens,
+            sampling,
+            stop: stop.into_iter().filter(|s| !s.is_empty()).collect(),
+            max_tokens: Some(u64::try_from(num_predict).unwrap_or(most).min(most) as usize),
+            keep: tokens.keep,
+            shift: task.shift,
+            logprobs: task.logprobs,
+            client: handle.id,
+        };
+        let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
+        if !handle.started(job) {
+            self.generator.cancel(job);
+        }
+        Ok(())
+    }
+
+    /// The prompt of a conversation: stored messages and those of the request.
+    fn chat(&self, task: &Generate, messages: &[native::Message], tools: &[Tool]) -> Result<Text, Failure> {
+        let template = self.template(&task.model)?;
+        let (stored, messages) = (prompt_messages(&task.model.messages), prompt_messages(messages));
+        let mut all = conversation(task.model.system.as_deref(), &stored, &messages);
+        if task.model.strip_thoughts {
+            strip_past_thoughts(&mut all);
+        }
+        let tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
+        self.fitted(task, template, &all, &tools, "")
+    }
+
+    /// The prompt of a single text.
+    fn prompt(&self, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
+        if prompt.raw {
+            return Ok(Text { prompt: prompt.text.clone(), template: None, dropped_messages: 0 });
+        }
+        let own = prompt.template.as_deref().map(|source| self.parsed(Kind::Go, source)).transpose()?;
+        let template = match &own {
+            Some(own) => own.clone(),
+            None => self.template(&task.model)?,
+        };
+        let before = self.earlier(prompt.context.as_deref())?;
+        if !prompt.suffix.is_empty() {
+            let think = think(task);
+            let text =
+                render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref()).map_err(failure)?;
+            return Ok(Text { prompt: before + &text, template: Some(template), dropped_messages: 0 });
+        }
+        // Who goes on with an earlier answer has the stored messages in it already.
+        let stored =
+            if prompt.context.is_some() { Vec::new() } else { prompt_messages(&task.model.messages) };
+        let system = prompt.system.as_deref().or(task.model.system.as_deref());
+        let messages = generation(system, &stored, &prompt.text, &[]);
+        if own.is_some() {
+            let text = render(&template, &self.template_input(task, &messages, &[])).map_err(failure)?;
+            return Ok(Text { prompt: before + &text, template: Some(template), dropped_messages: 0 });
+        }
+        self.fitted(task, template, &messages, &[], &before)
+    }
+
+    /// The text of an earlier answer's tokens.
+    fn earlier(&self, context: Option<&[u32]>) -> Result<String, Failure> {
+        let Some(tokens) = context else { return Ok(String::new()) };
+        let known = self.generator.vocab_size();
+        match tokens.iter().find(|token| **token as usize >= known) {
+            Some(token) => Err(Failure::bad_request(format!("context: this model has no token {token}"))),
+            None => Ok(self.generator.decode(tokens)),
+        }
+    }
+
+    /// Renders messages; leaves out the oldest until they fit, if that is allowed.
+    fn fitted(
+        &self,
+        task: &Generate,
+        template: Arc<Template>,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+        before: &str,
+    ) -> Result<Text, Failure> {
+        let chat = self.template_input(task, messages, tools);
+        let (prompt, dropped_messages) = if task.truncate {
+            let limit = self.generator.facts().num_ctx as usize;
+            let mut count = |text: &str| Ok(self.generator.encode(&format!("{before}{text}")).len());
+            let fitted = fit(&template, &chat, limit, &mut count).map_err(failure)?;
+            (fitted.prompt, fitted.dropped_messages)
+        } else {
+            (render(&template, &chat).map_err(failure)?, 0)
+        };
+        Ok(Text { prompt: format!("{before}{prompt}"), template: Some(template), dropped_messages })
+    }
+
+    fn template_input<'a>(
+        &'a self,
+        task: &Generate,
+        messages: &'a [Message],
+        tools: &'a [serde_json::Value],
+    ) -> Chat<'a> {
+        let facts = self.generator.facts();
+        Chat { tools, think: think(task), bos: &facts.bos, eos: &facts.eos, ..Chat::new(messages) }
+    }
+
+    /// The template of a model: Go's or the file's own.
+    fn template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+        let jinja = self.generator.facts().chat_template.as_deref();
+        match (model.template.as_deref(), jinja) {
+            (None, None) => self.parsed(Kind::Go, PLAIN_TEMPLATE),
+            (Some(go), None) => self.parsed(Kind::Go, go),
+            (None, Some(jinja)) => self.parsed(Kind::Jinja, jinja),
+            (Some(go), Some(_)) if model.go_template == Some(true) => self.parsed(Kind::Go, go),
+            (Some(_), Some(jinja)) if model.go_template == Some(false) => self.parsed(Kind::Jinja, jinja),
+            (Some(go), Some(jinja)) => {
+                let go = self.parsed(Kind::Go, go)?;
+                match self.parsed(Kind::Jinja, jinja) {
+                    Ok(jinja) if prefer_jinja(&jinja, &go) => Ok(jinja),
+                    _ => Ok(go),
+                }
+            }
+        }
+    }
+
+    fn parsed(&self, kind: Kind, source: &str) -> Result<Arc<Template>, Failure> {
+        let mut known = lock(&self.templates);
+        if let Some(at) = known.iter().position(|t| t.kind() == kind && t.source() == source) {
+            let template = known.remove(at);
+            known.push(template.clone());
+            return Ok(template);
+        }
+        let template = Arc::new(Template::parse(kind, source).map_err(failure)?);
+        if known.len() == TEMPLATES {
+            known.remove(0);
+        }
+        known.push(template.clone());
+        Ok(template)
+    }
+
+    /// The prompt's tokens; one that is too long for the context is cut in the middle, or refused.
+    fn tokens(&self, prompt: &str, task: &Generate) -> Result<Tokens, Failure> {
+        let mut tokens = self.generator.encode(prompt);
+        let (length, num_ctx) = (tokens.len(), self.generator.facts().num_ctx as usize);
+        let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
+        let keep =
+            usize::try_from(task.options.num_keep).map_or(length, |n| n.saturating_add(bos)).min(length);
+        if length == 0 {
+            return Err(Failure::bad_request("the prompt is empty"));
+        }
+        if length < num_ctx {
+            return Ok(Tokens { tokens, cut: 0, keep });
+        }
+        let lengths = Some((length as u64, num_ctx as u64));
+        if !task.truncate {
+            let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
+            return Err(Failure { lengths, ..Failure::bad_request(message) });
+        }
+        if !task.shift {
+            let message = "the prompt is longer than the context length currently available to the model; shorten the \
+                           prompt, adjust the context length in settings, or use a model with a longer context length";
+            return Err(Failure { lengths, ..Failure::bad_request(message) });
+        }
+        let keep = keep.min(num_ctx.saturating_sub(2));
+        let left = num_ctx - ((num_ctx - keep) / 2).max(1);
+        let cut = length - left;
+        tokens.drain(keep..keep + cut);
+        Ok(Tokens { tokens, cut, keep })
+    }
+
+    fn embed(&self, handle: Handle, task: Embed) -> Result<(), Failure> {
+        if !self.generator.facts().embeds {
+            return Err(Failure::bad_request("this model does not support embeddings"));
+        }
+        let inputs = task.inputs.iter().map(|text| self.embed_tokens(text, task.truncate));
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+        let count: usize = inputs.iter().map(Vec::len).sum();
+        let answer = handle.clone();
+        let done = move |result: Result<Vec<Vec<f32>>, String>| {
+            answer.send(match result {
+                Ok(vectors) => Event::Embedded(vectors, count as u64),
+                Err(message) => Event::Error(Failure::internal(message)),
+            });
+        };
+        let job = self.generator.embed(inputs, Box::new(done)).map_err(Failure::bad_request)?;
+        if !handle.started(job) {
+            self.generator.cancel(job);
+        }
+        Ok(())
+    }
+
+    /// Tokens of a text to embed; what is too long loses its end, but not the token that ends every text.
+    fn embed_tokens(&self, text: &str, truncate: bool) -> Result<Vec<u32>, Failure> {
+        let limit = self.generator.facts().num_ctx as usize;
+        let mut tokens = self.generator.encode(text);
+        if tokens.is_empty() {
+            return Err(Failure::bad_request(
+                "the input is empty, and the model has no token that begins every text",
+            ));
+        }
+        if tokens.len() <= limit {
+            return Ok(tokens);
+        }
+        if !truncate {
+            return Err(Failure::bad_request("the input length exceeds the context length"));
+        }
+        let frame = self.generator.encode("");
+        let ends = tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
+        let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());
+        tokens.truncate(limit - usize::from(last.is_some()));
+        tokens.extend(last);
+        Ok(tokens)
+    }
+}
+
+/// The thinking switch as templates take it: a model that thinks does so unless told otherwise.
+fn think(task: &Generate) -> Option<Think> {
+    match task.think {
+        None => task.model.thinking.then_some(Think::Switch(true)),
+        Some(native::Think::Off) => Some(Think::Switch(false)),
+        Some(native::Think::On) => Some(Think::Switch(true)),
+        Some(level) => Some(Think::Level(level.level().to_owned())),
+    }
+}
+
+fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
+    let text = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
+    let call = |call: &native::ToolCall| ToolCall {
+        id: call.id.clone(),
+        function: FunctionCall {
+            index: usize::try_from(call.function.index).unwrap_or(0),
+            name: call.function.name.clone(),
+            arguments: call.function.arguments.clone(),
+        },
+    };
+    let one = |message: &native::Message| Message {
+        thinking: text(&message.thinking),
+        tool_calls: message.tool_calls.iter().map(call).collect(),
+        tool_name: text(&message.tool_name),
+        tool_call_id: text(&message.tool_call_id),
+        ..Message::new(message.role.to_lowercase(), &message.content)
+    };
+    messages.iter().map(one).collect()
+}
+
+/// A template that refuses a conversation is the client's matter, like one that the client brought.
+fn failure(error: PromptError) -> Failure {
+    Failure::bad_request(error.to_string())
+}

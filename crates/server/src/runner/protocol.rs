@@ -1,0 +1,170 @@
+//! Messages between the server and a runner: a length in four bytes (little-endian), then JSON.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::canonical::{Event, Task};
+use crate::scheduler::LoadOptions;
+
+/// Both sides are the same program; the number guards against one that was replaced while the server ran.
+pub const VERSION: u32 = 1;
+
+/// Bytes of a message at most: the largest request, its images in base64, and some room.
+const MAX_FRAME: usize = 256 << 20;
+
+/// Events that a runner may send for a request before the client has taken some of them.
+pub const WINDOW: u32 = 64;
+
+/// To a runner.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToRunner {
+    /// Plan the memory of a model. The first message.
+    Plan(Box<LoadSpec>),
+    /// Load what was planned.
+    Load,
+    /// Do something; [`WINDOW`] events may come back without being asked for again.
+    Submit(u64, Task),
+    /// This many more events of a request may come.
+    Credit(u64, u32),
+    /// Nobody listens to a request any more.
+    Cancel(u64),
+}
+
+/// From a runner.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromRunner {
+    /// It is there. The first message.
+    Hello {
+        /// Its [`VERSION`].
+        version: u32,
+    },
+    /// How much memory the model is going to need.
+    Planned(MemoryParts),
+    /// The model is ready.
+    Loaded(Loaded),
+    /// The model cannot be planned or loaded; the runner ends.
+    Failed {
+        /// Why.
+        message: String,
+        /// Whether for want of memory.
+        out_of_memory: bool,
+    },
+    /// Something happened to a request.
+    Event(u64, Event),
+    /// It is still there.
+    Heartbeat(MemoryParts),
+}
+
+/// What to load, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadSpec {
+    /// The GGUF file; `None` is the model inside this program.
+    pub weights: Option<PathBuf>,
+    /// How.
+    pub options: LoadOptions,
+    /// Format of keys and values: `f16`, `q8_0` …
+    pub kv_cache_type: String,
+    /// The level of kernels to use instead of the best.
+    pub kernels: Option<String>,
+    /// Threads instead of one a core.
+    pub threads: Option<usize>,
+}
+
+/// Where the memory goes, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryParts {
+    /// Weights, mapped from the file.
+    pub weights: u64,
+    /// Keys and values of contexts.
+    pub kv: u64,
+    /// Intermediate results.
+    pub scratch: u64,
+    /// Everything else.
+    pub other: u64,
+}
+
+impl MemoryParts {
+    /// All together.
+    pub fn total(&self) -> u64 {
+        [self.weights, self.kv, self.scratch, self.other]
+            .iter()
+            .fold(0, |sum, part| sum.saturating_add(*part))
+    }
+}
+
+/// What is known about a loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loaded {
+    /// Tokens of one conversation.
+    pub num_ctx: u32,
+    /// Memory it uses.
+    pub memory: MemoryParts,
+}
+
+/// A message as it goes over the socket.
+pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    serde_json::to_writer(&mut bytes, message)?;
+    let length = bytes.len() - 4;
+    if length > MAX_FRAME {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {length} bytes is too long"),
+        ));
+    }
+    bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    Ok(bytes)
+}
+
+/// Writes a message.
+pub(crate) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    to.write_all(&frame(message)?)
+}
+
+/// Reads a message; `None` at the end.
+pub(crate) fn read<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
+    let mut head = [0; 4];
+    match from.read_exact(&mut head) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let mut body = Vec::new();
+    let length = checked(head)?;
+    // Grows as bytes arrive, whatever the length claims.
+    from.take(length as u64).read_to_end(&mut body)?;
+    parse(&body, length).map(Some)
+}
+
+/// Reads a message without blocking; `None` at the end.
+pub(crate) async fn read_async<T: DeserializeOwned>(
+    from: &mut (impl AsyncRead + Unpin),
+) -> io::Result<Option<T>> {
+    let mut head = [0; 4];
+    match from.read_exact(&mut head).await {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    };
+    let mut body = Vec::new();
+    let length = checked(head)?;
+    from.take(length as u64).read_to_end(&mut body).await?;
+    parse(&body, length).map(Some)
+}
+
+fn checked(head: [u8; 4]) -> io::Result<usize> {
+    let length = u32::from_le_bytes(head) as usize;
+    if length > MAX_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message claims {length} bytes")));
+    }
+    Ok(length)
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8], length: usize) -> io::Result<T> {
+    if body.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    serde_json::from_slice(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}

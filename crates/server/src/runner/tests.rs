@@ -1,0 +1,307 @@
+//! A fake engine behind the real protocol, in threads of this process.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use puna_engine::{Event as EngineEvent, Finish, Job, Piece, Sink, Summary};
+use tokio::sync::oneshot;
+
+use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
+use super::launch::{Launched, Launcher};
+use super::link::Link;
+use super::protocol::{LoadSpec, MemoryParts, WINDOW};
+use super::worker;
+use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task};
+use crate::scheduler::Exit;
+
+/// What the fake does; shared with the test.
+#[derive(Default)]
+pub(crate) struct Fake {
+    /// Bytes that every model needs.
+    pub(crate) need: AtomicU64,
+    /// Loading fails.
+    pub(crate) broken: AtomicBool,
+    /// Tokens generated so far, by all runners.
+    pub(crate) generated: AtomicU64,
+    /// Runners started so far.
+    pub(crate) started: AtomicU64,
+    /// The socket of the last runner, to cut it.
+    pub(crate) socket: Mutex<Option<UnixStream>>,
+}
+
+impl Fake {
+    /// Ends the last runner as a crash would.
+    pub(crate) fn crash(&self) {
+        let socket = self.socket.lock().unwrap().take().unwrap();
+        socket.shutdown(Shutdown::Both).unwrap();
+    }
+}
+
+/// Starts fake runners.
+pub(crate) struct FakeLauncher(pub(crate) Arc<Fake>);
+
+impl Launcher for FakeLauncher {
+    fn launch(&self) -> io::Result<Launched> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        self.0.started.fetch_add(1, Ordering::Relaxed);
+        *self.0.socket.lock().unwrap() = Some(theirs.try_clone()?);
+        let (ended, end) = oneshot::channel();
+        let (kill, killed) = oneshot::channel();
+        let (fake, cut, end_of_process) = (self.0.clone(), theirs.try_clone()?, theirs.try_clone()?);
+        thread::spawn(move || {
+            let _ = worker::run(theirs, &FakeLoader(fake));
+            let _ = end_of_process.shutdown(Shutdown::Both);
+            let _ = ended.send(());
+        });
+        tokio::spawn(async move {
+            let _ = killed.await;
+            let _ = cut.shutdown(Shutdown::Both);
+        });
+        let exit: Pin<Box<dyn Future<Output = Exit> + Send>> = Box::pin(async move {
+            let _ = end.await;
+            Exit { reason: "signal: 9, killed".into(), out_of_memory: false }
+        });
+        Ok(Launched { stream: tokio::net::UnixStream::from_std(ours)?, kill, exit })
+    }
+}
+
+struct FakeLoader(Arc<Fake>);
+
+impl Loader for FakeLoader {
+    fn plan(&self, _: &LoadSpec) -> Result<MemoryParts, LoadError> {
+        Ok(MemoryParts { weights: self.0.need.load(Ordering::Relaxed), ..MemoryParts::default() })
+    }
+
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+        if self.0.broken.load(Ordering::Relaxed) {
+            panic!("the fake is broken");
+        }
+        let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
+        let memory = self.plan(spec)?;
+        Ok(Box::new(FakeEngine {
+            fake: self.0.clone(),
+            facts,
+            memory,
+            cancelled: Arc::default(),
+            next: AtomicU64::new(1),
+        }))
+    }
+}
+
+/// Tokens are bytes. The answer to everything is `w0 w1 w2 …`, or `<same> <same> …` to a prompt with "again" in it.
+struct FakeEngine {
+    fake: Arc<Fake>,
+    facts: Facts,
+    memory: MemoryParts,
+    cancelled: Arc<Mutex<HashMap<u64, Arc<AtomicBool>>>>,
+    next: AtomicU64,
+}
+
+impl Generator for FakeEngine {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn encode(&self, text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).collect()
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        tokens.iter().map(|t| char::from(*t as u8)).collect()
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        vec![token as u8]
+    }
+
+    fn is_bos(&self, _: u32) -> bool {
+        false
+    }
+
+    fn vocab_size(&self) -> usize {
+        256
+    }
+
+    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, String> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let cancelled = Arc::new(AtomicBool::new(false));
+        self.cancelled.lock().unwrap().insert(id, cancelled.clone());
+        let fake = self.fake.clone();
+        thread::spawn(move || {
+            let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
+            let most = job.max_tokens.unwrap_or(usize::MAX);
+            for i in 0..most {
+                while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                if cancelled.load(Ordering::Relaxed) {
+                    return;
+                }
+                fake.generated.fetch_add(1, Ordering::Relaxed);
+                let text = if again { "same ".into() } else { format!("w{i} ") };
+                if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs: None })) {
+                    return;
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            sink.send(EngineEvent::Done(Summary {
+                finish: Finish::Length,
+                prompt_tokens: job.prompt.len(),
+                cached_tokens: 0,
+                prefill: Duration::from_millis(1),
+                generated_tokens: most,
+                decode: Duration::from_millis(1),
+                queued: Duration::ZERO,
+                shifted_tokens: 0,
+                tokens: job.prompt,
+            }));
+        });
+        Ok(id)
+    }
+
+    fn cancel(&self, job: u64) {
+        if let Some(cancelled) = self.cancelled.lock().unwrap().get(&job) {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
+        done(Ok(inputs.iter().map(|input| vec![input.len() as f32, 1.0]).collect()));
+        Ok(0)
+    }
+
+    fn memory(&self) -> MemoryParts {
+        self.memory
+    }
+}
+
+fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool) -> Task {
+    let prompt = Prompt { text: text.into(), raw: true, ..Prompt::default() };
+    Task::Generate(Box::new(Generate {
+        model: ModelText::default(),
+        input: Input::Prompt(prompt),
+        options: RunOptions { num_predict, num_keep, ..RunOptions::default() },
+        think: None,
+        format: None,
+        truncate,
+        shift,
+        logprobs: None,
+        render_only: false,
+    }))
+}
+
+async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
+    let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
+    let launched = FakeLauncher(fake.clone()).launch().unwrap();
+    let link = Link::new(launched, Box::new(move |notice| drop(to.send(notice))));
+    let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
+    let spec = LoadSpec { weights: None, options, kv_cache_type: "f16".into(), kernels: None, threads: None };
+    link.plan(spec);
+    assert!(matches!(notices.recv().await, Some(super::link::Notice::Planned(_))));
+    link.load();
+    assert!(matches!(notices.recv().await, Some(super::link::Notice::Loaded(_))));
+    link
+}
+
+async fn end(link: &Link, task: Task) -> Event {
+    let mut events = link.submit(task);
+    loop {
+        let event = events.next().await.unwrap();
+        if event.is_end() {
+            return event;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_refused_with_the_numbers() {
+    let link = loaded(&Arc::default(), 128).await;
+    let text = "x".repeat(310);
+    let Event::Done(done) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
+    assert_eq!((done.prompt_tokens, done.dropped_tokens), (66, 244));
+    let Event::Error(failure) = end(&link, task(&text, 1, 4, false, true)).await else { panic!() };
+    assert_eq!(failure.message, "prompt is too long: 310 tokens, context is 128");
+    assert_eq!(failure.lengths, Some((310, 128)));
+    let Event::Error(failure) = end(&link, task(&text, 1, 4, true, false)).await else { panic!() };
+    assert!(failure.message.starts_with("the prompt is longer than the context length currently available"));
+}
+
+#[tokio::test]
+async fn zero_tokens_are_no_tokens_and_endless_repetition_ends() {
+    let fake = Arc::default();
+    let link = loaded(&fake, 128).await;
+    let Event::Done(done) = end(&link, task("hi", 0, 4, true, true)).await else { panic!() };
+    assert_eq!((done.generated_tokens, done.reason.as_str()), (0, "length"));
+    let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
+    assert_eq!((done.generated_tokens, done.reason.as_str()), (32, "stop"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_slows_only_its_own_answer() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    let mut slow = link.submit(task("hi", 1000, 4, true, true));
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let waiting = fake.generated.load(Ordering::Relaxed);
+    assert!(waiting > 10 && waiting <= WINDOW.into(), "{waiting}");
+    assert!(matches!(end(&link, task("hi", 200, 4, true, true)).await, Event::Done(_)));
+    let mut pieces = 0;
+    while let Some(event) = slow.next().await {
+        pieces += usize::from(!event.is_end());
+    }
+    assert_eq!(pieces, 1000);
+}
+
+#[tokio::test]
+async fn dropping_the_events_stops_the_generation() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    for _ in 0..100 {
+        events.next().await.unwrap();
+    }
+    drop(events);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let after = fake.generated.load(Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(fake.generated.load(Ordering::Relaxed), after);
+}
+
+#[tokio::test]
+async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    events.next().await.unwrap();
+    fake.crash();
+    let failure = loop {
+        match events.next().await.unwrap() {
+            Event::Error(failure) => break failure,
+            event => assert!(!event.is_end()),
+        }
+    };
+    assert!(
+        failure.message.contains("model runner has unexpectedly stopped")
+            && failure.message.ends_with("killed")
+    );
+    assert!(matches!(end(&link, task("hi", 1, 4, true, true)).await, Event::Error(_)));
+}
+
+#[tokio::test]
+async fn embeddings_keep_their_head_when_they_are_cut() {
+    let link = loaded(&Arc::default(), 128).await;
+    let embed = |truncate| Task::Embed(crate::canonical::Embed { inputs: vec!["x".repeat(200)], truncate });
+    // This fake has no embeddings of its own kind.
+    assert!(
+        matches!(end(&link, embed(true)).await, Event::Error(f) if f.message.contains("does not support embeddings"))
+    );
+}

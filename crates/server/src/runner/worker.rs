@@ -1,0 +1,235 @@
+//! The runner's side of the socket: takes tasks, sends what becomes of them.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::generator::{Generator, LoadError, Loader};
+use super::prepare::Preparer;
+use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, read, write};
+use crate::canonical::{Event, Failure, Task};
+
+/// How often a sign of life is sent.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// Threads that render and tokenize prompts.
+const PREPARERS: usize = 2;
+
+/// Serves the server at the other end of a socket until it closes it.
+///
+/// # Errors
+/// The socket breaks, or what comes is not the protocol.
+pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
+    let (out, outgoing) = mpsc::channel();
+    let writer = socket.try_clone()?;
+    let sender = thread::Builder::new().name("send".into()).spawn(move || send_all(writer, &outgoing))?;
+    let send = |message| out.send(message).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe));
+    send(FromRunner::Hello { version: VERSION })?;
+    let mut incoming = BufReader::new(socket);
+    let mut spec: Option<LoadSpec> = None;
+    while let Some(message) = read::<ToRunner>(&mut incoming)? {
+        match (message, &spec) {
+            (ToRunner::Plan(planned), _) => {
+                let plan = guarded(|| loader.plan(&planned));
+                spec = Some(*planned);
+                match plan {
+                    Ok(memory) => send(FromRunner::Planned(memory))?,
+                    Err(error) => return fail(error, out, sender),
+                }
+            }
+            (ToRunner::Load, Some(spec)) => match guarded(|| loader.load(spec)) {
+                Ok(generator) => return serve(generator.into(), &mut incoming, out),
+                Err(error) => return fail(error, out, sender),
+            },
+            // Meant for a model that is not loaded yet: a task that was given up in time.
+            (ToRunner::Load | ToRunner::Submit(..) | ToRunner::Credit(..) | ToRunner::Cancel(_), _) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A panic of the loader is an error like any other: it has a message and a request that waits for it.
+fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+    catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
+        let what =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let message =
+            format!("internal error while loading: {}", what.unwrap_or("a panic without a message"));
+        Err(LoadError { message, out_of_memory: false })
+    })
+}
+
+fn fail(error: LoadError, out: Sender<FromRunner>, sender: thread::JoinHandle<()>) -> io::Result<()> {
+    let LoadError { message, out_of_memory } = error;
+    let _ = out.send(FromRunner::Failed { message, out_of_memory });
+    drop(out);
+    let _ = sender.join();
+    Ok(())
+}
+
+/// Writes messages as they come; several that wait go out in one piece.
+fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
+    let mut socket = BufWriter::new(socket);
+    while let Ok(message) = outgoing.recv() {
+        let mut sent = write(&mut socket, &message);
+        while sent.is_ok()
+            && let Ok(message) = outgoing.try_recv()
+        {
+            sent = write(&mut socket, &message);
+        }
+        if sent.and_then(|()| socket.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What a task's threads share.
+pub(crate) struct TaskState {
+    /// Events that may still be sent.
+    credit: AtomicI64,
+    cancelled: AtomicBool,
+    /// The engine's number of the job, once it has one.
+    job: Mutex<Option<u64>>,
+}
+
+impl TaskState {
+    pub(crate) fn new() -> Self {
+        Self {
+            credit: AtomicI64::new(WINDOW.into()),
+            cancelled: AtomicBool::new(false),
+            job: Mutex::new(None),
+        }
+    }
+
+    /// Whether so many more events that are not the end may be sent.
+    pub(crate) fn may_send(&self, events: i64) -> bool {
+        // What is held back until the end must find room then, too.
+        self.credit.load(Ordering::Acquire) >= events + 2
+    }
+
+    pub(crate) fn sent(&self) {
+        self.credit.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+}
+
+/// A task as its threads know it.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    pub(crate) id: u64,
+    pub(crate) state: Arc<TaskState>,
+    out: Sender<FromRunner>,
+    tasks: Arc<Tasks>,
+}
+
+type Tasks = Mutex<HashMap<u64, Arc<TaskState>>>;
+
+impl Handle {
+    /// Sends an event; `false` if nobody listens.
+    pub(crate) fn send(&self, event: Event) -> bool {
+        if self.state.is_cancelled() {
+            return false;
+        }
+        if event.is_end() {
+            lock(&self.tasks).remove(&self.id);
+        } else {
+            self.state.sent();
+        }
+        self.out.send(FromRunner::Event(self.id, event)).is_ok()
+    }
+
+    /// Remembers the engine's number of the job; `false` if the task was cancelled meanwhile.
+    pub(crate) fn started(&self, job: u64) -> bool {
+        *lock(&self.state.job) = Some(job);
+        !self.state.is_cancelled()
+    }
+}
+
+fn serve(
+    generator: Arc<dyn Generator>,
+    incoming: &mut BufReader<UnixStream>,
+    out: Sender<FromRunner>,
+) -> io::Result<()> {
+    let loaded = Loaded { num_ctx: generator.facts().num_ctx, memory: generator.memory() };
+    out.send(FromRunner::Loaded(loaded)).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+    let (stop, stopped) = mpsc::channel::<()>();
+    let (beating, to) = (generator.clone(), out.clone());
+    thread::Builder::new()
+        .name("heartbeat".into())
+        .spawn(move || heartbeat(beating.as_ref(), &to, &stopped))?;
+    let (queue, queued) = mpsc::channel();
+    let queued = Arc::new(Mutex::new(queued));
+    let preparer = Arc::new(Preparer::new(generator.clone()));
+    for i in 0..PREPARERS {
+        let (preparer, queued) = (preparer.clone(), queued.clone());
+        thread::Builder::new().name(format!("prepare {i}")).spawn(move || prepare_all(&preparer, &queued))?;
+    }
+    let tasks = Arc::new(Tasks::default());
+    while let Some(message) = read::<ToRunner>(incoming)? {
+        match message {
+            ToRunner::Submit(id, task) => {
+                let state = Arc::new(TaskState::new());
+                lock(&tasks).insert(id, state.clone());
+                let handle = Handle { id, state, out: out.clone(), tasks: tasks.clone() };
+                let _ = queue.send((handle, task));
+            }
+            ToRunner::Credit(id, more) => {
+                if let Some(task) = lock(&tasks).get(&id) {
+                    task.credit.fetch_add(more.into(), Ordering::AcqRel);
+                }
+            }
+            ToRunner::Cancel(id) => {
+                if let Some(task) = lock(&tasks).remove(&id) {
+                    task.cancelled.store(true, Ordering::Release);
+                    if let Some(job) = *lock(&task.job) {
+                        generator.cancel(job);
+                    }
+                }
+            }
+            ToRunner::Plan(_) | ToRunner::Load => {}
+        }
+    }
+    drop(stop);
+    Ok(())
+}
+
+fn heartbeat(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Receiver<()>) {
+    while stopped.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
+        if out.send(FromRunner::Heartbeat(generator.memory())).is_err() {
+            return;
+        }
+    }
+}
+
+fn prepare_all(preparer: &Preparer, queued: &Mutex<Receiver<(Handle, Task)>>) {
+    loop {
+        let Ok((handle, task)) = lock(queued).recv() else { return };
+        if handle.state.is_cancelled() {
+            continue;
+        }
+        let end = handle.clone();
+        let prepared = catch_unwind(AssertUnwindSafe(|| preparer.start(handle, task)));
+        match prepared {
+            Ok(Ok(())) => {}
+            Ok(Err(failure)) => drop(end.send(Event::Error(failure))),
+            Err(_) => {
+                let text =
+                    "an internal error happened while the prompt was made; the log of the server says more";
+                end.send(Event::Error(Failure::internal(text)));
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

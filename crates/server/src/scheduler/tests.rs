@@ -1,0 +1,403 @@
+//! The behaviours of Ollama's scheduler tests, and those in which ours differs on purpose.
+
+use super::*;
+
+const GB: u64 = 1 << 30;
+
+struct Bench {
+    scheduler: Scheduler,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(max_loaded: usize, max_queue: usize) -> Self {
+        let keep_alive = KeepAlive::For(Duration::from_secs(300));
+        let limits = Limits { max_loaded, max_queue, keep_alive };
+        Self { scheduler: Scheduler::new(limits), now: Instant::now() }
+    }
+
+    fn with_memory(total: u64, available: u64) -> Self {
+        let mut bench = Self::new(3, 512);
+        bench.event(Event::Memory(Memory { total, available }));
+        bench
+    }
+
+    fn event(&mut self, event: Event) -> Vec<Action> {
+        self.scheduler.handle(self.now, event)
+    }
+
+    fn pass(&mut self, seconds: u64) -> Vec<Action> {
+        self.now += Duration::from_secs(seconds);
+        self.event(Event::Tick)
+    }
+
+    fn ask(&mut self, id: RequestId, model: &str) -> Vec<Action> {
+        self.event(Event::Request(request(id, model)))
+    }
+
+    fn finish(&mut self, id: RequestId) -> Vec<Action> {
+        self.event(Event::Finished(id))
+    }
+
+    /// Brings a model that was just asked for into memory.
+    fn load(&mut self, run: RunId, size: u64) -> Vec<Action> {
+        assert_eq!(self.event(Event::Planned(run, size)), [Action::Load(run)]);
+        self.event(Event::Loaded(run, 4096, size))
+    }
+
+    fn gone(&mut self, run: RunId) -> Vec<Action> {
+        self.event(Event::Exited(run, Exit::default()))
+    }
+
+    fn loaded(&self) -> Vec<String> {
+        self.scheduler.view(self.now).into_iter().filter(|v| v.ready).map(|v| v.key.0).collect()
+    }
+}
+
+fn options() -> LoadOptions {
+    LoadOptions { num_ctx: 4096, num_ctx_auto: true, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
+}
+
+fn request(id: RequestId, model: &str) -> Request {
+    Request { id, key: Key(model.into()), options: options(), keep_alive: None }
+}
+
+fn with_keep(id: RequestId, model: &str, keep: KeepAlive) -> Event {
+    Event::Request(Request { keep_alive: Some(keep), ..request(id, model) })
+}
+
+fn start(run: RunId, model: &str) -> Action {
+    Action::Start(run, Key(model.into()), options())
+}
+
+fn oom() -> Exit {
+    Exit { reason: "out of memory".into(), out_of_memory: true }
+}
+
+#[test]
+fn a_model_is_planned_loaded_and_granted() {
+    let mut b = Bench::new(3, 512);
+    assert_eq!(b.ask(1, "a"), [start(1, "a")]);
+    assert_eq!(b.load(1, GB), [Action::Grant(1, 1)]);
+    let view = b.scheduler.view(b.now);
+    assert_eq!((view[0].size, view[0].context, view[0].in_flight, view[0].ready), (GB, 4096, 1, true));
+}
+
+#[test]
+fn requests_for_a_model_that_is_ready_bypass_the_queue() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    assert_eq!(b.ask(2, "b"), [start(2, "b")]);
+    assert_eq!(b.ask(3, "a"), [Action::Grant(3, 1)]);
+}
+
+#[test]
+fn requests_for_a_model_that_is_being_loaded_share_its_runner() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    assert_eq!(b.ask(2, "a"), []);
+    assert_eq!(b.load(1, GB), [Action::Grant(1, 1), Action::Grant(2, 1)]);
+}
+
+#[test]
+fn only_one_model_is_loaded_at_a_time() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    assert_eq!(b.ask(2, "b"), []);
+    assert_eq!(b.load(1, GB), [Action::Grant(1, 1), start(2, "b")]);
+}
+
+#[test]
+fn the_queue_limit_counts_waiting_requests_only() {
+    let mut b = Bench::new(3, 2);
+    b.ask(1, "a");
+    let refused: Vec<_> = (2..=6).flat_map(|id| b.ask(id, "a")).collect();
+    assert_eq!(refused, [4, 5, 6].map(|id| Action::Refuse(id, Refusal::Busy)));
+    assert_eq!(b.load(1, GB).len(), 3);
+}
+
+#[test]
+fn changed_options_load_anew_after_running_requests_have_ended() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    let other = Request {
+        options: LoadOptions { num_ctx: 1024, num_ctx_auto: false, ..options() },
+        ..request(2, "a")
+    };
+    let new_options = other.options.clone();
+    assert_eq!(b.event(Event::Request(other)), []);
+    assert_eq!(b.ask(3, "a"), [], "nobody is let in any more, or the second request would wait for ever");
+    assert_eq!(b.finish(1), [Action::Stop(1)]);
+    assert_eq!(b.gone(1), [Action::Start(2, Key("a".into()), new_options)]);
+}
+
+#[test]
+fn a_model_leaves_when_its_time_is_over_and_not_while_it_is_used() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    assert_eq!(b.pass(1000), []);
+    assert_eq!(b.finish(1), []);
+    assert_eq!(b.scheduler.deadline(), Some(b.now + Duration::from_secs(300)));
+    assert_eq!(b.pass(299), []);
+    assert_eq!(b.ask(2, "a"), [Action::Grant(2, 1)]);
+    assert_eq!(b.pass(10), []);
+    b.finish(2);
+    assert_eq!(b.pass(300), [Action::Stop(1)]);
+    assert_eq!(b.gone(1), []);
+    assert!(b.scheduler.view(b.now).is_empty());
+}
+
+#[test]
+fn a_requests_keep_alive_replaces_the_present_one_and_no_keep_alive_leaves_it() {
+    let mut b = Bench::new(3, 512);
+    b.event(with_keep(1, "a", KeepAlive::For(Duration::from_secs(10))));
+    b.load(1, GB);
+    b.finish(1);
+    b.ask(2, "a");
+    b.finish(2);
+    assert_eq!(b.scheduler.deadline(), Some(b.now + Duration::from_secs(10)));
+    b.event(with_keep(3, "a", KeepAlive::Forever));
+    b.finish(3);
+    assert_eq!(b.scheduler.deadline(), None);
+    assert_eq!(b.pass(1_000_000), []);
+    b.event(with_keep(4, "a", KeepAlive::For(Duration::ZERO)));
+    assert_eq!(b.finish(4), [Action::Stop(1)]);
+}
+
+#[test]
+fn a_model_loaded_with_keep_alive_zero_serves_its_request_first() {
+    let mut b = Bench::new(3, 512);
+    b.event(with_keep(1, "a", KeepAlive::For(Duration::ZERO)));
+    assert_eq!(b.load(1, GB), [Action::Grant(1, 1)]);
+    assert_eq!(b.finish(1), [Action::Stop(1)]);
+}
+
+#[test]
+fn an_expired_model_leaves_as_soon_as_its_request_ends() {
+    let mut b = Bench::new(3, 512);
+    b.event(with_keep(1, "a", KeepAlive::For(Duration::from_secs(120))));
+    b.load(1, GB);
+    assert_eq!(b.event(Event::Expire(Key("a".into()))), []);
+    assert_eq!(b.finish(1), [Action::Stop(1)]);
+}
+
+#[test]
+fn an_idle_model_expires_at_once_and_an_absent_one_is_no_matter() {
+    let mut b = Bench::new(3, 512);
+    assert_eq!(b.event(Event::Expire(Key("a".into()))), []);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    assert_eq!(b.event(Event::Expire(Key("a".into()))), [Action::Stop(1)]);
+}
+
+#[test]
+fn late_and_repeated_events_are_harmless() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    assert_eq!(b.finish(1), []);
+    assert_eq!(b.event(Event::Planned(1, 7)), []);
+    assert_eq!(b.event(Event::Loaded(9, 1, 1)), []);
+    assert_eq!(b.event(Event::Exited(9, Exit::default())), []);
+    assert_eq!(b.loaded(), ["a"]);
+}
+
+#[test]
+fn the_least_recently_used_idle_model_makes_room() {
+    let mut b = Bench::new(2, 512);
+    for (id, model) in [(1, "a"), (2, "b")] {
+        b.ask(id, model);
+        b.load(id, GB);
+        b.finish(id);
+        b.pass(1);
+    }
+    b.ask(3, "a");
+    b.finish(3);
+    assert_eq!(b.ask(4, "c"), [Action::Stop(2)]);
+    assert_eq!(b.gone(2), [start(3, "c")]);
+}
+
+#[test]
+fn an_idle_model_goes_before_a_busy_one_and_a_busy_one_is_waited_for() {
+    let mut b = Bench::new(2, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    b.pass(1);
+    b.ask(2, "b");
+    b.load(2, GB);
+    b.pass(1);
+    b.ask(3, "a");
+    b.pass(1);
+    assert_eq!(b.ask(4, "c"), [], "both are busy");
+    assert_eq!(b.finish(3), [], "the least recently used one was chosen");
+    assert_eq!(b.finish(2), [Action::Stop(2)]);
+    assert_eq!(b.gone(2), [start(3, "c")]);
+}
+
+#[test]
+fn models_coexist_as_far_as_memory_goes_and_then_the_oldest_leaves() {
+    let mut b = Bench::with_memory(24 * GB, 24 * GB);
+    for (id, model, size) in [(1, "a", GB), (2, "b", 10 * GB)] {
+        b.ask(id, model);
+        b.load(id, size);
+        b.finish(id);
+        b.pass(1);
+    }
+    b.ask(3, "c");
+    assert_eq!(b.event(Event::Planned(3, 13 * GB)), [Action::Load(3)]);
+    b.event(Event::Loaded(3, 4096, 13 * GB));
+    assert_eq!(b.loaded(), ["a", "b", "c"]);
+    b.finish(3);
+    b.pass(1);
+    assert_eq!(b.ask(4, "d"), [Action::Stop(1)], "three models at most");
+    assert_eq!(b.gone(1), [start(4, "d")]);
+    assert_eq!(b.event(Event::Planned(4, 13 * GB)), [Action::Stop(2)]);
+    assert_eq!(b.gone(2), [Action::Stop(3)], "one was not enough");
+    assert_eq!(b.gone(3), [Action::Load(4)]);
+}
+
+#[test]
+fn a_model_larger_than_memory_is_refused_with_the_numbers() {
+    let mut b = Bench::with_memory(8 * GB, 6 * GB);
+    b.ask(1, "a");
+    let refusal = |available| Refusal::TooLarge { need: 9 * GB, available };
+    assert_eq!(b.event(Event::Planned(1, 9 * GB)), [Action::Stop(1), Action::Refuse(1, refusal(8 * GB))]);
+    b.gone(1);
+    b.ask(2, "b");
+    let refusal = Refusal::TooLarge { need: 7 * GB, available: 6 * GB };
+    assert_eq!(b.event(Event::Planned(2, 7 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
+}
+
+#[test]
+fn a_model_larger_than_memory_evicts_nobody() {
+    let mut b = Bench::with_memory(8 * GB, 8 * GB);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    b.ask(2, "b");
+    let refusal = Refusal::TooLarge { need: 9 * GB, available: 8 * GB };
+    assert_eq!(b.event(Event::Planned(2, 9 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
+    assert_eq!(b.loaded(), ["a"]);
+}
+
+#[test]
+fn an_automatic_context_shrinks_until_it_fits_and_an_explicit_one_does_not() {
+    let large = LoadOptions { num_ctx: 262144, num_ctx_train: 131072, ..options() };
+    let mut b = Bench::with_memory(8 * GB, 8 * GB);
+    b.event(Event::Request(Request { options: large.clone(), ..request(1, "a") }));
+    let smaller = LoadOptions { num_ctx: 32768, ..large.clone() };
+    assert_eq!(b.event(Event::Planned(1, 20 * GB)), [Action::Replan(1, smaller)]);
+    assert_eq!(b.event(Event::Planned(1, 7 * GB)), [Action::Load(1)]);
+    assert_eq!(b.event(Event::Loaded(1, 32768, 7 * GB)), [Action::Grant(1, 1)]);
+    let again = Request { options: large.clone(), ..request(2, "a") };
+    assert_eq!(b.event(Event::Request(again)), [Action::Grant(2, 1)]);
+
+    let mut b = Bench::with_memory(8 * GB, 8 * GB);
+    let explicit = LoadOptions { num_ctx_auto: false, ..large };
+    b.event(Event::Request(Request { options: explicit, ..request(1, "a") }));
+    assert!(matches!(b.event(Event::Planned(1, 20 * GB))[..], [Action::Stop(1), Action::Refuse(1, _)]));
+}
+
+#[test]
+fn a_failed_load_is_the_error_of_the_request_that_caused_it() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "bad");
+    b.ask(2, "good");
+    let exit = Exit { reason: "unknown architecture".into(), out_of_memory: false };
+    let refused = Action::Refuse(1, Refusal::LoadFailed(exit.clone()));
+    assert_eq!(b.event(Event::Exited(1, exit)), [refused, start(2, "good")]);
+}
+
+#[test]
+fn want_of_memory_at_load_evicts_all_others_and_tries_once_more() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    b.ask(2, "b");
+    assert_eq!(b.event(Event::Planned(2, GB)), [Action::Load(2)]);
+    assert_eq!(b.event(Event::Exited(2, oom())), [Action::Stop(1), start(3, "b")]);
+    b.gone(1);
+    assert_eq!(b.event(Event::Planned(3, GB)), [Action::Load(3)]);
+    assert_eq!(b.event(Event::Exited(3, oom())), [Action::Refuse(2, Refusal::LoadFailed(oom()))]);
+}
+
+#[test]
+fn want_of_memory_at_load_reduces_an_automatic_context_first() {
+    let large = LoadOptions { num_ctx: 131072, ..options() };
+    let mut b = Bench::new(3, 512);
+    b.event(Event::Request(Request { options: large.clone(), ..request(1, "a") }));
+    b.event(Event::Planned(1, GB));
+    let smaller = LoadOptions { num_ctx: 32768, ..large };
+    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), smaller)]);
+}
+
+#[test]
+fn other_failures_are_not_tried_again() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.finish(1);
+    b.ask(2, "b");
+    let exit = Exit { reason: "signal: 11".into(), out_of_memory: false };
+    assert_eq!(b.event(Event::Exited(2, exit.clone())), [Action::Refuse(2, Refusal::LoadFailed(exit))]);
+    assert_eq!(b.loaded(), ["a"]);
+}
+
+#[test]
+fn want_of_memory_while_running_expires_all_models() {
+    let mut b = Bench::new(3, 512);
+    for (id, model) in [(1, "a"), (2, "b")] {
+        b.ask(id, model);
+        b.load(id, GB);
+    }
+    b.finish(2);
+    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Stop(2)]);
+}
+
+#[test]
+fn a_crashed_runner_is_replaced_at_the_next_request() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.gone(1);
+    assert!(b.loaded().is_empty());
+    assert_eq!(b.finish(1), []);
+    assert_eq!(b.ask(2, "a"), [start(2, "a")]);
+}
+
+#[test]
+fn a_request_whose_client_has_gone_neither_succeeds_nor_fails() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.ask(2, "b");
+    assert_eq!(b.finish(2), []);
+    assert_eq!(b.load(1, GB), [Action::Grant(1, 1)]);
+    assert_eq!(b.scheduler.waiting(), 0);
+}
+
+#[test]
+fn a_load_is_stopped_when_nobody_waits_for_it_any_more() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.ask(2, "a");
+    assert_eq!(b.finish(1), [], "another client wants it too");
+    assert_eq!(b.finish(2), [Action::Stop(1)]);
+    assert_eq!(b.ask(3, "a"), []);
+    assert_eq!(b.gone(1), [start(2, "a")]);
+}
+
+#[test]
+fn a_model_in_use_is_shown_with_the_time_it_will_stay() {
+    let mut b = Bench::new(3, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.pass(1000);
+    assert_eq!(b.scheduler.view(b.now)[0].expires, Some(b.now + Duration::from_secs(300)));
+}

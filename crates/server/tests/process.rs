@@ -1,0 +1,210 @@
+//! A real server, real runner processes and the embedded model: what happens when one of them dies.
+//!
+//! The program of these tests is its own runner: started with the word `runner` it becomes one.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use puna_api::native::{ChatRequest, GenerateRequest, Message};
+use puna_api::{Client, ClientError};
+use puna_server::Config;
+use serde_json::json;
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("runner") => {
+            if let Err(error) = puna_server::runner::main(&args[2..]) {
+                eprintln!("{error}");
+                std::process::exit(1);
+            }
+        }
+        Some("server") => serve(&args[2]),
+        _ => tests(&args[1..]),
+    }
+}
+
+/// A server on a port of its choice, which it prints, until it is killed.
+fn serve(models: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        println!("{}", listener.local_addr().unwrap().port());
+        let config = Config::with_models(std::path::Path::new(models));
+        puna_server::serve(config, listener, std::future::pending()).await.unwrap();
+    });
+}
+
+type Test = (&'static str, fn(&Server));
+
+const TESTS: &[Test] = &[
+    ("the_embedded_model_answers_and_is_listed", the_embedded_model_answers_and_is_listed),
+    (
+        "a_killed_runner_costs_its_requests_an_error_and_nothing_else",
+        a_killed_runner_costs_its_requests_an_error_and_nothing_else,
+    ),
+    ("a_client_that_leaves_lets_its_runner_rest", a_client_that_leaves_lets_its_runner_rest),
+    ("runners_end_with_their_server", runners_end_with_their_server),
+    ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
+];
+
+/// Runs the tests whose names hold one of the words; `--list` and the harness's options are understood as far as tools need it.
+fn tests(words: &[String]) {
+    if words.iter().any(|w| w == "--list") {
+        return TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+    }
+    let words: Vec<_> = words.iter().filter(|w| !w.starts_with('-')).collect();
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
+    for (name, test) in TESTS.iter().filter(|(name, _)| wanted(name)) {
+        test(&Server::start());
+        println!("test {name} ... ok");
+    }
+}
+
+struct Server {
+    child: std::cell::RefCell<Child>,
+    port: u16,
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+    _models: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let program = std::env::current_exe().unwrap();
+        let mut child =
+            Command::new(program).arg("server").arg(models.path()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+        let port = line.trim().parse().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let client = Client::new(format!("http://127.0.0.1:{port}"));
+        Self { child: child.into(), port, runtime, client, _models: models }
+    }
+
+    /// The processes whose parent is the server.
+    fn runners(&self) -> Vec<u32> {
+        children_of(self.child.borrow().id())
+    }
+
+    /// Chats and reads the first `pieces` of the answer, then does something, then reads on to the end.
+    fn chat(&self, num_predict: i64, then: impl FnOnce()) -> Result<String, ClientError> {
+        self.runtime.block_on(async {
+            let mut stream = self.client.chat(&request(num_predict)).await?;
+            let mut text = stream.next().await.unwrap()?.message.content;
+            then();
+            while let Some(line) = stream.next().await {
+                text.push_str(&line?.message.content);
+            }
+            Ok(text)
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut child = self.child.borrow_mut();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn request(num_predict: i64) -> ChatRequest {
+    // Without an end token a small model goes on as long as it is let.
+    let options = json!({"temperature": 1.0, "seed": 1, "ignore_eos": true, "num_predict": num_predict});
+    ChatRequest {
+        model: "cria".into(),
+        messages: vec![Message::text("user", "What is the capital of France?")],
+        options: options.as_object().cloned(),
+        ..ChatRequest::default()
+    }
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let ids = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|e| e.unwrap().file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|id| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        let fields: Vec<_> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
+        // Neither a zombie nor of another parent.
+        fields.len() > 1 && fields[0] != "Z" && fields[1].parse() == Ok(parent)
+    })
+    .collect()
+}
+
+fn kill(id: u32) {
+    assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn processor_time(id: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn the_embedded_model_answers_and_is_listed(server: &Server) {
+    let (list, answer) = server.runtime.block_on(async {
+        let options = json!({"temperature": 0.0, "num_predict": 24});
+        let request =
+            ChatRequest { stream: Some(false), options: options.as_object().cloned(), ..request(0) };
+        let mut stream = server.client.chat(&request).await.unwrap();
+        (server.client.list().await.unwrap(), stream.next().await.unwrap().unwrap())
+    });
+    assert_eq!(list.models[0].name, "cria:latest");
+    assert!(answer.message.content.contains("Paris"), "{}", answer.message.content);
+    assert!(answer.done && answer.metrics.eval_count > 0 && answer.metrics.prompt_eval_count > 0);
+}
+
+fn a_killed_runner_costs_its_requests_an_error_and_nothing_else(server: &Server) {
+    let failed = server.chat(100_000, || server.runners().iter().for_each(|id| kill(*id)));
+    let message = failed.unwrap_err().to_string();
+    assert!(
+        message.starts_with("model runner has unexpectedly stopped") && message.contains("signal: 9"),
+        "{message}"
+    );
+    assert!(!server.chat(5, || {}).unwrap().is_empty());
+}
+
+fn a_client_that_leaves_lets_its_runner_rest(server: &Server) {
+    server.runtime.block_on(async {
+        let mut stream = server.client.chat(&request(100_000)).await.unwrap();
+        stream.next().await.unwrap().unwrap();
+    });
+    let runner = server.runners()[0];
+    wait_until("the runner rests", || {
+        let before = processor_time(runner);
+        std::thread::sleep(Duration::from_millis(300));
+        processor_time(runner) - before <= 1
+    });
+}
+
+fn runners_end_with_their_server(server: &Server) {
+    server.runtime.block_on(async {
+        let load = GenerateRequest { model: "cria".into(), ..GenerateRequest::default() };
+        server.client.generate(&load).await.unwrap().next().await.unwrap().unwrap();
+    });
+    let runner = server.runners()[0];
+    kill(server.child.borrow().id());
+    wait_until("the runner ends", || !std::path::Path::new(&format!("/proc/{runner}")).exists());
+}
+
+fn a_taken_port_says_by_whom(server: &Server) {
+    let address = puna_server::Address::parse(&format!("127.0.0.1:{}", server.port)).0;
+    let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
+    assert!(error.contains("Puna 0.1.0 is running there already"), "{error}");
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = puna_server::Address::parse(&other.local_addr().unwrap().to_string()).0;
+    let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
+    assert!(error.contains("a program that does not speak HTTP is running there already"), "{error}");
+}
