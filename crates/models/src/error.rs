@@ -1,6 +1,7 @@
 //! Why a model cannot be built from a file.
 
 use puna_gguf::GgufError;
+use puna_quant::TensorType;
 
 /// What is wrong with a file as a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -32,6 +33,14 @@ pub enum ModelError {
         found: Vec<usize>,
         /// What the keys say.
         expected: Vec<usize>,
+    },
+    /// A tensor whose values cannot be weights.
+    #[error("tensor `{name}` has type {ty}, which holds no weights; convert the model again")]
+    TensorType {
+        /// Its name.
+        name: String,
+        /// Its type.
+        ty: TensorType,
     },
     /// A key with a value that makes no sense.
     #[error("key `{key}` is {value}: {reason}")]

@@ -5,7 +5,7 @@ use puna_gguf::Metadata;
 use crate::error::ModelError;
 
 /// More layers than any model has, to bound what a file can ask for.
-const MAX_LAYERS: u32 = 4096;
+const MAX_LAYERS: u32 = 512;
 
 /// Keys under the architecture's name, read with their defaults.
 #[derive(Debug, Clone)]
@@ -80,11 +80,6 @@ impl<'a> Keys<'a> {
         Ok(value as usize)
     }
 
-    /// A number that must be there.
-    pub fn f32(&self, key: &str) -> Result<f32, ModelError> {
-        Ok(self.meta.f32(&self.name(key))?)
-    }
-
     /// A number that may be absent.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
         Ok(self.meta.opt_f32(&self.name(key))?)
@@ -101,9 +96,23 @@ impl<'a> Keys<'a> {
         Ok(values.map(|v| v.into_iter().map(|v| v as usize).collect()))
     }
 
-    /// The norm's epsilon, in its RMS form.
+    /// The epsilon of RMS norms.
     pub fn rms_eps(&self) -> Result<f32, ModelError> {
-        self.f32("attention.layer_norm_rms_epsilon")
+        self.epsilon("attention.layer_norm_rms_epsilon")
+    }
+
+    /// The epsilon of layer norms.
+    pub fn layer_eps(&self) -> Result<f32, ModelError> {
+        self.epsilon("attention.layer_norm_epsilon")
+    }
+
+    fn epsilon(&self, key: &str) -> Result<f32, ModelError> {
+        let value = self.meta.f32(&self.name(key))?;
+        if !value.is_finite() || value <= 0.0 {
+            let (key, value) = (self.name(key), value.to_string());
+            return Err(ModelError::KeyValue { key, value, reason: "must be a small positive number" });
+        }
+        Ok(value)
     }
 
     /// Which layers slide: the key (a period or a bool a layer), else `default` as a period.
@@ -132,7 +141,7 @@ impl Hparams {
         let extra = keys.opt_count("nextn_predict_layers")?.unwrap_or(0);
         let n_layer =
             blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
-                let reason = "must be between 1 and 4096 after the prediction blocks are taken off";
+                let reason = "must be between 1 and 512 after the prediction blocks are taken off";
                 ModelError::KeyValue { key: keys.name("block_count"), value: blocks.to_string(), reason }
             })?;
         let heads = keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| ModelError::KeyValue {

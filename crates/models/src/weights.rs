@@ -47,6 +47,9 @@ impl<'a> Weights<'a> {
         if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
             return Ok(Some(WeightId(at as u32)));
         }
+        if puna_quant::dequantizer(tensor.ty).is_none() {
+            return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
+        }
         let data = Arc::new(Mapped(tensor.shared()));
         self.tensors.push(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
         Ok(Some(WeightId(self.tensors.len() as u32 - 1)))

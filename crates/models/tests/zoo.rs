@@ -19,6 +19,7 @@ fn zoo() -> PathBuf {
 
 struct Entry {
     name: String,
+    file: PathBuf,
     json: Value,
     tokens: Vec<u32>,
     positions: Vec<usize>,
@@ -35,7 +36,8 @@ impl Entry {
         let want = rows.as_array().unwrap().iter().map(numbers).collect();
         let tokens: Vec<usize> = ints("tokens");
         let (tokens, positions) = (tokens.into_iter().map(|t| t as u32).collect(), ints("positions"));
-        Self { name: name.into(), tokens, positions, want, json }
+        let file = zoo().join(format!("{name}.gguf"));
+        Self { name: name.into(), file, tokens, positions, want, json }
     }
 
     fn is_embedding(&self) -> bool {
@@ -73,8 +75,7 @@ struct Runner {
 
 impl Runner {
     fn new(entry: &Entry, level: &str) -> Self {
-        let view =
-            View::new(Arc::new(Gguf::open(&zoo().join(format!("{}.gguf", entry.name))).unwrap())).unwrap();
+        let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
         let n_ctx = entry.number("n_ctx").map(|n| n as usize);
         let model = Model::load(&view, LoadOptions { n_ctx }).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()) };
@@ -195,6 +196,18 @@ fn check(level: &str, ways: &[&str]) {
 #[test]
 fn the_portable_level_meets_the_exact_tolerance_however_tokens_are_fed() {
     check("portable", &["whole", "sevens", "one", "batch"]);
+}
+
+#[test]
+fn files_in_the_form_that_ollama_published_give_the_same_logits() {
+    for (form, name) in
+        [("full-gemma3", "gemma3"), ("full-gptoss", "gpt-oss"), ("full-gptoss-mxfp4", "gpt-oss-mxfp4")]
+    {
+        let file = zoo().join(format!("../compat/{form}.gguf"));
+        let entry = Entry { file, ..Entry::load(name) };
+        let rows = feed(&entry, "portable", "whole");
+        assert_eq!(complaint(&entry, &rows, true), None, "{form}");
+    }
 }
 
 #[test]

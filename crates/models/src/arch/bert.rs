@@ -38,7 +38,7 @@ struct Classifier {
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let eps = keys.f32("attention.layer_norm_epsilon")?;
+    let eps = keys.layer_eps()?;
     let n = hp.n_embd;
     let table = w.tensor("token_embd.weight", &[n, hp.n_vocab])?;
     let positions = w.tensor("position_embd.weight", &[n, hp.n_ctx])?;

@@ -1,0 +1,109 @@
+//! Files that parse but are no model: each is refused with an error that names the key or the tensor.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use puna_gguf::{Gguf, Metadata, Value, View, Writer};
+use puna_models::{LoadOptions, Model, ModelError};
+use puna_quant::TensorType;
+
+fn source(name: &str) -> Gguf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
+    Gguf::open(&path).unwrap()
+}
+
+/// The error of loading a copy of a zoo file with other metadata and without some tensors.
+fn refused(name: &str, change: impl Fn(&mut Metadata), drop: &str) -> String {
+    let source = source(name);
+    let mut metadata = source.metadata().clone();
+    change(&mut metadata);
+    let mut writer = Writer::with_metadata(metadata);
+    let mut data = Vec::new();
+    for tensor in source.tensors().iter().filter(|t| &*t.name != drop) {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+        data.push(source.data(tensor));
+    }
+    let bytes = writer.to_vec(data).unwrap();
+    let view = View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap();
+    match Model::load(&view, LoadOptions::default()) {
+        Ok(_) => panic!("{name} was taken without {drop}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn with(key: &str, value: impl Into<Value> + Clone) -> impl Fn(&mut Metadata) {
+    let key = key.to_owned();
+    move |metadata| metadata.set(&key, value.clone())
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_the_known_ones() {
+    let text = refused("llama", with("general.architecture", "quantum"), "");
+    assert!(text.starts_with("unknown architecture `quantum`; this version knows bert, gemma2"), "{text}");
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let keep = |_: &mut Metadata| {};
+    assert_eq!(refused("llama", keep, "blk.1.ffn_down.weight"), "tensor `blk.1.ffn_down.weight` is missing");
+    assert_eq!(refused("llama", keep, "token_embd.weight"), "tensor `token_embd.weight` is missing");
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_named_with_their_key() {
+    for (key, value) in [
+        ("llama.block_count", 0u32),
+        ("llama.block_count", 513),
+        ("llama.embedding_length", 0),
+        ("llama.context_length", 0),
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.attention.key_length", 1 << 20),
+        ("llama.rope.dimension_count", 7),
+    ] {
+        let text = refused("llama", with(key, value), "");
+        assert!(text.contains(key) || text.contains("head_count"), "{key} = {value}: {text}");
+    }
+    for value in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
+        let text = refused("llama", with("llama.attention.layer_norm_rms_epsilon", value), "");
+        assert!(text.starts_with("key `llama.attention.layer_norm_rms_epsilon` is"), "{text}");
+        let text = refused("llama", with("llama.rope.freq_base", value), "");
+        assert!(text.contains("base"), "{text}");
+    }
+}
+
+#[test]
+fn a_key_of_another_type_is_named_with_both_types() {
+    let text = refused("llama", with("llama.block_count", "two"), "");
+    assert!(text.contains("llama.block_count"), "{text}");
+}
+
+#[test]
+fn more_used_experts_than_there_are_is_refused() {
+    let text = refused("llama-moe", with("llama.expert_used_count", 1000u32), "");
+    assert!(text.contains("expert_used_count"), "{text}");
+}
+
+#[test]
+fn a_shape_that_contradicts_the_keys_is_shown_beside_what_they_say() {
+    let text = refused("llama", with("llama.embedding_length", 4096u32), "");
+    assert!(text.starts_with("tensor `token_embd.weight` has shape ["), "{text}");
+}
+
+#[test]
+fn a_weight_of_integers_is_refused() {
+    let source = source("llama");
+    let mut writer = Writer::with_metadata(source.metadata().clone());
+    let mut data = Vec::new();
+    for tensor in source.tensors() {
+        let ty = if &*tensor.name == "blk.0.attn_q.weight" { TensorType::I32 } else { tensor.ty };
+        writer.tensor(&tensor.name, ty, &tensor.shape).unwrap();
+        data.push(source.data(tensor));
+    }
+    let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
+    let error = Model::load(&view, LoadOptions::default()).map(|_| ()).unwrap_err();
+    assert!(
+        matches!(&error, ModelError::TensorType { name, .. } if name == "blk.0.attn_q.weight"),
+        "{error}"
+    );
+}
