@@ -12,6 +12,7 @@ use puna_gguf::Metadata;
 use crate::TokenizerError;
 use crate::bytes;
 use crate::hash::{Merge, PairMap, Texts};
+use crate::islands::Neighbours;
 use crate::merge::{Merger, Symbol, WordCache};
 use crate::pretok::PreTokenizer;
 use crate::vocab::{Vocab, at_most};
@@ -33,6 +34,8 @@ pub(crate) struct Bpe {
     pairs: PairMap,
     /// Symbols of the 256 bytes, if bytes are encoded.
     bytes: Vec<u32>,
+    /// Words of characters can be whole lines: they are taken apart further.
+    neighbours: Option<Neighbours>,
     extra: Extra,
 }
 
@@ -79,7 +82,9 @@ impl Bpe {
         };
         let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false);
         let words_only = model == "whitespace";
-        Ok(Bpe { pre, words_only, lowercase, original, pairs, bytes, extra })
+        let texts = || vocab.texts.iter().chain(extra.texts.iter());
+        let neighbours = (!pre.byte_encode).then(|| Neighbours::new(texts()));
+        Ok(Bpe { pre, words_only, lowercase, original, pairs, bytes, neighbours, extra })
     }
 
     /// Appends the tokens of a text without special tokens.
@@ -119,8 +124,31 @@ impl Bpe {
         self.pre.set.split(text, self.original, ends);
         for &end in ends.iter() {
             let word = &text[start..end];
-            cache.append(word, ids, |ids| self.encode_word(vocab, word, ids, merger));
+            match &self.neighbours {
+                None => cache.append(word, ids, |ids| self.encode_word(vocab, word, ids, merger)),
+                Some(neighbours) => self.encode_islands(vocab, word, neighbours, ids, merger, &mut cache),
+            }
             start = end;
+        }
+    }
+
+    fn encode_islands<'a>(
+        &self,
+        vocab: &Vocab,
+        word: &'a str,
+        neighbours: &Neighbours,
+        ids: &mut Vec<u32>,
+        merger: &mut Merger,
+        cache: &mut WordCache<'a>,
+    ) {
+        if let Some(id) = self.whole_word(vocab, word) {
+            return ids.push(id);
+        }
+        let mut rest = word;
+        while !rest.is_empty() {
+            let (island, behind) = rest.split_at(neighbours.first_island(rest));
+            cache.append(island, ids, |ids| self.merge_word(vocab, island, ids, merger));
+            rest = behind;
         }
     }
 
@@ -128,6 +156,10 @@ impl Bpe {
         if let Some(id) = self.whole_word(vocab, word) {
             return ids.push(id);
         }
+        self.merge_word(vocab, word, ids, merger);
+    }
+
+    fn merge_word(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
         merger.symbols.clear();
         if self.pre.byte_encode {
             let symbols = word.bytes().zip(0..).map(|(byte, at)| (self.bytes[usize::from(byte)], at));

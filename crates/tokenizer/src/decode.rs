@@ -150,7 +150,7 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 /// How many bytes at the end begin a character that further bytes can complete.
-pub fn incomplete_tail(bytes: &[u8]) -> usize {
+fn incomplete_tail(bytes: &[u8]) -> usize {
     let from = bytes.len().saturating_sub(3);
     let tail = &bytes[from..];
     let Some(lead) = tail.iter().rposition(|byte| byte & 0xC0 != 0x80) else { return 0 };

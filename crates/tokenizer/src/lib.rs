@@ -28,6 +28,7 @@ mod bytes;
 mod decode;
 mod error;
 mod hash;
+mod islands;
 mod merge;
 mod partition;
 mod pretok;

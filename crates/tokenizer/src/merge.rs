@@ -28,7 +28,8 @@ pub(crate) struct Merger {
     pairs: Vec<Option<Merge>>,
     left: Vec<u32>,
     right: Vec<u32>,
-    queue: BinaryHeap<Reverse<(u32, u32)>>,
+    /// Rank in the upper half, position in the lower one.
+    queue: BinaryHeap<Reverse<u64>>,
 }
 
 impl Merger {
@@ -74,10 +75,13 @@ impl Merger {
         right.clear();
         right.extend((1..count).chain([GONE]));
         queue.clear();
-        let entry = |at: u32, merge: &Option<Merge>| merge.map(|merge| Reverse((merge.rank, at)));
+        let entry = |at: u32, merge: &Option<Merge>| {
+            merge.map(|merge| Reverse(u64::from(merge.rank) << 32 | u64::from(at)))
+        };
         queue.extend((0..count).zip(pairs.iter()).filter_map(|(at, merge)| entry(at, merge)));
 
-        while let Some(Reverse((rank, at))) = queue.pop() {
+        while let Some(Reverse(next_up)) = queue.pop() {
+            let (rank, at) = ((next_up >> 32) as u32, next_up as u32);
             // An entry is out of date if its pair has changed since.
             let Some(merge) = pairs[at as usize].filter(|merge| merge.rank == rank) else { continue };
             let gone = right[at as usize];

@@ -1,6 +1,7 @@
 //! SentencePiece: characters merge to the token of the highest score, bytes stand in for what has no token.
 
 use crate::hash::Merge;
+use crate::islands::Neighbours;
 use crate::merge::{Merger, Symbol, WordCache};
 use crate::vocab::Vocab;
 
@@ -24,7 +25,7 @@ impl Spm {
         Spm {
             ranks: (0..vocab.len() as u32).map(|id| rank(vocab.score(id))).collect(),
             bytes: (0..=255).map(|byte| vocab.byte(byte)).collect(),
-            neighbours: Neighbours::new(vocab),
+            neighbours: Neighbours::new(vocab.texts.iter()),
             space_prefix,
             escape_spaces: true,
             unk,
@@ -80,54 +81,6 @@ fn rank(score: f32) -> u32 {
     let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
     let bits = score.to_bits();
     if bits >> 31 == 1 { bits } else { !(bits | 1 << 31) }
-}
-
-/// Pairs of characters that stand side by side in some token. Where two characters never do, no merge can join them, and
-/// the text falls apart in islands (words, for most vocabularies) that are tokenized each on its own.
-#[derive(Debug)]
-struct Neighbours {
-    /// A bit for each hash of a pair: one that is set by chance joins two islands and does no harm.
-    bits: Vec<u64>,
-}
-
-impl Neighbours {
-    fn new(vocab: &Vocab) -> Self {
-        // Some 32 bits a token: vocabularies have about six pairs a token, many of them the same.
-        let mut neighbours =
-            Neighbours { bits: vec![0; (vocab.len() / 2).next_power_of_two().clamp(64, 1 << 18)] };
-        for text in vocab.texts.iter().filter_map(|text| std::str::from_utf8(text).ok()) {
-            let mut before = None;
-            for c in text.chars() {
-                if let Some(before) = before {
-                    let (word, bit) = neighbours.at(before, c);
-                    neighbours.bits[word] |= bit;
-                }
-                before = Some(c);
-            }
-        }
-        neighbours
-    }
-
-    #[inline]
-    fn at(&self, left: char, right: char) -> (usize, u64) {
-        let pair = u64::from(left) << 21 | u64::from(right);
-        let hash = pair.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        ((hash >> 40) as usize & (self.bits.len() - 1), 1 << (hash >> 34 & 63))
-    }
-
-    /// The length of the first island of a text that is not empty.
-    fn first_island(&self, text: &str) -> usize {
-        let mut characters = text.char_indices();
-        let Some((_, mut before)) = characters.next() else { return 0 };
-        for (at, c) in characters {
-            let (word, bit) = self.at(before, c);
-            if self.bits[word] & bit == 0 {
-                return at;
-            }
-            before = c;
-        }
-        text.len()
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use puna_gguf::Metadata;
 
 use crate::TokenizerError;
 use crate::bpe::Bpe;
-use crate::decode::{Spelling, StreamDecoder, clean_spaces, incomplete_tail, pieces};
+use crate::decode::{Spelling, StreamDecoder, clean_spaces, pieces};
 use crate::hash::Texts;
 use crate::partition::{Part, Partition};
 use crate::pretok::{self, PreTokenizer};
@@ -318,11 +318,6 @@ impl Tokenizer {
     /// Tokens that must not be generated (`tokenizer.ggml.suppress_tokens`).
     pub fn suppressed(&self) -> &[u32] {
         &self.inner.suppressed
-    }
-
-    /// How many bytes at the end of the text of `bytes` are an incomplete character.
-    pub fn incomplete_tail(bytes: &[u8]) -> usize {
-        incomplete_tail(bytes)
     }
 }
 
