@@ -49,16 +49,18 @@ fn main() {
     }
 }
 
-/// Best rate of `work`, in units a second, over about 0.15 s.
-fn rate(units: f64, mut work: impl FnMut()) -> f64 {
-    work();
-    let (start, mut best) = (Instant::now(), f64::INFINITY);
-    while start.elapsed() < Duration::from_millis(150) {
+/// Rate of `work`, in units a second: the fastest tenth of the pieces done in 0.15 s. Pieces are shorter than a turn of
+/// the scheduler, so that a machine that is not idle disturbs only some of them. `work` gets the number of the piece.
+fn rate(units: f64, mut work: impl FnMut(usize)) -> f64 {
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while start.elapsed() < Duration::from_millis(150) || times.len() < 10 {
         let one = Instant::now();
-        work();
-        best = best.min(one.elapsed().as_secs_f64());
+        work(times.len());
+        times.push(one.elapsed().as_secs_f64());
     }
-    units / best
+    times.sort_by(f64::total_cmp);
+    units / times[times.len() / 10]
 }
 
 /// Random bytes that are harmless as scales of every format.
@@ -112,26 +114,28 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
     let mut scratch = Scratch::default();
     print!("{:8}", ty.name());
     for m in [1, 2, 4] {
-        let mut out = vec![0.0; m * rows];
-        let w = WeightRows { ty, rows, k: K, data: &data };
-        let gbs = rate((rows * row_bytes) as f64 / 1e9, || {
+        // 2 MiB a piece.
+        let piece = ((2 << 20) / row_bytes).min(rows);
+        let mut out = vec![0.0; m * piece];
+        let gbs = rate((piece * row_bytes) as f64 / 1e9, |i| {
+            let from = i % (rows / piece) * piece;
+            let w =
+                WeightRows { ty, rows: piece, k: K, data: &data[from * row_bytes..][..piece * row_bytes] };
             let acts = acts.acts(kernel.acts, m);
-            (kernel.stream)(w, acts, OutMut::new(&mut out, rows, m, rows), &mut scratch);
+            (kernel.stream)(w, acts, OutMut::new(&mut out, piece, m, piece), &mut scratch);
         });
         print!(" {gbs:>12.1}");
     }
     print!(" ");
-    // A tenth of a second or so of work for the larger batches, in pieces of 64 rows as the pool would give them.
+    // Pieces of 64 rows, as the pool would give them.
     for &m in batches {
-        let some = rows.min((20_000_000_000 / 10 / (m * K)).max(64) / 64 * 64);
         let mut out = vec![0.0; m * 64];
         let kernel_fn = if m <= 32 { kernel.batch } else { kernel.panel };
-        let gmacs = rate((some * K * m) as f64 / 1e9, || {
-            for r in (0..some).step_by(64) {
-                let w = WeightRows { ty, rows: 64, k: K, data: &data[r * row_bytes..][..64 * row_bytes] };
-                let acts = acts.acts(kernel.acts, m);
-                (kernel_fn)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
-            }
+        let gmacs = rate((64 * K * m) as f64 / 1e9, |i| {
+            let from = i % (rows / 64) * 64;
+            let w = WeightRows { ty, rows: 64, k: K, data: &data[from * row_bytes..][..64 * row_bytes] };
+            let acts = acts.acts(kernel.acts, m);
+            (kernel_fn)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
         });
         print!("{gmacs:>8.0}");
     }
@@ -156,19 +160,25 @@ fn attention(level: &Level) {
                 let q = vec![0.5; g * dim];
                 let mut scores = vec![0.1; g * page];
                 let mut scratch = Scratch::default();
-                let macs = (rows * dim * g) as f64 / 1e9;
-                let mut pages = |f: &mut dyn FnMut(KvRows<'_>, &mut [f32], &mut Scratch)| {
-                    for data in data.chunks_exact(page * row) {
+                let macs = (16 * page * dim * g) as f64 / 1e9;
+                // 16 pages a piece.
+                let mut pages = |i: usize, f: &mut dyn FnMut(KvRows<'_>, &mut [f32], &mut Scratch)| {
+                    let from = i % (rows / page / 16) * 16 * page * row;
+                    for data in data[from..].chunks_exact(page * row).take(16) {
                         f(KvRows { ty, rows: page, stride: row, dim, data }, &mut scores, &mut scratch);
                     }
                 };
-                let s = rate(macs, || {
-                    pages(&mut |kv, scores, scratch| (level.vector.scores)(&q, g, kv, scores, page, scratch));
+                let s = rate(macs, |i| {
+                    pages(i, &mut |kv, scores, scratch| {
+                        (level.vector.scores)(&q, g, kv, scores, page, scratch)
+                    });
                 });
                 let mut acc = vec![0.0; g * dim];
-                let a = rate(macs, || {
+                let a = rate(macs, |i| {
                     acc.fill(0.0);
-                    pages(&mut |kv, p, scratch| (level.vector.accumulate)(p, page, g, kv, &mut acc, scratch));
+                    pages(i, &mut |kv, p, scratch| {
+                        (level.vector.accumulate)(p, page, g, kv, &mut acc, scratch)
+                    });
                 });
                 print!(" {s:>14.1} {a:>14.1}");
             }
@@ -184,29 +194,31 @@ fn vector(level: &Level) {
     let n = K as f64 / 1e9;
     let show = |name: &str, gs: f64| println!("{name:14} {gs:>8.2} G values/s");
     let (mut codes, mut scales, mut sums) = (vec![0; K], vec![0.0; K / 32], vec![0; K / 16]);
-    show("quantize_q8", rate(n, || (v.quantize_q8)(black_box(&x), &mut codes, &mut scales, &mut sums)));
-    show("rms_norm", rate(n, || (v.rms_norm)(black_box(&x), &x, 1e-5, &mut y)));
-    show("layer_norm", rate(n, || (v.layer_norm)(black_box(&x), &x, &x, 1e-5, &mut y)));
-    show("add", rate(n, || (v.add)(black_box(&mut y), &x)));
+    show("quantize_q8", rate(n, |_| (v.quantize_q8)(black_box(&x), &mut codes, &mut scales, &mut sums)));
+    show("rms_norm", rate(n, |_| (v.rms_norm)(black_box(&x), &x, 1e-5, &mut y)));
+    show("layer_norm", rate(n, |_| (v.layer_norm)(black_box(&x), &x, &x, 1e-5, &mut y)));
+    show("add", rate(n, |_| (v.add)(black_box(&mut y), &x)));
     y.copy_from_slice(&x);
-    show("swiglu", rate(n, || (v.swiglu)(black_box(&mut y), &x)));
+    show("swiglu", rate(n, |_| (v.swiglu)(black_box(&mut y), &x)));
     y.copy_from_slice(&x);
-    show("geglu", rate(n, || (v.geglu)(black_box(&mut y), &x)));
+    show("geglu", rate(n, |_| (v.geglu)(black_box(&mut y), &x)));
     y.copy_from_slice(&x);
-    show("exp_sum", rate(n, || _ = black_box((v.exp_sum)(black_box(&mut y), 3.0))));
-    show("max", rate(n, || _ = black_box((v.max)(black_box(&x)))));
+    show("exp_sum", rate(n, |_| _ = black_box((v.exp_sum)(black_box(&mut y), 3.0))));
+    show("max", rate(n, |_| _ = black_box((v.max)(black_box(&x)))));
     let mut row = vec![0; KvType::F32.row_bytes(K)];
     for ty in KvType::ALL {
-        show(&format!("store_kv {}", ty.name()), rate(n, || (v.store_kv)(ty, black_box(&x), &mut row)));
+        show(&format!("store_kv {}", ty.name()), rate(n, |_| (v.store_kv)(ty, black_box(&x), &mut row)));
     }
 }
 
 /// Sequential reading in 64-byte steps, no arithmetic to speak of.
 fn read_bandwidth() -> f64 {
+    const PIECE: usize = (2 << 20) / 8;
     let data = vec![1u64; MEMORY / 8];
-    rate(MEMORY as f64 / 1e9, || {
+    rate((PIECE * 8) as f64 / 1e9, |i| {
         let mut sums = [0u64; 8];
-        for eight in black_box(&data).as_chunks::<8>().0 {
+        let from = i % (data.len() / PIECE) * PIECE;
+        for eight in black_box(&data[from..from + PIECE]).as_chunks::<8>().0 {
             for i in 0..8 {
                 sums[i] |= eight[i];
             }
@@ -222,23 +234,23 @@ mod x86 {
 
     use super::rate;
 
-    const ROUNDS: usize = 100_000;
+    const ROUNDS: usize = 20_000;
 
     /// Peaks with twelve independent chains in registers.
     pub fn print_peaks() {
         if is_x86_feature_detected!("avx512vnni") {
             // SAFETY: the processor has the features.
-            let peak = rate((ROUNDS * 12 * 64) as f64 / 1e9, || unsafe { vnni() });
+            let peak = rate((ROUNDS * 12 * 64) as f64 / 1e9, |_| unsafe { vnni() });
             println!("vpdpbusd zmm peak: {peak:.0} G multiply-adds/s");
         }
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the processor has the features.
-            let peak = rate((ROUNDS * 12 * 16) as f64 / 1e9, || unsafe { fma512() });
+            let peak = rate((ROUNDS * 12 * 16) as f64 / 1e9, |_| unsafe { fma512() });
             println!("vfmadd zmm peak: {peak:.0} G multiply-adds/s");
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: the processor has the features.
-            let peak = rate((ROUNDS * 12 * 8) as f64 / 1e9, || unsafe { fma256() });
+            let peak = rate((ROUNDS * 12 * 8) as f64 / 1e9, |_| unsafe { fma256() });
             println!("vfmadd ymm peak: {peak:.0} G multiply-adds/s");
         }
     }

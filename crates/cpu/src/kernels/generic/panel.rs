@@ -57,8 +57,8 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
             for r0 in (0..rows).step_by(S::LANES) {
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
-                    expand::<S, R>(source, r0, k0, len, panel);
                     fetch_next::<S>(source, (R::BLOCK, R::BYTES), r0, k0, SLICE);
+                    expand::<S, R>(source, r0, k0, len, panel);
                     let place = Place { t0, r0, cols: (rows - r0).min(S::LANES), add: k0 > 0 };
                     S::sweep_f32(panel, packed, len, tokens, &mut out, place);
                 }

@@ -51,8 +51,8 @@ pub(crate) unsafe fn multiply<S: Quant>(
                 let place = Place { t0, r0, cols: (w.rows - r0).min(S::LANES), add: k0 > 0 };
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
-                    expand::<S>(&w, r0, k0, len, packing, &mut room);
                     fetch_next::<S>(source, packing.block, r0, k0, SLICE);
+                    expand::<S>(&w, r0, k0, len, packing, &mut room);
                     sweep::<S>(packing, room.panel(len), room.packed, tokens, &mut out, place);
                 }
             }
@@ -62,6 +62,7 @@ pub(crate) unsafe fn multiply<S: Quant>(
 
 /// Scratch memory, divided.
 struct Room<'a> {
+    chunks: &'a mut [Unpacked; 16],
     codes: &'a mut [u8],
     scales: &'a mut [f32],
     minimums: &'a mut [f32],
@@ -75,11 +76,20 @@ impl<'a> Room<'a> {
         let scales = (SLICE / sub + 8) * S::LANES * 4;
         let packed = tokens.min(TOKENS) * SLICE / 32 * record(sub);
         let codes = SLICE * S::LANES;
-        let all = scratch.bytes(codes + 2 * scales + packed);
+        let chunks = size_of::<[Unpacked; 16]>();
+        let all = scratch.bytes(chunks + codes + 2 * scales + packed);
+        let (chunks, all) = all.split_at_mut(chunks);
+        let chunks = bytemuck::cast_slice_mut(chunks).try_into().expect("sixteen chunks");
         let (codes, all) = all.split_at_mut(codes);
         let (a, all) = all.split_at_mut(scales);
         let (b, packed) = all.split_at_mut(scales);
-        Self { codes, scales: bytemuck::cast_slice_mut(a), minimums: bytemuck::cast_slice_mut(b), packed }
+        Self {
+            chunks,
+            codes,
+            scales: bytemuck::cast_slice_mut(a),
+            minimums: bytemuck::cast_slice_mut(b),
+            packed,
+        }
     }
 
     #[inline(always)]
@@ -166,24 +176,24 @@ unsafe fn expand<S: Quant>(
     let row_bytes = w.row_bytes();
     let end = w.data.as_ptr_range().end;
     let rows = (w.rows - r0).min(S::LANES);
-    let mut chunks = [Unpacked::ZERO; 16];
+    let mut copy = [0; CHUNK_BYTES];
+    let chunks: &mut [Unpacked; 16] = room.chunks;
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
             for (i, chunk) in chunks.iter_mut().enumerate().take(rows) {
                 let row = w.data.as_ptr().add((r0 + i) * row_bytes);
                 let p = row.add((k0 + c * CHUNK) / packing.block.0 * packing.block.1);
-                let mut copy = [0; CHUNK_BYTES];
                 (packing.unpack)(padded(p, end, packing.bytes, &mut copy), chunk);
             }
             let at = c * CHUNK / packing.sub * S::LANES;
             let mut scales = [S::w_splat(0.0); 16];
-            for (scale, chunk) in scales.iter_mut().zip(&chunks).take(S::LANES) {
+            for (scale, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                 *scale = S::w_new(&chunk.scales);
             }
             S::transpose_scales(&scales, room.scales.as_mut_ptr().add(at));
             if packing.codes.minimum() {
-                for (minimum, chunk) in scales.iter_mut().zip(&chunks).take(S::LANES) {
+                for (minimum, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                     *minimum = S::w_new(&chunk.minimums);
                 }
                 S::transpose_scales(&scales, room.minimums.as_mut_ptr().add(at));
@@ -192,7 +202,7 @@ unsafe fn expand<S: Quant>(
             // Not unrolled: four transpositions are a lot of code.
             for j in 0..std::hint::black_box(4) {
                 let mut group = [S::load64(chunks[0].codes.as_ptr().add(64 * j)); 16];
-                for (codes, chunk) in group.iter_mut().zip(&chunks).take(S::LANES) {
+                for (codes, chunk) in group.iter_mut().zip(&*chunks).take(S::LANES) {
                     *codes = S::load64(chunk.codes.as_ptr().add(64 * j));
                 }
                 S::transpose_codes(&group, codes.add(64 * j * S::LANES));

@@ -1,9 +1,9 @@
 //! Products of packed weights with few activation rows: bound by reading the weights.
 //!
 //! A chunk of 256 weights is unpacked and multiplied with up to four activation rows. Integer sums are converted once a
-//! scale and multiplied by (weight scale × activation scale), which one vector holds for a chunk. For one activation row
-//! and the usual formats the codes stay in registers ([`single`]); else they pass through memory ([`several`]), which
-//! costs little there and keeps the number of compiled variants small.
+//! scale and multiplied by (weight scale × activation scale), which one vector holds for a chunk. The codes of the usual
+//! formats stay in registers; those of rare formats pass through memory ([`Memory`]), which takes up to twice the time
+//! and keeps the number of compiled variants small.
 
 use puna_quant::TensorType;
 
@@ -32,22 +32,14 @@ struct Part {
     sums: *const i16,
 }
 
-/// One activation row, codes in registers.
+/// Any number of activation rows, in tiles of four. Codes of the usual formats stay in registers; with `packing` (then
+/// `F` is [`Memory`]) they pass through memory.
 #[inline(always)]
-pub(crate) unsafe fn single<S: Quant, F: Format>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
-    let x = x.expect_q8(&w, &out);
-    assert_eq!(x.rows, 1);
-    // SAFETY: `expect_q8` checked that all rows exist; features by the module's contract.
-    unsafe { tile::<S, F, 1>(&w, &x, 0..w.rows, 0, &mut out, None) };
-}
-
-/// Any number of activation rows, in tiles of four, any format. `SIGNED` as the format's codes are.
-#[inline(always)]
-pub(crate) unsafe fn several<S: Quant, const SIGNED: bool>(
+pub(crate) unsafe fn stream<S: Quant, F: Format>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     mut out: OutMut<'_>,
-    packing: &Packing,
+    packing: Option<&Packing>,
 ) {
     let x = x.expect_q8(&w, &out);
     for r in (0..w.rows).step_by(ROWS) {
@@ -57,9 +49,9 @@ pub(crate) unsafe fn several<S: Quant, const SIGNED: bool>(
             // SAFETY: `expect_q8` checked that all rows exist; features by the module's contract.
             t += unsafe {
                 match x.rows - t {
-                    1 => tile::<S, Memory<SIGNED>, 1>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
-                    2 | 3 => tile::<S, Memory<SIGNED>, 2>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
-                    _ => tile::<S, Memory<SIGNED>, 4>(&w, &x, rows.clone(), t, &mut out, Some(packing)),
+                    1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out, packing),
+                    2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out, packing),
+                    _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out, packing),
                 }
             };
         }
@@ -68,7 +60,7 @@ pub(crate) unsafe fn several<S: Quant, const SIGNED: bool>(
 
 /// A chunk in memory: [`Unpacked`] with 16 scales.
 #[derive(Clone, Copy)]
-struct Memory<const SIGNED: bool>;
+pub(crate) struct Memory<const SIGNED: bool>;
 
 impl<const SIGNED: bool> Format for Memory<SIGNED> {
     const TYPE: TensorType = TensorType::I8;

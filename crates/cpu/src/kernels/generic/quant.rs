@@ -37,7 +37,7 @@ pub(crate) trait Format: Copy + 'static {
 
 /// A chunk after unpacking, as [`Format`] describes it.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 pub(crate) struct Unpacked {
     /// Codes in the form that products want.
     pub(crate) codes: [u8; CHUNK],

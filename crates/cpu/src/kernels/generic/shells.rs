@@ -194,7 +194,7 @@ macro_rules! packed_shells {
                 })
             }
 
-            /// With a kernel of its own for one activation row.
+            /// With a kernel of its own for few activation rows.
             fn kernel_of<F: Format>() -> LinearKernel {
                 LinearKernel { stream: stream::<F>, ..rare::<F>() }
             }
@@ -218,10 +218,6 @@ macro_rules! packed_shells {
                 Packing { block: F::BLOCK, bytes: F::BYTES, sub: F::SUB, codes: F::CODES, unpack: unpack::<F> }
             }
 
-            fn stream<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
-                if x.rows() == 1 { stream_single::<F>(w, x, out) } else { stream_rare::<F>(w, x, out, scratch) }
-            }
-
             fn stream_rare<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch) {
                 assert_eq!(w.ty, F::TYPE);
                 if F::CODES == Codes::Signed {
@@ -236,15 +232,17 @@ macro_rules! packed_shells {
                 panel_any(w, x, out, scratch, &packing::<F>());
             }
 
-            shell!($features, fn stream_single<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>), {
+            shell!($features, fn stream<F: Format>(
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
+            ), {
                 assert_eq!(w.ty, F::TYPE);
-            }, qstream::single::<$S, F>(w, x, out));
+            }, qstream::stream::<$S, F>(w, x, out, None));
             shell!($features, fn stream_signed(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
-            ), {}, qstream::several::<$S, true>(w, x, out, packing));
+            ), {}, qstream::stream::<$S, qstream::Memory<true>>(w, x, out, Some(packing)));
             shell!($features, fn stream_unsigned(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
-            ), {}, qstream::several::<$S, false>(w, x, out, packing));
+            ), {}, qstream::stream::<$S, qstream::Memory<false>>(w, x, out, Some(packing)));
             shell!($features, fn panel_any(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
             ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));
