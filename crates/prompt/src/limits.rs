@@ -5,10 +5,12 @@ use std::fmt;
 
 /// Longest template source that is read, in bytes. The longest known real template has 25 KB.
 pub const SOURCE_BYTES_MAX: usize = 1 << 20;
-/// Deepest nesting of blocks and brackets in a source, and of calls while it runs.
+/// Deepest nesting of blocks and brackets in a source.
 pub(crate) const DEPTH_MAX: usize = 100;
+/// Deepest nesting of blocks, expressions and calls while it runs; fits a stack of 2 MiB in a debug build.
+pub(crate) const RUN_DEPTH_MAX: usize = 300;
 /// Steps of one rendering: nodes visited, loop turns, and one for every 16 bytes copied.
-const STEPS_MAX: u64 = 30_000_000;
+const STEPS_MAX: u64 = 5_000_000;
 /// Longest prompt, and longest single text value, in bytes.
 pub(crate) const TEXT_BYTES_MAX: usize = 32 << 20;
 
@@ -32,7 +34,10 @@ impl fmt::Display for Bound {
             Bound::Source => write!(f, "its source is longer than {SOURCE_BYTES_MAX} bytes"),
             Bound::Steps => write!(f, "it took more than {STEPS_MAX} steps"),
             Bound::Text => write!(f, "it made a text longer than {TEXT_BYTES_MAX} bytes"),
-            Bound::Depth => write!(f, "it nests more than {DEPTH_MAX} levels deep"),
+            Bound::Depth => write!(
+                f,
+                "it nests too deep (more than {DEPTH_MAX} levels in its text, {RUN_DEPTH_MAX} while it runs)"
+            ),
         }
     }
 }
@@ -73,7 +78,7 @@ impl Budget {
 
     /// Goes one level deeper; pair with [`Budget::leave`].
     pub(crate) fn enter(&mut self) -> Result<(), Bound> {
-        if self.depth >= DEPTH_MAX {
+        if self.depth >= RUN_DEPTH_MAX {
             return Err(Bound::Depth);
         }
         self.depth += 1;

@@ -62,7 +62,7 @@ pub struct FunctionCall {
     /// Name of the tool.
     pub name: String,
     /// Arguments in the order the model wrote them.
-    #[serde(deserialize_with = "null_is_default")]
+    #[serde(deserialize_with = "object")]
     pub arguments: Map<String, Value>,
 }
 
@@ -124,4 +124,12 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn object<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Object(map) => Ok(map),
+        Value::Null => Ok(Map::new()),
+        _ => Err(serde::de::Error::custom("tool call arguments must be an object")),
+    }
 }

@@ -183,7 +183,7 @@ impl<'t> Exec<'t> {
         };
         for (i, (name, value)) in decl.iter().zip(values).enumerate() {
             if branch.pipe.is_assign {
-                self.assign(name, value, pipe_pos(&branch.pipe))?;
+                self.assign(name, value, &branch.pipe)?;
             } else {
                 self.vars[base - decl.len() + i].1 = value;
             }
@@ -196,7 +196,8 @@ impl<'t> Exec<'t> {
     fn call_template(&mut self, dot: &Value, pos: usize, name: &'t str, pipe: Option<&'t Pipe>) -> Ran<()> {
         let Some((name, nodes)) = self.trees.get_key_value(name) else {
             let message = format!("template {name:?} not defined");
-            return Err(self.error(pos, &format!("{{{{template {name:?}}}}}"), message));
+            let argument = pipe.map(|p| format!(" {p}")).unwrap_or_default();
+            return Err(self.error(pos, &format!("{{{{template {name:?}{argument}}}}}"), message));
         };
         let dot = match pipe {
             Some(pipe) => self.pipe(dot, pipe)?,
@@ -223,7 +224,7 @@ impl<'t> Exec<'t> {
         let value = value.unwrap_or(Value::Nil);
         for name in &pipe.decl {
             if pipe.is_assign {
-                self.assign(name, value.clone(), pos)?;
+                self.assign(name, value.clone(), pipe)?;
             } else {
                 self.vars.push((name, value.clone()));
             }
@@ -232,13 +233,13 @@ impl<'t> Exec<'t> {
         Ok(value)
     }
 
-    fn assign(&mut self, name: &str, value: Value, pos: usize) -> Ran<()> {
+    fn assign(&mut self, name: &str, value: Value, pipe: &Pipe) -> Ran<()> {
         match self.vars.iter_mut().rev().find(|(n, _)| *n == name) {
             Some(var) => {
                 var.1 = value;
                 Ok(())
             }
-            None => Err(self.error(pos, name, format!("undefined variable: {name}"))),
+            None => Err(self.pipe_error(pipe, format!("undefined variable: {name}"))),
         }
     }
 
@@ -262,6 +263,10 @@ impl<'t> Exec<'t> {
             }
             Expr::Pipe(pipe) if !has_args => return self.pipe(dot, pipe),
             Expr::Nil if !has_args => return Err(self.arg_error(first, "nil is not a command")),
+            Expr::Pipe(_) if has_args => {
+                let message = format!("can't give argument to non-function {first}");
+                return Err(self.error(cmd.pos, &cmd.to_string(), message));
+            }
             _ if has_args => {
                 return Err(self.arg_error(first, format!("can't give argument to non-function {first}")));
             }
@@ -290,6 +295,7 @@ impl<'t> Exec<'t> {
             values.push(self.arg(dot, arg)?);
         }
         values.extend(last);
+        self.check_types(name, site, args, &values)?;
         if !matches!(name, "len" | "index" | "slice" | "not") {
             let weight = values.iter().map(Value::weight).sum();
             self.budget.text(weight).map_err(|bound| self.limit(site.pos(), bound))?;
@@ -297,6 +303,28 @@ impl<'t> Exec<'t> {
         funcs::call(self.env, name, &values).map_err(|message| {
             self.error(site.pos(), &site.text(), format!("error calling {name}: {message}"))
         })
+    }
+
+    /// Complaints that Go makes at an argument, before the call.
+    fn check_types(&self, name: &str, site: Site<'_>, args: &[Arg], values: &[Value]) -> Ran<()> {
+        match (name, values.first(), args.first()) {
+            ("printf", Some(Value::Str(_)), _) => Ok(()),
+            ("printf", _, Some(arg)) if matches!(arg.expr, Expr::Number(..) | Expr::Bool(_)) => {
+                Err(self.arg_error(arg, format!("expected string; found {arg}")))
+            }
+            ("printf", Some(value), Some(arg)) => {
+                let message = format!("wrong type for value; expected string; got {}", value.type_name());
+                Err(self.arg_error(arg, message))
+            }
+            ("call", Some(value), Some(arg)) => {
+                let what = match value {
+                    Value::Nil => "call of nil".to_string(),
+                    _ => format!("non-function {arg} of type {}", value.type_name()),
+                };
+                Err(self.error(site.pos(), &site.text(), format!("error calling call: {what}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// `and`, `or`: the first operand that decides, or the last.
@@ -426,8 +454,10 @@ impl<'t> Exec<'t> {
         self.error(arg.pos, &arg.to_string(), message.into())
     }
 
+    /// An error of what a pipeline gave; Go names its first operand.
     fn pipe_error(&self, pipe: &Pipe, message: String) -> PromptError {
-        self.error(pipe_pos(pipe), &pipe.to_string(), message)
+        let text = pipe.cmds.first().and_then(|c| c.args.first()).map(Arg::to_string);
+        self.error(pipe_pos(pipe), &text.unwrap_or_default(), message)
     }
 
     fn error(&self, pos: usize, node: &str, message: String) -> PromptError {

@@ -150,7 +150,9 @@ impl Args<'_> {
     }
 }
 
-fn verb_to(out: &mut String, verb: char, spec: Spec, arg: &Value) {
+fn verb_to(out: &mut String, verb: char, mut spec: Spec, arg: &Value) {
+    // `%+v` asks for field names, not for signs.
+    spec.plus &= verb != 'v';
     if verb == 'T' {
         let name = if matches!(arg, Value::Nil) { "<nil>" } else { arg.type_name() };
         return pad(out, spec, name);
@@ -174,7 +176,7 @@ fn verb_to(out: &mut String, verb: char, spec: Spec, arg: &Value) {
                 }
                 verb_to(out, verb, spec, &Value::Str(key.clone()));
                 out.push(':');
-                verb_to(out, verb, spec, item);
+                nested_to(out, verb, spec, item);
             }
             out.push(']');
         }
@@ -184,7 +186,7 @@ fn verb_to(out: &mut String, verb: char, spec: Spec, arg: &Value) {
                 if i > 0 {
                     out.push(' ');
                 }
-                verb_to(out, verb, spec, &field.value);
+                nested_to(out, verb, spec, &field.value);
             }
             out.push('}');
         }
@@ -196,13 +198,21 @@ fn verb_to(out: &mut String, verb: char, spec: Spec, arg: &Value) {
     }
 }
 
+/// An element: nil prints the same under every verb.
+fn nested_to(out: &mut String, verb: char, spec: Spec, item: &Value) {
+    match item {
+        Value::Nil => pad(out, spec, "<nil>"),
+        _ => verb_to(out, verb, spec, item),
+    }
+}
+
 fn list_to(out: &mut String, verb: char, spec: Spec, list: &List) {
     out.push('[');
     for (i, item) in list.items().iter().enumerate() {
         if i > 0 {
             out.push(' ');
         }
-        verb_to(out, verb, spec, item);
+        nested_to(out, verb, spec, item);
     }
     out.push(']');
 }

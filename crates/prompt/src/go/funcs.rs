@@ -74,7 +74,11 @@ pub(super) fn call(env: &Env, name: &str, args: &[Value]) -> Result<Value, Strin
 fn text_of(args: &[Value]) -> String {
     match args {
         [Value::Str(s)] => s.to_string(),
-        _ => fmt::sprint(args),
+        _ => {
+            let shown =
+                |v: &Value| if matches!(v, Value::Nil) { Value::str("<no value>") } else { v.clone() };
+            fmt::sprint(&args.iter().map(shown).collect::<Vec<_>>())
+        }
     }
 }
 
@@ -172,7 +176,10 @@ fn eq(first: &Value, rest: &[Value]) -> Result<bool, String> {
                     b.type_name()
                 ));
             }
-            (a, _) => return Err(format!("non-comparable type {}: {}", print(a), a.type_name())),
+            (a, _) => {
+                let shown = fmt::sprintf("%s", std::slice::from_ref(a));
+                return Err(format!("non-comparable type {shown}: {}", a.type_name()));
+            }
         };
         if equal {
             return Ok(true);

@@ -235,8 +235,22 @@ impl<'s> Lexer<'s> {
 
     fn number(&mut self) -> bool {
         let start = self.pos;
+        self.pos = self.number_end(start);
+        // A sign here would make a complex number; there are none.
+        if matches!(self.peek(), Some('+' | '-')) {
+            self.pos = self.number_end(self.pos);
+            return self.error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
+        }
+        if let Some(c) = self.peek().filter(|c| is_alphanumeric(*c)) {
+            self.pos += c.len_utf8();
+            return self.error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
+        }
+        self.emit(Kind::Number, start)
+    }
+
+    /// Where the number that starts at `at`, sign included, ends.
+    fn number_end(&self, mut at: usize) -> usize {
         let bytes = self.src.as_bytes();
-        let mut at = start;
         if matches!(bytes[at], b'+' | b'-') {
             at += 1;
         }
@@ -267,12 +281,7 @@ impl<'s> Lexer<'s> {
             }
             at = digits(at, 10);
         }
-        self.pos = at;
-        if self.peek().is_some_and(is_alphanumeric) {
-            self.pos += self.peek().map_or(0, char::len_utf8);
-            return self.error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
-        }
-        self.emit(Kind::Number, start)
+        at
     }
 
     fn bad_character(&mut self) -> bool {

@@ -4,6 +4,9 @@ use super::node::Number;
 
 /// A number or character constant.
 pub(super) fn number(text: &str) -> Result<Number, String> {
+    if text == "''" {
+        return Err("invalid syntax".into());
+    }
     if text.starts_with('\'') {
         let inner = unquote(text).map_err(|_| format!("malformed character constant: {text}"))?;
         let mut chars = inner.chars();

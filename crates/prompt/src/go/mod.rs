@@ -204,3 +204,13 @@ fn collate(messages: &[Message]) -> (String, Vec<Message>) {
     }
     (system.join("\n\n"), collated)
 }
+
+#[cfg(test)]
+impl GoTemplate {
+    /// Renders any data, for comparison with Go itself.
+    pub(crate) fn render_json(&self, data: &Json, out: &mut String) -> Result<(), PromptError> {
+        let env = Env { now: jiff::civil::DateTime::default() };
+        let data = Value::from_json(data);
+        exec::run(&self.source, &self.trees, self.root(), &data, &env, &mut Budget::new(), out)
+    }
+}

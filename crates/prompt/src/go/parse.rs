@@ -96,7 +96,7 @@ impl<'s> Parser<'s> {
         let is_empty = |list: &List| list.iter().all(|n| matches!(n, Node::Text(t) if t.trim().is_empty()));
         match self.trees.get(&name) {
             Some(old) if !is_empty(old) && !is_empty(&list) => {
-                Err(self.error(format!("multiple definition of template {name:?}")))
+                Err(self.error(format!("template: multiple definition of template {name:?}")))
             }
             Some(old) if !is_empty(old) => Ok(()),
             _ => {
@@ -234,7 +234,7 @@ impl<'s> Parser<'s> {
             }
             (_, Kind::If | Kind::With) => {
                 let token = self.next_non_space();
-                Err(self.unexpected(&token, "else"))
+                Err(self.unexpected(&token, "input"))
             }
             _ => match self.item_list()? {
                 (list, Ender::End) => Ok(list),
@@ -456,7 +456,7 @@ impl<'s> Parser<'s> {
         let what = match token.kind {
             Kind::Error => return self.error(token.text.to_string()),
             Kind::Eof => "EOF".to_string(),
-            kind if kind.is_keyword() => format!("<{}>", token.text),
+            kind if kind.is_keyword() || matches!(kind, Kind::Dot | Kind::Nil) => format!("<{}>", token.text),
             _ if token.text.chars().count() > 10 => {
                 format!("{:?}...", token.text.chars().take(10).collect::<String>())
             }

@@ -295,7 +295,7 @@ impl Interp {
                 pairs.collect::<Res<Vec<_>>>()?
             }
             Value::Undefined(message) => return Err(message.to_string().into()),
-            other => return Err(format!("'{} object' has no attribute 'items'", other.type_name()).into()),
+            other => return Err(format!("'{}' object has no attribute 'items'", other.type_name()).into()),
         };
         let keyed = self.keyed(pairs, &[Value::Int(at)], case.is_some_and(|c| c.truth()))?;
         let sorted = self.sorted(keyed, reverse.is_some_and(|r| r.truth()))?;
@@ -327,7 +327,7 @@ impl Interp {
         for i in 0..count {
             let to = from + per + usize::from(i < extra);
             let mut chunk = items[from..to].to_vec();
-            if let Some(fill) = fill.as_ref().filter(|_| i >= extra && extra > 0) {
+            if let Some(fill) = fill.as_ref().filter(|_| i >= extra) {
                 chunk.push(fill.clone());
             }
             chunks.push(Value::list(chunk)?);

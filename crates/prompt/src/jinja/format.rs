@@ -201,7 +201,7 @@ pub(super) fn braces(
             let found = named.iter().find(|(name, _)| **name == *root).map(|(_, v)| v.clone());
             Some(found.ok_or_else(|| format!("'{root}'"))?)
         };
-        let mut value = value.ok_or("Replacement index out of range for positional args tuple")?;
+        let mut value = value.ok_or("tuple index out of range")?;
         value = follow(value, path, attribute)?;
         let text = match conversion {
             "" => format_spec(&value, spec)?,

@@ -3,6 +3,7 @@
 //! White space: the line break after `%}` and `#}` goes; blanks between a line start and `{%` or `{#` go; a `-` inside a
 //! tag takes all white space on its side; a `+` keeps what would have gone. One line break at the end of the source goes.
 
+use super::text::repr_str;
 use crate::PromptError;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -203,7 +204,11 @@ impl<'s> Lexer<'s> {
                 self.push(Tok::Op(op));
                 self.pos += op.len();
             } else {
-                return Err(self.error(format!("unexpected char {c:?} at {}", self.pos)));
+                return Err(self.error(format!(
+                    "unexpected char {} at {}",
+                    repr_str(&c.to_string()),
+                    self.pos
+                )));
             }
         }
     }
@@ -239,7 +244,7 @@ impl<'s> Lexer<'s> {
                 return Ok(());
             }
         }
-        Err(self.error(format!("unexpected char {quote:?} at {}", self.pos)))
+        Err(self.error(format!("unexpected char {} at {}", repr_str(&quote.to_string()), self.pos)))
     }
 
     fn number(&mut self) -> Result<(), PromptError> {

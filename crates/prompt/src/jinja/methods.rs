@@ -114,7 +114,9 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
                         return Ok(Value::Int(i as i128));
                     }
                 }
-                Err(format!("{wanted:?} is not in list").into())
+                let mut shown = String::new();
+                super::text::repr_to(&mut shown, &wanted)?;
+                Err(format!("{shown} is not in list").into())
             }
         },
         Value::Dict(d) => match name {
@@ -362,26 +364,23 @@ fn split(s: &str, name: &str, args: &CallArgs, budget: &mut Budget) -> Res {
     Value::list(parts.into_iter().map(Value::str).collect())
 }
 
-/// Splits at runs of white space; the rest after `limit` splits keeps its inner blanks.
+/// Splits at runs of white space; what is left after `limit` splits keeps its blanks, but for those at the cut.
 fn split_blanks(s: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = s.trim();
+    let mut rest = if from_right { s.trim_end() } else { s.trim_start() };
     while !rest.is_empty() {
         let cut = if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
-        match cut.filter(|_| parts.len() < limit) {
-            None => {
-                parts.push(rest);
-                break;
-            }
-            Some(at) if from_right => {
-                let blank = rest[at..].chars().next().map_or(1, char::len_utf8);
-                parts.push(&rest[at + blank..]);
-                rest = rest[..at].trim_end();
-            }
-            Some(at) => {
-                parts.push(&rest[..at]);
-                rest = rest[at..].trim_start();
-            }
+        let Some(at) = cut.filter(|_| parts.len() < limit) else {
+            parts.push(rest);
+            break;
+        };
+        if from_right {
+            let blank = rest[at..].chars().next().map_or(1, char::len_utf8);
+            parts.push(&rest[at + blank..]);
+            rest = rest[..at].trim_end();
+        } else {
+            parts.push(&rest[..at]);
+            rest = rest[at..].trim_start();
         }
     }
     if from_right {

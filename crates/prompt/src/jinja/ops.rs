@@ -102,7 +102,8 @@ fn arithmetic(op: Op, a: Number, b: Number) -> Res {
         Op::Sub => x.checked_sub(y),
         Op::Mul => x.checked_mul(y),
         Op::Div => return float_arithmetic(op, x as f64, y as f64),
-        Op::FloorDiv | Op::Mod if y == 0 => return Err("integer division or modulo by zero".into()),
+        Op::FloorDiv if y == 0 => return Err("integer division or modulo by zero".into()),
+        Op::Mod if y == 0 => return Err("integer modulo by zero".into()),
         Op::FloorDiv => {
             x.checked_div_euclid(y).map(|q| if y < 0 && x.rem_euclid(y) != 0 { q - 1 } else { q })
         }

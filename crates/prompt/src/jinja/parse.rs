@@ -113,7 +113,10 @@ impl Parser {
                 StmtKind::With(vars, self.whole_block(tag, &["endwith"])?)
             }
             "print" => {
-                let expr = self.tuple(true)?;
+                let expr = match self.tuple(true)? {
+                    Expr::Tuple(items) => Expr::Concat(items),
+                    expr => expr,
+                };
                 self.expect(&Tok::BlockEnd)?;
                 StmtKind::Print(expr)
             }

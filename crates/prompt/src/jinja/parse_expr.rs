@@ -12,8 +12,13 @@ impl Parser {
     pub(super) fn tuple(&mut self, with_condition: bool) -> Parsed<Expr> {
         let mut items = Vec::new();
         loop {
-            if !items.is_empty() && self.at_tuple_end() {
-                return Ok(Expr::Tuple(items));
+            match (self.at_tuple_end(), items.is_empty()) {
+                (true, false) => return Ok(Expr::Tuple(items)),
+                (true, true) => {
+                    let got = describe(self.peek());
+                    return Err(self.error(format!("Expected an expression, got {got}")));
+                }
+                _ => {}
             }
             let item = if with_condition { self.expression()? } else { self.or()? };
             if !self.skip_op(",") {
@@ -347,7 +352,10 @@ impl Parser {
                 args.star_star = Some(Box::new(self.expression()?));
             } else if self.skip_op("*") {
                 args.star = Some(Box::new(self.expression()?));
-            } else if matches!(self.peek(), Tok::Name(_)) && *self.peek_second() == Tok::Op("=") {
+            } else if matches!(self.peek(), Tok::Name(_))
+                && *self.peek_second() == Tok::Op("=")
+                && args.star_star.is_none()
+            {
                 let name = self.name()?;
                 self.next();
                 args.named.push((name.into(), self.expression()?));

@@ -232,4 +232,7 @@ fn messages_have_the_wire_form_of_ollama() {
     let want = r#"{"role":"assistant","content":"c","thinking":"t","tool_calls":[{"function":{"index":0,"name":"f","arguments":{"b":1,"a":2}}}]}"#;
     assert_eq!(back, want);
     assert!(serde_json::from_str::<Think>("\"ultra\"").is_err());
+    let text = r#"{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}"#;
+    let error = serde_json::from_str::<Message>(text).expect_err("arguments are no text");
+    assert!(error.to_string().starts_with("tool call arguments must be an object"));
 }

@@ -3,5 +3,9 @@
 mod chat;
 mod fit;
 mod go_cases;
+mod go_vectors;
+mod hostile;
 mod jinja_cases;
+mod jinja_vectors;
+mod named;
 mod thinking;

@@ -1,0 +1,305 @@
+//! Ollama's named templates: on `create` from a GGUF without `TEMPLATE`, a known chat template gets its Go counterpart
+//! and stop strings (`using autodetected template chatml`).
+//!
+//! Ollama compares texts. We compare what the templates write: a model's Jinja template and a named one are the same if
+//! they render the same conversations alike. That finds reworded templates and is never fooled by small differences
+//! that matter. The Go sources here are our own, made from the layouts.
+
+use crate::{Chat, Kind, Message, Template, render};
+
+/// A template by name.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NamedTemplate {
+    /// The name, as in `using autodetected template NAME`.
+    pub name: &'static str,
+    /// The Go template.
+    pub source: &'static str,
+    /// Stop strings that go with it, as model parameters.
+    pub stop: &'static [&'static str],
+}
+
+impl NamedTemplate {
+    /// The template of this name.
+    pub fn by_name(name: &str) -> Option<&'static NamedTemplate> {
+        NAMED.iter().find(|t| t.name == name)
+    }
+
+    /// All of them.
+    pub fn all() -> &'static [NamedTemplate] {
+        NAMED
+    }
+
+    /// The named template that writes what the Jinja template `source` writes; `bos` and `eos` are the texts of the
+    /// model's tokens. A template with tools or thinking is never found: a named one would lose them.
+    ///
+    /// A system text that the Jinja template adds of its own accord is no difference, as it is none for Ollama.
+    pub fn detect(source: &str, bos: &str, eos: &str) -> Option<&'static NamedTemplate> {
+        let jinja = Template::parse(Kind::Jinja, source).ok()?;
+        let abilities = jinja.capabilities();
+        if abilities.tools || abilities.thinking {
+            return None;
+        }
+        let with_system = probe(true);
+        let written = |messages: &[Message]| {
+            let chat = Chat { bos, eos, ..Chat::new(messages) };
+            let text = render(&jinja, &chat).ok()?;
+            Some(text.strip_prefix(bos).unwrap_or(&text).to_string())
+        };
+        let (messages, wanted) = match written(&with_system) {
+            Some(text) if text.contains(PROBE_SYSTEM) => (with_system, text),
+            _ => {
+                let plain = probe(false);
+                let text = written(&plain)?;
+                (plain, text)
+            }
+        };
+        NAMED.iter().find(|named| {
+            let go = Template::parse(Kind::Go, named.source).ok();
+            go.and_then(|go| render(&go, &Chat::new(&messages)).ok()).is_some_and(|text| text == wanted)
+        })
+    }
+}
+
+const PROBE_SYSTEM: &str = "Speak of the sea.";
+
+fn probe(with_system: bool) -> Vec<Message> {
+    let mut messages = vec![
+        Message::new("user", "When is high tide?"),
+        Message::new("assistant", "At noon."),
+        Message::new("user", "And low tide?"),
+    ];
+    if with_system {
+        messages.insert(0, Message::new("system", PROBE_SYSTEM));
+    }
+    messages
+}
+
+/// A template that writes every message by its role: what stands before and after a system, user and assistant text,
+/// and what begins the answer. An answer at the end is left open.
+macro_rules! turns {
+    ([$sys:literal, $sys_end:literal], [$user:literal, $user_end:literal], [$reply:literal, $reply_end:literal], $go:literal) => {
+        concat!(
+            "{{- range $i, $_ := .Messages }}{{- $last := eq (len (slice $.Messages $i)) 1 }}",
+            "{{- if eq .Role \"system\" }}",
+            $sys,
+            "{{ .Content }}",
+            $sys_end,
+            "{{ else if eq .Role \"user\" }}",
+            $user,
+            "{{ .Content }}",
+            $user_end,
+            "{{ else if eq .Role \"assistant\" }}",
+            $reply,
+            "{{ .Content }}{{ if not $last }}",
+            $reply_end,
+            "{{ end }}{{ end }}{{ if and $last (ne .Role \"assistant\") }}",
+            $go,
+            "{{ end }}{{ end }}"
+        )
+    };
+}
+
+/// The same, with system texts inside the next user message: `$sys` before, `$sys_end` after the text.
+macro_rules! turns_with_system_inside {
+    ([$sys:literal, $sys_end:literal], [$user:literal, $user_end:literal], [$reply:literal, $reply_end:literal], $go:literal) => {
+        concat!(
+            "{{- $system := \"\" }}{{- range $i, $_ := .Messages }}",
+            "{{- $last := eq (len (slice $.Messages $i)) 1 }}",
+            "{{- if eq .Role \"system\" }}{{ $system = .Content }}",
+            "{{ else if eq .Role \"user\" }}",
+            $user,
+            "{{ if $system }}",
+            $sys,
+            "{{ $system }}",
+            $sys_end,
+            "{{ $system = \"\" }}{{ end }}{{ .Content }}",
+            $user_end,
+            "{{ else if eq .Role \"assistant\" }}",
+            $reply,
+            "{{ .Content }}{{ if not $last }}",
+            $reply_end,
+            "{{ end }}{{ end }}{{ if and $last (ne .Role \"assistant\") }}",
+            $go,
+            "{{ end }}{{ end }}"
+        )
+    };
+}
+
+/// Frequent ones first: where two write alike, the first is found.
+const NAMED: &[NamedTemplate] = &[
+    NamedTemplate {
+        name: "chatml",
+        source: turns!(
+            ["<|im_start|>system\n", "<|im_end|>\n"],
+            ["<|im_start|>user\n", "<|im_end|>\n"],
+            ["<|im_start|>assistant\n", "<|im_end|>\n"],
+            "<|im_start|>assistant\n"
+        ),
+        stop: &["<|im_start|>", "<|im_end|>"],
+    },
+    NamedTemplate {
+        name: "llama3-instruct",
+        source: turns!(
+            ["<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"],
+            ["<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"],
+            ["<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"],
+            "<|start_header_id|>assistant<|end_header_id|>\n\n"
+        ),
+        stop: &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    },
+    NamedTemplate {
+        name: "gemma-instruct",
+        source: turns_with_system_inside!(
+            ["", "\n"],
+            ["<start_of_turn>user\n", "<end_of_turn>\n"],
+            ["<start_of_turn>model\n", "<end_of_turn>\n"],
+            "<start_of_turn>model\n"
+        ),
+        stop: &["<start_of_turn>", "<end_of_turn>"],
+    },
+    NamedTemplate {
+        name: "gemma3-instruct",
+        source: turns_with_system_inside!(
+            ["", "\n\n"],
+            ["<start_of_turn>user\n", "<end_of_turn>\n"],
+            ["<start_of_turn>model\n", "<end_of_turn>\n"],
+            "<start_of_turn>model\n"
+        ),
+        stop: &["<end_of_turn>"],
+    },
+    NamedTemplate {
+        name: "mistral-instruct",
+        source: turns_with_system_inside!(["", "\n\n"], ["[INST] ", "[/INST]"], [" ", "</s>"], ""),
+        stop: &["<|im_start|>", "<|im_end|>"],
+    },
+    NamedTemplate {
+        name: "llama2-chat",
+        source: turns_with_system_inside!(
+            ["<<SYS>>\n", "\n<</SYS>>\n\n"],
+            ["{{ if gt $i 1 }}<s>{{ end }}[INST] ", " [/INST]"],
+            [" ", " </s>"],
+            ""
+        ),
+        stop: &["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"],
+    },
+    NamedTemplate {
+        name: "phi-3",
+        source: turns!(
+            ["<|system|>\n", "<|end|>\n"],
+            ["<|user|>\n", "<|end|>\n"],
+            ["<|assistant|>\n", "<|end|>\n"],
+            "<|assistant|>\n"
+        ),
+        stop: &["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"],
+    },
+    NamedTemplate {
+        name: "zephyr",
+        source: turns!(
+            ["<|system|>\n", "</s>\n"],
+            ["<|user|>\n", "</s>\n"],
+            ["<|assistant|>\n", "</s>\n"],
+            "<|assistant|>\n"
+        ),
+        stop: &["<|system|>", "</s>", "<|user|>", "<|assistant|>"],
+    },
+    NamedTemplate {
+        name: "vicuna",
+        source: turns!(["", "\n\n"], ["USER: ", "\n"], ["ASSISTANT: ", "</s>\n"], "ASSISTANT:"),
+        stop: &["USER:", "ASSISTANT:"],
+    },
+    NamedTemplate {
+        name: "openchat",
+        source: turns!(
+            ["GPT4 Correct System: ", "<|end_of_turn|>"],
+            ["GPT4 Correct User: ", "<|end_of_turn|>"],
+            ["GPT4 Correct Assistant: ", "<|end_of_turn|>"],
+            "GPT4 Correct Assistant:"
+        ),
+        stop: &["<|end_of_turn|>"],
+    },
+    NamedTemplate {
+        name: "solar-instruct",
+        source: turns!(
+            ["### System:\n", "\n\n"],
+            ["### User:\n", "\n\n"],
+            ["### Assistant:\n", "</s>\n\n"],
+            "### Assistant:\n"
+        ),
+        stop: &["### System:", "### User:", "### Assistant"],
+    },
+    NamedTemplate {
+        name: "alpaca",
+        source: turns!(
+            ["", "\n\n"],
+            ["### Instruction:\n", "\n\n"],
+            ["### Response:\n", "\n\n"],
+            "### Response:\n"
+        ),
+        stop: &["### Instruction:", "### Response"],
+    },
+    NamedTemplate {
+        name: "starcoder2-instruct",
+        source: turns!(
+            ["", "\n\n"],
+            ["### Instruction\n", "\n\n"],
+            ["### Response\n", "<|endoftext|>\n\n"],
+            "### Response\n"
+        ),
+        stop: &["### Instruction", "### Response", "<|endoftext|>"],
+    },
+    NamedTemplate {
+        name: "magicoder",
+        source: turns!(
+            ["", "\n\n"],
+            ["@@ Instruction\n", "\n\n"],
+            ["@@ Response\n", "\n\n"],
+            "@@ Response\n"
+        ),
+        stop: &["@@ Instruction", "@@ Response"],
+    },
+    NamedTemplate {
+        name: "granite-instruct",
+        source: turns!(["System:\n", "\n\n"], ["Question:\n", "\n\n"], ["Answer:\n", "\n\n"], "Answer:\n"),
+        stop: &["System:", "Question:", "Answer:"],
+    },
+    NamedTemplate {
+        name: "chatqa",
+        source: turns!(["System: ", "\n\n"], ["User: ", "\n\n"], ["Assistant: ", "\n\n"], "Assistant:"),
+        stop: &["System:", "User:", "Assistant:", "<|begin_of_text|>"],
+    },
+    NamedTemplate {
+        name: "falcon-instruct",
+        source: turns!(["System: ", "\n"], ["User:\n", "\n"], ["Falcon:\n", "\n"], "Falcon:\n"),
+        stop: &["User:", "Assistant:"],
+    },
+    NamedTemplate {
+        name: "codellama-70b-instruct",
+        source: turns!(
+            ["Source: system\n\n ", " <step> "],
+            ["Source: user\n\n ", " <step> "],
+            ["Source: assistant\nDestination: user\n\n ", " <step> "],
+            "Source: assistant\nDestination: user\n\n "
+        ),
+        stop: &["Source:", "Destination:", "<step>"],
+    },
+    NamedTemplate {
+        name: "command-r",
+        source: turns!(
+            ["<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"],
+            ["<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"],
+            ["<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"],
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+        ),
+        stop: &["<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"],
+    },
+    NamedTemplate {
+        name: "alfred",
+        source: turns!(
+            ["<start_system>", "<end_message>"],
+            ["<start_user>", "<end_message>"],
+            ["<start_assistant>", "<end_message>"],
+            "<start_assistant>"
+        ),
+        stop: &["<start_system>", "<end_message>", "<start_user>", "<start_assistant>"],
+    },
+];

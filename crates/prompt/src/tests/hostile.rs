@@ -1,0 +1,275 @@
+//! Templates that mean harm: mutated real ones, deep ones, endless ones, greedy ones. Nothing panics or overflows the
+//! stack (tests run on threads of 2 MiB), and bounds are met before memory is.
+
+use serde_json::{Value as Json, json};
+
+use crate::{Bound, Chat, Kind, Message, PromptError, Template, render};
+
+/// xorshift: the same mutations in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n.max(1) as u64) as usize
+    }
+}
+
+fn sources(file: &str) -> Vec<String> {
+    let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}"), file);
+    let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
+    let rows = text.lines().map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
+    rows.filter_map(|row| row["template"].as_str().map(str::to_string)).collect()
+}
+
+fn chat_messages() -> Vec<Message> {
+    let call = r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":{"a":[1,{"b":null}]}}}]}"#;
+    vec![
+        Message::new("system", "S"),
+        Message::new("user", "Hi é"),
+        serde_json::from_str(call).expect("a message"),
+        Message { tool_name: Some("f".into()), ..Message::new("tool", "r") },
+        Message::new("user", "Bye"),
+    ]
+}
+
+/// Changes a source in up to four places: deletes, doubles, swaps in a piece of another, or inserts a mark.
+fn mutate(random: &mut Random, source: &str, other: &str) -> String {
+    const MARKS: [&str; 24] = [
+        "{{",
+        "}}",
+        "{%",
+        "%}",
+        "{#",
+        "#}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "-",
+        "|",
+        ".",
+        "\"",
+        "'",
+        "\\",
+        " in ",
+        " is ",
+        " end ",
+        "$",
+        ":=",
+        "0x",
+        "1e9",
+        "\u{1F600}",
+    ];
+    let mut chars: Vec<char> = source.chars().collect();
+    for _ in 0..=random.below(4) {
+        let at = random.below(chars.len() + 1);
+        let end = (at + random.below(12)).min(chars.len());
+        match random.below(4) {
+            0 => _ = chars.drain(at..end),
+            1 => {
+                let piece: Vec<char> = chars[at..end].to_vec();
+                _ = chars.splice(at..at, piece);
+            }
+            2 => {
+                let from = random.below(other.chars().count() + 1);
+                let piece: Vec<char> = other.chars().skip(from).take(random.below(20)).collect();
+                _ = chars.splice(at..end, piece);
+            }
+            _ => _ = chars.splice(at..at, MARKS[random.below(MARKS.len())].chars()),
+        }
+    }
+    chars.into_iter().collect()
+}
+
+fn mutated_templates_never_panic(kind: Kind, file: &str) {
+    let sources = sources(file);
+    let messages = chat_messages();
+    let tools = [
+        json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}),
+    ];
+    let chat = Chat { tools: &tools, ..Chat::new(&messages) };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut parsed, mut rendered) = (0, 0);
+    for round in 0..4000 {
+        let source = &sources[round % sources.len()];
+        let other = &sources[random.below(sources.len())];
+        let mutated = mutate(&mut random, source, other);
+        if let Ok(template) = Template::parse(kind, &mutated) {
+            parsed += 1;
+            rendered += usize::from(render(&template, &chat).is_ok());
+            let _ = (template.capabilities(), template.think_tags(), template.tool_tag());
+        }
+    }
+    // The mutations must reach the evaluator, not only the parser.
+    assert!(parsed > 500 && rendered > 200, "{parsed} parsed, {rendered} rendered");
+}
+
+#[test]
+fn mutated_go_templates_never_panic() {
+    mutated_templates_never_panic(Kind::Go, "go-templates.jsonl");
+}
+
+#[test]
+fn mutated_jinja_templates_never_panic() {
+    mutated_templates_never_panic(Kind::Jinja, "jinja.jsonl");
+}
+
+#[test]
+fn deep_sources_are_refused_or_rendered_but_never_overflow_the_stack() {
+    let n = 20_000;
+    let jinja = [
+        "{% if x %}".repeat(n),
+        "{% for x in y %}".repeat(n),
+        format!("{{{{ {}1{} }}}}", "(".repeat(n), ")".repeat(n)),
+        format!("{{{{ {}{} }}}}", "[".repeat(n), "]".repeat(n)),
+        format!("{{{{ {}1 }}}}", "{'a':".repeat(n)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(n)),
+        format!("{{{{ {}1 }}}}", "-".repeat(n)),
+        format!("{{{{ {}1 }}}}", "- ".repeat(n)),
+        format!("{{{{ 1{} }}}}", " + 1".repeat(n)),
+        format!("{{{{ 'a'{} }}}}", " ~ 'a'".repeat(n)),
+        format!("{{{{ 1{} }}}}", " ** 1".repeat(n)),
+        format!("{{{{ x{} }}}}", ".a".repeat(n)),
+        format!("{{{{ 'x'{} }}}}", "|upper".repeat(n)),
+        format!("{{{{ 1{} }}}}", " if 1 else 1".repeat(n)),
+        format!("{{{{ 1{} }}}}", " if 1".repeat(n)),
+        format!("{{{{ 1{} }}}}", " and 1".repeat(n)),
+        format!("{{{{ 1{} }}}}", " < 1".repeat(n)),
+        format!("{{{{ x{} }}}}", "(1)".repeat(n)),
+        format!("{{{{ {} }}}}", "x(".repeat(n)),
+        format!("{{% set {}x = 1 %}}", "(".repeat(n)),
+        format!("{{% if 1 %}}a{}{{% endif %}}", "{% elif 1 %}b".repeat(n)),
+        "{% macro m() %}".repeat(n),
+    ];
+    for source in &jinja {
+        if let Ok(template) = Template::parse(Kind::Jinja, source) {
+            let _ = render(&template, &Chat::new(&[]));
+        }
+    }
+    let go = [
+        "{{ if 1 }}".repeat(n),
+        "{{ range 1 }}".repeat(n),
+        format!("{{{{ {}1{} }}}}", "(".repeat(n), ")".repeat(n)),
+        format!("{{{{ {}", "print (".repeat(n)),
+        format!("{{{{ 1{} }}}}", " | print".repeat(n)),
+        format!("{{{{ ${} }}}}", ".a".repeat(n)),
+        format!("{{{{ if 1 }}}}{}{{{{ end }}}}", "{{ else if 1 }}".repeat(n)),
+        "{{ define \"x\" }}".repeat(n),
+        "{{ block \"x\" . }}".repeat(n),
+    ];
+    for source in &go {
+        if let Ok(template) = Template::parse(Kind::Go, source) {
+            let _ = render(&template, &Chat::new(&[]));
+        }
+    }
+}
+
+fn bound_of(kind: Kind, source: &str) -> Option<Bound> {
+    let template = Template::parse(kind, source).expect("the template parses");
+    match render(&template, &Chat::new(&[Message::new("user", "Hi")])) {
+        Err(PromptError::Limit { bound, line }) => {
+            assert!(line >= 1);
+            Some(bound)
+        }
+        Ok(_) => None,
+        Err(e) => panic!("{source}: {e}"),
+    }
+}
+
+#[test]
+fn endless_recursion_meets_the_depth_bound() {
+    let jinja = [
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% macro a(n) %}{% for i in [1] %}{% if true %}{{ [a(n + 1)][0] ~ '' }}{% endif %}{% endfor %}{% endmacro %}{{ a(1) }}",
+        "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% macro m(f) %}{{ f(f) }}{% endmacro %}{{ m(m) }}",
+        "{% macro m() %}{% call m() %}{{ m() }}{% endcall %}{{ caller is defined and caller() }}{% endmacro %}{% call m() %}x{% endcall %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(10000) %}{% set ns.l = [ns.l] %}{% endfor %}",
+        "{% set ns = namespace(l={}) %}{% for i in range(10000) %}{% set ns.l = {'a': ns.l} %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(10000) %}{% for x in [ns.l] %}{% set ns.l = loop %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=1) %}{% for i in range(10000) %}{% set ns.l = cycler(ns.l) %}{% endfor %}",
+    ];
+    for source in jinja {
+        assert_eq!(bound_of(Kind::Jinja, source), Some(Bound::Depth), "{source}");
+    }
+    let go = [
+        "{{ .Messages | len }}{{ define \"t\" }}{{ template \"t\" . }}{{ end }}{{ template \"t\" . }}",
+        "{{ .Messages | len }}{{ define \"t\" }}{{ if true }}{{ with . }}{{ range 1 }}{{ template \"t\" $ }}{{ end }}{{ end }}{{ end }}{{ end }}{{ template \"t\" . }}",
+    ];
+    for source in go {
+        assert_eq!(bound_of(Kind::Go, source), Some(Bound::Depth), "{source}");
+    }
+}
+
+#[test]
+fn endless_work_meets_the_step_bound() {
+    let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    assert_eq!(bound_of(Kind::Jinja, loops), Some(Bound::Steps));
+    let captures = "{% for a in range(99999) %}{% for b in range(999) %}{% macro m() %}{% endmacro %}{% endfor %}{% endfor %}";
+    assert_eq!(bound_of(Kind::Jinja, captures), Some(Bound::Steps));
+    let go = "{{ .Messages | len }}{{ range 9999999999 }}{{ end }}";
+    assert_eq!(bound_of(Kind::Go, go), Some(Bound::Steps));
+}
+
+#[test]
+fn greedy_texts_meet_a_bound_before_they_are_made() {
+    let jinja = [
+        "{{ 'a' * 99999999999 }}",
+        "{{ [1] * 99999999999 }}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+        "{% set ns = namespace(l=['aaaa']) %}{% for i in range(99) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=['aaaa']) %}{% for i in range(99) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l|tojson }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
+        "{{ ('a' * 1000000)|replace('', 'b' * 1000000) }}",
+        "{{ ('b' * 1000000).join('a' * 1000000) }}",
+        "{{ (['a' * 1000000] * 100000)|join }}",
+        "{{ 'a'.center(99999999999) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ ('{0}' * 1000).format('a' * 1000000) }}",
+        "{{ ('\\n' * 1000000)|indent(1000, blank=true) }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
+    ];
+    for source in jinja {
+        let bound = bound_of(Kind::Jinja, source);
+        assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{source}: {bound:?}");
+    }
+    let go = [
+        "{{ .Messages | len }}{{ $s := \"a\" }}{{ range 99 }}{{ $s = print $s $s }}{{ end }}",
+        "{{ .Messages | len }}{{ range 999999 }}{{ printf \"%1000d\" 1 }}{{ end }}",
+    ];
+    for source in go {
+        let bound = bound_of(Kind::Go, source);
+        assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{source}: {bound:?}");
+    }
+}
+
+#[test]
+fn comparing_shared_lists_is_paid_for() {
+    let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
+        {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
+    assert_eq!(bound_of(Kind::Jinja, source), Some(Bound::Steps));
+}
+
+#[test]
+fn an_endless_source_is_refused_before_it_is_parsed() {
+    let source = "{".repeat(crate::SOURCE_BYTES_MAX + 1);
+    for kind in [Kind::Go, Kind::Jinja] {
+        let error = Template::parse(kind, &source).err();
+        assert_eq!(error, Some(PromptError::Limit { line: 0, bound: Bound::Source }));
+    }
+}
+
+#[test]
+fn errors_name_the_line_of_the_template() {
+    let template = Template::parse(Kind::Jinja, "a\nb\n{{ nope.x }}").expect("it parses");
+    let error = render(&template, &Chat::new(&[])).expect_err("nope is undefined");
+    assert_eq!(error.to_string(), "chat template, line 3: 'nope' is undefined");
+    let error = Template::parse(Kind::Go, "a\nb\n{{ nope }}").expect_err("no such function");
+    assert_eq!(error.to_string(), "template: :3: function \"nope\" not defined");
+}
