@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{minilm, model, open, repository};
+use common::{check_hashes, fixture, minilm, model, open, repository};
 use puna_tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
 
@@ -31,27 +31,9 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().expect("a list").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
-/// FNV-1a of ids as 32-bit little-endian numbers.
-fn fnv(ids: &[u32]) -> String {
-    let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
-    let hash = bytes.fold(0xCBF2_9CE4_8422_2325, |state: u64, byte| {
-        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
-    });
-    format!("{hash:016x}")
-}
-
 fn check_fixture(name: &str, tokenizer: &Tokenizer) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hugging-face.json");
-    let fixture: Value =
-        serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON");
-    let texts = fixture["texts"].as_array().expect("texts");
-    let hashes = fixture["hashes"][name].as_array().expect("hashes");
-    assert!(texts.len() > 10 && texts.len() == hashes.len());
-    for (text, hash) in texts.iter().zip(hashes) {
-        let text = text.as_str().expect("text");
-        let ids = tokenizer.encode(text, AS_HF);
-        assert_eq!(fnv(&ids), hash.as_str().expect("a hash"), "{name}: {ids:?} on {text:?}");
-    }
+    let fixture = fixture("hugging-face.json");
+    check_hashes(name, tokenizer, AS_HF, &fixture["texts"], &fixture["hashes"][name]);
 }
 
 fn check_live(kind: &str, path: PathBuf, tokenizer: &Tokenizer) {

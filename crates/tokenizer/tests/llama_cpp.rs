@@ -1,8 +1,9 @@
-//! The vocabulary test files of llama.cpp, whose expectations the models' original tokenizers made.
+//! llama.cpp's ids: on its vocabulary test files, whose expectations the models' original tokenizers made, and recorded
+//! by `oracle/llama.py` on the small vocabularies of `tests/data/zoo`.
 
 mod common;
 
-use common::{PLAIN, SPECIAL, model, open};
+use common::{PLAIN, SPECIAL, check_hashes, fixture, model, open, repository};
 use puna_tokenizer::Encode;
 
 /// Compares each text of `X.gguf.inp` with the ids of `X.gguf.out`.
@@ -87,4 +88,16 @@ fn unigram_models_normalise_and_find_the_best_tokens() {
     assert_eq!(encode("Hello  world"), [0, 35378, 8999, 2]);
     assert_eq!(encode("ｆｕｌｌ width ①"), [0, 4393, 6, 146984, 106, 2]);
     assert_eq!(encode(" a <mask> b"), [0, 10, 250001, 876, 2]);
+}
+
+#[test]
+fn the_vocabularies_of_the_zoo_give_the_recorded_ids() {
+    let fixture = fixture("llama-cpp.json");
+    let hashes = fixture["hashes"].as_object().expect("hashes by file");
+    assert_eq!(hashes.len(), 8);
+    for (name, hashes) in hashes {
+        let texts = if name == "bert-mean" { "wordpiece_texts" } else { "texts" };
+        let tokenizer = open(repository(&format!("tests/data/zoo/{name}.gguf")));
+        check_hashes(name, &tokenizer, SPECIAL, &fixture[texts], hashes);
+    }
 }

@@ -64,3 +64,35 @@ pub fn minilm() -> Option<Tokenizer> {
     meta.set("tokenizer.ggml.token_type", kinds);
     Some(Tokenizer::from_metadata(&meta).expect("a good vocabulary"))
 }
+
+/// A recorded reference in `tests/fixtures`.
+pub fn fixture(name: &str) -> serde_json::Value {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON")
+}
+
+/// Compares the ids of texts with the hashes recorded for them.
+pub fn check_hashes(
+    name: &str,
+    tokenizer: &Tokenizer,
+    opts: Encode,
+    texts: &serde_json::Value,
+    hashes: &serde_json::Value,
+) {
+    let (texts, hashes) = (texts.as_array().expect("texts"), hashes.as_array().expect("hashes"));
+    assert!(texts.len() > 10 && texts.len() == hashes.len());
+    for (text, hash) in texts.iter().zip(hashes) {
+        let text = text.as_str().expect("text");
+        let ids = tokenizer.encode(text, opts);
+        assert_eq!(fnv(&ids), hash.as_str().expect("a hash"), "{name}: {ids:?} on {text:?}");
+    }
+}
+
+/// FNV-1a of ids as 32-bit little-endian numbers.
+fn fnv(ids: &[u32]) -> String {
+    let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
+    let hash = bytes.fold(0xCBF2_9CE4_8422_2325, |state: u64, byte| {
+        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    format!("{hash:016x}")
+}
