@@ -13,9 +13,13 @@ use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::facts::Facts;
-use crate::import::{self, ImportFile};
+use crate::files::read_limited;
+use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
 use crate::store::Store;
+
+/// More than any `sentence_bert_config.json` has.
+const SENTENCE_CONFIG_BYTES: u64 = 1 << 20;
 
 /// A set of files of one kind: name and digest.
 pub(super) enum Sources {
@@ -54,6 +58,19 @@ impl Sources {
             }
         }
         Err(StoreError::UnknownType)
+    }
+
+    /// Tokens that a sentence encoder was trained to read, where its folder says so. Its position table is often longer, but
+    /// sentence-transformers cuts texts there.
+    pub(super) fn sentence_limit(&self, store: &Store) -> Result<Option<u64>, StoreError> {
+        let Sources::Safetensors(files) = self else { return Ok(None) };
+        let Some((name, digest)) = files.iter().find(|(name, _)| name == "sentence_bert_config.json") else {
+            return Ok(None);
+        };
+        let bytes = read_limited(&store.blob_path(&stored(store, digest)?), SENTENCE_CONFIG_BYTES)?;
+        let config: serde_json::Value = serde_json::from_slice(&bytes)
+            .map_err(|e| ImportError::Json { file: name.clone(), reason: e.to_string() })?;
+        Ok(config.get("max_seq_length").and_then(serde_json::Value::as_u64).filter(|&n| n > 0))
     }
 
     pub(super) fn into_layers(

@@ -128,6 +128,9 @@ impl Draft {
     ) -> Result<Self, StoreError> {
         let sources = Sources::of(store, request.files.iter().flatten())?;
         let mut draft = Self::default();
+        if let Some(limit) = sources.sentence_limit(store)? {
+            draft.params.insert("num_ctx".into(), limit.into());
+        }
         let mut chat_template = None;
         for SourceFile { layer, is_new, facts } in sources.into_layers(store, progress)? {
             if layer.media_type == media::MODEL {

@@ -149,6 +149,7 @@ fn all_minilm_is_created_from_its_folder() {
     kit.create("minilm", &plan.request).unwrap();
     let model = kit.store.resolve(&name("minilm")).unwrap();
     assert_eq!(model.capabilities(), ["embedding"]);
+    assert_eq!(model.params.get("num_ctx"), Some(&json!(256)), "sentence-transformers cuts texts there");
     assert_eq!(model.details().quantization_level, "F16");
     assert_eq!(
         (model.facts.context_length, model.facts.embedding_length, model.facts.pooling),
