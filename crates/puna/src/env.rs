@@ -24,3 +24,18 @@ pub fn models_dir() -> PathBuf {
 pub fn kernels() -> Option<String> {
     variable("KERNELS")
 }
+/// Whether input is not to be remembered.
+pub fn no_history() -> bool {
+    variable("NOHISTORY")
+        .is_some_and(|text| !matches!(text.as_str(), "0" | "f" | "F" | "false" | "FALSE" | "False"))
+}
+
+/// The program in which prompts are edited.
+pub fn editor() -> String {
+    let named = |name: &str| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
+    let default = if cfg!(windows) { "edit" } else { "vi" };
+    variable("EDITOR")
+        .or_else(|| named("VISUAL"))
+        .or_else(|| named("EDITOR"))
+        .unwrap_or_else(|| default.into())
+}

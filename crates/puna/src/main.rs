@@ -1,14 +1,14 @@
 //! The `puna` program: command line, terminal chat and progress; nothing that another crate could hold.
 
-#[allow(dead_code, unused_imports)] // what the `run` command will use
 mod chat;
 mod cli;
 mod cmd;
 mod env;
-#[allow(dead_code)] // times are what commands on stored models will print
 mod format;
 mod local;
 mod out;
+mod progress;
+mod service;
 mod usage;
 
 use std::process::ExitCode;

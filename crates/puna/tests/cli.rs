@@ -102,16 +102,12 @@ fn inspect_shows_what_the_embedded_model_holds() {
 #[test]
 fn inspect_says_what_is_translated() {
     let puna = Puna::new();
-    let found =
-        std::fs::read_dir(data("compat")).unwrap().filter_map(|f| f.unwrap().file_name().into_string().ok());
-    let file = found.filter(|name| name.ends_with(".gguf")).min().unwrap();
-    let path = data("compat").join(file);
+    let path = data("compat/gptoss.gguf");
     let model = puna.json(&["inspect", path.to_str().unwrap(), "--json"]);
-    assert!(
-        model["translated"]["renamed"].is_u64() && model["translated"]["added"].is_array(),
-        "{}",
-        model["translated"]
-    );
+    let translated = &model["translated"];
+    assert!(translated["renamed"].as_u64().unwrap() > 0 && translated["added"].is_array(), "{translated}");
+    let (from, to) = (&translated["architecture"]["from"], &translated["architecture"]["to"]);
+    assert_eq!((from, to), (&"gptoss".into(), &"gpt-oss".into()));
 }
 
 #[test]

@@ -22,10 +22,10 @@ mod stats;
 mod wrap;
 
 pub use answer::AnswerPrinter;
-pub use attach::{Attached, attach_files};
+pub use attach::attach_files;
 pub use backend::{Backend, BackendError, ChatEvent};
 pub use interrupt::Interrupt;
-pub use screen::{Screen, Spinner};
+pub use screen::Screen;
 pub use session::Options;
 pub use stats::write_stats;
 

@@ -2,11 +2,17 @@
 
 mod bench;
 mod completion;
+mod create;
 mod debug;
 mod detokenize;
 mod devices;
 mod inspect;
+mod library;
+mod list;
 mod perplexity;
+mod run;
+mod serve;
+mod show;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -30,7 +36,16 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Devices(args) => devices::run(&args),
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),
-        _ => anyhow::bail!("not yet"),
+        Command::Serve => serve::run(),
+        Command::Runner { args } => serve::runner(&args),
+        Command::Create(args) => create::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Stop { model } => library::stop(&model),
+        Command::List(args) => list::run(&args),
+        Command::Ps(args) => list::ps(&args),
+        Command::Cp { source, destination } => library::copy(&source, &destination),
+        Command::Rm { models } => library::remove(&models),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
-pub use file::ModelFile;
+pub use file::{ModelFile, looks_like_a_path};
 
 /// How to compute.
 #[derive(Debug, Clone)]

@@ -1,0 +1,111 @@
+//! `puna create`: a Modelfile and the files it names become a model.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use puna_api::Client;
+use puna_api::native::{CreateRequest, License, Message};
+use puna_store::{LocalFile, LocalPlan, ModelRef, Modelfile, plan_local};
+use serde_json::Value;
+use tokio::io::AsyncReadExt;
+
+use crate::cli::CreateArgs;
+use crate::progress::Display;
+use crate::service::Service;
+
+/// What is used where there is no Modelfile: the model of the folder.
+const THIS_FOLDER: &str = "FROM .\n";
+
+pub fn run(args: &CreateArgs) -> Result<()> {
+    if ModelRef::parse(&args.model).is_err() {
+        bail!("invalid model name: {}", args.model);
+    }
+    let (modelfile, base) = read(&args.file)?;
+    let mut display = Display::new();
+    let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut |progress| {
+        display.status(&progress.status);
+    })?;
+    for name in &plan.deprecated {
+        eprintln!("warning: parameter {name} is deprecated");
+    }
+    let service = Service::connect_or_own()?;
+    service.runtime().block_on(async {
+        for file in &plan.files {
+            upload(service.client(), file, &mut display).await?;
+        }
+        let mut lines = service.client().create(&request(args, plan)).await?;
+        while let Some(line) = lines.next().await {
+            display.show(&line?);
+        }
+        anyhow::Ok(())
+    })?;
+    display.done();
+    Ok(())
+}
+
+/// The Modelfile and the folder to which its paths are relative.
+fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
+    let here = std::env::current_dir().context("cannot tell the working folder")?;
+    if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
+            .context("cannot read standard input")?;
+        return Ok((Modelfile::parse_bytes(&bytes)?, here));
+    }
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let base = here.join(path).parent().map_or(here.clone(), Path::to_owned);
+            let modelfile = Modelfile::parse_bytes(&bytes).with_context(|| path.display().to_string())?;
+            Ok((modelfile, base))
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new("Modelfile") => {
+            Ok((Modelfile::parse(THIS_FOLDER)?, here))
+        }
+        Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Result<()> {
+    let digest = file.digest.to_string();
+    display.status(&format!("copying file {digest}"));
+    if client.has_blob(&digest).await? {
+        return Ok(());
+    }
+    let opened = tokio::fs::File::open(&file.path).await;
+    let opened = opened.with_context(|| format!("cannot read {}", file.path.display()))?;
+    // Pieces of a size that keeps both ends busy.
+    let pieces = futures_util::stream::try_unfold((opened, 0u64), move |(mut file, sent)| async move {
+        let mut piece = vec![0; 1 << 18];
+        let n = file.read(&mut piece).await?;
+        piece.truncate(n);
+        let next = (n > 0).then(|| (bytes::Bytes::from(piece), (file, sent + n as u64)));
+        Ok::<_, std::io::Error>(next)
+    });
+    client.push_blob(&digest, file.size, pieces).await?;
+    Ok(())
+}
+
+fn request(args: &CreateArgs, plan: LocalPlan) -> CreateRequest {
+    let made = plan.request;
+    let text = |text: Option<String>| text.unwrap_or_default();
+    let message = |value: &Value| {
+        let field = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
+        Message::text(field("role"), field("content"))
+    };
+    CreateRequest {
+        model: args.model.clone(),
+        from: text(made.from),
+        files: made.files,
+        adapters: made.adapters,
+        template: text(made.template),
+        system: text(made.system),
+        license: Some(License(made.license)).filter(|license| !license.0.is_empty()),
+        parameters: Some(made.parameters).filter(|parameters| !parameters.is_empty()),
+        messages: made.messages.iter().map(message).collect(),
+        quantize: text(args.quantize.clone()),
+        renderer: text(made.renderer),
+        parser: text(made.parser),
+        requires: text(made.requires),
+        ..CreateRequest::default()
+    }
+}

@@ -1,0 +1,62 @@
+//! `puna cp`, `puna rm` and `puna stop`.
+
+use anyhow::{Result, anyhow, bail};
+use puna_api::native::{GenerateRequest, ShowRequest};
+use puna_api::{Client, ClientError, KeepAlive};
+
+use crate::out;
+use crate::service::Service;
+
+pub fn copy(source: &str, destination: &str) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    service.wait(service.client().copy(source, destination))?;
+    out::line(&format!("copied '{source}' to '{destination}'"))
+}
+
+/// Removes every model that can be removed; the others are named at the end.
+pub fn remove(models: &[String]) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    let mut failed = Vec::new();
+    for model in models {
+        match service.wait(unload(service.client(), model)) {
+            Ok(()) => {}
+            Err(error) if is_not_found(&error) => {}
+            Err(_) => eprintln!("Warning: unable to stop model '{model}'"),
+        }
+        match service.wait(service.client().delete(model)) {
+            Ok(()) => out::line(&format!("deleted '{model}'"))?,
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(anyhow!(failed.join("\n"))) }
+}
+
+pub fn stop(model: &str) -> Result<()> {
+    let service = Service::connect()?;
+    let show = ShowRequest { model: model.to_owned(), ..ShowRequest::default() };
+    match service.wait(service.client().show(&show)) {
+        Err(error) if is_not_found(&error) => bail!("couldn't find model \"{model}\" to stop"),
+        other => drop(other?),
+    }
+    service.wait(unload(service.client(), model))
+}
+
+/// Has a model leave the memory; one that is not there is fine.
+async fn unload(client: &Client, model: &str) -> Result<(), ClientError> {
+    let request = GenerateRequest {
+        model: model.to_owned(),
+        keep_alive: Some(KeepAlive::from_nanos(0)),
+        stream: Some(false),
+        ..GenerateRequest::default()
+    };
+    let mut answer = client.generate(&request).await?;
+    while let Some(line) = answer.next().await {
+        line?;
+    }
+    Ok(())
+}
+
+/// Whether the server does not have the model.
+pub fn is_not_found(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Status { status: 404, .. }))
+}

@@ -1,0 +1,106 @@
+//! `puna list` and `puna ps`: the stored models, and those in memory.
+
+use std::time::SystemTime;
+
+use anyhow::Result;
+use puna_api::native::{ListResponse, ProcessResponse, RunningModel};
+
+use crate::cli::ListArgs;
+use crate::service::Service;
+use crate::{format, out};
+
+pub fn run(args: &ListArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    let mut list = service.wait(service.client().list())?;
+    let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
+    list.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
+    if args.json { out::json(&list) } else { out::text(&table(&list)) }
+}
+
+/// The table of stored models.
+pub fn table(list: &ListResponse) -> String {
+    let now = SystemTime::now();
+    let rows: Vec<Vec<String>> = list
+        .models
+        .iter()
+        .map(|model| {
+            let id = model.digest.get(..12).unwrap_or(&model.digest).to_owned();
+            let modified = format::time(format::parse_time(&model.modified_at), now, "Never");
+            vec![model.name.clone(), id, format::bytes(model.size), modified]
+        })
+        .collect();
+    format::table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows)
+}
+
+pub fn ps(args: &ListArgs) -> Result<()> {
+    // Without a server no model is in memory, and one in this process would not have any either.
+    let service = Service::connect()?;
+    let mut list = service.wait(service.client().ps())?;
+    let prefix = args.prefix.as_deref().unwrap_or_default();
+    list.models.retain(|model| model.name.starts_with(prefix));
+    if args.json { out::json(&list) } else { out::text(&running_table(&list)) }
+}
+
+fn running_table(list: &ProcessResponse) -> String {
+    let now = SystemTime::now();
+    let rows: Vec<Vec<String>> = list
+        .models
+        .iter()
+        .map(|model| {
+            let id = model.digest.get(..12).unwrap_or(&model.digest).to_owned();
+            let expires = format::parse_time(&model.expires_at);
+            let until = match expires {
+                Some(at) if at < now => "Stopping...".to_owned(),
+                at => format::time(at, now, "Never"),
+            };
+            let size = format::bytes(model.size);
+            vec![model.name.clone(), id, size, processor(model), model.context_length.to_string(), until]
+        })
+        .collect();
+    format::table(&["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"], &rows)
+}
+
+fn processor(model: &RunningModel) -> String {
+    let (size, vram) = (model.size, model.size_vram);
+    match () {
+        () if vram == 0 => "100% CPU".into(),
+        () if vram > size => "Unknown".into(),
+        () if vram == size => "100% GPU".into(),
+        () => {
+            let cpu = ((size - vram) as f64 / size as f64 * 100.0).round();
+            format!("{cpu}%/{}% CPU/GPU", 100.0 - cpu)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_says_where_a_model_lies() {
+        let of = |size, size_vram| processor(&RunningModel { size, size_vram, ..RunningModel::default() });
+        assert_eq!(of(100, 0), "100% CPU");
+        assert_eq!(of(100, 100), "100% GPU");
+        assert_eq!(of(100, 30), "70%/30% CPU/GPU");
+        assert_eq!(of(100, 101), "Unknown");
+    }
+
+    #[test]
+    fn running_models_are_listed_as_by_ollama() {
+        let expires_at = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(299)).to_string();
+        let model = RunningModel {
+            name: "smol:latest".into(),
+            size: 160_000_000,
+            digest: "d4aa029c41020000".into(),
+            expires_at,
+            context_length: 2048,
+            ..RunningModel::default()
+        };
+        assert_eq!(
+            running_table(&ProcessResponse { models: vec![model] }),
+            "NAME           ID              SIZE      PROCESSOR    CONTEXT    UNTIL              \n\
+             smol:latest    d4aa029c4102    160 MB    100% CPU     2048       4 minutes from now    \n"
+        );
+    }
+}

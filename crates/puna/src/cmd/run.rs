@@ -1,0 +1,334 @@
+//! `puna run`: one answer, or a conversation.
+
+use std::io::{IsTerminal, Read, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use puna_api::native::{
+    ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, PullRequest, ShowRequest,
+    ShowResponse, Think,
+};
+use puna_api::{ClientError, KeepAlive};
+use serde_json::Value;
+
+use super::library::is_not_found;
+use super::{list, show};
+use crate::chat::{
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files, write_stats,
+};
+use crate::cli::RunArgs;
+use crate::local::looks_like_a_path;
+use crate::out;
+use crate::progress::Display;
+use crate::service::Service;
+
+pub fn run(args: &RunArgs) -> Result<()> {
+    let think = args.think.as_deref().map(parse_think).transpose()?;
+    let keep_alive =
+        args.keepalive.as_deref().map(puna_api::parse_duration).transpose()?.map(KeepAlive::from_nanos);
+    let format = args.format.as_deref().map(parse_format).transpose()?;
+    let piped = piped_input()?;
+    let interactive = piped.is_none() && args.prompt.is_empty() && std::io::stdout().is_terminal();
+    let words = args.prompt.join(" ");
+    let prompt = [piped.unwrap_or_default(), words]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+
+    let path = Path::new(&args.model);
+    let (service, model) = if path.is_file() || looks_like_a_path(&args.model) {
+        if !path.is_file() {
+            bail!("{}: there is no such file", args.model);
+        }
+        Service::for_file(path)?
+    } else {
+        (Service::connect_or_start()?, args.model.clone())
+    };
+    let info = known(&service, &model, args.insecure)?;
+    let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
+    if can("embedding") {
+        return embed(&service, &model, &prompt, args, keep_alive);
+    }
+    if can("image") {
+        bail!("image generation models are not currently supported");
+    }
+    let interrupt = Interrupt::at_ctrl_c(service.runtime().handle());
+    if interactive {
+        let options = Options {
+            model,
+            think,
+            hide_thinking: args.hidethinking,
+            format,
+            keep_alive,
+            word_wrap: !args.nowordwrap,
+            verbose: args.verbose,
+            history_file: crate::env::home().map(|home| home.join(".ollama").join("history")),
+            save_history: !crate::env::no_history(),
+            editor: crate::env::editor(),
+        };
+        return crate::chat::run(options, &mut Http { service: &service }, &interrupt);
+    }
+    let think = think.or_else(|| can("thinking").then_some(Think::On));
+    let request = GenerateRequest { model, prompt, format, keep_alive, think, ..GenerateRequest::default() };
+    answer_once(&service, request, can("vision") || can("audio"), args, &interrupt)
+}
+
+/// What comes through a pipe or from a file; `None` where a person types, or nothing came.
+fn piped_input() -> Result<Option<String>> {
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    stdin.read_to_end(&mut bytes).context("cannot read standard input")?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+fn parse_think(value: &str) -> Result<Think> {
+    Ok(match value {
+        "true" => Think::On,
+        "false" => Think::Off,
+        "high" => Think::High,
+        "medium" => Think::Medium,
+        "low" => Think::Low,
+        "max" => Think::Max,
+        _ => bail!("invalid value for --think: {value:?} (must be true, false, high, medium, low, or max)"),
+    })
+}
+
+fn parse_format(value: &str) -> Result<Value> {
+    if value == "json" {
+        return Ok(Value::from(value));
+    }
+    let schema: Value = serde_json::from_str(value)
+        .with_context(|| format!("--format must be json or a JSON schema, not {value:?}"))?;
+    if schema.is_object() {
+        Ok(schema)
+    } else {
+        bail!("--format must be json or a JSON schema, not {value:?}")
+    }
+}
+
+/// What is known about a model; one that is not stored is fetched first.
+fn known(service: &Service, model: &str, insecure: bool) -> Result<ShowResponse> {
+    let request = ShowRequest { model: model.to_owned(), ..ShowRequest::default() };
+    let missing = match service.wait(service.client().show(&request)) {
+        Err(error) if is_not_found(&error) => error,
+        other => return other,
+    };
+    let pull = PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() };
+    let mut display = Display::new();
+    let pulled = service.runtime().block_on(async {
+        let mut lines = service.client().pull(&pull).await?;
+        while let Some(line) = lines.next().await {
+            display.show(&line?);
+        }
+        Ok::<(), ClientError>(())
+    });
+    display.done();
+    match pulled {
+        Ok(()) => service.wait(service.client().show(&request)),
+        Err(error) => Err(missing.context(error.to_string())),
+    }
+}
+
+fn embed(
+    service: &Service,
+    model: &str,
+    prompt: &str,
+    args: &RunArgs,
+    keep_alive: Option<KeepAlive>,
+) -> Result<()> {
+    if prompt.is_empty() {
+        bail!("embedding models require input text. Usage: puna run {model} \"your text here\"");
+    }
+    let request = EmbedRequest {
+        model: model.to_owned(),
+        input: Value::from(prompt),
+        truncate: args.truncate,
+        dimensions: args.dimensions.unwrap_or(0),
+        keep_alive,
+        ..EmbedRequest::default()
+    };
+    let answer = service.wait(service.client().embed(&request))?;
+    match answer.embeddings.first() {
+        Some(vector) => out::json(vector),
+        None => bail!("no embeddings returned"),
+    }
+}
+
+/// Streams one answer to standard output. Without a prompt the model is only loaded.
+fn answer_once(
+    service: &Service,
+    mut request: GenerateRequest,
+    takes_files: bool,
+    args: &RunArgs,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let mut screen = Screen::terminal();
+    if takes_files {
+        let attached = attach_files(&request.prompt, &mut screen.err)?;
+        (request.prompt, request.images) = (attached.text, attached.images);
+    }
+    let on_terminal = std::io::stdout().is_terminal();
+    let has_prompt = !request.prompt.is_empty();
+    let mut printer = AnswerPrinter::new(on_terminal, args.hidethinking);
+    let mut metrics = Metrics::default();
+    let mut spinner = screen.spinner();
+    let outcome: Result<()> = service.runtime().block_on(async {
+        let mut lines = tokio::select! {
+            lines = service.client().generate(&request) => lines?,
+            () = interrupt.raised() => return Ok(()),
+        };
+        loop {
+            let line = tokio::select! {
+                line = lines.next() => line,
+                // Dropping the stream cancels the request.
+                () = interrupt.raised() => return Ok(()),
+            };
+            let Some(line) = line.transpose()? else { return Ok(()) };
+            let columns = screen.columns().filter(|_| on_terminal && !args.nowordwrap);
+            let thought = ChatEvent::Thinking(line.thinking);
+            for event in [thought, ChatEvent::Content(line.response)] {
+                if printer.shows(&event) {
+                    spinner.stop();
+                }
+                printer.event(&event, columns, &mut screen.out)?;
+            }
+            if line.done {
+                metrics = line.metrics;
+            }
+        }
+    });
+    spinner.stop();
+    printer.break_off(&mut screen.out)?;
+    outcome?;
+    if has_prompt {
+        screen.out.write_all(b"\n\n")?;
+        screen.out.flush()?;
+    }
+    if args.verbose {
+        write_stats(&metrics, &mut screen.err)?;
+    }
+    Ok(())
+}
+
+/// The server as a conversation needs it.
+struct Http<'a> {
+    service: &'a Service,
+}
+
+/// Sorts what the server said.
+fn sorted(error: ClientError) -> BackendError {
+    match error {
+        ClientError::Status { status: 404, message } => BackendError::NotFound(message),
+        ClientError::Status { message, .. } => BackendError::from_message(message),
+        other => BackendError::Other(other.into()),
+    }
+}
+
+impl Backend for Http<'_> {
+    fn chat(
+        &mut self,
+        request: ChatRequest,
+        interrupt: &Interrupt,
+        on_event: &mut dyn FnMut(ChatEvent) -> ControlFlow<()>,
+    ) -> Result<(), BackendError> {
+        self.service.runtime().block_on(async {
+            let mut lines = tokio::select! {
+                lines = self.service.client().chat(&request) => lines.map_err(sorted)?,
+                () = interrupt.raised() => return Err(BackendError::Interrupted),
+            };
+            loop {
+                let line = tokio::select! {
+                    line = lines.next() => line,
+                    () = interrupt.raised() => return Err(BackendError::Interrupted),
+                };
+                let Some(line) = line.transpose().map_err(sorted)? else { return Ok(()) };
+                let mut events = vec![
+                    ChatEvent::Thinking(line.message.thinking),
+                    ChatEvent::Content(line.message.content),
+                ];
+                events.extend(line.message.tool_calls.into_iter().map(ChatEvent::ToolCall));
+                if line.done {
+                    events.push(ChatEvent::Done(line.metrics));
+                }
+                for event in events {
+                    if on_event(event).is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+        })
+    }
+
+    fn load(&mut self, model: &str, think: Option<Think>, interrupt: &Interrupt) -> Result<(), BackendError> {
+        let request = GenerateRequest {
+            model: model.to_owned(),
+            think,
+            stream: Some(false),
+            ..GenerateRequest::default()
+        };
+        self.service.runtime().block_on(async {
+            let load = async {
+                let mut lines = self.service.client().generate(&request).await?;
+                while let Some(line) = lines.next().await {
+                    line?;
+                }
+                Ok(())
+            };
+            tokio::select! {
+                loaded = load => loaded.map_err(sorted),
+                () = interrupt.raised() => Err(BackendError::Interrupted),
+            }
+        })
+    }
+
+    fn show(&mut self, request: ShowRequest) -> Result<ShowResponse, BackendError> {
+        self.service.runtime().block_on(self.service.client().show(&request)).map_err(sorted)
+    }
+
+    fn create(&mut self, request: CreateRequest) -> Result<(), BackendError> {
+        self.service.runtime().block_on(async {
+            let mut lines = self.service.client().create(&request).await.map_err(sorted)?;
+            while let Some(line) = lines.next().await {
+                line.map_err(sorted)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn list_table(&mut self, prefix: Option<&str>) -> Result<String, BackendError> {
+        let mut models = self.service.runtime().block_on(self.service.client().list()).map_err(sorted)?;
+        let prefix = prefix.unwrap_or_default().to_lowercase();
+        models.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
+        Ok(list::table(&models))
+    }
+
+    fn describe(&self, info: &ShowResponse) -> String {
+        show::describe(info, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_checked_before_anything_is_done() {
+        assert_eq!(parse_think("max").unwrap(), Think::Max);
+        let error = parse_think("hard").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "invalid value for --think: \"hard\" (must be true, false, high, medium, low, or max)"
+        );
+        assert_eq!(parse_format("json").unwrap(), "json");
+        assert!(parse_format(r#"{"type":"object"}"#).unwrap().is_object());
+        assert!(parse_format("xml").is_err() && parse_format("[1]").is_err());
+        let error = puna_api::parse_duration("5").unwrap_err().to_string();
+        assert_eq!(error, "time: missing unit in duration \"5\"");
+    }
+}

@@ -1,0 +1,230 @@
+//! Finding a server, or being one: the commands that work on stored and running models speak with it over HTTP.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use puna_api::{Client, ClientError};
+use puna_server::{Address, Config};
+use puna_store::{ModelName, Store};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// How long a server that was started in the background may take to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A server that answers, and the runtime on which to ask it.
+pub struct Service {
+    client: Client,
+    own: Option<OwnServer>,
+    runtime: Runtime,
+}
+
+impl Service {
+    /// The server that listens.
+    ///
+    /// # Errors
+    /// None does.
+    pub fn connect() -> Result<Self> {
+        let (address, runtime) = (Config::from_env()?.address, runtime()?);
+        let client = Client::new(address.url());
+        match runtime.block_on(client.root()) {
+            Ok(_) => Ok(Self { client, own: None, runtime }),
+            Err(ClientError::Unreachable { .. }) => {
+                bail!("could not connect to a puna server at {}, run 'puna serve' to start it", address.url())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The server that listens; on a machine without one, a server in this process that ends with it.
+    pub fn connect_or_own() -> Result<Self> {
+        let config = Config::from_env()?;
+        Self::connect_or(&config.address.clone(), |runtime| OwnServer::start(runtime, config))
+    }
+
+    fn connect_or(address: &Address, start: impl FnOnce(&Runtime) -> Result<OwnServer>) -> Result<Self> {
+        let runtime = runtime()?;
+        let client = Client::new(address.url());
+        match runtime.block_on(client.root()) {
+            Ok(_) => Ok(Self { client, own: None, runtime }),
+            Err(ClientError::Unreachable { .. }) if is_this_machine(address) => {
+                let own = start(&runtime)?;
+                Ok(Self { client: Client::new(own.url.clone()), own: Some(own), runtime })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The server that listens; where none does on this machine, one that is started in the background and stays.
+    pub fn connect_or_start() -> Result<Self> {
+        let (address, runtime) = (Config::from_env()?.address, runtime()?);
+        let client = Client::new(address.url());
+        match runtime.block_on(client.root()) {
+            Ok(_) => {}
+            Err(ClientError::Unreachable { .. }) if is_this_machine(&address) => {
+                let (mut child, log) = spawn_in_background()?;
+                runtime.block_on(wait_for(&client, &mut child, &log))?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Self { client, own: None, runtime })
+    }
+
+    /// A server of its own for a file that is in no store, and the name that the model has there.
+    pub fn for_file(path: &Path) -> Result<(Self, String)> {
+        let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name_of(&stem);
+        Store::open(dir.path())?.link_file(&name, path)?;
+        let mut config = Config::from_env()?;
+        config.models = dir.path().to_owned();
+        let runtime = runtime()?;
+        let mut own = OwnServer::start(&runtime, config)?;
+        own.folder = Some(dir);
+        Ok((Self { client: Client::new(own.url.clone()), own: Some(own), runtime }, name.to_string()))
+    }
+
+    /// The server.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Where to ask it.
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Waits for an answer.
+    pub fn wait<T>(&self, work: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
+        Ok(self.runtime.block_on(work)?)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            own.end(&self.runtime);
+        }
+    }
+}
+
+fn runtime() -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("cannot start threads")
+}
+
+/// A server in this process, on a port that only it knows.
+struct OwnServer {
+    url: String,
+    end: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+    /// Models that exist for this server only.
+    folder: Option<tempfile::TempDir>,
+}
+
+impl OwnServer {
+    fn start(runtime: &Runtime, config: Config) -> Result<Self> {
+        let listener =
+            runtime.block_on(TcpListener::bind("127.0.0.1:0")).context("cannot listen on this machine")?;
+        let url = format!("http://{}", listener.local_addr()?);
+        // What is wrong with the store is known now rather than with the first request.
+        Store::open(&config.models)?;
+        let (end, ended) = oneshot::channel();
+        let task = runtime.spawn(async move {
+            let until = async {
+                let _ = ended.await;
+            };
+            if let Err(error) = puna_server::serve(config, listener, until).await {
+                tracing::error!(%error, "the server ended");
+            }
+        });
+        Ok(Self { url, end, task, folder: None })
+    }
+
+    /// Ends the server and its runners.
+    fn end(self, runtime: &Runtime) {
+        let _ = self.end.send(());
+        let _ = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(2), self.task).await });
+        drop(self.folder);
+    }
+}
+
+fn is_this_machine(address: &Address) -> bool {
+    let ip = address.host.parse::<std::net::IpAddr>();
+    address.host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
+}
+
+/// Starts `puna serve` so that it outlives this process; its log goes to a file.
+fn spawn_in_background() -> Result<(Child, PathBuf)> {
+    let log = crate::env::home().unwrap_or_default().join(".ollama").join("logs").join("puna.log");
+    let file = log.parent().map(std::fs::create_dir_all).and_then(|made| {
+        made.ok()?;
+        std::fs::File::options().create(true).append(true).open(&log).ok()
+    });
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let mut command = std::process::Command::new(program);
+    command.arg("serve").stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(file.map_or_else(Stdio::null, Stdio::from));
+    #[cfg(unix)]
+    {
+        // Ctrl-C here is not for the server.
+        use std::os::unix::process::CommandExt;
+        command.process_group(0);
+    }
+    Ok((command.spawn().context("cannot start the server")?, log))
+}
+
+async fn wait_for(client: &Client, child: &mut Child, log: &Path) -> Result<()> {
+    let start = Instant::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        if client.root().await.is_ok() {
+            return Ok(());
+        }
+        if let Some(status) = child.try_wait()? {
+            // Another process may have started one at the same moment.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if client.root().await.is_ok() {
+                return Ok(());
+            }
+            bail!("the server that was started ended at once ({status}); its log is {}", log.display());
+        }
+        if start.elapsed() > START_TIMEOUT {
+            bail!("timed out waiting for server to start; its log is {}", log.display());
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// A model name made of a file's name.
+fn name_of(stem: &str) -> ModelName {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let clean: String = stem.chars().filter(|c| allowed(*c)).take(80).collect();
+    let clean = clean.trim_start_matches(['-', '.']);
+    ModelName::parse(clean).or_else(|_| ModelName::parse("file")).expect("a name")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_name_gives_a_model_name() {
+        assert_eq!(name_of("SmolLM2-135M-Instruct.Q4_1").to_string(), "SmolLM2-135M-Instruct.Q4_1:latest");
+        assert_eq!(name_of("a b:c/é").to_string(), "abc:latest");
+        assert_eq!(name_of("..").to_string(), "file:latest");
+        assert_eq!(name_of(&"x".repeat(300)).model().len(), 80);
+    }
+
+    #[test]
+    fn servers_elsewhere_are_not_started_here() {
+        let here = |text: &str| is_this_machine(&Address::parse(text).0);
+        assert!(here("") && here("localhost:1") && here("0.0.0.0") && here("[::1]:5"));
+        assert!(!here("192.168.1.2") && !here("https://example.com"));
+    }
+}

@@ -1,0 +1,227 @@
+//! The commands that speak with a server, beside one that they start and without any.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
+}
+
+/// A home with a store and an address of its own.
+struct Puna {
+    home: tempfile::TempDir,
+    port: u16,
+    server: Option<Child>,
+}
+
+impl Puna {
+    fn new() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self { home: tempfile::tempdir().unwrap(), port, server: None }
+    }
+
+    fn serving() -> Self {
+        let mut puna = Self::new();
+        puna.server =
+            Some(puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let start = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", puna.port)).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the server does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        puna
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_puna"));
+        let host = format!("127.0.0.1:{}", self.port);
+        command
+            .args(args)
+            .env_clear()
+            .env("HOME", self.home.path())
+            .env("OLLAMA_HOST", host)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn fails(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.lines().find(|line| line.starts_with("Error: ")).unwrap_or(&text).to_owned()
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.home.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Puna {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+#[test]
+fn a_fresh_machine_lists_and_shows_the_embedded_model_without_a_server() {
+    let puna = Puna::new();
+    let list = puna.ok(&["list"]);
+    assert!(
+        list.starts_with("NAME           ID              SIZE") && list.contains("cria:latest    "),
+        "{list}"
+    );
+    let show = puna.ok(&["show", "cria"]);
+    assert!(show.starts_with("  Model\n    architecture        llama"), "{show}");
+    assert!(show.contains("completion") && show.contains("temperature    0"), "{show}");
+    assert!(puna.ok(&["show", "cria", "--modelfile"]).contains("\nTEMPLATE \"\"\"{{- if .Suffix"));
+    assert!(puna.fails(&["show", "absent"]).contains("model 'absent:latest' not found"));
+    assert!(puna.fails(&["show", "cria", "--license", "--system"]).contains("only one of"));
+}
+
+#[test]
+fn models_are_made_copied_and_removed() {
+    let puna = Puna::new();
+    let modelfile =
+        puna.write("Modelfile", "FROM cria\nSYSTEM You are a pirate.\nPARAMETER temperature 0.5\n");
+    puna.ok(&["create", "pirate", "-f", &modelfile]);
+    assert_eq!(puna.ok(&["show", "pirate", "--system"]), "You are a pirate.");
+    assert_eq!(puna.ok(&["cp", "pirate", "me/buccaneer:v1"]), "copied 'pirate' to 'me/buccaneer:v1'\n");
+    assert!(puna.ok(&["list", "ME/"]).contains("me/buccaneer:v1"));
+    assert_eq!(
+        puna.ok(&["rm", "pirate", "me/buccaneer:v1"]),
+        "deleted 'pirate'\ndeleted 'me/buccaneer:v1'\n"
+    );
+    assert!(puna.fails(&["rm", "pirate"]).contains("model 'pirate' not found"));
+    assert!(puna.fails(&["rm", "cria"]).contains("built into this program"));
+    assert!(puna.fails(&["cp", "absent", "x"]).contains("model \"absent\" not found"));
+    assert!(puna.fails(&["create", "a b"]).contains("invalid model name: a b"));
+    assert!(puna.fails(&["create", "x", "-f", "absent"]).contains("cannot read absent"));
+    let bad = puna.write("Bad", "FROM cria\nPARAMETER num_ctx many\n");
+    assert_eq!(puna.fails(&["create", "x", "-f", &bad]), "Error: invalid int value [many]");
+}
+
+#[test]
+fn a_gguf_file_is_made_a_model_through_a_server() {
+    let puna = Puna::serving();
+    let gguf = data("zoo/llama-q4_k_m.gguf");
+    let mut child = puna
+        .command(&["create", "zoo", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let modelfile = format!("FROM {}\n", gguf.display());
+    child.stdin.take().unwrap().write_all(modelfile.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && text.contains("writing manifest\nsuccess\n"), "{text}");
+    assert!(puna.ok(&["show", "zoo"]).contains("quantization        Q4_K_M"));
+    let tokens = puna.ok(&["inspect", "zoo", "--json"]);
+    let model: Value = serde_json::from_str(&tokens).unwrap();
+    assert_eq!(model["architecture"], "llama");
+}
+
+#[test]
+fn a_model_answers_and_is_listed_while_it_is_loaded() {
+    let puna = Puna::serving();
+    let output = puna.run(&["run", "cria", "What is the capital of France?", "--verbose", "--think=false"]);
+    let (answer, stats) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(answer.contains("Paris") && answer.ends_with("\n\n"), "{answer:?} {stats}");
+    assert!(stats.contains("eval rate:") && stats.contains("prompt eval count:"), "{stats}");
+    let ps = puna.ok(&["ps"]);
+    assert!(ps.contains("cria:latest") && ps.contains("100% CPU") && ps.contains("from now"), "{ps}");
+    assert_eq!(puna.ok(&["stop", "cria"]), "");
+    assert!(puna.fails(&["stop", "absent"]).contains("couldn't find model \"absent\" to stop"));
+    let start = Instant::now();
+    while puna.ok(&["ps"]).contains("cria") {
+        assert!(start.elapsed() < Duration::from_secs(10), "the model stays");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_prompt_may_come_through_a_pipe() {
+    let puna = Puna::serving();
+    let mut child = puna
+        .command(&["run", "cria", "--think=false"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"What is the capital of France?").unwrap();
+    let answer = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(answer.contains("Paris"), "{answer:?}");
+    assert!(!answer.contains('\x1b'), "{answer:?}");
+}
+
+#[test]
+fn a_file_that_is_in_no_store_runs() {
+    let puna = Puna::new();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria/cria-q8_0.gguf");
+    let answer = puna.ok(&["run", file.to_str().unwrap(), "What is the capital of France?", "--think=false"]);
+    assert!(answer.contains("Paris"), "{answer:?}");
+    assert!(!puna.home.path().join(".ollama").exists(), "nothing is left behind");
+    let absent = puna.fails(&["run", "./absent.gguf", "x"]);
+    assert!(absent.contains("./absent.gguf: there is no such file"), "{absent}");
+    let garbage = puna.write("garbage.gguf", "this is no model, whatever its name says");
+    assert!(puna.fails(&["run", &garbage, "x"]).contains("not a GGUF file"));
+}
+
+#[test]
+fn without_a_server_there_is_nothing_to_stop_or_to_list() {
+    let puna = Puna::new();
+    assert!(puna.fails(&["ps"]).contains("run 'puna serve' to start it"));
+    assert!(puna.fails(&["stop", "cria"]).contains("run 'puna serve' to start it"));
+}
+
+#[test]
+fn a_port_that_is_taken_says_by_whom() {
+    let puna = Puna::serving();
+    let output = puna.run(&["serve"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(1)
+            && text.contains("Error: cannot listen on 127.0.0.1:")
+            && text.contains("Puna"),
+        "{text}"
+    );
+}
+
+#[test]
+fn run_starts_a_server_that_stays() {
+    let puna = Puna::new();
+    let answer = puna.ok(&["run", "cria", "What is the capital of France?", "--think=false"]);
+    assert!(answer.contains("Paris"), "{answer:?}");
+    assert!(puna.ok(&["ps"]).contains("cria:latest"));
+    // Ended by what the log says of it: no other way is needed to find it.
+    let log = std::fs::read_to_string(puna.home.path().join(".ollama/logs/puna.log")).unwrap();
+    assert!(log.contains("listening"), "{log}");
+    let pids = Command::new("pgrep").args(["-f", &format!("{} serve", env!("CARGO_BIN_EXE_puna"))]).output();
+    for pid in pids.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines() {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if String::from_utf8_lossy(&environment).contains(&format!("OLLAMA_HOST=127.0.0.1:{}", puna.port)) {
+            let _ = Command::new("kill").arg(pid).status();
+        }
+    }
+}
