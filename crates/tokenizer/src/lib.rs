@@ -18,7 +18,7 @@
 //! as unigram model `t5`), WordPiece (`bert`) and RWKV's greedy matching (`rwkv`). Time is linear in the text, or n log n in the length of a word, whatever the text is.
 //!
 //! Deliberate differences from llama.cpp: `</s>` ends generation only where the file makes it a control token or its
-//! EOS; WordPiece normalises as BERT does; classes of characters are those of Unicode 16; a character outside GPT-2's
+//! EOS; the ends that `eos_token_ids` lists count; WordPiece normalises as BERT does; classes of characters are those of Unicode 16; a character outside GPT-2's
 //! alphabet in a token prints as itself.
 
 #![forbid(unsafe_code)]

@@ -32,13 +32,19 @@ impl Partition {
         Partition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
     }
 
-    /// Cuts the text. Without `parse_special` only user-defined tokens are cut out.
-    pub(crate) fn cut(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Part> {
+    /// Cuts the text. Control and unknown tokens are cut out only where `parse_special` says so of the bytes that
+    /// they would take, user-defined ones everywhere.
+    pub(crate) fn cut(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        parse_special: impl Fn(Range<usize>) -> bool,
+    ) -> Vec<Part> {
         let bytes = text.as_bytes();
         // Some files give a token more kinds than one: what hides it as control or unknown wins.
-        let wanted = |id: u32| parse_special || !vocab.is(id, CONTROL | UNKNOWN);
+        let wanted = |id: u32, range| !vocab.is(id, CONTROL | UNKNOWN) || parse_special(range);
         let longest = |at: usize, below: usize| {
-            let fitting = |&(length, id): &(usize, u32)| length < below && wanted(id);
+            let fitting = |&(length, id): &(usize, u32)| length < below && wanted(id, at..at + length);
             self.trie.prefixes(&bytes[at..]).filter(fitting).last()
         };
         let mut queue: BinaryHeap<_> = (0..bytes.len())
@@ -117,7 +123,7 @@ mod tests {
             Part::Token(id) => format!("#{id}"),
             Part::Text(range) => text[range].to_owned(),
         };
-        Partition::new(vocab).cut(vocab, text, parse_special).into_iter().map(shown).collect()
+        Partition::new(vocab).cut(vocab, text, |_| parse_special).into_iter().map(shown).collect()
     }
 
     #[test]
@@ -176,7 +182,7 @@ mod tests {
             let vocab = vocab(&tokens.iter().map(|text| (text.as_str(), 4)).collect::<Vec<_>>());
             let text = word(30);
             assert_eq!(
-                Partition::new(&vocab).cut(&vocab, &text, false),
+                Partition::new(&vocab).cut(&vocab, &text, |_| false),
                 naive(&vocab, &text),
                 "{tokens:?} {text}"
             );

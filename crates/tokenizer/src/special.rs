@@ -108,6 +108,7 @@ impl Specials {
     /// generation. Tokens found by text become control tokens.
     pub(crate) fn complete(&mut self, meta: &Metadata, vocab: &mut Vocab) {
         self.read(meta, vocab);
+        self.eog = listed_ends(meta, vocab);
         for (role, texts) in [
             (&mut self.eot, EOT),
             (&mut self.eom, EOM),
@@ -160,7 +161,7 @@ impl Specials {
     }
 
     fn find_ends(&mut self, vocab: &mut Vocab) {
-        self.eog = [self.fim_pad, self.fim_rep, self.fim_sep].into_iter().flatten().collect();
+        self.eog.extend([self.fim_pad, self.fim_rep, self.fim_sep].into_iter().flatten());
         for text in EOG {
             let Some(id) = vocab.id(text.as_bytes()) else { continue };
             if *text == "</s>" && !vocab.is(id, CONTROL) && self.eos != Some(id) {
@@ -206,6 +207,14 @@ fn read_role(meta: &Metadata, vocab: &Vocab, name: &str, role: &mut Option<u32>)
     if let Some(id) = id.filter(|&id| in_range(id)) {
         *role = Some(id);
     }
+}
+
+/// The ends of generation that Ollama's converter takes over from the model's own configuration; llama.cpp does not
+/// read them.
+fn listed_ends(meta: &Metadata, vocab: &Vocab) -> Vec<u32> {
+    let listed = meta.get("tokenizer.ggml.eos_token_ids").and_then(|value| value.as_array()?.ints());
+    let ids = listed.into_iter().flatten().filter_map(|id| u32::try_from(id).ok());
+    ids.filter(|&id| (id as usize) < vocab.len()).collect()
 }
 
 /// Which tokens take the white space around them. Files do not say; the models that need it are known by name.

@@ -1,5 +1,6 @@
 //! The tokenizer: loading, encoding, and what is known about tokens.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use puna_gguf::Metadata;
@@ -134,21 +135,30 @@ impl Tokenizer {
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, opts: Encode) -> Vec<u32> {
-        let inner = &*self.inner;
-        let mut ids = Vec::with_capacity(text.len() / 3 + 4);
-        if opts.add_special {
-            ids.extend(inner.first_token());
-        }
-        for part in inner.partition.cut(&inner.vocab, text, opts.parse_special) {
-            match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(range) => inner.encode_run(&text[range], &mut ids),
+        self.inner.encode(text, opts.add_special, |_| opts.parse_special)
+    }
+
+    /// The tokens of a text in parts, for each of which is said whether texts of control tokens in it become these
+    /// tokens. Apart from that, the tokens are those of the whole text: parts are no borders for merging. So a prompt
+    /// of a template's own text and of what users wrote has the tokens that it should have, and users cannot write
+    /// control tokens.
+    pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
+        let text: String = parts.iter().map(|(text, _)| *text).collect();
+        let mut end = 0;
+        let mut trusted: Vec<Range<usize>> = Vec::new();
+        for &(part, parse_special) in parts {
+            let start = end;
+            end += part.len();
+            match trusted.last_mut() {
+                Some(last) if parse_special && last.end == start => last.end = end,
+                _ if parse_special => trusted.push(start..end),
+                _ => {}
             }
         }
-        if opts.add_special {
-            ids.extend(inner.last_token());
-        }
-        ids
+        self.inner.encode(&text, add_special, |range| {
+            let at = trusted.partition_point(|part| part.end < range.end);
+            trusted.get(at).is_some_and(|part| part.start <= range.start)
+        })
     }
 
     /// The bytes that a token prints: "Ġ" is a blank, `<0x0A>` a line end; of control tokens, their text. Empty for
@@ -350,6 +360,24 @@ impl Inner {
 
     pub(crate) fn space_prefix(&self) -> bool {
         self.rules.space_prefix
+    }
+
+    fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: impl Fn(Range<usize>) -> bool,
+    ) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 4);
+        ids.extend(self.first_token().filter(|_| add_special));
+        for part in self.partition.cut(&self.vocab, text, parse_special) {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(range) => self.encode_run(&text[range], &mut ids),
+            }
+        }
+        ids.extend(self.last_token().filter(|_| add_special));
+        ids
     }
 
     fn first_token(&self) -> Option<u32> {

@@ -112,6 +112,15 @@ proptest! {
     }
 
     #[test]
+    fn parts_have_the_tokens_of_the_whole(parts in proptest::collection::vec(text(), 0..6), trusted: bool) {
+        for tokenizer in [&*CRIA, &*SPM, &*WPM] {
+            let marked: Vec<(&str, bool)> = parts.iter().map(|part| (part.as_str(), trusted)).collect();
+            let whole = tokenizer.encode(&parts.concat(), Encode { add_special: true, parse_special: trusted });
+            prop_assert_eq!(tokenizer.encode_parts(&marked, true), whole);
+        }
+    }
+
+    #[test]
     fn no_vocabulary_makes_a_panic(
         model in prop_oneof!["gpt2", "llama", "bert", "gemma4", "whitespace"],
         pre in proptest::option::of(prop_oneof!["llama-bpe", "gpt-2", "sarvam-moe", "whitespace", "kimi-k2", "[a-z]{3}"]),

@@ -109,6 +109,9 @@ fn ends_of_generation_follow_the_texts_and_their_corrections() {
     assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"], &[3, 3, 3]), [1, 2]);
     assert_eq!(ends(&["<|end|>", "<|return|>", "x"], &[3, 3, 1]), [0, 1]);
     assert_eq!(ends(&["</s>", "<|tool_response>"], &[3, 3]), [1]);
+    let mut meta = bpe(&["a", "b", "c"], &[1, 1, 1]);
+    meta.set("tokenizer.ggml.eos_token_ids", vec![2i32, 0, -1, 3]);
+    assert_eq!(read(&meta).eog(), [0, 2]);
     let mut meta = bpe(&["a", "b", "c", "<fim_pad>"], &[1, 1, 1, 1]);
     meta.set("tokenizer.ggml.eos_token_id", 1u32);
     meta.set("tokenizer.ggml.eot_token_id", 2u32);
@@ -136,6 +139,21 @@ fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
     assert_eq!(encode(true), [0, 1, 2]);
     assert_eq!(tokenizer.decode(&encode(true), false), "a<u>");
     assert_eq!(tokenizer.decode(&encode(true), true), "a<u><c>");
+}
+
+#[test]
+fn parts_merge_with_each_other_and_only_trusted_ones_have_control_tokens() {
+    let mut meta = bpe(&["a", "b", "ab", "<c>", "<", "c", ">", "<u>", "u"], &[1, 1, 1, 3, 1, 1, 1, 4, 1]);
+    meta.set("tokenizer.ggml.merges", Value::strings(["a b"]));
+    let tokenizer = read(&meta);
+    let encode = |parts: &[(&str, bool)]| tokenizer.encode_parts(parts, false);
+    assert_eq!(encode(&[("<c>a", true), ("b<c>", false), ("<c>", true)]), [3, 2, 4, 5, 6, 3]);
+    // A token that lies over a border to what users wrote is none; one over a border between trusted parts is.
+    assert_eq!(encode(&[("<", true), ("c>", false)]), [4, 5, 6]);
+    assert_eq!(encode(&[("<", false), ("c>", true)]), [4, 5, 6]);
+    assert_eq!(encode(&[("<", true), ("", false), ("c>", true)]), [3]);
+    assert_eq!(encode(&[("<u", false), (">", true)]), [7]);
+    assert_eq!(encode(&[]), [0; 0]);
 }
 
 #[test]
