@@ -65,8 +65,7 @@ fn message(stored: &Value) -> Message {
 }
 
 fn tensor(tensor: &puna_gguf::TensorInfo) -> TensorInfo {
-    let shape = tensor.shape.iter().map(|n| *n as u64).collect();
-    TensorInfo { name: tensor.name.to_string(), kind: tensor.ty.name().to_owned(), shape }
+    TensorInfo { name: tensor.name.to_string(), kind: tensor.ty.name().to_owned(), shape: tensor.shape.clone() }
 }
 
 /// The file's metadata; arrays are `null` unless asked for.

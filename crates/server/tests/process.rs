@@ -93,10 +93,10 @@ impl Server {
     fn chat(&self, num_predict: i64, then: impl FnOnce()) -> Result<String, ClientError> {
         self.runtime.block_on(async {
             let mut stream = self.client.chat(&request(num_predict)).await?;
-            let mut text = stream.next().await.unwrap()?.message.content;
+            let mut text = all_of(stream.next().await.unwrap()?.message);
             then();
             while let Some(line) = stream.next().await {
-                text.push_str(&line?.message.content);
+                text.push_str(&all_of(line?.message));
             }
             Ok(text)
         })
@@ -207,4 +207,9 @@ fn a_taken_port_says_by_whom(server: &Server) {
     let address = puna_server::Address::parse(&other.local_addr().unwrap().to_string()).0;
     let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
     assert!(error.contains("a program that does not speak HTTP is running there already"), "{error}");
+}
+
+/// Thoughts and answer.
+fn all_of(message: Message) -> String {
+    message.thinking + &message.content
 }

@@ -114,8 +114,8 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
 
 /// The function of a call, by the call's id; the last one with it counts.
 fn called_function(messages: &[Message], id: &str) -> String {
-    let calls = messages.iter().flat_map(|m| &m.tool_calls).filter(|call| call.id == id);
-    calls.last().map(|call| call.function.name.clone()).unwrap_or_default()
+    let mut calls = messages.iter().flat_map(|m| &m.tool_calls).rev();
+    calls.find(|call| call.id == id).map(|call| call.function.name.clone()).unwrap_or_default()
 }
 
 fn tool_calls(calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
