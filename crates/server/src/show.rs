@@ -65,7 +65,11 @@ fn message(stored: &Value) -> Message {
 }
 
 fn tensor(tensor: &puna_gguf::TensorInfo) -> TensorInfo {
-    TensorInfo { name: tensor.name.to_string(), kind: tensor.ty.name().to_owned(), shape: tensor.shape.clone() }
+    TensorInfo {
+        name: tensor.name.to_string(),
+        kind: tensor.ty.name().to_owned(),
+        shape: tensor.shape.clone(),
+    }
 }
 
 /// The file's metadata; arrays are `null` unless asked for.

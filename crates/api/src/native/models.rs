@@ -199,6 +199,12 @@ pub struct CreateRequest {
     /// Digests of uploaded adapters by file name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub adapters: BTreeMap<String, String>,
+    /// Digests of uploaded files of a draft model by file name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub draft_files: BTreeMap<String, String>,
+    /// Format to quantize the draft model to.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub draft_quantize: String,
     /// The prompt template.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub template: String,

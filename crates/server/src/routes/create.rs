@@ -113,6 +113,8 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         from: text(request.from),
         files: request.files,
         adapters: request.adapters,
+        draft_files: request.draft_files,
+        draft_quantize: text(request.draft_quantize),
         template: text(request.template),
         system: text(request.system),
         license: request.license.map(|l| l.0).unwrap_or_default(),
