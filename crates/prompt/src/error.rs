@@ -63,14 +63,6 @@ pub enum PromptError {
     /// `suffix` was given, but the template has no place for it.
     #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
     NoInsert,
-    /// A message of role `tool` or another that carries more images than the template's family accepts, or the like.
-    #[error("message {index}: {message}")]
-    Message {
-        /// Position in the conversation, from 0.
-        index: usize,
-        /// What is wrong with it and what is expected.
-        message: String,
-    },
     /// The token counter that the caller gave failed.
     #[error("counting the tokens of the prompt: {0}")]
     Count(String),

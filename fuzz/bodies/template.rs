@@ -1,0 +1,37 @@
+//! What the fuzzer does with every input: the first byte chooses the language, the rest is a template.
+
+use puna_prompt::{Chat, FunctionCall, Kind, Message, Template, Think, ThinkingSplitter, ToolCall, fit, render, render_insert};
+
+/// Parses `data` as a template, renders a conversation with it, fits it, and splits its own output.
+pub fn run(data: &[u8]) {
+    let Some((kind, source)) = data.split_first() else { return };
+    let kind = if kind % 2 == 0 { Kind::Go } else { Kind::Jinja };
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let template = match Template::parse(kind, source) {
+        Ok(template) => template,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let arguments = serde_json::json!({"a": [1, {"b": null}], "c": "é"}).as_object().cloned().unwrap_or_default();
+    let call = ToolCall { id: "c1".into(), function: FunctionCall { index: 0, name: "f".into(), arguments } };
+    let messages = [
+        Message::new("system", "S"),
+        Message::new("user", "Hi é"),
+        Message { tool_calls: vec![call], thinking: Some("T".into()), ..Message::new("assistant", "") },
+        Message { tool_name: Some("f".into()), ..Message::new("tool", "r") },
+        Message::new("user", "Bye"),
+    ];
+    let tools = [serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})];
+    let chat = Chat { tools: &tools, think: Some(Think::Switch(true)), bos: "<s>", ..Chat::new(&messages) };
+    let _ = (template.capabilities(), template.tool_tag(), render_insert(&template, "a", "b", None));
+    if let Ok(prompt) = render(&template, &chat) {
+        if let Some(tags) = template.think_tags() {
+            let mut splitter = ThinkingSplitter::new(tags, "");
+            let split = splitter.push(&prompt);
+            let rest = splitter.finish();
+            assert!(split.thinking.len() + split.content.len() + rest.thinking.len() + rest.content.len() <= prompt.len());
+        }
+        let limit = prompt.len() / 2;
+        let fitted = fit(&template, &chat, limit, &mut |text| Ok(text.len()));
+        assert!(fitted.is_ok_and(|f| f.too_long == (f.tokens > limit)));
+    }
+}
