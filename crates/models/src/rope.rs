@@ -52,13 +52,13 @@ pub struct RopeKeys {
 }
 
 impl RopeKeys {
-    /// Reads `rope.*`; `dims` is the default of `rope.dimension_count`.
-    pub fn read(keys: &Keys<'_>, dims: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
-        let dims = keys.count_or("rope.dimension_count", dims)?;
+    /// Reads `rope.*`; a head of `head_dim` features turns as a whole unless `rope.dimension_count` says less.
+    pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
+        let dims = keys.count_or("rope.dimension_count", head_dim)?;
         let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10000.0);
-        if !dims.is_multiple_of(2) || dims > 1 << 16 || !base.is_finite() || base <= 0.0 {
+        if !dims.is_multiple_of(2) || dims > head_dim || !base.is_finite() || base <= 0.0 {
             let value = format!("{dims} dimensions, base {base}");
-            let reason = "needs an even number of dimensions and a positive base";
+            let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
             return Err(ModelError::KeyValue { key: keys.name("rope.dimension_count"), value, reason });
         }
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);

@@ -47,6 +47,10 @@ impl<'a> Weights<'a> {
         if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
             return Ok(Some(WeightId(at as u32)));
         }
+        if found.contains(&0) {
+            let what = format!("tensor `{name}` of shape {found:?}");
+            return Err(ModelError::Unsupported { what, reason: "it has no elements" });
+        }
         if puna_quant::dequantizer(tensor.ty).is_none() {
             return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
         }
