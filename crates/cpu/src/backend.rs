@@ -15,10 +15,13 @@ use crate::pool::Pool;
 use crate::step::{Counter, Local, Q8Buffer, Step, run};
 use crate::topology;
 
+/// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
+const MAX_THREADS: usize = 512;
+
 /// How the CPU is to be used.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// Threads; `None` takes one a physical core that this process may use.
+    /// Threads, 512 at most; `None` takes one a physical core that this process may use.
     pub threads: Option<usize>,
     /// Kernel level by name; `None` takes the best.
     pub kernels: Option<String>,
@@ -54,6 +57,7 @@ impl CpuBackend {
             None => kernels::best(),
         };
         let threads = config.threads.filter(|&n| n > 0).unwrap_or_else(topology::default_threads);
+        let threads = threads.min(MAX_THREADS);
         Ok(Self {
             level,
             locals: (0..threads).map(|_| Mutex::default()).collect(),

@@ -45,6 +45,7 @@ pub fn compile(
         angles: HashMap::new(),
         rounded: HashMap::new(),
         q8: Vec::new(),
+        states: HashMap::new(),
         own_bytes: 0,
     };
     let nodes = plan.graph.nodes();
@@ -79,6 +80,8 @@ struct Compiler<'a> {
     /// Values that are rounded already, and where.
     rounded: HashMap<ValueId, usize>,
     q8: Vec<Buffer>,
+    /// Intermediate results of mixtures, by the lengths of their buffers: one for all layers of the same form.
+    states: HashMap<[usize; 8], Arc<State>>,
     own_bytes: usize,
 }
 
@@ -257,20 +260,9 @@ impl Compiler<'_> {
             // Both read one gathered input; no published file mixes float and quantized experts here.
             return Err(unsupported(&self.weights[up.w]));
         }
-        let state = State {
-            starts: Shared::new(spec.experts + 1),
-            tokens: Shared::new(slots),
-            slots: Shared::new(slots),
-            weights: Shared::new(slots),
-            input: Shared::new(plain(&gate)),
-            input_q8: Q8Buffer::new(rounded(&gate)),
-            gate: Shared::new(slots * spec.hidden),
-            up: Shared::new(slots * spec.hidden),
-            hidden_q8: Q8Buffer::new(rounded(&down)),
-            down: Shared::new(slots * out.cols),
-        };
-        self.own_bytes += slots * (8 * spec.hidden + 4 * out.cols) + plain(&gate) * 4;
-        self.own_bytes += (rounded(&gate) + rounded(&down)) * 5 / 4;
+        let [hidden, result] = [slots * spec.hidden, slots * out.cols];
+        let lengths = [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result];
+        let state = self.state(spec.experts, slots, lengths);
         let q8 = (gate.kernel.acts == ActKind::Q8).then(|| self.round(*input, at));
         let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
@@ -280,6 +272,31 @@ impl Compiler<'_> {
         self.push(Down(Arc::clone(&mixture)));
         self.push(Combine(mixture));
         Ok(())
+    }
+
+    /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded and down have these lengths.
+    fn state(&mut self, experts: usize, slots: usize, lengths: [usize; 6]) -> Arc<State> {
+        let [input, input_q8, gate, up, hidden_q8, down] = lengths;
+        let key = [experts, slots, input, input_q8, gate, up, hidden_q8, down];
+        if let Some(state) = self.states.get(&key) {
+            return Arc::clone(state);
+        }
+        self.own_bytes += 4 * (experts + 1 + 3 * slots + input + gate + up + down);
+        self.own_bytes += (input_q8 + hidden_q8) * 5 / 4;
+        let state = Arc::new(State {
+            starts: Shared::new(experts + 1),
+            tokens: Shared::new(slots),
+            slots: Shared::new(slots),
+            weights: Shared::new(slots),
+            input: Shared::new(input),
+            input_q8: Q8Buffer::new(input_q8),
+            gate: Shared::new(gate),
+            up: Shared::new(up),
+            hidden_q8: Q8Buffer::new(hidden_q8),
+            down: Shared::new(down),
+        });
+        self.states.insert(key, Arc::clone(&state));
+        state
     }
 
     fn experts(&self, w: WeightId, bias: Option<WeightId>) -> Result<ExpertMatrix, BackendError> {

@@ -34,7 +34,8 @@ pub struct Mixture {
     pub out: Place,
     /// The rounded input, a row a token, where the kernels want it so.
     pub q8: Option<usize>,
-    pub state: State,
+    /// Shared with the program's other mixtures of the same form: they run one after the other.
+    pub state: Arc<State>,
 }
 
 /// Sized for the largest step; a *slot* is one token's use of one expert, ordered by expert.
