@@ -57,6 +57,8 @@ pub struct Driver {
 struct Part {
     running: usize,
     rows: usize,
+    /// Whether the rows are a prompt's.
+    prompt: bool,
     /// Row of the result with its logits.
     output: Option<usize>,
 }
@@ -156,14 +158,25 @@ impl Driver {
         while self.running.len() < self.max_sequences {
             let Some(at) = self.next_waiting() else { return };
             let needed = (self.waiting[at].tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&self.waiting[at].tokens).path.len();
-            if !self.running.is_empty() && self.pages.available() < needed.saturating_sub(known) {
+            let known = self.pages.find(&self.waiting[at].tokens).path;
+            let lacking = needed.saturating_sub(known.len());
+            if !self.running.is_empty() && self.pages.available(&known) < lacking {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
             self.begin(&mut sequence);
+            self.enter(sequence.job.client);
             self.running.push(sequence);
         }
+    }
+
+    /// Counts a client's share from that of the one who had least: newcomers do not hold up everybody else until they
+    /// have caught up. Who has left is forgotten.
+    fn enter(&mut self, client: u64) {
+        let (running, waiting) = (&self.running, &self.waiting);
+        self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.job.client == *c));
+        let least = running.iter().filter_map(|s| self.served.get(&s.job.client)).min().copied();
+        self.served.entry(client).or_insert(least.unwrap_or(0));
     }
 
     /// The first waiting sequence of the client with the fewest running ones.
@@ -246,10 +259,11 @@ impl Driver {
         let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
         let left = self.num_batch.saturating_sub(decoding);
         if decoding == 0 || self.prefill_rate == 0.0 {
-            return left.min(self.num_batch);
+            return left.max(1);
         }
         let quick = (self.prefill_rate * STEP_TARGET.as_secs_f64()) as usize;
-        left.min(quick.max(MIN_CHUNK))
+        // Also where the batch is no larger than the number of running sequences.
+        left.min(quick.max(MIN_CHUNK)).max(1)
     }
 
     /// Ends or shifts sequences whose context is full.
@@ -317,7 +331,7 @@ impl Driver {
             return Err(EngineError::CannotGenerate);
         };
         let seconds = start.elapsed().as_secs_f64();
-        let prompt_rows: usize = parts.iter().filter(|p| p.rows > 1).map(|p| p.rows).sum();
+        let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
         if prompt_rows >= MIN_CHUNK {
             let rate = prompt_rows as f64 / seconds;
             self.prefill_rate =
@@ -345,7 +359,7 @@ impl Driver {
                 input.outputs.len() - 1
             });
             input.segments.push(Segment { first_row, rows, past, pages: s.held.list(&self.pages) });
-            parts.push(Part { running, rows, output });
+            parts.push(Part { running, rows, prompt: !s.is_decoding(), output });
         }
         (input, parts)
     }
@@ -412,6 +426,11 @@ impl Driver {
     /// Gives back what [`Driver::borrow_pages`] took.
     pub fn return_pages(&mut self, pages: Vec<u32>) {
         pages.into_iter().for_each(|page| self.pages.give_back(page));
+    }
+
+    /// Whether pages may come back without anybody's doing.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
     }
 
     /// Tokens of a step at most.

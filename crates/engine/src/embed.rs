@@ -25,6 +25,8 @@ impl Driver {
         if job.vectors.len() < job.inputs.len() {
             match self.embed_some(&job.inputs[job.vectors.len()..]) {
                 Ok(vectors) => job.vectors.extend(vectors),
+                // Running sequences have the pages: wait until one of them ends.
+                Err(EngineError::PromptTooLong { .. }) if self.is_running() => {}
                 Err(error) => {
                     (job.done)(Err(error));
                     return Ok(());
@@ -103,10 +105,9 @@ impl Driver {
             };
             match self.stepper.run(Want::Hidden, &input) {
                 Ok(Some(n)) => cols = n,
-                Ok(None) => return Err(EngineError::CannotEmbed),
-                Err(error) => {
+                other => {
                     self.return_pages(pages);
-                    return Err(error);
+                    return Err(other.err().unwrap_or(EngineError::CannotEmbed));
                 }
             }
             states.extend_from_slice(self.stepper.backend.result());

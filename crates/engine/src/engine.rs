@@ -18,6 +18,9 @@ use crate::sequence::{JobId, Sequence};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
 
+/// Name of the thread that runs a model's loop.
+pub const THREAD: &str = "puna-engine";
+
 /// A loaded model and its loop. Clones share it; the loop ends with the last one.
 #[derive(Clone)]
 pub struct Engine {
@@ -53,8 +56,7 @@ impl Engine {
             options.num_batch,
             options.max_sequences,
         );
-        let thread =
-            std::thread::Builder::new().name("puna-engine".into()).spawn(move || driver.work(&receiver));
+        let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || driver.work(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let next_id = AtomicU64::new(1);
         let inner = Inner { commands, tokenizer, info, planned, device, stats, next_id, thread };

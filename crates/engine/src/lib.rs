@@ -18,7 +18,7 @@ mod stats;
 mod stepper;
 mod vocab;
 
-pub use engine::Engine;
+pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};
 pub use job::{Event, Finish, Job, Piece, Sink, Summary};

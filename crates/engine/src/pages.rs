@@ -61,9 +61,12 @@ impl Pages {
         self.total - self.free.len()
     }
 
-    /// Pages that could be had without taking one from a running sequence.
-    pub fn available(&self) -> usize {
-        self.free.len() + self.nodes.iter().flatten().filter(|n| n.users == 0).count()
+    /// Pages that a sequence could have beside those of `path`, without taking one from a running sequence.
+    pub fn available(&self, path: &[NodeId]) -> usize {
+        let idle = self.nodes.iter().flatten().filter(|n| n.users == 0).count();
+        // What the sequence itself would read makes no room for it.
+        let own = path.iter().filter(|id| self.node(**id).users == 0).count();
+        self.free.len() + idle - own
     }
 
     fn node(&self, id: NodeId) -> &Node {
