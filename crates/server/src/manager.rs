@@ -164,7 +164,7 @@ struct Runner {
     link: Link,
     about: About,
     spec: LoadSpec,
-    /// Number of the present phase of loading; 0 once it is ready.
+    /// Number of the present phase of loading.
     phase: u32,
 }
 
@@ -233,12 +233,16 @@ impl Manager {
             }
             Command::Notice(run, Notice::Planned(memory)) => {
                 tracing::debug!(run, need = %human(memory.total()), weights = %human(memory.weights), "planned");
+                if let Some(runner) = self.runners.get_mut(&run) {
+                    // The phase is over: how long others take to make room is not the runner's fault.
+                    runner.phase += 1;
+                }
                 self.read_memory();
                 self.event(Event::Planned(run, memory.total()));
             }
             Command::Notice(run, Notice::Loaded(loaded)) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
-                    runner.phase = 0;
+                    runner.phase += 1;
                 }
                 self.event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
             }

@@ -18,7 +18,8 @@ use super::protocol::{
 use crate::canonical::{Event, Failure, Task};
 use crate::scheduler::Exit;
 
-/// A runner that says nothing for so long is taken for dead. It sends a sign of life every two seconds.
+/// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
+/// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// How long a runner whose connection has ended may take to end itself.
@@ -70,7 +71,7 @@ impl Link {
         }));
         let (read, write) = launched.stream.into_split();
         tokio::spawn(send_all(outgoing, write));
-        let reader = Reader { link: link.clone(), failed: None };
+        let reader = Reader { link: link.clone(), failed: None, loaded: false };
         tokio::spawn(reader.run(read, launched.exit, on_notice));
         link
     }
@@ -100,8 +101,9 @@ impl Link {
     /// Has a task done. The runner gives it up when the events are dropped.
     pub(crate) fn submit(&self, task: Task) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
-        // Two more than the window: an error that ends everything always finds room.
-        let (tx, rx) = mpsc::channel(WINDOW as usize + 2);
+        // More than the window: what comes with the last token (a piece and what was held back, each in up to two
+        // parts) and an error that ends everything always find room.
+        let (tx, rx) = mpsc::channel(WINDOW as usize + 8);
         let mut tasks = lock(&self.0.tasks);
         match &tasks.ended {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
@@ -166,6 +168,7 @@ struct Reader {
     link: Link,
     /// The runner's own account of why it ends.
     failed: Option<Exit>,
+    loaded: bool,
 }
 
 impl Reader {
@@ -176,7 +179,8 @@ impl Reader {
         on_notice: OnNotice,
     ) {
         let silent = loop {
-            match timeout(SILENCE, read_async::<FromRunner>(&mut read)).await {
+            let patience = if self.loaded { SILENCE } else { Duration::MAX };
+            match timeout(patience, read_async::<FromRunner>(&mut read)).await {
                 Err(_) => break Some(format!("it gave no sign of life for {} seconds", SILENCE.as_secs())),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                     break Some(format!("it sent nonsense: {e}"));
@@ -220,6 +224,7 @@ impl Reader {
             }
             FromRunner::Planned(memory) => on_notice(Notice::Planned(memory)),
             FromRunner::Loaded(loaded) => {
+                self.loaded = true;
                 *lock(&self.link.0.memory) = loaded.memory;
                 on_notice(Notice::Loaded(loaded));
             }

@@ -35,8 +35,21 @@ pub fn main(args: &[String]) -> io::Result<()> {
             format!("a runner takes no arguments, but there is {arg:?}: it is started by the server alone");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
+    end_with_the_engine();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     worker::run(socket, &local::LocalLoader)
+}
+
+/// A panic of the engine's thread ends the process: its requests would wait for ever. As it is, they hear the panic's
+/// message, and the next request finds a fresh runner.
+fn end_with_the_engine() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        if std::thread::current().name() == Some(puna_engine::THREAD) {
+            std::process::abort();
+        }
+    }));
 }
 
 /// Tests a Go template: the reason why it is none.

@@ -254,7 +254,12 @@ impl Preparer {
         let count: usize = inputs.iter().map(Vec::len).sum();
         let answer = handle.clone();
         let done = move |result: Result<Vec<Vec<f32>>, String>| {
+            // JSON has no numbers for them, and the message would break the connection.
+            let broken = |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
             answer.send(match result {
+                Ok(vectors) if broken(&vectors) => {
+                    Event::Error(Failure::bad_request("embedding contains NaN or Inf values"))
+                }
                 Ok(vectors) => Event::Embedded(vectors, count as u64),
                 Err(message) => Event::Error(Failure::internal(message)),
             });

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::generator::{Generator, LoadError, Loader};
 use super::prepare::Preparer;
-use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, read, write};
+use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, read, write};
 use crate::canonical::{Event, Failure, Task};
 
 /// How often a sign of life is sent.
@@ -77,15 +77,27 @@ fn fail(error: LoadError, out: Sender<FromRunner>, sender: thread::JoinHandle<()
 fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
     let mut socket = BufWriter::new(socket);
     while let Ok(message) = outgoing.recv() {
-        let mut sent = write(&mut socket, &message);
+        let mut sent = put(&mut socket, &message);
         while sent.is_ok()
             && let Ok(message) = outgoing.try_recv()
         {
-            sent = write(&mut socket, &message);
+            sent = put(&mut socket, &message);
         }
         if sent.and_then(|()| socket.flush()).is_err() {
             return;
         }
+    }
+}
+
+/// Writes a message. An event that is too large costs its own request an error, and nobody else anything.
+fn put(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<()> {
+    match (frame(message), message) {
+        (Ok(bytes), _) => socket.write_all(&bytes),
+        (Err(e), FromRunner::Event(id, _)) => {
+            let failure = Failure::internal(format!("the answer is too large: {e}; ask for less at once"));
+            write(socket, &FromRunner::Event(*id, Event::Error(failure)))
+        }
+        (Err(e), _) => Err(e),
     }
 }
 
