@@ -3,36 +3,61 @@
 //! The planner gives each value its own window of the arena, and each operation's tasks write disjoint parts of it; the
 //! borrow checker sees neither, so access goes through raw pointers here and nowhere else.
 
-use std::cell::UnsafeCell;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
 
 use puna_graph::Place;
 
+/// Buffers start on cache lines.
+const ALIGN: usize = 64;
+
 /// A buffer of plain numbers that several threads read and write in disjoint parts.
 pub struct Shared<T> {
-    data: UnsafeCell<Vec<T>>,
+    /// The first element, on a cache line.
+    base: NonNull<T>,
+    len: usize,
+    /// What the system gave, and how it was asked.
+    allocation: (*mut u8, Layout),
 }
 
+// SAFETY: the buffer is owned; numbers may move between threads.
+unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: all access is through `slice` and `slice_mut`, whose callers keep parts disjoint and put barriers between writing
 // and reading.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-impl<T: Copy + Default> Shared<T> {
-    /// A buffer of `len` zeros.
+impl<T: bytemuck::Zeroable + Copy> Shared<T> {
+    /// A buffer of `len` zeros. Its memory is taken from the system when it is first touched.
+    ///
+    /// # Panics
+    /// If there is no memory; see [`Shared::try_new`].
     pub fn new(len: usize) -> Self {
-        Self { data: UnsafeCell::new(vec![T::default(); len]) }
+        Self::try_new(len).unwrap_or_else(|| panic!("no memory for a buffer of {len} elements"))
+    }
+
+    /// A buffer of `len` zeros, or nothing where there is no memory.
+    pub fn try_new(len: usize) -> Option<Self> {
+        // Room to find a cache line in: asked for a stricter alignment, the allocator would write the zeros
+        // itself and so touch all of the memory.
+        let bytes = len.checked_mul(size_of::<T>())?.checked_add(ALIGN)?;
+        let layout = Layout::from_size_align(bytes, align_of::<T>()).ok()?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        // SAFETY: the first cache line starts within the first `ALIGN` bytes, and the elements fit behind it.
+        let base = unsafe { start.add(start.align_offset(ALIGN)).cast() };
+        Some(Self { base, len, allocation: (start.as_ptr(), layout) })
     }
 
     /// Makes room for at least `len` elements, keeping none.
     pub fn grow(&mut self, len: usize) {
-        if self.data.get_mut().len() < len {
-            *self.data.get_mut() = vec![T::default(); len];
+        if self.len < len {
+            *self = Self::new(len);
         }
     }
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        // SAFETY: the vector itself changes only through `&mut self`.
-        unsafe { (*self.data.get()).len() }
+        self.len
     }
 
     /// Elements `start .. start + len`.
@@ -42,7 +67,7 @@ impl<T: Copy + Default> Shared<T> {
     pub unsafe fn slice(&self, start: usize, len: usize) -> &[T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
         // SAFETY: in bounds; the caller keeps writers away.
-        unsafe { std::slice::from_raw_parts((*self.data.get()).as_ptr().add(start), len) }
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), len) }
     }
 
     /// Elements `start .. start + len`, for writing.
@@ -53,19 +78,28 @@ impl<T: Copy + Default> Shared<T> {
     pub unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
         // SAFETY: in bounds; the caller keeps others away.
-        unsafe { std::slice::from_raw_parts_mut((*self.data.get()).as_mut_ptr().add(start), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(start), len) }
     }
 
     /// The address of `len` elements from `start` on; they are only named, not borrowed.
     pub fn address(&self, start: usize, len: usize) -> *mut T {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
         // SAFETY: in bounds; no reference to elements is made.
-        unsafe { (*self.data.get()).as_mut_ptr().add(start) }
+        unsafe { self.base.as_ptr().add(start) }
     }
 
     /// All elements, when nobody else can have access.
     pub fn get_mut(&mut self) -> &mut [T] {
-        self.data.get_mut()
+        // SAFETY: the whole buffer, borrowed as this is.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        let (start, layout) = self.allocation;
+        // SAFETY: allocated with this layout in `try_new`.
+        unsafe { dealloc(start, layout) }
     }
 }
 

@@ -22,6 +22,10 @@ use crate::stepper::Stepper;
 
 /// How long a running sequence waits for somebody else's prompt.
 const STEP_TARGET: Duration = Duration::from_millis(100);
+/// How long a step may be when nobody waits for a token: commands are obeyed between steps.
+const COMMAND_TARGET: Duration = Duration::from_millis(700);
+/// Rows of the first chunk, before anything is known about the machine; smaller ones tell little about its rate.
+const FIRST_CHUNK: usize = 64;
 /// Rows that a prompt gets in any step, so that it advances.
 const MIN_CHUNK: usize = 16;
 /// How long to wait when every listener is slow.
@@ -258,12 +262,11 @@ impl Driver {
     fn prompt_budget(&self) -> usize {
         let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
         let left = self.num_batch.saturating_sub(decoding);
-        if decoding == 0 || self.prefill_rate == 0.0 {
-            return left.max(1);
-        }
-        let quick = (self.prefill_rate * STEP_TARGET.as_secs_f64()) as usize;
-        // Also where the batch is no larger than the number of running sequences.
-        left.min(quick.max(MIN_CHUNK)).max(1)
+        let (target, least) =
+            if decoding == 0 { (COMMAND_TARGET, FIRST_CHUNK) } else { (STEP_TARGET, MIN_CHUNK) };
+        let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
+        // One row even where the batch is no larger than the number of running sequences.
+        left.min(quick.max(least)).max(1)
     }
 
     /// Ends or shifts sequences whose context is full.
@@ -332,7 +335,7 @@ impl Driver {
         };
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
-        if prompt_rows >= MIN_CHUNK {
+        if prompt_rows >= FIRST_CHUNK {
             let rate = prompt_rows as f64 / seconds;
             self.prefill_rate =
                 if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };

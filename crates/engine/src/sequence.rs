@@ -136,7 +136,9 @@ impl Sequence {
         let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
         let text = self.decoder.push(token);
         let event = self.stop.push(&text);
-        let open = self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs }));
+        if !self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs })) {
+            return false;
+        }
         if let Some(index) = event.stopped {
             self.finish(Finish::Stop(index));
             return false;
@@ -145,7 +147,7 @@ impl Sequence {
             self.finish(Finish::Length);
             return false;
         }
-        open
+        true
     }
 
     /// Tells the listener that it is over.
