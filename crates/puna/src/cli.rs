@@ -128,6 +128,9 @@ pub enum Command {
     /// Measure how well a model predicts a text
     #[command(after_help = STORE_HELP)]
     Perplexity(PerplexityArgs),
+    /// Quantize a model file
+    #[command(after_help = "Example:\n  puna quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M")]
+    Quantize(QuantizeArgs),
     /// Show what can compute here
     Devices(JsonArgs),
     /// Look inside the engine
@@ -287,6 +290,23 @@ pub struct DetokenizeArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct QuantizeArgs {
+    /// The model: a stored one or a GGUF file
+    pub input: String,
+    /// The file to write
+    pub output: PathBuf,
+    /// The type, such as Q4_K_M
+    #[arg(value_name = "TYPE")]
+    pub kind: String,
+    /// Importance matrix
+    #[arg(long)]
+    pub imatrix: Option<PathBuf>,
+    /// Threads
+    #[arg(long)]
+    pub threads: Option<usize>,
 }
 
 #[derive(Args, Debug, Clone)]

@@ -76,6 +76,8 @@ impl Service {
 
     /// A server of its own for a file that is in no store, and the name that the model has there.
     pub fn for_file(path: &Path) -> Result<(Self, String)> {
+        // What is wrong with the file is said of the file, not of the model that it would be.
+        puna_gguf::Gguf::open(path).with_context(|| path.display().to_string())?;
         let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = name_of(&stem);

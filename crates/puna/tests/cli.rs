@@ -267,6 +267,30 @@ fn a_model_is_compared_with_its_saved_logits() {
 }
 
 #[test]
+fn a_file_is_quantized_and_still_answers() {
+    let puna = Puna::new();
+    let out = puna.home.path().join("cria-q4.gguf");
+    let out = out.to_str().unwrap();
+    puna.ok(&["quantize", "cria", out, "q4_K_M"]);
+    let made = puna.json(&["inspect", out, "--json"]);
+    assert_eq!(made["file_type"], "Q4_K_M");
+    assert!(made["size"].as_u64().unwrap() < 6_273_216);
+    let tokens = puna.json(&["tokenize", out, "What is the capital of France?", "--json"]);
+    let ids: Vec<String> = tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let logits = |model: &str| {
+        puna.json(&["debug", "logits", model, "--tokens", &ids.join(","), "--positions", "last", "--json"])
+    };
+    let best = |value: &Value| {
+        let row: Vec<f64> =
+            value["logits"][0].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap()
+    };
+    assert_eq!(best(&logits(out)), best(&logits("cria")));
+    assert!(puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32"));
+    assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the file that is read"));
+}
+
+#[test]
 fn bench_states_speeds_as_shares_of_the_machine() {
     let puna = Puna::new();
     let plot = puna.home.path().join("p.svg");

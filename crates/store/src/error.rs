@@ -74,6 +74,10 @@ pub enum StoreError {
     QuantizeSource,
     #[error("unsupported quantization type {0} - supported types are F32, F16, Q4_K_S, Q4_K_M, Q8_0")]
     QuantizeType(String),
+    #[error("tensor {tensor}: {reason}")]
+    Quantize { tensor: String, reason: String },
+    #[error("{}: not an importance matrix: {reason}", path.display())]
+    Imatrix { path: PathBuf, reason: String },
     #[error("DRAFT models are not supported yet")]
     Draft,
     #[error("--draft-quantize requires a DRAFT model")]

@@ -147,7 +147,9 @@ impl Store {
         if let Some(facts) = lock().get(digest) {
             return Ok(facts.clone());
         }
-        let facts = Arc::new(Facts::of(&Gguf::open(path)?));
+        let gguf = Gguf::open(path)
+            .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
+        let facts = Arc::new(Facts::of(&gguf));
         lock().insert(*digest, facts.clone());
         Ok(facts)
     }

@@ -41,6 +41,7 @@ mod model;
 mod modelfile;
 mod name;
 mod prune;
+mod requantize;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -61,4 +62,5 @@ pub use modelfile::{
 };
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::Pruned;
+pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize};
 pub use store::{Entry, Store, default_root};

@@ -10,6 +10,7 @@ mod inspect;
 mod library;
 mod list;
 mod perplexity;
+mod quantize;
 mod run;
 mod serve;
 mod show;
@@ -33,6 +34,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Detokenize(args) => detokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),

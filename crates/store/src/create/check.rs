@@ -38,7 +38,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
         check(template).map_err(StoreError::Template)?;
     }
     if let Some(kind) = request.quantize.as_ref().filter(|kind| !kind.is_empty()) {
-        return Err(StoreError::QuantizeType(kind.clone()));
+        super::files::quantize_type(kind)?;
     }
     if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {
         return Err(StoreError::Requires);

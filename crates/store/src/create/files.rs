@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use puna_gguf::GgufError;
+use puna_gguf::{Gguf, GgufError};
 
 use super::request::Progress;
 use super::{ProgressFn, split, stored};
@@ -16,6 +16,7 @@ use crate::facts::Facts;
 use crate::files::read_limited;
 use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
+use crate::requantize::{FileType, QuantizeOptions, requantize};
 use crate::store::Store;
 
 /// More than any `sentence_bert_config.json` has.
@@ -108,10 +109,14 @@ fn gguf_layer(
     let digest = stored(store, digest)?;
     let path = store.blob_path(&digest);
     let facts = match store.facts(&digest, &path) {
-        Err(StoreError::Gguf(GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. })) => {
-            return Err(StoreError::NotGguf);
+        Err(StoreError::GgufFile {
+            error: GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. },
+            ..
+        }) => return Err(StoreError::NotGguf),
+        // The name that the client gave says more than the blob's.
+        Err(StoreError::GgufFile { error, .. }) => {
+            return Err(StoreError::GgufFile { file: name.clone(), error });
         }
-        Err(StoreError::Gguf(error)) => return Err(StoreError::GgufFile { file: name.clone(), error }),
         facts => facts?,
     };
     let media_type = match facts.kind.as_str() {
@@ -147,4 +152,39 @@ fn new_layer(store: &Store, blob: &NewBlob) -> Result<SourceFile, StoreError> {
 fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {
     let path: PathBuf = store.blob_path(digest);
     std::fs::metadata(&path).map(|meta| meta.len()).map_err(|e| StoreError::io("read", &path, &e))
+}
+
+/// Types that `create` quantizes to.
+const QUANTIZE_TYPES: [&str; 6] = ["F32", "F16", "BF16", "Q8_0", "Q4_K_S", "Q4_K_M"];
+
+/// The type that a request asks for.
+pub(super) fn quantize_type(name: &str) -> Result<FileType, StoreError> {
+    let found = FileType::from_name(name).filter(|ty| QUANTIZE_TYPES.contains(&ty.name()));
+    found.ok_or_else(|| StoreError::QuantizeType(name.to_ascii_uppercase()))
+}
+
+/// The layer of a model in another type; only files that were never quantized are good enough for it.
+pub(super) fn quantized_layer(
+    store: &Store,
+    layer: &Layer,
+    target: FileType,
+    progress: ProgressFn<'_>,
+) -> Result<Option<SourceFile>, StoreError> {
+    let path = store.layer_path(layer)?;
+    let facts = store.facts(&layer.digest, &path)?;
+    if !matches!(facts.file_type.as_str(), "F32" | "F16" | "BF16") {
+        return Err(StoreError::QuantizeSource);
+    }
+    if facts.file_type == target.name() {
+        return Ok(None);
+    }
+    let status = format!("quantizing {} model to {}", facts.file_type, target.name());
+    let gguf = Gguf::open(&path)?;
+    let mut blob = store.blob_writer()?;
+    requantize(&gguf, target, &QuantizeOptions::default(), &mut blob, &mut |done, total| {
+        let digest = Some("0000000000000000000".to_owned());
+        progress(Progress { status: status.clone(), digest, total: Some(total), completed: Some(done) });
+    })?;
+    progress(Progress::status("verifying conversion"));
+    new_layer(store, &blob.finish(None)?).map(Some)
 }

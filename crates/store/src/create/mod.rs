@@ -45,6 +45,7 @@ impl Store {
             Some(from) => Draft::from_model(self, from)?,
             None => Draft::from_files(self, request, hooks, progress)?,
         };
+        draft.quantize(self, request, progress)?;
         draft.adapters(self, request, progress)?;
         draft.edit(self, request)?;
         draft.describe(self, request)?;
@@ -150,6 +151,25 @@ impl Draft {
             }
         }
         Ok(draft)
+    }
+
+    /// Replaces the weights by their quantized form, where the request asks for it.
+    fn quantize(
+        &mut self,
+        store: &Store,
+        request: &CreateRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        let Some(kind) = request.quantize.as_deref().filter(|kind| !kind.is_empty()) else { return Ok(()) };
+        let target = files::quantize_type(kind)?;
+        for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media::MODEL) {
+            if let Some(SourceFile { layer, is_new, .. }) =
+                files::quantized_layer(store, &draft.layer, target, progress)?
+            {
+                *draft = DraftLayer { layer, is_new, status: None };
+            }
+        }
+        Ok(())
     }
 
     fn adapters(

@@ -92,6 +92,24 @@ fn digests_of_created_layers_are_those_that_ollama_recorded() {
 }
 
 #[test]
+fn weights_are_quantized_on_the_way() {
+    let kit = Kit::new();
+    let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+    let blob = kit.store.add_file(&zoo.join("llama-f16.gguf")).unwrap();
+    let mut request = from_files(&[("m.gguf", blob.digest)]);
+    request.quantize = Some("q8_0".into());
+    let lines = kit.create("small", &request).unwrap();
+    assert!(lines.contains(&"quantizing F16 model to Q8_0".to_owned()), "{lines:?}");
+    let model = kit.store.resolve(&name("small")).unwrap();
+    assert_eq!(model.details().quantization_level, "Q8_0");
+    assert_ne!(model.weights_digest, blob.digest);
+    let again = CreateRequest { quantize: Some("q4_K_M".into()), ..from_model("small") };
+    assert_eq!(kit.create("x", &again), Err(StoreError::QuantizeSource));
+    let unknown = CreateRequest { quantize: Some("zz".into()), ..from_model("small") };
+    assert_eq!(kit.create("x", &unknown), Err(StoreError::QuantizeType("ZZ".into())));
+}
+
+#[test]
 fn replacing_a_model_removes_what_only_the_old_one_used() {
     let kit = Kit::new();
     let old = kit.model("m", 1);

@@ -1,0 +1,179 @@
+//! Quantizing a GGUF file: the mixtures of types that llama-quantize makes, tensor by tensor, over all cores.
+
+mod file_type;
+mod imatrix;
+mod rules;
+
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use puna_gguf::{Gguf, TensorInfo, Writer};
+use puna_quant::{TensorType, dequantize, quantize};
+
+pub use file_type::FileType;
+pub use imatrix::Imatrix;
+
+use crate::error::StoreError;
+
+/// Values that a thread works on at a time.
+const CHUNK_VALUES: u64 = 1 << 18;
+
+/// How to quantize.
+#[derive(Default)]
+pub struct QuantizeOptions<'a> {
+    /// Threads; 0 is one a core.
+    pub threads: usize,
+    /// How much each column of each tensor matters.
+    pub imatrix: Option<&'a Imatrix>,
+}
+
+/// Writes a file's model in another type; `progress` gets the bytes of the source that are done, and all of them.
+///
+/// # Errors
+/// A type that needs an importance matrix and has none, values that no type holds, or the output cannot be written.
+pub fn requantize(
+    gguf: &Gguf,
+    target: FileType,
+    options: &QuantizeOptions<'_>,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), StoreError> {
+    let types = rules::choose(gguf, target, options.imatrix.is_some());
+    let mut metadata = gguf.metadata().clone();
+    for key in ["split.no", "split.count", "split.tensors.count"] {
+        metadata.remove(key);
+    }
+    metadata.set("general.quantization_version", 2u32);
+    metadata.set("general.file_type", target.id());
+    let mut writer = Writer::with_metadata(metadata);
+    for (tensor, ty) in gguf.tensors().iter().zip(&types) {
+        writer.tensor(&tensor.name, *ty, &tensor.shape)?;
+    }
+    let mut body = writer.start(out)?;
+    let (mut done, total) = (0, gguf.tensor_bytes());
+    for (tensor, ty) in gguf.tensors().iter().zip(types) {
+        let data = gguf.data(tensor);
+        if tensor.ty == ty {
+            body.write(data)?;
+        } else {
+            let importance = options.imatrix.and_then(|matrix| matrix.of(&tensor.name));
+            let job = Job { tensor, data, ty, importance };
+            for piece in job.run(threads(options.threads))? {
+                body.write(&piece)?;
+            }
+        }
+        done += tensor.size;
+        progress(done, total);
+    }
+    body.finish()?;
+    Ok(())
+}
+
+fn threads(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n,
+    }
+}
+
+/// One tensor's way from one type to another.
+struct Job<'a> {
+    tensor: &'a TensorInfo,
+    data: &'a [u8],
+    ty: TensorType,
+    importance: Option<&'a [f32]>,
+}
+
+impl Job<'_> {
+    /// The new data, in pieces.
+    fn run(&self, threads: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+        let columns = self.tensor.shape.first().copied().unwrap_or(1).max(1);
+        let rows = self.tensor.rows().max(1);
+        let step = (CHUNK_VALUES / columns).max(1);
+        let chunks = rows.div_ceil(step);
+        let next = AtomicUsize::new(0);
+        let results =
+            Mutex::new((0..chunks).map(|_| None).collect::<Vec<Option<Result<Vec<u8>, StoreError>>>>());
+        let work = || {
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed) as u64;
+                if at >= chunks {
+                    return;
+                }
+                let piece = self.rows(at * step, ((at + 1) * step).min(rows), columns);
+                results.lock().unwrap_or_else(PoisonError::into_inner)[at as usize] = Some(piece);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(chunks as usize) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        results.into_iter().flatten().collect()
+    }
+
+    /// Rows `from..to`, each matrix of a stack of experts with its own importance.
+    fn rows(&self, from: u64, to: u64, columns: u64) -> Result<Vec<u8>, StoreError> {
+        let fail = |error: puna_quant::QuantError| StoreError::Quantize {
+            tensor: self.tensor.name.to_string(),
+            reason: error.to_string(),
+        };
+        let too_wide = || StoreError::Quantize {
+            tensor: self.tensor.name.to_string(),
+            reason: format!("rows of {columns} values do not fit the blocks of {}", self.ty),
+        };
+        let columns = usize::try_from(columns).map_err(|_| too_wide())?;
+        let row_in = self.tensor.ty.row_bytes(columns).ok_or_else(too_wide)?;
+        let row_out = self.ty.row_bytes(columns).ok_or_else(too_wide)?;
+        let (from, to) = (from as usize, to as usize);
+        let mut values = vec![0.0; (to - from) * columns];
+        dequantize(self.tensor.ty, &self.data[from * row_in..to * row_in], &mut values).map_err(fail)?;
+        let mut out = vec![0; (to - from) * row_out];
+        let rows_each = self.tensor.shape.get(1).map_or(usize::MAX, |n| *n as usize).max(1);
+        let rows = values.chunks_exact(columns).zip(out.chunks_exact_mut(row_out));
+        for (number, (row, packed)) in (from..to).zip(rows) {
+            let importance = self.importance.map(|all| {
+                let start = number / rows_each * columns;
+                all.get(start..start + columns).or(all.get(..columns)).unwrap_or(all)
+            });
+            quantize(self.ty, row, columns, importance, packed).map_err(fail)?;
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_quantized_file_reads_back_close_to_its_source() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+        let source = Gguf::open(&zoo.join("llama-q8_0.gguf")).unwrap();
+        let mut bytes = Vec::new();
+        let mut last = (0, 0);
+        let target = FileType::from_name("q4_K_M").unwrap();
+        let options = QuantizeOptions { threads: 3, imatrix: None };
+        requantize(&source, target, &options, &mut bytes, &mut |done, all| last = (done, all)).unwrap();
+        assert_eq!(last.0, last.1);
+        let made = Gguf::from_bytes(bytes).unwrap();
+        assert_eq!(made.metadata().u32("general.file_type"), Ok(15));
+        assert_eq!(made.tensors().len(), source.tensors().len());
+        let values = |gguf: &Gguf, name: &str| {
+            let tensor = gguf.tensor(name).unwrap().clone();
+            let mut values = vec![0.0; tensor.elements() as usize];
+            dequantize(tensor.ty, gguf.data(&tensor), &mut values).unwrap();
+            values
+        };
+        for tensor in made.tensors() {
+            let (a, b) = (values(&source, &tensor.name), values(&made, &tensor.name));
+            let norm: f64 = a.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let error: f64 = a.iter().zip(&b).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+            assert!(error <= norm * 0.02, "{}: {error} of {norm}", tensor.name);
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! Which tensor gets which type: the choices of llama-quantize, so that a file of a name is what its name says
+//! everywhere.
+
+use puna_gguf::{Gguf, TensorInfo};
+use puna_quant::TensorType::{self, *};
+
+use super::FileType;
+
+/// Tensors that keep their type, by a part of their name.
+const KEPT_PARTS: [&str; 16] = [
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "attn_rel_b.weight",
+    ".position_embd",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+];
+/// … by the end of their name.
+const KEPT_ENDS: [&str; 3] = ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight"];
+
+/// The type of each tensor, in the order of the file.
+pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<TensorType> {
+    let facts = ModelFacts::of(gguf);
+    let mut types: Vec<TensorType> = gguf.tensors().iter().map(|tensor| tensor.ty).collect();
+    // Counters run over the layers in order, names within a layer in theirs.
+    let mut order: Vec<usize> = (0..types.len()).collect();
+    order.sort_by_key(|&i| {
+        let name = &gguf.tensors()[i].name;
+        (layer(name).map_or(-1, i64::from), name.clone())
+    });
+    let mut counters = Counters::default();
+    for i in order {
+        let tensor = &gguf.tensors()[i];
+        if !is_quantized(tensor, &facts.architecture) {
+            continue;
+        }
+        let base = target.base();
+        let chosen = if base.is_quantized() {
+            let wanted = mixture(tensor, target, &facts, has_imatrix, &mut counters);
+            fallback(tensor, wanted)
+        } else {
+            base
+        };
+        types[i] = chosen;
+    }
+    types
+}
+
+/// What the rules ask of the model.
+struct ModelFacts {
+    architecture: String,
+    layers: u32,
+    /// Query heads for each head of keys.
+    gqa: u32,
+    experts: u32,
+    tied: bool,
+    is_70b: bool,
+}
+
+impl ModelFacts {
+    fn of(gguf: &Gguf) -> Self {
+        let meta = gguf.metadata();
+        let architecture = meta.architecture().unwrap_or_default().to_owned();
+        let number = |key: &str| {
+            let key = format!("{architecture}.{key}");
+            // Per-layer lists count by their largest.
+            let list = || meta.u32s(&key).ok().flatten().and_then(|list| list.into_iter().max());
+            meta.opt_u32(&key).ok().flatten().or_else(list)
+        };
+        let heads = number("attention.head_count").unwrap_or(1).max(1);
+        let kv_heads = number("attention.head_count_kv").unwrap_or(heads).max(1);
+        let layers = number("block_count").unwrap_or(0);
+        Self {
+            layers,
+            gqa: heads / kv_heads,
+            experts: number("expert_count").unwrap_or(0),
+            tied: gguf.tensor("output.weight").is_none(),
+            is_70b: architecture == "llama" && layers == 80 && heads != kv_heads,
+            architecture,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    attn_v: u32,
+    ffn_down: u32,
+    ffn_gate: u32,
+    ffn_up: u32,
+}
+
+/// The number in `blk.<number>.…`.
+fn layer(name: &str) -> Option<u32> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// Whether a tensor is touched at all.
+fn is_quantized(tensor: &TensorInfo, architecture: &str) -> bool {
+    let name = &*tensor.name;
+    let time_mix = name.contains("time_mix_") && {
+        let kept = [
+            "first",
+            "w0",
+            "w1",
+            "w2",
+            "v0",
+            "v1",
+            "v2",
+            "a0",
+            "a1",
+            "a2",
+            "g1",
+            "g2",
+            "decay_w1",
+            "decay_w2",
+            "lerp_fused",
+        ];
+        kept.iter().any(|part| name.contains(&format!("time_mix_{part}.weight")))
+    };
+    // Projectors and encoders beside the text model stay as they are.
+    let beside = ["v.", "a.", "mm.", "s.", "mtp."].iter().any(|prefix| name.starts_with(prefix));
+    tensor.shape.len() >= 2
+        && name.ends_with("weight")
+        && !KEPT_ENDS.iter().any(|end| name.ends_with(end))
+        && !KEPT_PARTS.iter().any(|part| name.contains(part))
+        && !matches!(name, "position_embd.weight" | "token_types.weight")
+        && !time_mix
+        && !(beside && architecture != "clip")
+        && !matches!(tensor.ty, I8 | I16 | I32 | I64 | F64)
+}
+
+/// The first and last eighth of the layers, and every third between.
+fn more(i: u32, n: u32) -> bool {
+    i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+}
+
+fn mixture(
+    tensor: &TensorInfo,
+    target: FileType,
+    facts: &ModelFacts,
+    has_imatrix: bool,
+    counters: &mut Counters,
+) -> TensorType {
+    let (name, file, base) = (&*tensor.name, target.name(), target.base());
+    let falcon = facts.architecture == "falcon";
+    let very_low = matches!(file, "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M");
+    let is_output = name == "output.weight"
+        || (facts.tied && matches!(name, "token_embd.weight" | "per_layer_token_embd.weight"));
+    if is_output {
+        let row = tensor.shape.first().copied().unwrap_or(0);
+        return match base {
+            _ if falcon || !row.is_multiple_of(base.block_values() as u64) => Q8_0,
+            _ if very_low || file == "IQ3_XXS" => Q5_K,
+            Q8_0 => Q8_0,
+            _ => Q6_K,
+        };
+    }
+    if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
+        return match file {
+            "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" => Q2_K,
+            "IQ2_S" | "IQ2_M" | "IQ3_XXS" => IQ3_S,
+            "TQ1_0" | "TQ2_0" | "Q2_0" => Q4_K,
+            _ => base,
+        };
+    }
+    let n = facts.layers;
+    let mut count = |counter: fn(&mut Counters) -> &mut u32| {
+        let counter = counter(counters);
+        let running = *counter;
+        *counter += 1;
+        if facts.experts > 1 { layer(name).unwrap_or(running) } else { running }
+    };
+    let eight = facts.experts == 8;
+    if ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"].iter().any(|part| name.contains(part)) {
+        let i = count(|c| &mut c.attn_v);
+        let wide = facts.gqa >= 4;
+        let chosen = match file {
+            "Q2_K" => {
+                if wide {
+                    Q4_K
+                } else {
+                    Q3_K
+                }
+            }
+            "Q2_K_S" if wide => Q4_K,
+            "Q3_K_M" => {
+                if i < 2 {
+                    Q5_K
+                } else {
+                    Q4_K
+                }
+            }
+            "Q3_K_L" => Q5_K,
+            "Q4_K_S" if i < 4 => Q5_K,
+            "Q4_K_M" | "Q5_K_M" if more(i, n) => Q6_K,
+            "IQ4_NL" | "IQ4_XS" if wide => Q5_K,
+            "IQ3_XXS" => {
+                if wide {
+                    Q4_K
+                } else if has_imatrix {
+                    base
+                } else {
+                    IQ3_S
+                }
+            }
+            "IQ3_XS" | "IQ3_S" if wide => Q4_K,
+            "IQ3_M" => Q4_K,
+            "IQ2_S" | "IQ2_M" => {
+                if wide || facts.experts >= 4 {
+                    Q4_K
+                } else {
+                    IQ3_S
+                }
+            }
+            _ if very_low => {
+                if wide || facts.experts >= 4 {
+                    Q4_K
+                } else {
+                    Q2_K
+                }
+            }
+            _ => base,
+        };
+        let chosen = if facts.is_70b && matches!(chosen, Q3_K | Q4_K) { Q5_K } else { chosen };
+        return if eight { Q8_0 } else { chosen };
+    }
+    if name.contains("attn_k.weight") {
+        return match file {
+            _ if eight && very_low => Q4_K,
+            _ if eight => Q8_0,
+            "IQ3_XXS" => IQ2_S,
+            "IQ3_XS" => IQ3_XXS,
+            _ => base,
+        };
+    }
+    if name.contains("attn_q.weight") {
+        return match file {
+            "IQ3_XXS" => IQ2_S,
+            "IQ3_XS" => IQ3_XXS,
+            _ => base,
+        };
+    }
+    if name.contains("ffn_down") {
+        let i = count(|c| &mut c.ffn_down);
+        let eighth = i < n / 8;
+        return match file {
+            "Q4_0" if has_imatrix && eighth => Q4_1,
+            "Q5_0" if has_imatrix && eighth => Q5_1,
+            "Q2_K" => Q3_K,
+            "Q2_K_S" if eighth => Q4_K,
+            "Q3_K_M" if i < n / 16 => Q5_K,
+            "Q3_K_M" => {
+                if !falcon || more(i, n) {
+                    Q4_K
+                } else {
+                    base
+                }
+            }
+            "Q3_K_L" => {
+                if falcon {
+                    Q4_K
+                } else {
+                    Q5_K
+                }
+            }
+            "Q4_K_S" if eighth && !falcon => Q5_K,
+            "Q4_K_M" if falcon => {
+                if i < n / 16 {
+                    Q6_K
+                } else if more(i, n) {
+                    Q5_K
+                } else {
+                    base
+                }
+            }
+            "Q4_K_M" | "Q5_K_M" if more(i, n) => Q6_K,
+            "IQ4_NL" | "IQ4_XS" if eighth && !has_imatrix => Q5_K,
+            "IQ3_XXS" if !has_imatrix => {
+                if eighth {
+                    Q4_K
+                } else {
+                    Q3_K
+                }
+            }
+            "IQ3_M" if eighth || (eight && more(i, n)) => Q4_K,
+            "IQ2_S" | "IQ2_M" if eighth => IQ3_S,
+            _ if very_low && eighth => Q2_K,
+            _ => base,
+        };
+    }
+    if name.contains("attn_output.weight") {
+        return match file {
+            "Q2_K" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S" | "IQ3_M" | "Q3_K_S" | "Q3_K_M" | "IQ4_NL" | "IQ4_XS"
+            | "Q4_K_S" | "Q4_K_M"
+                if eight =>
+            {
+                Q5_K
+            }
+            _ if eight && very_low => Q5_K,
+            "Q2_K" => Q3_K,
+            "IQ3_XXS" => IQ3_S,
+            "Q3_K_M" | "IQ3_M" => Q4_K,
+            "Q3_K_L" => {
+                if falcon {
+                    Q4_K
+                } else {
+                    Q5_K
+                }
+            }
+            "IQ2_S" | "IQ2_M" => IQ3_S,
+            "IQ1_S" | "IQ1_M" => IQ2_XXS,
+            _ => base,
+        };
+    }
+    if name.contains("ffn_gate") || name.contains("ffn_up") {
+        let i = if name.contains("ffn_gate") { count(|c| &mut c.ffn_gate) } else { count(|c| &mut c.ffn_up) };
+        if file == "IQ3_XS" && i >= n / 8 && i < 7 * n / 8 {
+            return IQ3_XXS;
+        }
+    }
+    base
+}
+
+/// The type whose blocks fit the rows.
+fn fallback(tensor: &TensorInfo, wanted: TensorType) -> TensorType {
+    let row = tensor.shape.first().copied().unwrap_or(0);
+    let fits = |ty: TensorType| row.is_multiple_of(ty.block_values() as u64);
+    if fits(wanted) {
+        return wanted;
+    }
+    let smaller = match wanted {
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
+        Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        Q6_K => Q8_0,
+        _ => F16,
+    };
+    if fits(smaller) { smaller } else { F16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::file_type_name;
+    use std::path::{Path, PathBuf};
+
+    /// The rules need names and shapes only: applied to a file that llama-quantize made, they must find its types.
+    fn check(path: &Path) {
+        let gguf = Gguf::open(path).unwrap();
+        let id = gguf.metadata().u32("general.file_type").unwrap();
+        let target = FileType::from_name(file_type_name(id)).unwrap();
+        for (tensor, chosen) in gguf.tensors().iter().zip(choose(&gguf, target, false)) {
+            assert_eq!(chosen, tensor.ty, "{} of {} ({})", tensor.name, path.display(), target.name());
+        }
+    }
+
+    #[test]
+    fn the_types_are_those_that_llama_quantize_chose() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+        for name in ["q2_k", "q3_k_m", "q4_0", "q4_k_m", "q6_k", "q8_0", "iq4_xs"] {
+            check(&zoo.join(format!("llama-{name}.gguf")));
+        }
+        check(&zoo.join("qwen3-q4_k_m.gguf"));
+    }
+
+    #[test]
+    fn the_types_of_real_models_are_found() {
+        let models = std::env::var_os("PUNA_TEST_MODELS")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from);
+        for name in ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"] {
+            match models.join(name) {
+                path if path.exists() => check(&path),
+                path => eprintln!("SKIPPED: {} is not there", path.display()),
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_mixtures_are_read_in_any_case() {
+        let of = |name: &str| FileType::from_name(name).map(FileType::name);
+        assert_eq!(of("q4_k"), Some("Q4_K_M"));
+        assert_eq!(of("q4_K_S"), Some("Q4_K_S"));
+        assert_eq!(of("bf16"), Some("BF16"));
+        assert_eq!(of("Q9"), None);
+        assert!(FileType::names().contains(&"IQ3_M"));
+    }
+}
