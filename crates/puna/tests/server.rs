@@ -202,7 +202,7 @@ fn a_port_that_is_taken_says_by_whom() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
         output.status.code() == Some(1)
-            && text.contains("Error: cannot listen on 127.0.0.1:")
+            && text.contains("address already in use: Puna")
             && text.contains("Puna"),
         "{text}"
     );
