@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use puna_api::native::{ChatRequest, GenerateRequest, Message};
-use puna_api::{Client, ClientError};
+use puna_api::{Client, ClientError, KeepAlive};
 use puna_server::Config;
 use serde_json::json;
 
@@ -44,6 +44,7 @@ const TESTS: &[Test] = &[
         a_killed_runner_costs_its_requests_an_error_and_nothing_else,
     ),
     ("a_client_that_leaves_lets_its_runner_rest", a_client_that_leaves_lets_its_runner_rest),
+    ("an_unloaded_model_leaves_no_process", an_unloaded_model_leaves_no_process),
     ("runners_end_with_their_server", runners_end_with_their_server),
     ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
 ];
@@ -186,6 +187,28 @@ fn a_client_that_leaves_lets_its_runner_rest(server: &Server) {
         let before = processor_time(runner);
         std::thread::sleep(Duration::from_millis(300));
         processor_time(runner) - before <= 1
+    });
+}
+
+fn an_unloaded_model_leaves_no_process(server: &Server) {
+    server.runtime.block_on(async {
+        let run = async |num_ctx: u32, keep_alive: Option<KeepAlive>| {
+            let options = json!({"num_ctx": num_ctx}).as_object().cloned();
+            let load =
+                GenerateRequest { model: "cria".into(), options, keep_alive, ..GenerateRequest::default() };
+            server.client.generate(&load).await.unwrap().next().await.unwrap().unwrap()
+        };
+        run(512, None).await;
+        let first = server.runners();
+        run(256, None).await;
+        let second = server.runners();
+        assert!(
+            first.len() == 1 && second.len() == 1 && first != second,
+            "another context is another process"
+        );
+        run(256, Some(KeepAlive::For(Duration::ZERO))).await;
+        wait_until("the runner ends", || server.runners().is_empty());
+        assert!(server.client.ps().await.unwrap().models.is_empty());
     });
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::launch::Launched;
@@ -72,7 +73,9 @@ impl Link {
         let (read, write) = launched.stream.into_split();
         tokio::spawn(send_all(outgoing, write));
         let reader = Reader { link: link.clone(), failed: None, loaded: false };
-        tokio::spawn(reader.run(read, launched.exit, on_notice));
+        // On its own, since it is what ends the process when that is asked for.
+        let exit = tokio::spawn(launched.exit);
+        tokio::spawn(reader.run(read, exit, on_notice));
         link
     }
 
@@ -172,12 +175,7 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(
-        mut self,
-        mut read: OwnedReadHalf,
-        exit: std::pin::Pin<Box<dyn Future<Output = Exit> + Send>>,
-        on_notice: OnNotice,
-    ) {
+    async fn run(mut self, mut read: OwnedReadHalf, mut exit: JoinHandle<Exit>, on_notice: OnNotice) {
         let silent = loop {
             let patience = if self.loaded { SILENCE } else { Duration::MAX };
             match timeout(patience, read_async::<FromRunner>(&mut read)).await {
@@ -195,7 +193,6 @@ impl Reader {
         if silent.is_some() {
             self.link.kill();
         }
-        let mut exit = exit;
         let ended = match timeout(FAREWELL, &mut exit).await {
             Ok(ended) => ended,
             Err(_) => {
@@ -203,6 +200,8 @@ impl Reader {
                 exit.await
             }
         };
+        let ended = ended
+            .unwrap_or_else(|e| Exit { reason: format!("its end was not seen: {e}"), out_of_memory: false });
         let exit = match (self.failed, silent) {
             (Some(failed), _) => failed,
             (None, Some(reason)) => Exit { reason, ..ended },
