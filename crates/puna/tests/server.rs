@@ -79,6 +79,14 @@ impl Drop for Puna {
             let _ = server.kill();
             let _ = server.wait();
         }
+        // One that `run` started in the background is known by its address alone.
+        let address = format!("OLLAMA_HOST=127.0.0.1:{}\0", self.port);
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            if String::from_utf8_lossy(&environment).contains(&address) {
+                let _ = Command::new("kill").arg(process.file_name()).status();
+            }
+        }
     }
 }
 
@@ -214,14 +222,6 @@ fn run_starts_a_server_that_stays() {
     let answer = puna.ok(&["run", "cria", "What is the capital of France?", "--think=false"]);
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(puna.ok(&["ps"]).contains("cria:latest"));
-    // Ended by what the log says of it: no other way is needed to find it.
     let log = std::fs::read_to_string(puna.home.path().join(".ollama/logs/puna.log")).unwrap();
     assert!(log.contains("listening"), "{log}");
-    let pids = Command::new("pgrep").args(["-f", &format!("{} serve", env!("CARGO_BIN_EXE_puna"))]).output();
-    for pid in pids.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines() {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if String::from_utf8_lossy(&environment).contains(&format!("OLLAMA_HOST=127.0.0.1:{}", puna.port)) {
-            let _ = Command::new("kill").arg(pid).status();
-        }
-    }
 }
