@@ -51,7 +51,9 @@ unsafe fn dot<S: Simd, R: RowFormat, const M: usize, const C: usize>(
         let step = C * S::LANES;
         let mut i = 0;
         while i + step <= k {
-            S::prefetch(row.wrapping_add(i * R::BYTES / R::BLOCK + AHEAD));
+            for line in (0..step * R::BYTES / R::BLOCK).step_by(64) {
+                S::prefetch(row.wrapping_add(i * R::BYTES / R::BLOCK + AHEAD + line));
+            }
             for c in 0..C {
                 let w = R::load::<S>(row, i + c * S::LANES);
                 for (j, acc) in acc.iter_mut().enumerate() {

@@ -33,7 +33,7 @@ pub(super) fn others() -> impl Iterator<Item = &'static Level> {
 }
 
 /// Where a format keeps its binary16 scales inside of a block.
-fn half_fields(ty: TensorType) -> &'static [usize] {
+pub(super) fn half_fields(ty: TensorType) -> &'static [usize] {
     use TensorType::*;
     match ty {
         Q4_0 | Q5_0 | Q8_0 | IQ4_NL | Q1_0 | Q2_0 | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ1_S

@@ -2,7 +2,7 @@
 
 use puna_quant::TensorType;
 
-use super::data::{Random, Rounded, others, weights};
+use super::data::{Random, Rounded, half_fields, others, weights};
 use crate::kernels::{ActKind, Level, LinearFn, OutMut, Scratch, WeightRows, is_weight_type, levels};
 
 fn run(f: LinearFn, w: WeightRows<'_>, acts: crate::kernels::Acts<'_>) -> Vec<f32> {
@@ -122,4 +122,107 @@ fn many_tokens_cross_the_bounds_of_blocks_of_tokens() {
             compare(level, ty, 17, 512, &[241, 500], &mut random);
         }
     }
+}
+
+/// Where every scale is one, weights and activations are integers and so are all sums: any order gives the same bits.
+#[test]
+fn products_of_integers_are_exact() {
+    use TensorType::*;
+    let mut random = Random(15);
+    for level in levels() {
+        for ty in [
+            Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
+            Q1_0, Q2_0,
+        ] {
+            let (k, rows, m) = (512, 18, 9);
+            let mut data = weights(ty, rows, k, &mut random);
+            for block in data.chunks_exact_mut(ty.block_bytes()) {
+                for &at in half_fields(ty) {
+                    block[at..at + 2].copy_from_slice(&half::f16::ONE.to_le_bytes());
+                }
+                if ty == MXFP4 {
+                    block[0] = 128; // doubled values times one
+                }
+            }
+            // One value of each block is ±127, so that its scale is one; the rest are small: sums stay below 2²⁴.
+            let mut exact: Vec<f32> = (0..m * k).map(|_| (random.next() % 5) as f32 - 2.0).collect();
+            for block in exact.as_chunks_mut::<32>().0 {
+                block[(random.next() % 32) as usize] =
+                    if random.next().is_multiple_of(2) { 127.0 } else { -127.0 };
+            }
+            let mut values = vec![0.0; rows * k];
+            puna_quant::dequantize(ty, &data, &mut values).unwrap();
+            let x = Rounded::new(m, k, exact);
+            let expected: Vec<f32> = (0..m * rows)
+                .map(|i| {
+                    let (w, x) = (&values[i % rows * k..][..k], &x.exact[i / rows * k..]);
+                    w.iter().zip(x).map(|(w, x)| (*w as i64) * (*x as i64)).sum::<i64>() as f32
+                })
+                .collect();
+            let w = WeightRows { ty, rows, k, data: &data };
+            let kernel = (level.linear)(ty).unwrap();
+            for f in [kernel.stream, kernel.batch, kernel.panel] {
+                let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
+                assert_eq!(run(f, w, acts), expected, "{} {ty}", level.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_scales_give_zero_and_broken_ones_no_panic() {
+    for level in levels() {
+        for ty in formats(level) {
+            let k = ty.block_values().max(32) * 3;
+            let kernel = (level.linear)(ty).unwrap();
+            let x = Rounded::new(7, k, Random(16).normals(7 * k));
+            for byte in [0, 0xff, 0x7c, 0x80] {
+                let data = vec![byte; 17 * ty.row_bytes(k).unwrap()];
+                let w = WeightRows { ty, rows: 17, k, data: &data };
+                for f in [kernel.stream, kernel.batch, kernel.panel] {
+                    let out = run(f, w, if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() });
+                    // MXFP4's smallest scale is 2⁻¹²⁸, not zero: offsets cancel to that rounding.
+                    assert!(byte != 0 || out.iter().all(|&y| y.abs() < 1e-30), "{} {ty}", level.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_in_one_row_stays_in_its_products() {
+    let mut random = Random(17);
+    for level in levels() {
+        for ty in formats(level) {
+            let k = ty.block_values().max(32) * 2;
+            let kernel = (level.linear)(ty).unwrap();
+            let data = weights(ty, 20, k, &mut random);
+            let mut exact = random.normals(6 * k);
+            exact[2 * k + 5] = f32::NAN;
+            let x = Rounded::new(6, k, exact);
+            let w = WeightRows { ty, rows: 20, k, data: &data };
+            for f in [kernel.stream, kernel.batch, kernel.panel] {
+                let out = run(f, w, if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() });
+                for (i, y) in out.iter().enumerate() {
+                    assert_eq!(
+                        y.is_nan(),
+                        i / 20 == 2,
+                        "{} {ty}: product ({}, {})",
+                        level.name,
+                        i / 20,
+                        i % 20
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "bytes of weights")]
+fn weights_that_end_early_are_refused() {
+    let kernel = (crate::kernels::best().linear)(TensorType::F16).unwrap();
+    let x = Rounded::new(1, 64, vec![1.0; 64]);
+    let w = WeightRows { ty: TensorType::F16, rows: 2, k: 64, data: &[0; 255] };
+    run(kernel.stream, w, x.f32());
 }
