@@ -30,8 +30,9 @@ impl Matrix {
         let rows = if rows <= 4 {
             STREAM_BYTES / self.row_bytes.max(1)
         } else {
-            // Enough tasks that threads finish together, and enough rows that activations are reread rarely.
-            (self.n / (threads * 8)).clamp(unit, 4 * unit)
+            // Enough tasks that threads finish together, and enough rows that the activations, which each call
+            // packs for itself, are packed rarely.
+            (self.n / (threads * 4)).clamp(4 * unit, 16 * unit)
         };
         rows.next_multiple_of(unit).max(unit)
     }
