@@ -263,6 +263,8 @@ impl ChatEncoder {
     /// The answer in one object.
     pub(crate) fn whole(&self, all: Collected) -> Response {
         let done = all.done.as_deref();
+        // Where only the prompt was asked for, nobody has answered.
+        let role = if all.rendered.is_none() { "assistant" } else { "" };
         let called = !all.tool_calls.is_empty();
         let answer = ChatCompletion {
             id: self.id.clone(),
@@ -276,7 +278,7 @@ impl ChatEncoder {
                 index: 0,
                 finish_reason: done.map(|done| finish_reason(done, called)),
                 message: AnswerMessage {
-                    role: "assistant".into(),
+                    role: role.into(),
                     content: all.content,
                     reasoning: all.thinking,
                     tool_calls: all.tool_calls.into_iter().map(wire_call).collect(),
