@@ -2,6 +2,8 @@
 import ollama
 import pytest
 
+from conftest import wait_for
+
 QUESTION = "What is the capital of France?"
 GREEDY = {"temperature": 0}
 
@@ -94,7 +96,7 @@ def test_ps_shows_what_is_loaded_and_for_how_long(server):
     loaded = next(m for m in client.ps().models if m.model == "cria:latest")
     assert loaded.size > 6_000_000 and loaded.size_vram == 0 and loaded.context_length > 0
     client.generate("cria", "", keep_alive=0)
-    assert "cria:latest" not in [m.model for m in client.ps().models]
+    assert wait_for(lambda: "cria:latest" not in [m.model for m in client.ps().models])
 
 
 def test_copy_and_delete(server):
