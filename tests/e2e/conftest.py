@@ -201,7 +201,7 @@ def listeners(env):
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "exe").resolve() == BINARY.resolve() and f"OLLAMA_HOST={env['OLLAMA_HOST']}".encode() in (folder / "environ").read_bytes():
+            if (folder / "exe").resolve() == BINARY.resolve() and f"OLLAMA_HOST={env['OLLAMA_HOST']}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
 

@@ -23,7 +23,8 @@ def fails(done, *texts):
 
 
 def string(text):
-    return struct.pack("<Q", len(text)) + text.encode()
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
 
 
 def header(*pairs, version=3, tensors=0):

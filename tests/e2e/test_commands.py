@@ -15,8 +15,13 @@ def as_json(*args, env, **kw):
 
 
 def test_run_answers_once(server):
-    done = server.cli("run", "cria", "What is the capital of France?", check=True)
+    done = server.cli("run", "cria", "--think=false", "What is the capital of France?", check=True)
     assert done.stdout == "Paris.\n\n"
+
+
+def test_run_shows_thoughts_apart_from_the_answer(server):
+    done = server.cli("run", "cria", "What is the capital of France?", check=True)
+    assert done.stdout.startswith("Thinking...\n") and done.stdout.endswith("...done thinking.\n\nParis.\n\n"), done.stdout
 
 
 def test_run_puts_piped_input_before_the_prompt(server):
@@ -25,7 +30,7 @@ def test_run_puts_piped_input_before_the_prompt(server):
 
 
 def test_run_verbose_prints_statistics_on_standard_error(server):
-    done = server.cli("run", "cria", "--verbose", "What is the capital of France?", check=True)
+    done = server.cli("run", "cria", "--think=false", "--verbose", "What is the capital of France?", check=True)
     assert done.stdout.strip() == "Paris."
     for line in (r"total duration: +\S+s$", r"prompt eval count: +\d+ token\(s\)$", r"eval rate: +\d+\.\d\d tokens/s$"):
         assert re.search(line, done.stderr, re.M), (line, done.stderr)
@@ -65,7 +70,8 @@ def test_show_has_its_sections(server):
 def test_create_from_a_gguf_and_a_modelfile(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f'FROM {CRIA}\nPARAMETER temperature 0\nTEMPLATE """{{{{ .Prompt }}}}"""\n')
     server.cli("create", "plain", "-f", tmp_path / "Modelfile", check=True)
-    assert server.client().generate("plain", "The capital of Italy is", options={"num_predict": 4}).response.strip().startswith("Rome")
+    assert server.client().generate("plain", "The capital of Italy is", raw=True, options={"num_predict": 4}).response.strip().startswith("Rome")
+    assert "temperature 0" in server.cli("show", "plain", "--modelfile", check=True).stdout
     server.cli("rm", "plain", check=True)
 
 

@@ -132,6 +132,6 @@ def test_a_port_in_use_is_named(server):
 
 
 def test_run_starts_a_server_where_none_listens(home):
-    done = puna("run", "cria", "What is the capital of France?", env=home, check=True)
+    done = puna("run", "cria", "--think=false", "What is the capital of France?", env=home, check=True)
     assert done.stdout.strip() == "Paris."
     assert puna("ps", env=home, check=True).stdout.splitlines()[1].startswith("cria")

@@ -93,7 +93,7 @@ fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
 }
 
 fn float(name: &str, value: &Value) -> Result<f32, Failure> {
-    value.as_f64().map(|x| x as f32).ok_or_else(|| wrong(name, "float32"))
+    value.as_f64().map(|x| x as f32).filter(|x| x.is_finite()).ok_or_else(|| wrong(name, "float32"))
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
@@ -105,7 +105,9 @@ fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
 /// OpenAI's form: an object of token number to bias.
 fn biases(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     let map = value.as_object().ok_or_else(|| wrong(name, "object"))?;
-    let one = |(token, bias): (&String, &Value)| Some((token.parse().ok()?, bias.as_f64()? as f32));
+    let one = |(token, bias): (&String, &Value)| {
+        Some((token.parse().ok()?, (bias.as_f64()? as f32).clamp(f32::MIN, f32::MAX)))
+    };
     let list = map.iter().map(one).collect::<Option<_>>();
     list.ok_or_else(|| {
         Failure::bad_request(format!("option \"{name}\" must be an object of token numbers and biases"))
@@ -160,6 +162,7 @@ mod tests {
     fn wrong_types_are_named() {
         let error = |options| read(json!({}), options).unwrap_err();
         assert_eq!(error(json!({"temperature": "x"})), "option \"temperature\" must be of type float32");
+        assert_eq!(error(json!({"temperature": 1e308})), "option \"temperature\" must be of type float32");
         assert_eq!(error(json!({"num_ctx": "x"})), "option \"num_ctx\" must be of type integer");
         assert_eq!(error(json!({"use_mmap": 1})), "option \"use_mmap\" must be of type boolean");
         assert_eq!(error(json!({"stop": "x"})), "option \"stop\" must be of type array");
