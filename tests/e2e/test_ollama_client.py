@@ -84,10 +84,10 @@ def test_the_same_seed_draws_the_same_answer(server):
 
 def test_limits_end_an_answer(server):
     client = server.client()
-    short = client.generate("cria", "Count to 9.", options={**GREEDY, "num_predict": 3})
+    short = client.generate("cria", "Count to 5.", think=False, options={**GREEDY, "num_predict": 3})
     assert short.eval_count == 3 and short.done_reason == "length"
-    stopped = client.generate("cria", "Count to 9.", options={**GREEDY, "stop": [", 5"]})
-    assert stopped.response == "1, 2, 3, 4" and stopped.done_reason == "stop"
+    stopped = client.generate("cria", "Count to 5.", think=False, options={**GREEDY, "stop": [", 4"]})
+    assert stopped.response == "1, 2, 3" and stopped.done_reason == "stop"
 
 
 def test_ps_shows_what_is_loaded_and_for_how_long(server):
