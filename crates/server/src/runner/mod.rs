@@ -5,9 +5,9 @@
 //! it ends, the socket is closed and the runner ends too; when the runner ends, however it ends, its requests get an
 //! error that says why.
 //!
-//! - server side: [`launch`] starts the process, [`link`] speaks with it;
-//! - runner side: [`worker`] takes tasks, [`prepare`] makes prompts of them, [`answer`] makes events of what the
-//!   [`generator::Generator`] reports, [`local`] is the generator on the engine of this program.
+//! - server side: `launch` starts the process, `link` speaks with it;
+//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them, `answer` makes events of what the
+//!   [`generator::Generator`] reports, `local` is the generator on the engine of this program.
 
 mod answer;
 pub mod generator;

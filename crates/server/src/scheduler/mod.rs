@@ -2,7 +2,7 @@
 //!
 //! [`Scheduler`] is a pure state machine: events go in, actions come out, and time is an argument. It knows models
 //! only as a key, load options, bytes of memory, the requests that run on them and how long they stay. The task that
-//! drives it is in [`crate::manager`].
+//! drives it is in `manager`.
 //!
 //! - Requests for a model that is ready are granted at once. All others wait in one queue, in order.
 //! - At most one model is loaded at a time. A new runner first reports how much memory it is going to need; only when
