@@ -99,6 +99,25 @@ pub struct Experts {
     spec: MoeSpec,
 }
 
+/// The feed-forward part of a layer of an architecture that has both forms.
+#[derive(Debug, Clone)]
+pub enum FeedForward {
+    /// One gated unit.
+    Dense(Mlp),
+    /// A mixture of them.
+    Moe(Experts),
+}
+
+impl FeedForward {
+    /// The feed-forward part of a layer.
+    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        match self {
+            Self::Dense(mlp) => mlp.forward(g, x),
+            Self::Moe(experts) => experts.forward(g, x),
+        }
+    }
+}
+
 /// What an architecture decides about its experts.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertShape {

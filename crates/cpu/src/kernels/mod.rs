@@ -217,6 +217,17 @@ pub struct LinearKernel {
     pub panel_rows: usize,
 }
 
+impl LinearKernel {
+    /// The function made for this many rows of activations.
+    pub fn for_rows(&self, rows: usize) -> LinearFn {
+        match rows {
+            0..=4 => self.stream,
+            5..=32 => self.batch,
+            _ => self.panel,
+        }
+    }
+}
+
 /// Consecutive cached rows of one KV head: row i starts at byte `i · stride`.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {

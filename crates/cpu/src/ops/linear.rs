@@ -3,7 +3,7 @@
 use puna_graph::Place;
 use puna_quant::TensorType;
 
-use crate::kernels::{Acts, LinearFn, LinearKernel, OutMut, Scratch, WeightRows};
+use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use crate::step::{Instruction, Local, Step};
 
 /// Bytes of weights that a task reads when weights are streamed: large enough for the prefetcher, small enough that a slow
@@ -35,15 +35,6 @@ impl Matrix {
             (self.n / (threads * 4)).clamp(4 * unit, 16 * unit)
         };
         rows.next_multiple_of(unit).max(unit)
-    }
-
-    /// The kernel for this many rows of activations.
-    pub fn regime(&self, rows: usize) -> LinearFn {
-        match rows {
-            0..=4 => self.kernel.stream,
-            5..=32 => self.kernel.batch,
-            _ => self.kernel.panel,
-        }
     }
 }
 
@@ -135,7 +126,7 @@ fn multiply(
     let base = step.arena.address(start(0), (rows - 1) * m.out.stride + count);
     // SAFETY: the window is in bounds, and tasks write disjoint columns of the result.
     let out = unsafe { OutMut::from_raw(base, m.out.stride, rows, count) };
-    m.regime(rows)(w, acts, out, scratch);
+    (m.kernel.for_rows(rows))(w, acts, out, scratch);
     if m.scale == 1.0 && m.bias.is_empty() {
         return;
     }

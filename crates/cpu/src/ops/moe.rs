@@ -111,12 +111,7 @@ impl Mixture {
         let base = out.address(start, (slots.len() - 1) * m.n + count);
         // SAFETY: the window is in bounds; tasks write disjoint columns or rows.
         let window = unsafe { OutMut::from_raw(base, m.n, slots.len(), count) };
-        let regime = match slots.len() {
-            0..=4 => m.kernel.stream,
-            5..=32 => m.kernel.batch,
-            _ => m.kernel.panel,
-        };
-        regime(w, acts, window, scratch);
+        (m.kernel.for_rows(slots.len()))(w, acts, window, scratch);
         if !m.bias.is_empty() {
             let bias = &m.bias[expert * m.n + first..][..count];
             for slot in 0..slots.len() {

@@ -3,7 +3,7 @@
 
 use puna_graph::*;
 
-use crate::blocks::{ExpertShape, Experts, Mlp, Qkv};
+use crate::blocks::{ExpertShape, Experts, FeedForward, Mlp, Qkv};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
@@ -26,11 +26,6 @@ struct Layer {
     wo: Linear,
     ffn_norm: Norm,
     ffn: FeedForward,
-}
-
-enum FeedForward {
-    Dense(Mlp),
-    Moe(Experts),
 }
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
@@ -104,10 +99,7 @@ impl Architecture for Llama {
             let a = g.linear("attn_out", &l.wo, a);
             x = g.add("ffn_inp", x, a);
             let h = g.rms_norm("ffn_norm", &l.ffn_norm, x);
-            let f = match &l.ffn {
-                FeedForward::Dense(mlp) => mlp.forward(g, h),
-                FeedForward::Moe(experts) => experts.forward(g, h),
-            };
+            let f = l.ffn.forward(g, h);
             x = g.add("l_out", x, f);
         }
         g.set_layer(None);

@@ -279,7 +279,7 @@ fn saving_makes_a_model_of_the_session() {
 #[test]
 fn a_parent_that_is_a_path_is_no_model_to_save_from() {
     let mut backend = Fake::default();
-    backend.info.details.parent_model = "/root/.ollama/models/blobs/sha256-1234".into();
+    backend.info.details.parent_model = "/home/somebody/.ollama/models/blobs/sha256-1234".into();
     run(&mut backend, &["/save mine"]);
     assert_eq!(backend.created[0].from, "small");
 }
