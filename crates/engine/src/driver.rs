@@ -53,6 +53,7 @@ pub struct Driver {
     /// Rows that each client's prompts have had, while there is work.
     served: HashMap<u64, u64>,
     admissions: u64,
+    preempted: u64,
     /// Prompt tokens a second, as last seen.
     prefill_rate: f64,
 }
@@ -88,6 +89,7 @@ impl Driver {
             embeds: VecDeque::new(),
             served: HashMap::new(),
             admissions: 0,
+            preempted: 0,
             prefill_rate: 0.0,
         }
     }
@@ -161,13 +163,19 @@ impl Driver {
     fn admit(&mut self) {
         while self.running.len() < self.max_sequences {
             let Some(at) = self.next_waiting() else { return };
-            let needed = (self.waiting[at].tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&self.waiting[at].tokens).path;
+            let tokens = &self.waiting[at].tokens;
+            let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
+            let known = self.pages.find(&tokens[..tokens.len() - 1]).path;
             let lacking = needed.saturating_sub(known.len());
             if !self.running.is_empty() && self.pages.available(&known) < lacking {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
+            // Who comes back keeps its age, so that the oldest always gets on.
+            if sequence.admitted == 0 {
+                self.admissions += 1;
+                sequence.admitted = self.admissions;
+            }
             self.begin(&mut sequence);
             self.enter(sequence.job.client);
             self.running.push(sequence);
@@ -205,8 +213,7 @@ impl Driver {
             }
             self.pages.release(&[node]);
         }
-        self.admissions += 1;
-        sequence.start(computed, self.admissions);
+        sequence.start(computed);
     }
 
     /// Gives a sequence's pages to the tree.
@@ -250,6 +257,7 @@ impl Driver {
             let mut sequence = self.running.remove(newest);
             self.release(&mut sequence);
             self.waiting.push_front(sequence);
+            self.preempted += 1;
             if newest == at {
                 return None;
             }
@@ -407,7 +415,8 @@ impl Driver {
         stats.waiting = self.waiting.len() + self.embeds.len();
         stats.pages = self.pages.total();
         stats.pages_in_use = self.pages.in_use();
-        stats.pages_held = self.running.iter().map(|s| s.held.path.len() + s.held.own.len()).sum();
+        stats.pages_held = self.pages.held();
+        stats.preempted = self.preempted;
         stats.scratch_bytes = self.stepper.backend.scratch_bytes() as u64;
     }
 

@@ -38,14 +38,15 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Loads a model. Every sequence has pages for a whole context.
+    /// Loads a model. Every sequence has pages for a whole context, whatever [`EngineOptions::cache_pages`] says.
     pub fn open(
         view: &View,
         backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let lengths = vec![0; options.max_sequences.max(1)];
-        Ok(Self { stepper: Stepper::new(view, backend, options)?, lengths })
+        let options = EngineOptions { cache_pages: None, ..options.clone() };
+        Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths })
     }
 
     /// Figures of the model.

@@ -20,11 +20,21 @@ pub struct EngineOptions {
     pub cache_v: KvType,
     /// Sequences that run at once; more wait.
     pub max_sequences: usize,
+    /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need. With
+    /// fewer, sequences take turns, and no context is longer than all pages together.
+    pub cache_pages: Option<usize>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { num_ctx: None, num_batch: 512, cache_k: KvType::F16, cache_v: KvType::F16, max_sequences: 4 }
+        Self {
+            num_ctx: None,
+            num_batch: 512,
+            cache_k: KvType::F16,
+            cache_v: KvType::F16,
+            max_sequences: 4,
+            cache_pages: None,
+        }
     }
 }
 
@@ -86,21 +96,29 @@ pub(crate) fn memory_of(model: &Model, options: &EngineOptions) -> MemoryReport 
     MemoryReport { weights, cache: (spec.page_bytes() * spec.pages) as u64, scratch }
 }
 
-/// The context of a sequence: what was asked for, but not more than the model was trained with.
+/// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds. So
+/// a sequence that has the cache to itself never runs out of pages.
 pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
     let trained = model.shape().n_ctx;
-    options.num_ctx.map_or(trained, |n| n.clamp(1, trained.max(1)))
+    let wanted = options.num_ctx.map_or(trained, |n| n.clamp(1, trained.max(1)));
+    match options.cache_pages {
+        Some(pages) if !model.cache_layers().is_empty() => {
+            wanted.min(pages.max(1).saturating_mul(PAGE_TOKENS))
+        }
+        _ => wanted,
+    }
 }
 
-/// Pages for as many full sequences as run at once.
+/// The pages that were asked for, else those of as many full sequences as run at once.
 pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
-    let pages = context(model, options).div_ceil(PAGE_TOKENS) * options.max_sequences.max(1);
+    // One more, so that a sequence that shares all but its last page can still copy one.
+    let full = || context(model, options).div_ceil(PAGE_TOKENS) * options.max_sequences.max(1) + 1;
+    let pages = options.cache_pages.map_or_else(full, |pages| pages.max(1));
     CacheSpec {
         layers: model.cache_layers().to_vec(),
         key_type: options.cache_k,
         value_type: options.cache_v,
         page_tokens: PAGE_TOKENS,
-        // One more, so that a sequence that shares all but its last page can still copy one.
-        pages: if model.cache_layers().is_empty() { 0 } else { pages + 1 },
+        pages: if model.cache_layers().is_empty() { 0 } else { pages },
     }
 }

@@ -61,12 +61,21 @@ impl Pages {
         self.total - self.free.len()
     }
 
+    /// Pages that somebody uses now: the rest is free, or kept for later sequences.
+    pub fn held(&self) -> usize {
+        self.in_use() - self.idle()
+    }
+
+    /// Pages of the tree that nobody reads.
+    fn idle(&self) -> usize {
+        self.nodes.iter().flatten().filter(|n| n.users == 0).count()
+    }
+
     /// Pages that a sequence could have beside those of `path`, without taking one from a running sequence.
     pub fn available(&self, path: &[NodeId]) -> usize {
-        let idle = self.nodes.iter().flatten().filter(|n| n.users == 0).count();
         // What the sequence itself would read makes no room for it.
         let own = path.iter().filter(|id| self.node(**id).users == 0).count();
-        self.free.len() + idle - own
+        self.free.len() + self.idle() - own
     }
 
     fn node(&self, id: NodeId) -> &Node {

@@ -54,7 +54,7 @@ pub struct Sequence {
     pub cached: usize,
     generated: usize,
     shifted: usize,
-    /// Order of admission, for choosing whose pages to take.
+    /// Order of first admission, for choosing whose pages to take; 0 before it.
     pub admitted: u64,
 }
 
@@ -96,13 +96,12 @@ impl Sequence {
         self.generated > 0 && self.computed + 1 == self.tokens.len()
     }
 
-    /// Notes that pages are there and `cached` prompt tokens need no work.
-    pub fn start(&mut self, cached: usize, admitted: u64) {
+    /// Notes that pages are there and `cached` tokens need no work.
+    pub fn start(&mut self, cached: usize) {
         if self.started.is_none() {
             self.started = Some(Instant::now());
             self.cached = cached;
         }
-        self.admitted = admitted;
         self.computed = cached;
     }
 

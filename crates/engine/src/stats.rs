@@ -11,8 +11,10 @@ pub struct Stats {
     pub pages: usize,
     /// Pages that hold something, for running sequences or for later ones.
     pub pages_in_use: usize,
-    /// Pages of running sequences.
+    /// Pages of running sequences, shared ones counted once.
     pub pages_held: usize,
+    /// How often a running sequence was sent back to the queue for want of pages, since the start.
+    pub preempted: u64,
     /// Steps since the start.
     pub steps: u64,
     /// Prompt tokens computed since the start.

@@ -276,7 +276,7 @@ impl Scheduler {
         let loading = self.head_is_loading();
         let Some(request) = self.queue.remove(at) else { return };
         if at == 0 {
-            self.retried = false;
+            self.head_has_left();
             // Nobody else wants what is being loaded: stop it.
             let wanted = self.queue.iter().any(|other| other.key == request.key);
             if loading && !wanted {
@@ -359,15 +359,11 @@ impl Scheduler {
 
     /// Serves the queue in order, as far as that is possible now.
     fn advance(&mut self, now: Instant) {
-        while let Some(head) = self.queue.front().cloned() {
-            let goes_on = match self.runs.get_mut(&head.key) {
+        loop {
+            self.grant_ready(now);
+            let Some(head) = self.queue.front().cloned() else { return };
+            let goes_on = match self.runs.get(&head.key) {
                 None => self.start(now, &head),
-                Some(run) if run.takes(&head) => {
-                    grant(&mut self.actions, now, run, &head);
-                    self.queue.pop_front();
-                    self.retried = false;
-                    true
-                }
                 Some(run) => match run.state {
                     State::Ready => self.evict_key(&head.key),
                     State::Waiting => self.fit(&head),
@@ -376,6 +372,24 @@ impl Scheduler {
             };
             if !goes_on {
                 return;
+            }
+        }
+    }
+
+    /// Grants what waits for a model that is ready by now, wherever in the queue.
+    fn grant_ready(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.queue.len() {
+            let request = &self.queue[at];
+            match self.runs.get_mut(&request.key) {
+                Some(run) if run.takes(request) => {
+                    grant(&mut self.actions, now, run, request);
+                    self.queue.remove(at);
+                    if at == 0 {
+                        self.head_has_left();
+                    }
+                }
+                _ => at += 1,
             }
         }
     }
@@ -475,10 +489,17 @@ impl Scheduler {
     }
 
     fn refuse_head(&mut self, refusal: Refusal) {
-        self.retried = false;
         if let Some(head) = self.queue.pop_front() {
             self.actions.push(Action::Refuse(head.id, refusal));
         }
+        self.head_has_left();
+    }
+
+    /// What was done for the head of the queue is undone: models that were to make room for it take requests again. The
+    /// next head chooses anew.
+    fn head_has_left(&mut self) {
+        self.retried = false;
+        self.runs.values_mut().filter(|run| run.state == State::Ready).for_each(|run| run.draining = false);
     }
 
     fn head_is_loading(&self) -> bool {

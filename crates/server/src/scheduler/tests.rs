@@ -241,6 +241,33 @@ fn an_idle_model_goes_before_a_busy_one_and_a_busy_one_is_waited_for() {
 }
 
 #[test]
+fn a_model_whose_room_nobody_wants_any_more_takes_requests_again() {
+    let mut b = Bench::new(1, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.ask(2, "b");
+    assert_eq!(b.ask(3, "a"), [], "a is to leave as soon as it is idle");
+    assert_eq!(b.finish(2), [Action::Grant(3, 1)], "who wanted its room has gone");
+    assert_eq!(b.ask(4, "a"), [Action::Grant(4, 1)]);
+    for id in [1, 3, 4] {
+        assert_eq!(b.finish(id), [], "it stays as long as it is kept alive");
+    }
+    assert_eq!(b.loaded(), ["a"]);
+}
+
+#[test]
+fn a_request_behind_one_that_gave_up_is_granted_where_its_model_stays() {
+    let mut b = Bench::new(1, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    assert_eq!([b.ask(2, "b"), b.ask(3, "c"), b.ask(4, "a")].concat(), []);
+    assert_eq!(b.finish(2), [Action::Grant(4, 1)], "before c has it leave again");
+    assert_eq!(b.ask(5, "a"), []);
+    assert_eq!([b.finish(1), b.finish(4)], [vec![], vec![Action::Stop(1)]]);
+    assert_eq!(b.gone(1), [start(2, "c")]);
+}
+
+#[test]
 fn models_coexist_as_far_as_memory_goes_and_then_the_oldest_leaves() {
     let mut b = Bench::with_memory(24 * GB, 24 * GB);
     for (id, model, size) in [(1, "a", GB), (2, "b", 10 * GB)] {

@@ -1,5 +1,7 @@
 //! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
 
+mod scarce_pages;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -17,7 +19,11 @@ fn file(path: &str) -> View {
 }
 
 fn open(path: &str, options: &EngineOptions) -> Engine {
-    let config = Config { threads: Some(2), kernels: None };
+    open_at(None, path, options)
+}
+
+fn open_at(kernels: Option<&str>, path: &str, options: &EngineOptions) -> Engine {
+    let config = Config { threads: Some(2), kernels: kernels.map(str::to_owned) };
     Engine::open(file(path), Box::new(CpuBackend::new(&config).unwrap()), options).unwrap()
 }
 

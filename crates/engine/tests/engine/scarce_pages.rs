@@ -1,0 +1,163 @@
+//! A cache too small for everybody: who loses their pages goes on later as if nothing had happened.
+//!
+//! The portable level computes a row the same way whoever is beside it, so that texts can be compared to the token.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+
+use puna_engine::{Sink, Stats};
+
+use super::*;
+
+const ZOO: &str = "tests/data/zoo/llama.gguf";
+
+fn portable(path: &str, num_ctx: usize, pages: Option<usize>) -> Engine {
+    let options = EngineOptions {
+        num_ctx: Some(num_ctx),
+        max_sequences: 4,
+        cache_pages: pages,
+        ..EngineOptions::default()
+    };
+    open_at(Some("portable"), path, &options)
+}
+
+/// A job that ends only by its limit.
+fn endless(engine: &Engine, prompt: Vec<u32>, tokens: usize, temperature: f32) -> Job {
+    let params = Params { temperature, seed: 5, ignore_eos: true, ..Params::default() };
+    Job { prompt, sampling: params, max_tokens: Some(tokens), keep: 4, ..job(engine, "x") }
+}
+
+/// Prompts that share a first page and then differ.
+fn prompts() -> Vec<Vec<u32>> {
+    (0..4)
+        .map(|i| (0..90).map(|t| if t < 70 { 40 + t } else { 40 + (t * 7 + i * 31) % 250 }).collect())
+        .collect()
+}
+
+fn alone(num_ctx: usize, job: &Job) -> (String, Summary) {
+    run(&portable(ZOO, num_ctx, None), job.clone())
+}
+
+fn wait_until(engine: &Engine, what: &str, holds: impl Fn(&Stats) -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !holds(&engine.stats()) {
+        assert!(std::time::Instant::now() < deadline, "waited in vain: {what}: {:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Nobody runs, nobody waits, and every page is free or kept for later.
+fn assert_all_given_back(engine: &Engine) {
+    wait_until(engine, "everybody ends", |s| s.running == 0 && s.waiting == 0);
+    wait_until(engine, "no page is held", |s| s.pages_held == 0);
+}
+
+#[test]
+fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+    for temperature in [0.0, 1.3] {
+        let engine = portable(ZOO, 256, Some(7));
+        let jobs: Vec<Job> = prompts().into_iter().map(|p| endless(&engine, p, 150, temperature)).collect();
+        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+        for (job, events) in jobs.iter().zip(&all) {
+            let (text, summary) = finish(events);
+            let (text_alone, summary_alone) = alone(256, job);
+            assert_eq!(summary.tokens, summary_alone.tokens, "temperature {temperature}");
+            assert_eq!((text, summary.generated_tokens), (text_alone, 150));
+        }
+        assert!(engine.stats().preempted > 0, "four sequences of four pages had seven: {:?}", engine.stats());
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn the_embedded_model_answers_the_same_with_scarce_pages() {
+    let questions = ["Count from 1 to 9.", "Write a story.", "What is the capital of France?"];
+    let jobs: Vec<Job> = {
+        let engine = portable("models/cria/cria-q8_0.gguf", 256, None);
+        let sampling = Params { ignore_eos: true, ..greedy() };
+        questions
+            .map(|q| Job { sampling: sampling.clone(), max_tokens: Some(120), ..job(&engine, &chat(q)) })
+            .to_vec()
+    };
+    let answers = |pages| {
+        let engine = portable("models/cria/cria-q8_0.gguf", 256, pages);
+        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+        let texts: Vec<String> = all.iter().map(|events| finish(events).0).collect();
+        assert_all_given_back(&engine);
+        (texts, engine.stats().preempted)
+    };
+    let (plenty, none) = answers(None);
+    let (scarce, some) = answers(Some(4));
+    assert_eq!(plenty, scarce);
+    assert!(none == 0 && some > 0, "{none} and {some}");
+}
+
+#[test]
+fn contexts_shift_with_scarce_pages_as_with_plenty() {
+    let engine = portable(ZOO, 128, Some(4));
+    let jobs: Vec<Job> = prompts().into_iter().map(|p| endless(&engine, p, 260, 1.0)).collect();
+    let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+    for (job, events) in jobs.iter().zip(&all) {
+        let (text, summary) = finish(events);
+        let (text_alone, summary_alone) = alone(128, job);
+        assert_eq!((text, &summary.tokens), (text_alone, &summary_alone.tokens));
+        assert_eq!(summary.shifted_tokens, summary_alone.shifted_tokens);
+        assert!(summary.shifted_tokens > 100, "{summary:?}");
+    }
+    assert!(engine.stats().preempted > 0, "{:?}", engine.stats());
+    assert_all_given_back(&engine);
+}
+
+/// A listener that takes some events and then none until it is let.
+struct Gate {
+    left: AtomicU64,
+    open: Arc<AtomicBool>,
+    events: Sender<Event>,
+}
+
+impl Sink for Gate {
+    fn ready(&self) -> bool {
+        self.left.load(Ordering::Relaxed) > 0 || self.open.load(Ordering::Relaxed)
+    }
+
+    fn send(&mut self, event: Event) -> bool {
+        let left = self.left.get_mut();
+        *left = left.saturating_sub(1);
+        self.events.send(event).is_ok()
+    }
+}
+
+#[test]
+fn a_job_can_be_cancelled_while_others_have_its_pages() {
+    let engine = portable(ZOO, 256, Some(4));
+    let [first, second] = [0, 1].map(|i| endless(&engine, prompts()[i].clone(), 150, 0.0));
+    let (events, heard) = channel();
+    let open = Arc::new(AtomicBool::new(false));
+    // Enough for a third page of its own, so that the second sequence has to leave, and too little to end.
+    let gate = Gate { left: 120.into(), open: open.clone(), events };
+    engine.submit(first.clone(), Box::new(gate)).unwrap();
+    let (sender, lost) = channel();
+    let id = engine.submit(second, Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    wait_until(&engine, "the second is sent back", |s| s.preempted > 0 && s.waiting == 1);
+    engine.cancel(id);
+    wait_until(&engine, "the second is gone", |s| s.waiting == 0);
+    assert!(lost.iter().all(|event| matches!(event, Event::Prefill { .. } | Event::Piece(_))));
+    open.store(true, Ordering::Relaxed);
+    assert_eq!(finish(&heard).1.tokens, alone(256, &first).1.tokens);
+    assert_all_given_back(&engine);
+}
+
+#[test]
+fn no_context_is_longer_than_all_pages_together() {
+    let engine = portable(ZOO, 512, Some(2));
+    assert_eq!(engine.info().n_ctx, 2 * PAGE_TOKENS);
+    let prompt = |n: u32| (0..n).map(|t| 40 + t % 200).collect::<Vec<u32>>();
+    let too_long = engine.submit(endless(&engine, prompt(129), 10, 0.0), Box::new(|_| true)).unwrap_err();
+    assert_eq!(too_long, EngineError::PromptTooLong { tokens: 129, n_ctx: 128 });
+    let fits = endless(&engine, prompt(128), 10, 0.0);
+    let (_, full) = run(&engine, Job { shift: false, ..fits.clone() });
+    assert_eq!((full.finish, full.generated_tokens), (Finish::Length, 1), "room for nothing after it");
+    let (_, shifted) = run(&engine, fits);
+    assert_eq!((shifted.finish, shifted.generated_tokens), (Finish::Length, 10));
+    assert_all_given_back(&engine);
+}
