@@ -116,6 +116,7 @@ impl Driver {
                 }
             }
             self.admit();
+            self.begin_round();
             if let Err(error) = self.step().and_then(|()| self.embed_step()) {
                 self.fail_running(&error.to_string());
             }
@@ -407,6 +408,14 @@ impl Driver {
         stats.steps += 1;
         stats.prompt_tokens += prompt_rows as u64;
         stats.generated_tokens += parts.iter().filter(|p| p.output.is_some()).count() as u64;
+    }
+
+    /// Says before the work what there is to do: should a step hang, that is what is seen of it.
+    fn begin_round(&self) {
+        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
+        stats.rounds += 1;
+        stats.running = self.running.len();
+        stats.waiting = self.waiting.len() + self.embeds.len();
     }
 
     fn note_stats(&self) {

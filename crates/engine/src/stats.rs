@@ -15,6 +15,9 @@ pub struct Stats {
     pub pages_held: usize,
     /// How often a running sequence was sent back to the queue for want of pages, since the start.
     pub preempted: u64,
+    /// Rounds of the loop since the start. While there are jobs, a count that stands still means a step that hangs; the
+    /// loop goes round also while all listeners are slow.
+    pub rounds: u64,
     /// Steps since the start.
     pub steps: u64,
     /// Prompt tokens computed since the start.

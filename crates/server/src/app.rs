@@ -9,7 +9,7 @@ use puna_store::{Model, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, RunOptions, Task};
 use crate::config::Config;
-use crate::manager::{About, Ask, Lease, Models};
+use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
 use crate::options;
@@ -42,7 +42,8 @@ impl App {
             max_queue: config.max_queue,
             keep_alive: config.keep_alive,
         };
-        let models = Models::start(limits, launcher, memory::read, config.load_timeout);
+        let patience = Patience { load: config.load_timeout, step: config.step_timeout };
+        let models = Models::start(limits, launcher, memory::read, patience);
         Ok(Self(Arc::new(Inner { config, store, models })))
     }
 

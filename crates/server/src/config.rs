@@ -48,6 +48,9 @@ pub struct Config {
     pub keep_alive: KeepAlive,
     /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is for ever.
     pub load_timeout: Option<Duration>,
+    /// `PUNA_STEP_TIMEOUT`: how long a single step of a model may take; `None` is for ever. The first steps read the
+    /// weights from the disk, so that it must not be short.
+    pub step_timeout: Option<Duration>,
     /// `OLLAMA_CONTEXT_LENGTH`: the default context, if set.
     pub context_length: Option<u32>,
     /// `OLLAMA_NUM_PARALLEL`: conversations of one model at once; `None` is automatic.
@@ -87,7 +90,8 @@ impl Config {
             models: puna_store::default_root(read.text("MODELS").as_deref(), home.as_deref()),
             origins: Origins::parse(&read.text("ORIGINS").unwrap_or_default())?,
             keep_alive: read.keep_alive(),
-            load_timeout: read.load_timeout(),
+            load_timeout: read.timeout("LOAD_TIMEOUT", Duration::from_secs(300)),
+            step_timeout: read.timeout("STEP_TIMEOUT", Duration::from_secs(900)),
             context_length: Some(read.number("CONTEXT_LENGTH", 0)).filter(|n| *n > 0).map(clamp_u32),
             num_parallel: Some(clamp_u32(read.number("NUM_PARALLEL", 0))).filter(|n| *n > 0),
             max_loaded_models: match read.number("MAX_LOADED_MODELS", 0) {
@@ -208,15 +212,15 @@ impl Reader<'_> {
         })
     }
 
-    fn load_timeout(&mut self) -> Option<Duration> {
-        let default = Duration::from_secs(300);
-        let Some(text) = self.text("LOAD_TIMEOUT") else { return Some(default) };
+    /// Seconds or a duration; what is not positive is for ever.
+    fn timeout(&mut self, name: &str, default: Duration) -> Option<Duration> {
+        let Some(text) = self.text(name) else { return Some(default) };
         let nanos =
             text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000)).or_else(|_| parse_duration(&text));
         match nanos {
             Ok(ns) => u64::try_from(ns).ok().filter(|ns| *ns > 0).map(Duration::from_nanos),
             Err(e) => {
-                self.warnings.push(format!("LOAD_TIMEOUT: {e}: using 5m"));
+                self.warnings.push(format!("{name}: {e}: using {} s", default.as_secs()));
                 Some(default)
             }
         }
@@ -309,6 +313,7 @@ mod tests {
         );
         assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "0")]).load_timeout, None);
         assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "90")]).load_timeout, Some(Duration::from_secs(90)));
+        assert_eq!(config(&[("PUNA_STEP_TIMEOUT", "1h")]).step_timeout, Some(Duration::from_secs(3600)));
     }
 
     #[test]

@@ -90,6 +90,15 @@ enum Command {
     Shutdown(oneshot::Sender<()>),
 }
 
+/// How long runners may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// For each phase of loading; `None` is for ever.
+    pub(crate) load: Option<Duration>,
+    /// For a single step of the model; `None` is for ever.
+    pub(crate) step: Option<Duration>,
+}
+
 /// Reads the machine's memory.
 pub(crate) type MemorySource = fn() -> Memory;
 
@@ -106,14 +115,14 @@ impl Models {
         limits: Limits,
         launcher: Arc<dyn Launcher>,
         memory: MemorySource,
-        load_timeout: Option<Duration>,
+        patience: Patience,
     ) -> Self {
         let (to, commands) = mpsc::unbounded_channel();
         let manager = Manager {
             scheduler: Scheduler::new(limits),
             launcher,
             memory,
-            load_timeout,
+            patience,
             runners: HashMap::new(),
             waiting: HashMap::new(),
             to: to.clone(),
@@ -172,7 +181,7 @@ struct Manager {
     scheduler: Scheduler,
     launcher: Arc<dyn Launcher>,
     memory: MemorySource,
-    load_timeout: Option<Duration>,
+    patience: Patience,
     runners: HashMap<RunId, Runner>,
     waiting: HashMap<RequestId, Waiting>,
     to: mpsc::UnboundedSender<Command>,
@@ -322,7 +331,8 @@ impl Manager {
         };
         tracing::debug!(run, model = about.name, "starting a runner");
         let to = self.to.clone();
-        let link = Link::new(launched, Box::new(move |notice| drop(to.send(Command::Notice(run, notice)))));
+        let on_notice = Box::new(move |notice| drop(to.send(Command::Notice(run, notice))));
+        let link = Link::new(launched, self.patience.step, on_notice);
         link.plan(spec.clone());
         self.runners.insert(run, Runner { link, about, spec, phase: 0 });
         self.watch(run);
@@ -334,7 +344,7 @@ impl Manager {
 
     /// Gives a phase of loading its time.
     fn watch(&mut self, run: RunId) {
-        let (Some(limit), Some(runner)) = (self.load_timeout, self.runners.get_mut(&run)) else { return };
+        let (Some(limit), Some(runner)) = (self.patience.load, self.runners.get_mut(&run)) else { return };
         runner.phase += 1;
         let (phase, to) = (runner.phase, self.to.clone());
         tokio::spawn(async move {
@@ -347,7 +357,7 @@ impl Manager {
         let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else { return };
         runner.link.kill();
         let limit =
-            self.load_timeout.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
+            self.patience.load.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
         self.runners.remove(&run);
         self.failed_to_start(run, format!("timed out waiting for the model runner to load the model{limit}"));
     }

@@ -42,9 +42,15 @@ impl Answer {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Config)) -> Self {
         let models = tempfile::tempdir().unwrap();
         let fake = Arc::<Fake>::default();
-        let app = App::new(Config::with_models(models.path()), Arc::new(FakeLauncher(fake.clone()))).unwrap();
+        let mut config = Config::with_models(models.path());
+        change(&mut config);
+        let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
         Self { door: Door::new(app, ([127, 0, 0, 1], 11434).into()), fake, _models: models }
     }
 
@@ -288,6 +294,19 @@ async fn a_runner_that_dies_in_an_answer_ends_it_with_an_error_and_the_next_requ
     let rest = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
     let last: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
     assert!(last["error"].as_str().unwrap().starts_with("model runner has unexpectedly stopped"), "{last}");
+    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
+    assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_model_that_hangs_is_ended_with_an_error_and_the_next_request_works() {
+    let b = Bench::with(|config| config.step_timeout = Some(Duration::from_millis(300)));
+    b.fake.hangs.store(true, Ordering::Relaxed);
+    let answer = b.post("/api/chat", chat(json!({}))).await;
+    b.fake.hangs.store(false, Ordering::Relaxed);
+    assert_eq!(answer.status, 500);
+    let error = answer.json()["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("busy with a single step"), "{error}");
     assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
     assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
 }

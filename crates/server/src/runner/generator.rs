@@ -2,7 +2,7 @@
 
 use puna_engine::{Job, Sink};
 
-use super::protocol::{LoadSpec, MemoryParts};
+use super::protocol::{LoadSpec, MemoryParts, Pulse};
 
 /// Loads models.
 pub trait Loader: Sync {
@@ -82,6 +82,6 @@ pub trait Generator: Send + Sync {
     /// An input is empty or longer than the context.
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String>;
 
-    /// Where the memory goes now.
-    fn memory(&self) -> MemoryParts;
+    /// Where the memory goes now, and whether there is progress.
+    fn pulse(&self) -> Pulse;
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::launch::Launched;
 use super::protocol::{
-    FromRunner, LoadSpec, Loaded, MemoryParts, ToRunner, VERSION, WINDOW, frame, read_async,
+    FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
 };
 use crate::canonical::{Event, Failure, Task};
 use crate::scheduler::Exit;
@@ -60,8 +60,9 @@ struct Tasks {
 }
 
 impl Link {
-    /// Begins to speak with a runner that was just started.
-    pub(crate) fn new(launched: Launched, on_notice: OnNotice) -> Self {
+    /// Begins to speak with a runner that was just started. One whose model is busy with a single step for longer than
+    /// `step_timeout` is ended.
+    pub(crate) fn new(launched: Launched, step_timeout: Option<Duration>, on_notice: OnNotice) -> Self {
         let (out, outgoing) = mpsc::unbounded_channel();
         let link = Self(Arc::new(Shared {
             out,
@@ -72,7 +73,8 @@ impl Link {
         }));
         let (read, write) = launched.stream.into_split();
         tokio::spawn(send_all(outgoing, write));
-        let reader = Reader { link: link.clone(), failed: None, loaded: false };
+        let watch = StepWatch { limit: step_timeout, rounds: 0, since: None };
+        let reader = Reader { link: link.clone(), failed: None, loaded: false, watch };
         // On its own, since it is what ends the process when that is asked for.
         let exit = tokio::spawn(launched.exit);
         tokio::spawn(reader.run(read, exit, on_notice));
@@ -172,6 +174,33 @@ struct Reader {
     /// The runner's own account of why it ends.
     failed: Option<Exit>,
     loaded: bool,
+    watch: StepWatch,
+}
+
+/// Notices that a runner's model does not get on.
+struct StepWatch {
+    limit: Option<Duration>,
+    rounds: u64,
+    /// When the present round was first seen, if there is work.
+    since: Option<Instant>,
+}
+
+impl StepWatch {
+    /// Takes a sign of life; the error is the reason to end the runner.
+    fn take(&mut self, now: Instant, pulse: &Pulse) -> Result<(), String> {
+        if !pulse.works || pulse.rounds != self.rounds {
+            (self.rounds, self.since) = (pulse.rounds, pulse.works.then_some(now));
+            return Ok(());
+        }
+        let since = *self.since.get_or_insert(now);
+        match self.limit {
+            Some(limit) if now.duration_since(since) > limit => Err(format!(
+                "the model was busy with a single step for more than {} seconds and was ended; PUNA_STEP_TIMEOUT sets the limit",
+                limit.as_secs_f64().ceil()
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Reader {
@@ -231,7 +260,10 @@ impl Reader {
                 self.failed = Some(Exit { reason: message, out_of_memory });
             }
             FromRunner::Event(id, event) => self.link.deliver(id, event),
-            FromRunner::Heartbeat(memory) => *lock(&self.link.0.memory) = memory,
+            FromRunner::Heartbeat(pulse) => {
+                *lock(&self.link.0.memory) = pulse.memory;
+                self.watch.take(Instant::now(), &pulse)?;
+            }
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use puna_tokenizer::{Encode, Tokenizer};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::is_out_of_memory;
-use super::protocol::{LoadSpec, MemoryParts};
+use super::protocol::{LoadSpec, MemoryParts, Pulse};
 
 /// Prompt tokens of a step unless a request says otherwise.
 const BATCH: u32 = 512;
@@ -147,7 +147,9 @@ impl Generator for Local {
         self.engine.embed(inputs, done).map(|id| id.0).map_err(|e| e.to_string())
     }
 
-    fn memory(&self) -> MemoryParts {
-        parts(&self.engine.memory())
+    fn pulse(&self) -> Pulse {
+        let stats = self.engine.stats();
+        let works = stats.running + stats.waiting > 0;
+        Pulse { memory: parts(&self.engine.memory()), rounds: stats.rounds, works }
     }
 }

@@ -11,7 +11,7 @@ use crate::canonical::{Event, Task};
 use crate::scheduler::LoadOptions;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 const MAX_FRAME: usize = 256 << 20;
@@ -56,7 +56,7 @@ pub enum FromRunner {
     /// Something happened to a request.
     Event(u64, Event),
     /// It is still there.
-    Heartbeat(MemoryParts),
+    Heartbeat(Pulse),
 }
 
 /// What to load, and how.
@@ -85,6 +85,17 @@ pub struct MemoryParts {
     pub scratch: u64,
     /// Everything else.
     pub other: u64,
+}
+
+/// What a loaded runner says of itself now and then.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pulse {
+    /// Where its memory goes.
+    pub memory: MemoryParts,
+    /// A count that grows with every step of the model, and does not stand still while there is work.
+    pub rounds: u64,
+    /// Whether there is work.
+    pub works: bool,
 }
 
 impl MemoryParts {

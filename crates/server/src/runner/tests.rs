@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::{Launched, Launcher};
-use super::link::Link;
-use super::protocol::{LoadSpec, MemoryParts, WINDOW};
+use super::link::{Events, Link};
+use super::protocol::{LoadSpec, MemoryParts, Pulse, WINDOW};
 use super::worker;
 use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task};
 use crate::scheduler::Exit;
@@ -31,6 +31,13 @@ pub(crate) struct Fake {
     pub(crate) broken: AtomicBool,
     /// Tokens generated so far, by all runners.
     pub(crate) generated: AtomicU64,
+    /// Steps of the model never end.
+    pub(crate) hangs: AtomicBool,
+    /// Rounds before the first token of every answer, 10 ms each.
+    pub(crate) prefill: AtomicU64,
+    /// Rounds so far, and generations that go on, by all runners.
+    rounds: AtomicU64,
+    works: AtomicU64,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -137,16 +144,26 @@ impl Generator for FakeEngine {
         self.cancelled.lock().unwrap().insert(id, cancelled.clone());
         let fake = self.fake.clone();
         thread::spawn(move || {
+            let _works = Works::new(&fake);
+            for _ in 0..fake.prefill.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(10));
+                fake.rounds.fetch_add(1, Ordering::Relaxed);
+            }
             let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
             let most = job.max_tokens.unwrap_or(usize::MAX);
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
+                    fake.rounds.fetch_add(1, Ordering::Relaxed);
                     thread::sleep(Duration::from_millis(1));
                 }
                 if cancelled.load(Ordering::Relaxed) {
                     return;
                 }
+                while fake.hangs.load(Ordering::Relaxed) && !cancelled.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(1));
+                }
                 fake.generated.fetch_add(1, Ordering::Relaxed);
+                fake.rounds.fetch_add(1, Ordering::Relaxed);
                 let text = if again { "same ".into() } else { format!("w{i} ") };
                 if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs: None })) {
                     return;
@@ -179,8 +196,25 @@ impl Generator for FakeEngine {
         Ok(0)
     }
 
-    fn memory(&self) -> MemoryParts {
-        self.memory
+    fn pulse(&self) -> Pulse {
+        let rounds = self.fake.rounds.load(Ordering::Relaxed);
+        Pulse { memory: self.memory, rounds, works: self.fake.works.load(Ordering::Relaxed) > 0 }
+    }
+}
+
+/// Counts a generation while it goes on.
+struct Works<'a>(&'a Fake);
+
+impl<'a> Works<'a> {
+    fn new(fake: &'a Fake) -> Self {
+        fake.works.fetch_add(1, Ordering::Relaxed);
+        Self(fake)
+    }
+}
+
+impl Drop for Works<'_> {
+    fn drop(&mut self) {
+        self.0.works.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -199,10 +233,13 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
     }))
 }
 
+/// How long a step may take in these tests: a few signs of life.
+const STEP: Duration = Duration::from_millis(300);
+
 async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
     let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
     let launched = FakeLauncher(fake.clone()).launch().unwrap();
-    let link = Link::new(launched, Box::new(move |notice| drop(to.send(notice))));
+    let link = Link::new(launched, Some(STEP), Box::new(move |notice| drop(to.send(notice))));
     let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
     let spec = LoadSpec { weights: None, options, kv_cache_type: "f16".into(), kernels: None, threads: None };
     link.plan(spec);
@@ -213,7 +250,10 @@ async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
 }
 
 async fn end(link: &Link, task: Task) -> Event {
-    let mut events = link.submit(task);
+    end_of(&mut link.submit(task)).await
+}
+
+async fn end_of(events: &mut Events) -> Event {
     loop {
         let event = events.next().await.unwrap();
         if event.is_end() {
@@ -294,6 +334,30 @@ async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
             && failure.message.ends_with("killed")
     );
     assert!(matches!(end(&link, task("hi", 1, 4, true, true)).await, Event::Error(_)));
+}
+
+#[tokio::test]
+async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    events.next().await.unwrap();
+    fake.hangs.store(true, Ordering::Relaxed);
+    let Event::Error(failure) = end_of(&mut events).await else { panic!("a step that hangs is an error") };
+    assert!(failure.message.contains("busy with a single step for more than 1 seconds"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_hanging_step() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    tokio::time::sleep(STEP * 3).await;
+    fake.prefill.store(90, Ordering::Relaxed);
+    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    let mut slow = link.submit(task("hi", 1000, 4, true, true));
+    slow.next().await.unwrap();
+    tokio::time::sleep(STEP * 3).await;
+    assert!(matches!(end_of(&mut slow).await, Event::Done(_)));
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, f
 use crate::canonical::{Event, Failure, Task};
 
 /// How often a sign of life is sent.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 
 /// Threads that render and tokenize prompts.
 const PREPARERS: usize = 2;
@@ -171,7 +171,7 @@ fn serve(
     incoming: &mut BufReader<UnixStream>,
     out: Sender<FromRunner>,
 ) -> io::Result<()> {
-    let loaded = Loaded { num_ctx: generator.facts().num_ctx, memory: generator.memory() };
+    let loaded = Loaded { num_ctx: generator.facts().num_ctx, memory: generator.pulse().memory };
     out.send(FromRunner::Loaded(loaded)).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();
     let (beating, to) = (generator.clone(), out.clone());
@@ -216,7 +216,7 @@ fn serve(
 
 fn heartbeat(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Receiver<()>) {
     while stopped.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
-        if out.send(FromRunner::Heartbeat(generator.memory())).is_err() {
+        if out.send(FromRunner::Heartbeat(generator.pulse())).is_err() {
             return;
         }
     }
