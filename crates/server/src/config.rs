@@ -51,6 +51,8 @@ pub struct Config {
     /// `PUNA_STEP_TIMEOUT`: how long a single step of a model may take; `None` is for ever. The first steps read the
     /// weights from the disk, so that it must not be short.
     pub step_timeout: Option<Duration>,
+    /// `PUNA_WRITE_TIMEOUT`: how long a client may take nothing of its answer before it is given up; `None` is for ever.
+    pub write_timeout: Option<Duration>,
     /// `OLLAMA_CONTEXT_LENGTH`: the default context, if set.
     pub context_length: Option<u32>,
     /// `OLLAMA_NUM_PARALLEL`: conversations of one model at once; `None` is automatic.
@@ -91,6 +93,7 @@ impl Config {
             origins: Origins::parse(&read.text("ORIGINS").unwrap_or_default())?,
             keep_alive: read.keep_alive(),
             load_timeout: read.timeout("LOAD_TIMEOUT", Duration::from_secs(300)),
+            write_timeout: read.timeout("WRITE_TIMEOUT", Duration::from_secs(60)),
             step_timeout: read.timeout("STEP_TIMEOUT", Duration::from_secs(900)),
             context_length: Some(read.number("CONTEXT_LENGTH", 0)).filter(|n| *n > 0).map(clamp_u32),
             num_parallel: Some(clamp_u32(read.number("NUM_PARALLEL", 0))).filter(|n| *n > 0),

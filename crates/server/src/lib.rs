@@ -71,13 +71,14 @@ pub(crate) async fn serve_with(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
+    let write_timeout = config.write_timeout;
     let app = app::App::new(config, launcher)?;
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "everybody who can reach this address can use and change the models");
     }
     tracing::info!(%address, models = %app.config().models.display(), version = VERSION, "listening");
     let door = http::door::Door::new(app.clone(), address);
-    http::serve::run(listener, door, end).await;
+    http::serve::run(listener, door, write_timeout, end).await;
     app.models().shutdown().await;
     Ok(())
 }

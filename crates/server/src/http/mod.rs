@@ -5,8 +5,11 @@ pub(crate) mod door;
 mod hosts;
 pub mod origins;
 pub(crate) mod paths;
+pub(crate) mod patient;
 mod reply;
 pub mod serve;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use body::Json;
 pub(crate) use reply::{

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::door::Door;
+use super::patient::Patient;
 use crate::config::Address;
 
 /// How long a client may take to send the head of a request.
@@ -89,8 +90,14 @@ async fn ask(address: &Address, path: &str) -> Option<String> {
     timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }
 
-/// Answers connections until `end` is ready; running requests then have a few seconds.
-pub(crate) async fn run(listener: TcpListener, door: Door, end: impl Future<Output = ()>) {
+/// Answers connections until `end` is ready; running requests then have a few seconds. A client that takes nothing of its
+/// answer for `write_timeout` loses it.
+pub(crate) async fn run(
+    listener: TcpListener,
+    door: Door,
+    write_timeout: Option<Duration>,
+    end: impl Future<Output = ()>,
+) {
     let graceful = GracefulShutdown::new();
     tokio::pin!(end);
     loop {
@@ -99,7 +106,11 @@ pub(crate) async fn run(listener: TcpListener, door: Door, end: impl Future<Outp
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => connection(stream, peer, door.clone(), &graceful),
+            Ok((stream, peer)) => {
+                // Pieces of an answer are small and must not wait for each other.
+                let _ = stream.set_nodelay(true);
+                connection(Patient::new(stream, write_timeout), peer, door.clone(), &graceful);
+            }
             Err(error) => {
                 // Out of file handles, mostly: others have to end first.
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -113,9 +124,7 @@ pub(crate) async fn run(listener: TcpListener, door: Door, end: impl Future<Outp
     }
 }
 
-fn connection(stream: TcpStream, peer: SocketAddr, door: Door, graceful: &GracefulShutdown) {
-    // Pieces of an answer are small and must not wait for each other.
-    let _ = stream.set_nodelay(true);
+fn connection(stream: Patient<TcpStream>, peer: SocketAddr, door: Door, graceful: &GracefulShutdown) {
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let door = door.clone();
         async move {

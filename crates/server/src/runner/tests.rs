@@ -37,7 +37,7 @@ pub(crate) struct Fake {
     pub(crate) prefill: AtomicU64,
     /// Rounds so far, and generations that go on, by all runners.
     rounds: AtomicU64,
-    works: AtomicU64,
+    pub(crate) works: AtomicU64,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -344,7 +344,11 @@ async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
     events.next().await.unwrap();
     fake.hangs.store(true, Ordering::Relaxed);
     let Event::Error(failure) = end_of(&mut events).await else { panic!("a step that hangs is an error") };
-    assert!(failure.message.contains("busy with a single step for more than 1 seconds"), "{}", failure.message);
+    assert!(
+        failure.message.contains("busy with a single step for more than 1 seconds"),
+        "{}",
+        failure.message
+    );
 }
 
 #[tokio::test]

@@ -161,7 +161,10 @@ enum State {
 #[derive(Debug)]
 struct Run {
     id: RunId,
+    /// As it was asked for.
     options: LoadOptions,
+    /// Tokens of one conversation; once it is loaded, what the runner says.
+    context: u32,
     state: State,
     size: u64,
     keep: KeepAlive,
@@ -178,7 +181,14 @@ impl Run {
     }
 
     fn takes(&self, request: &Request) -> bool {
-        self.state == State::Ready && !self.draining && !self.options.needs_reload(&request.options)
+        self.state == State::Ready && !self.draining && self.fits(&request.options)
+    }
+
+    /// Whether it serves requests with these options: those for which it was loaded, whatever context came of them, and
+    /// those that name that context.
+    fn fits(&self, wanted: &LoadOptions) -> bool {
+        let actual = || LoadOptions { num_ctx: self.context, ..self.options.clone() };
+        !self.options.needs_reload(wanted) || !actual().needs_reload(wanted)
     }
 }
 
@@ -237,7 +247,7 @@ impl Scheduler {
             key: key.clone(),
             run: run.id,
             size: run.size,
-            context: run.options.num_ctx,
+            context: run.context,
             expires: if run.is_idle() { run.expires } else { expiry(now, run.keep) },
             ready: run.state == State::Ready,
             in_flight: run.in_flight.len(),
@@ -298,7 +308,7 @@ impl Scheduler {
         if let Some((_, run)) = self.find(id)
             && run.state == State::Loading
         {
-            run.options.num_ctx = context;
+            run.context = context;
             run.size = size;
             run.state = State::Ready;
         }
@@ -405,6 +415,7 @@ impl Scheduler {
         let run = Run {
             id,
             options: head.options.clone(),
+            context: head.options.num_ctx,
             state: State::Planning,
             size: 0,
             keep: head.keep_alive.unwrap_or(self.limits.keep_alive),
@@ -442,6 +453,7 @@ impl Scheduler {
         let Some(run) = self.runs.get_mut(&head.key) else { return false };
         if run.options.reduce() {
             let options = run.options.clone();
+            run.context = options.num_ctx;
             run.state = State::Planning;
             if let Some(head) = self.queue.front_mut() {
                 head.options = options.clone();

@@ -37,9 +37,8 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// Whether a model that was loaded with `self` must be loaded anew for a request with `wanted`.
     pub fn needs_reload(&self, wanted: &Self) -> bool {
-        let clamped =
-            if wanted.num_ctx_train > 0 { wanted.num_ctx.min(wanted.num_ctx_train) } else { wanted.num_ctx };
-        let context = clamped != self.num_ctx && !(self.num_ctx_auto && wanted.num_ctx_auto);
+        let cut = |n: u32| if wanted.num_ctx_train > 0 { n.min(wanted.num_ctx_train) } else { n };
+        let context = cut(wanted.num_ctx) != cut(self.num_ctx) && !(self.num_ctx_auto && wanted.num_ctx_auto);
         let gpu = wanted.num_gpu >= 0 && wanted.num_gpu != self.num_gpu;
         context
             || gpu

@@ -332,6 +332,23 @@ fn an_automatic_context_shrinks_until_it_fits_and_an_explicit_one_does_not() {
 }
 
 #[test]
+fn a_context_that_came_out_otherwise_than_asked_is_not_loaded_over_and_over() {
+    for actual in [1000, 4096, 100_000] {
+        let mut b = Bench::new(3, 512);
+        let asked = LoadOptions { num_ctx: 8192, num_ctx_auto: false, num_ctx_train: 4096, ..options() };
+        let ask = |id| Event::Request(Request { options: asked.clone(), ..request(id, "a") });
+        b.event(ask(1));
+        b.event(Event::Planned(1, GB));
+        assert_eq!(b.event(Event::Loaded(1, actual, GB)), [Action::Grant(1, 1)], "{actual}");
+        assert_eq!(b.event(ask(2)), [Action::Grant(2, 1)], "{actual}");
+        assert_eq!(b.scheduler.view(b.now)[0].context, actual);
+        let named = LoadOptions { num_ctx: actual, ..asked.clone() };
+        let named = Event::Request(Request { options: named, ..request(3, "a") });
+        assert_eq!(b.event(named), [Action::Grant(3, 1)], "{actual}");
+    }
+}
+
+#[test]
 fn a_failed_load_is_the_error_of_the_request_that_caused_it() {
     let mut b = Bench::new(3, 512);
     b.ask(1, "bad");

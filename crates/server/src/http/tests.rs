@@ -1,0 +1,63 @@
+//! The server on real sockets, with a fake engine: clients that do not read.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::config::Config;
+use crate::runner::tests::{Fake, FakeLauncher};
+
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// A server whose sockets hold little, and a client of the same kind that has asked for an endless answer.
+async fn endless_answer(fake: &Arc<Fake>, models: &std::path::Path) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_send_buffer_size(8 << 10).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(8).unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config { write_timeout: Some(LIMIT), ..Config::with_models(models) };
+    let launcher = Arc::new(FakeLauncher(fake.clone()));
+    tokio::spawn(crate::serve_with(config, listener, std::future::pending(), launcher));
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    let mut client = socket.connect(address).await.unwrap();
+    let body = r#"{"model": "cria", "raw": true, "prompt": "hi", "options": {"num_predict": 1000000, "num_ctx": 100000}}"#;
+    let head =
+        format!("POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    client.write_all((head + body).as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    client.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_reading_loses_its_sequence() {
+    let (fake, models) = (Arc::<Fake>::default(), tempfile::tempdir().unwrap());
+    let client = endless_answer(&fake, models.path()).await;
+    let start = Instant::now();
+    while fake.works.load(Ordering::Relaxed) > 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "it generates for somebody who does not read");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(start.elapsed() > LIMIT, "a pause is no reason yet");
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_slowly_keeps_its_sequence() {
+    let (fake, models) = (Arc::<Fake>::default(), tempfile::tempdir().unwrap());
+    let mut client = endless_answer(&fake, models.path()).await;
+    // As long as it takes to fill all buffers, and then three limits.
+    let mut buffer = vec![0; 8 << 10];
+    let start = Instant::now();
+    while start.elapsed() < 5 * LIMIT {
+        assert!(client.read(&mut buffer).await.unwrap() > 0, "it was cut off");
+        tokio::time::sleep(LIMIT / 10).await;
+    }
+    assert!(fake.works.load(Ordering::Relaxed) > 0);
+}
