@@ -178,18 +178,21 @@ impl Driver {
                 sequence.admitted = self.admissions;
             }
             self.begin(&mut sequence);
-            self.enter(sequence.job.client);
+            self.enter(&mut sequence);
             self.running.push(sequence);
         }
     }
 
-    /// Counts a client's share from that of the one who had least: newcomers do not hold up everybody else until they
-    /// have caught up. Who has left is forgotten.
-    fn enter(&mut self, client: u64) {
+    /// Counts a client's share from that of the one who had least, and a sequence's likewise among those of its client:
+    /// newcomers do not hold up everybody else until they have caught up. Who has left is forgotten.
+    fn enter(&mut self, sequence: &mut Sequence) {
+        let client = sequence.job.client;
         let (running, waiting) = (&self.running, &self.waiting);
         self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.job.client == *c));
         let least = running.iter().filter_map(|s| self.served.get(&s.job.client)).min().copied();
         self.served.entry(client).or_insert(least.unwrap_or(0));
+        let others = running.iter().filter(|s| s.job.client == client && !s.is_decoding());
+        sequence.served = others.map(|s| s.served).min().unwrap_or(0);
     }
 
     /// The first waiting sequence of the client with the fewest running ones.
@@ -305,14 +308,17 @@ impl Driver {
         let mut chosen = Vec::new();
         let ready = |s: &&Sequence| s.ready();
         chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
-        let mut prompts: Vec<&Sequence> =
-            self.running.iter().filter(|s| !s.is_decoding()).filter(ready).collect();
-        prompts.sort_by_key(|s| (self.served.get(&s.job.client).copied().unwrap_or(0), s.admitted));
+        let (served, running) = (&mut self.served, &mut self.running);
+        let mut prompts: Vec<&mut Sequence> =
+            running.iter_mut().filter(|s| !s.is_decoding() && s.ready()).collect();
+        let share = |client: u64| served.get(&client).copied().unwrap_or(0);
+        prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
         for s in prompts {
             let rows = (s.tokens.len() - s.computed).min(budget);
             if rows > 0 {
                 budget -= rows;
-                *self.served.entry(s.job.client).or_default() += rows as u64;
+                s.served += rows as u64;
+                *served.entry(s.job.client).or_default() += rows as u64;
                 chosen.push((s.id, rows));
             }
         }

@@ -54,6 +54,8 @@ pub struct Sequence {
     pub cached: usize,
     generated: usize,
     shifted: usize,
+    /// Prompt rows it has had, counted from the least of its client's others when it was admitted.
+    pub served: u64,
     /// Order of first admission, for choosing whose pages to take; 0 before it.
     pub admitted: u64,
 }
@@ -80,6 +82,7 @@ impl Sequence {
             cached: 0,
             generated: 0,
             shifted: 0,
+            served: 0,
             admitted: 0,
             job,
             sink,

@@ -9,6 +9,7 @@ use puna_store::{Model, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, RunOptions, Task};
 use crate::config::Config;
+use crate::http::Client;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
@@ -105,12 +106,13 @@ impl App {
         Ok((load, run))
     }
 
-    /// Waits until a model is in memory.
+    /// Waits until a model is in memory for a client.
     pub(crate) async fn load(
         &self,
         model: &Model,
         options: LoadOptions,
         keep_alive: Option<KeepAlive>,
+        client: Client,
     ) -> Result<Loaded, Failure> {
         let arrived = Instant::now();
         let config = self.config();
@@ -128,7 +130,7 @@ impl App {
         let about =
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
         let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await?;
-        Ok(Loaded { lease, arrived, load: arrived.elapsed() })
+        Ok(Loaded { lease, client, arrived, load: arrived.elapsed() })
     }
 }
 
@@ -165,6 +167,7 @@ pub(crate) fn store_failure(error: &StoreError) -> Failure {
 /// A model in memory that a request may use.
 pub(crate) struct Loaded {
     lease: Lease,
+    client: Client,
     arrived: Instant,
     load: Duration,
 }
@@ -172,7 +175,7 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Has a task done on it.
     pub(crate) fn run(self, task: Task) -> Running {
-        let events = self.lease.submit(task);
+        let events = self.lease.submit(self.client.0, task);
         Running { events, _lease: self.lease, arrived: self.arrived, load: self.load }
     }
 }

@@ -60,9 +60,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Has a task done.
-    pub(crate) fn submit(&self, task: Task) -> Events {
-        self.link.submit(task)
+    /// Has a task of a client done.
+    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
+        self.link.submit(client, task)
     }
 }
 

@@ -9,7 +9,7 @@ use puna_graph::{
 use super::*;
 
 /// A backend whose steps wait for a lock.
-struct Hanging(CpuBackend, Arc<Mutex<()>>);
+pub struct Hanging(pub CpuBackend, pub Arc<Mutex<()>>);
 
 impl Backend for Hanging {
     fn describe(&self) -> Description {

@@ -1,6 +1,7 @@
 //! What stands between the network and the routes: connections, access rules, path rules, bodies.
 
 mod body;
+mod client;
 pub(crate) mod door;
 mod hosts;
 pub mod origins;
@@ -12,6 +13,7 @@ pub mod serve;
 mod tests;
 
 pub(crate) use body::Json;
+pub(crate) use client::Client;
 pub(crate) use reply::{
     Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };

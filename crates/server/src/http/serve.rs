@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use super::client::Client;
 use super::door::Door;
 use super::patient::Patient;
 use crate::config::Address;
@@ -128,7 +129,8 @@ fn connection(stream: Patient<TcpStream>, peer: SocketAddr, door: Door, graceful
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let door = door.clone();
         async move {
-            let request: Request = request.map(Body::new);
+            let mut request: Request = request.map(Body::new);
+            request.extensions_mut().insert(Client::at(peer.ip()));
             Ok::<_, std::convert::Infallible>(door.answer(request).await)
         }
     });

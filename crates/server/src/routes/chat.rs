@@ -12,11 +12,12 @@ use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Failure, Task};
 use crate::dialect::native::{self, ChatEncoder};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Json, Native, Refused};
+use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
 
 pub(super) async fn chat(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<Native, ChatRequest>,
 ) -> Result<Response, Refused<Native>> {
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
@@ -27,7 +28,7 @@ pub(super) async fn chat(
         return Ok(encoder.empty("unload"));
     }
     let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
-    let prepared = prepare(&app, request, &name, &model).await?;
+    let prepared = prepare(&app, client, request, &name, &model).await?;
     if empty {
         return Ok(encoder.empty("load"));
     }
@@ -63,6 +64,7 @@ impl Prepared {
 /// Checks a chat and waits for its model.
 pub(super) async fn prepare(
     app: &App,
+    client: Client,
     request: ChatRequest,
     name: &Name,
     model: &Model,
@@ -71,6 +73,6 @@ pub(super) async fn prepare(
     let (load, run) = app.options(model, request.options.as_ref())?;
     let keep_alive = request.keep_alive;
     let task = Task::Generate(Box::new(native::chat(request, model, run, app.config())?));
-    let loaded = app.load(model, load, keep_alive).await?;
+    let loaded = app.load(model, load, keep_alive, client).await?;
     Ok(Prepared { loaded, task })
 }

@@ -10,11 +10,12 @@ use serde_json::{Map, Value};
 use crate::app::{App, Running};
 use crate::canonical::{Embed, Event, Failure, Task};
 use crate::dialect::{Times, has};
-use crate::http::{Json, Native, Refused, json};
+use crate::http::{Client, Json, Native, Refused, json};
 use crate::names::Name;
 
 pub(super) async fn embed(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<Native, EmbedRequest>,
 ) -> Result<Response, Refused<Native>> {
     if request.model.is_empty() {
@@ -29,7 +30,7 @@ pub(super) async fn embed(
         options: request.options,
         keep_alive: request.keep_alive,
     };
-    let answer = vectors(&app, &name, wanted).await?;
+    let answer = vectors(&app, client, &name, wanted).await?;
     let mut embeddings = answer.vectors;
     embeddings.iter_mut().for_each(|v| shorten(v, request.dimensions));
     check_finite(&embeddings)?;
@@ -46,6 +47,7 @@ pub(super) async fn embed(
 /// `POST /api/embeddings`: one text, its vector as it is.
 pub(super) async fn embeddings(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<Native, EmbeddingsRequest>,
 ) -> Result<Response, Refused<Native>> {
     if request.model.is_empty() {
@@ -54,7 +56,8 @@ pub(super) async fn embeddings(
     let name = Name::to_run(&request.model)?;
     let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![request.prompt] };
     let (options, keep_alive) = (request.options, request.keep_alive);
-    let answer = vectors(&app, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
+    let answer =
+        vectors(&app, client, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
     check_finite(&answer.vectors)?;
     let first = answer.vectors.into_iter().next().unwrap_or_default();
     let embedding = first.into_iter().map(f64::from).collect();
@@ -78,14 +81,19 @@ pub(super) struct Vectors {
 }
 
 /// Loads the model and embeds the texts; without texts it only loads.
-pub(super) async fn vectors(app: &App, name: &Name, wanted: Wanted) -> Result<Vectors, Failure> {
+pub(super) async fn vectors(
+    app: &App,
+    client: Client,
+    name: &Name,
+    wanted: Wanted,
+) -> Result<Vectors, Failure> {
     let missing = || format!("model {:?} not found, try pulling it first", name.given);
     let model = app.find(name, missing).await?;
     if !has(&model, "embedding") {
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
     let (load, _) = app.options(&model, wanted.options.as_ref())?;
-    let loaded = app.load(&model, load, wanted.keep_alive).await?;
+    let loaded = app.load(&model, load, wanted.keep_alive, client).await?;
     if wanted.inputs.is_empty() {
         return Ok(Vectors::default());
     }

@@ -9,17 +9,18 @@ use crate::app::{App, Running, key};
 use crate::canonical::{Failure, Task};
 use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Json, Native, Refused};
+use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
 
 pub(super) async fn generate(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<Native, GenerateRequest>,
 ) -> Result<Response, Refused<Native>> {
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder { model: request.model.clone(), with_context };
-    Ok(match start(&app, request).await? {
+    Ok(match start(&app, client, request).await? {
         Started::Nothing(reason) => encoder.empty(reason),
         Started::Running(running) if stream => respond(running, encoder).await?,
         Started::Running(running) => encoder.whole(collect(running).await?),
@@ -34,7 +35,7 @@ pub(super) enum Started {
 }
 
 /// Checks a request in the original's order, waits for the model and starts to generate.
-pub(super) async fn start(app: &App, request: GenerateRequest) -> Result<Started, Failure> {
+pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -> Result<Started, Failure> {
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let missing = |name: &str| format!("model '{name}' not found");
     if request.model.is_empty() {
@@ -50,7 +51,7 @@ pub(super) async fn start(app: &App, request: GenerateRequest) -> Result<Started
     let (load, run) = app.options(&model, request.options.as_ref())?;
     let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
     let task = native::generate(request, &model, run, app.config())?;
-    let loaded = app.load(&model, load, keep_alive).await?;
+    let loaded = app.load(&model, load, keep_alive, client).await?;
     if empty {
         return Ok(Started::Nothing("load"));
     }

@@ -19,12 +19,13 @@ use crate::canonical::Failure;
 use crate::dialect::completion::{self, CompletionEncoder};
 use crate::dialect::openai::{ChatEncoder, to_native};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Json, OpenAi, Refused, json_plain};
+use crate::http::{Client, Json, OpenAi, Refused, json_plain};
 use crate::names::Name;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat_completions(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<OpenAi, ChatCompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
@@ -32,7 +33,7 @@ pub(super) async fn chat_completions(
     let request = to_native(request)?;
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let (name, model) = chat::find(&app, &request.model).await?;
-    let prepared = chat::prepare(&app, request, &name, &model).await?;
+    let prepared = chat::prepare(&app, client, request, &name, &model).await?;
     let encoder = ChatEncoder::new(name.given, include_usage);
     let running = prepared.start();
     if stream {
@@ -44,13 +45,14 @@ pub(super) async fn chat_completions(
 /// `POST /v1/completions`
 pub(super) async fn completions(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<OpenAi, CompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let request = completion::to_native(request)?;
     let encoder = CompletionEncoder::new(request.model.clone(), include_usage);
-    Ok(match generate::start(&app, request).await? {
+    Ok(match generate::start(&app, client, request).await? {
         Started::Nothing(reason) => encoder.empty(reason),
         Started::Running(running) if stream => respond(running, encoder).await?,
         Started::Running(running) => encoder.whole(collect(running).await?),
@@ -75,6 +77,7 @@ pub(super) async fn transcriptions() -> Refused<OpenAi> {
 /// `POST /v1/embeddings`
 pub(super) async fn embeddings(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<OpenAi, EmbedRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     let base64 = match request.encoding_format.to_lowercase().as_str() {
@@ -102,7 +105,7 @@ pub(super) async fn embeddings(
     }
     let name = Name::to_run(&request.model)?;
     let wanted = Wanted { inputs, truncate: true, options: None, keep_alive: None };
-    let mut answer = vectors(&app, &name, wanted).await?;
+    let mut answer = vectors(&app, client, &name, wanted).await?;
     answer.vectors.iter_mut().for_each(|v| shorten(v, request.dimensions));
     check_finite(&answer.vectors)?;
     let one = |(index, vector): (usize, Vec<f32>)| {

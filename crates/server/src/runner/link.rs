@@ -103,8 +103,8 @@ impl Link {
         *lock(&self.0.memory)
     }
 
-    /// Has a task done. The runner gives it up when the events are dropped.
-    pub(crate) fn submit(&self, task: Task) -> Events {
+    /// Has a task of a client done. The runner gives it up when the events are dropped.
+    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
         // parts) and an error that ends everything always find room.
@@ -114,7 +114,7 @@ impl Link {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
             None => {
                 tasks.open.insert(id, tx);
-                self.send(ToRunner::Submit(id, task));
+                self.send(ToRunner::Submit { id, client, task });
             }
         }
         drop(tasks);

@@ -90,7 +90,7 @@ impl Preparer {
             keep: tokens.keep,
             shift: task.shift,
             logprobs: task.logprobs,
-            client: handle.id,
+            client: handle.client,
         };
         let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
         if !handle.started(job) {

@@ -27,7 +27,14 @@ pub enum ToRunner {
     /// Load what was planned.
     Load,
     /// Do something; [`WINDOW`] events may come back without being asked for again.
-    Submit(u64, Task),
+    Submit {
+        /// The request's number.
+        id: u64,
+        /// Who asks; the model is shared fairly between clients.
+        client: u64,
+        /// What to do.
+        task: Task,
+    },
     /// This many more events of a request may come.
     Credit(u64, u32),
     /// Nobody listens to a request any more.

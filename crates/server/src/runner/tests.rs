@@ -250,7 +250,7 @@ async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
 }
 
 async fn end(link: &Link, task: Task) -> Event {
-    end_of(&mut link.submit(task)).await
+    end_of(&mut link.submit(1, task)).await
 }
 
 async fn end_of(events: &mut Events) -> Event {
@@ -289,7 +289,7 @@ async fn zero_tokens_are_no_tokens_and_endless_repetition_ends() {
 async fn a_client_that_does_not_read_slows_only_its_own_answer() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
-    let mut slow = link.submit(task("hi", 1000, 4, true, true));
+    let mut slow = link.submit(1, task("hi", 1000, 4, true, true));
     tokio::time::sleep(Duration::from_millis(150)).await;
     let waiting = fake.generated.load(Ordering::Relaxed);
     assert!(waiting > 10 && waiting <= WINDOW.into(), "{waiting}");
@@ -305,7 +305,7 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
 async fn dropping_the_events_stops_the_generation() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
-    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
     for _ in 0..100 {
         events.next().await.unwrap();
     }
@@ -320,7 +320,7 @@ async fn dropping_the_events_stops_the_generation() {
 async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
-    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
     events.next().await.unwrap();
     fake.crash();
     let failure = loop {
@@ -340,7 +340,7 @@ async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
 async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
-    let mut events = link.submit(task("hi", 1_000_000, 4, true, true));
+    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
     events.next().await.unwrap();
     fake.hangs.store(true, Ordering::Relaxed);
     let Event::Error(failure) = end_of(&mut events).await else { panic!("a step that hangs is an error") };
@@ -358,7 +358,7 @@ async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_han
     tokio::time::sleep(STEP * 3).await;
     fake.prefill.store(90, Ordering::Relaxed);
     assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
-    let mut slow = link.submit(task("hi", 1000, 4, true, true));
+    let mut slow = link.submit(1, task("hi", 1000, 4, true, true));
     slow.next().await.unwrap();
     tokio::time::sleep(STEP * 3).await;
     assert!(matches!(end_of(&mut slow).await, Event::Done(_)));

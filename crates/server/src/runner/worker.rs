@@ -48,7 +48,7 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
                 Err(error) => return fail(error, out, sender),
             },
             // Meant for a model that is not loaded yet: a task that was given up in time.
-            (ToRunner::Load | ToRunner::Submit(..) | ToRunner::Credit(..) | ToRunner::Cancel(_), _) => {}
+            (ToRunner::Load | ToRunner::Submit { .. } | ToRunner::Credit(..) | ToRunner::Cancel(_), _) => {}
         }
     }
     Ok(())
@@ -138,6 +138,7 @@ impl TaskState {
 #[derive(Clone)]
 pub(crate) struct Handle {
     pub(crate) id: u64,
+    pub(crate) client: u64,
     pub(crate) state: Arc<TaskState>,
     out: Sender<FromRunner>,
     tasks: Arc<Tasks>,
@@ -188,10 +189,10 @@ fn serve(
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<ToRunner>(incoming)? {
         match message {
-            ToRunner::Submit(id, task) => {
+            ToRunner::Submit { id, client, task } => {
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
-                let handle = Handle { id, state, out: out.clone(), tasks: tasks.clone() };
+                let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
                 let _ = queue.send((handle, task));
             }
             ToRunner::Credit(id, more) => {

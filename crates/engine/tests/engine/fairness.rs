@@ -1,0 +1,69 @@
+//! Who gets the next step: clients share a busy model, and so do the requests of one client.
+
+use std::sync::Mutex;
+use std::sync::mpsc::Sender;
+
+use super::progress::Hanging;
+use super::*;
+
+/// An engine whose steps wait for the lock, so that tests fill the queue before anything happens.
+fn held(options: &EngineOptions) -> (Engine, Arc<Mutex<()>>) {
+    let lock = Arc::new(Mutex::new(()));
+    let backend = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
+    let backend = Box::new(Hanging(backend, lock.clone()));
+    (Engine::open(file("tests/data/zoo/llama.gguf"), backend, options).unwrap(), lock)
+}
+
+/// Starts a job that says its name when it ends.
+fn named(engine: &Engine, job: Job, name: &'static str, ended: &Sender<&'static str>) {
+    let ended = ended.clone();
+    let sink = move |event| !matches!(event, Event::Done(_)) || ended.send(name).is_ok();
+    engine.submit(job, Box::new(sink)).unwrap();
+}
+
+fn of(client: u64, tokens: u32) -> Job {
+    let sampling = Params { ignore_eos: true, ..greedy() };
+    let prompt = (0..tokens).map(|t| 40 + (t * 7 + tokens) % 250).collect();
+    Job { client, max_tokens: Some(4), ..Job::new(prompt, sampling) }
+}
+
+/// The order in which jobs end that were all there when the first step began.
+fn order(options: &EngineOptions, jobs: Vec<(&'static str, Job)>) -> Vec<&'static str> {
+    let (engine, lock) = held(options);
+    let (sender, ended) = channel();
+    let waits = lock.lock().unwrap();
+    let count = jobs.len();
+    for (name, job) in jobs {
+        named(&engine, job, name, &sender);
+    }
+    drop(waits);
+    (0..count).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect()
+}
+
+#[test]
+fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
+    let options = EngineOptions { max_sequences: 2, ..EngineOptions::default() };
+    let jobs = vec![
+        ("a1", of(1, 20)),
+        ("a2", of(1, 20)),
+        ("a3", of(1, 20)),
+        ("a4", of(1, 20)),
+        ("a5", of(1, 20)),
+        ("b1", of(2, 20)),
+    ];
+    let ended = order(&options, jobs);
+    let place = ended.iter().position(|name| *name == "b1").unwrap();
+    assert!(place <= 3, "{ended:?}");
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one_of_the_same_client_and_a_long_one_gets_on() {
+    let options = EngineOptions { num_batch: 32, max_sequences: 2, ..EngineOptions::default() };
+    let short = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14"];
+    let mut jobs = vec![("long", of(1, 320))];
+    jobs.extend(short.iter().zip(30..).map(|(name, tokens)| (*name, of(1, tokens))));
+    let ended = order(&options, jobs);
+    let place = ended.iter().position(|name| *name == "long").unwrap();
+    assert!(place >= 1, "the long one held up the first: {ended:?}");
+    assert!(place < short.len(), "the short ones held up the long one: {ended:?}");
+}

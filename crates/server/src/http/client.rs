@@ -1,0 +1,44 @@
+//! Who asks, as far as fairness goes.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+
+/// The one that a request comes from: requests of the same client share what a client gets of a busy model. So far it is
+/// the address at the other end of the connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Client(pub(crate) u64);
+
+impl Client {
+    /// The client at an address. Version 6 hands whole networks of 64 bits to one household.
+    pub(crate) fn at(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(v4) => Self(u32::from(v4).into()),
+            IpAddr::V6(v6) => Self((u128::from(v6) >> 64) as u64),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Client {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().copied().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_household_are_one_client() {
+        let at = |text: &str| Client::at(text.parse().unwrap());
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.2"), at("10.0.0.1"));
+        assert_eq!(at("2001:db8:1:2::5"), at("2001:db8:1:2:3:4:5:6"));
+        assert_ne!(at("2001:db8:1:2::5"), at("2001:db8:1:3::5"));
+    }
+}
