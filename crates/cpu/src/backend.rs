@@ -9,10 +9,11 @@ use puna_graph::{
 
 use crate::cache::Cache;
 use crate::compile::{Program, compile};
+use crate::deal::Deal;
 use crate::kernels::{self, KernelError, Level};
 use crate::memory::Arena;
 use crate::pool::Pool;
-use crate::step::{Counter, Local, Q8Buffer, Step, run};
+use crate::step::{Local, Q8Buffer, Step, run};
 use crate::topology;
 
 /// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
@@ -36,7 +37,7 @@ pub struct CpuBackend {
     ropes: Vec<Rope>,
     cache: Option<Cache>,
     programs: Vec<Program>,
-    counters: Vec<Counter>,
+    deal: Deal,
     arena: Arena,
     q8: Vec<(usize, Q8Buffer)>,
     /// Where the last result lies, and its size.
@@ -66,7 +67,7 @@ impl CpuBackend {
             ropes: Vec::new(),
             cache: None,
             programs: Vec::new(),
-            counters: Vec::new(),
+            deal: Deal::new(threads),
             arena: Arena::new(0),
             q8: Vec::new(),
             result: (None, 0),
@@ -130,7 +131,6 @@ impl Backend for CpuBackend {
                 (*values, *buffer) = (wanted, Q8Buffer::new(wanted));
             }
         }
-        self.counters.resize_with(self.counters.len().max(program.instructions.len()), Counter::default);
         self.programs.push(program);
         Ok(ProgramId(self.programs.len() - 1))
     }
@@ -140,7 +140,6 @@ impl Backend for CpuBackend {
         let program = &mut programs[program.0];
         let q8 = std::mem::take(&mut self.q8);
         let buffers: Vec<Q8Buffer> = q8.into_iter().map(|(_, b)| b).collect();
-        self.counters.iter_mut().for_each(Counter::reset);
         let step = Step {
             level: self.level,
             threads: self.pool.threads(),
@@ -157,17 +156,18 @@ impl Backend for CpuBackend {
         if self.measuring {
             // One instruction a job: the barrier's cost is counted with it.
             for i in 0..program.instructions.len() {
-                let (one, counters) = (&program.instructions[i..=i], &self.counters[i..=i]);
+                let one = &program.instructions[i..=i];
                 let start = Instant::now();
-                let locals = &self.locals;
+                self.deal.reset();
+                let (deal, locals) = (&self.deal, &self.locals);
                 self.pool
-                    .run(&|w| run(one, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+                    .run(&|w| run(one, deal, &step, w, &mut locals[w.index()].lock().expect("own lock")));
                 times.push((one[0].name(), start.elapsed().as_secs_f64(), one[0].work(&step)));
             }
         } else {
-            let (all, counters, locals) = (&program.instructions[..], &self.counters, &self.locals);
-            self.pool
-                .run(&|w| run(all, counters, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+            self.deal.reset();
+            let (all, deal, locals) = (&program.instructions[..], &self.deal, &self.locals);
+            self.pool.run(&|w| run(all, deal, &step, w, &mut locals[w.index()].lock().expect("own lock")));
         }
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.q8 = buffers.into_iter().map(|b| (b.codes.len(), b)).collect();

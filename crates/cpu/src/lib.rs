@@ -6,6 +6,7 @@
 mod backend;
 mod cache;
 mod compile;
+mod deal;
 pub mod kernels;
 mod memory;
 mod ops;

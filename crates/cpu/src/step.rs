@@ -1,10 +1,9 @@
 //! What instructions see of a step, and how threads share one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use puna_graph::{Place, Rope, Rows, StepInput, Weight};
 
 use crate::cache::Cache;
+use crate::deal::Deal;
 use crate::kernels::{Level, Q8Rows, Scratch};
 use crate::memory::{Arena, Shared};
 use crate::pool::Worker;
@@ -136,52 +135,32 @@ pub trait Instruction: Send + Sync {
     }
 }
 
-/// A counter on its own cache line.
-#[repr(align(64))]
-#[derive(Default)]
-pub struct Counter(AtomicUsize);
-
-impl Counter {
-    pub fn reset(&mut self) {
-        *self.0.get_mut() = 0;
-    }
-
-    fn claim(&self) -> usize {
-        self.0.fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-/// Runs a program's instructions on one of the pool's threads.
+/// Runs a program's instructions on one of the pool's threads. `deal` was reset.
 pub fn run(
     program: &[Box<dyn Instruction>],
-    counters: &[Counter],
+    deal: &Deal,
     step: &Step<'_>,
     worker: &Worker<'_>,
     local: &mut Local,
 ) {
-    let mut at = 0;
+    let (mut at, mut round) = (0, 0);
     while at < program.len() {
         let tasks = program[at].tasks(step);
         if tasks <= 1 {
             // A run of small instructions: one thread does them all, for one barrier.
             let end =
                 at + 1 + program[at + 1..].iter().take_while(|i| i.is_static() && i.tasks(step) <= 1).count();
-            if counters[at].claim() == 0 {
+            if deal.first(round, worker.index()) {
                 for instruction in &program[at..end] {
                     (0..instruction.tasks(step)).for_each(|task| instruction.run(task, step, local));
                 }
             }
             at = end;
         } else {
-            loop {
-                let task = counters[at].claim();
-                if task >= tasks {
-                    break;
-                }
-                program[at].run(task, step, local);
-            }
+            deal.work(round, worker.index(), tasks, |task| program[at].run(task, step, local));
             at += 1;
         }
+        round += 1;
         worker.barrier();
     }
 }
