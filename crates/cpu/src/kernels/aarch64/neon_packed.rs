@@ -125,6 +125,18 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         }
     }
     #[inline(always)]
+    unsafe fn pieces(p: *const u8, stride: usize) -> Self::C {
+        unsafe { std::array::from_fn(|i| vld1q_u8(p.add(i * stride))) }
+    }
+    #[inline(always)]
+    unsafe fn even_odd(p: *const u8) -> [Self::C; 2] {
+        unsafe { [Self::pieces(p, 32), Self::pieces(p.add(16), 32)] }
+    }
+    #[inline(always)]
+    unsafe fn quarters(c: [Self::C; 4]) -> [Self::C; 4] {
+        std::array::from_fn(|quarter| std::array::from_fn(|j| c[j][quarter]))
+    }
+    #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> Self::C {
         unsafe { Self::load64(w.as_ptr().cast()) }
     }
@@ -186,8 +198,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         unsafe { [vld1q_f32(p), vld1q_f32(p.add(4)), vdupq_n_f32(0.0), vdupq_n_f32(0.0)] }
     }
     #[inline(always)]
-    unsafe fn w_halves(x: [u16; 8]) -> Self::W {
+    unsafe fn w_load16(p: *const f32) -> Self::W {
+        unsafe { std::array::from_fn(|i| vld1q_f32(p.add(4 * i))) }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W {
         unsafe {
+            let x: [u16; 8] = std::array::from_fn(|i| p.add(i * stride).cast::<u16>().read_unaligned());
             let x = vld1q_u16(x.as_ptr());
             let zero = vdupq_n_f32(0.0);
             [widen_f16(vget_low_u16(x)), widen_f16(vget_high_u16(x)), zero, zero]
@@ -208,6 +225,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
             let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
             let [a, b] = [low, high].map(|x| vmovl_s8(vcreate_s8(x)));
             [wide(vget_low_s16(a)), wide(vget_high_s16(a)), wide(vget_low_s16(b)), wide(vget_high_s16(b))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W) {
+        unsafe {
+            let (scales, minimums) = six_bits(p);
+            (Self::w_bytes8(scales), Self::w_bytes8(minimums))
         }
     }
     #[inline(always)]
@@ -232,23 +256,6 @@ impl<const DOT: bool> Quant for Neon<DOT> {
     unsafe fn w_keep(w: Self::W, n: usize) -> Self::W {
         let lanes = lanes(w);
         unsafe { Self::w_new(&std::array::from_fn(|i| if i < n { lanes[i] } else { 0.0 })) }
-    }
-    #[inline(always)]
-    unsafe fn w_sums(p: *const i16, sub: usize) -> Self::W {
-        unsafe {
-            let (a, b) = (vld1q_s16(p), vld1q_s16(p.add(8)));
-            if sub == 16 {
-                let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
-                return [
-                    wide(vget_low_s16(a)),
-                    wide(vget_high_s16(a)),
-                    wide(vget_low_s16(b)),
-                    wide(vget_high_s16(b)),
-                ];
-            }
-            let zero = vdupq_n_f32(0.0);
-            [vcvtq_f32_s32(vpaddlq_s16(a)), vcvtq_f32_s32(vpaddlq_s16(b)), zero, zero]
-        }
     }
     #[inline(always)]
     unsafe fn w_sum(w: Self::W, sub: usize) -> f32 {
@@ -286,6 +293,21 @@ impl<const DOT: bool> Quant for Neon<DOT> {
                     let sums = Self::products(sums, c[2 * half + 1], x(2 * half + 1));
                     acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[2 * j + half]);
                 }
+            }
+            acc
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_quarters(acc: float32x4_t, c: &[Self::C; 4], x: *const i8, w: Self::W) -> float32x4_t {
+        unsafe {
+            let mut acc = acc;
+            for i in 0..4 {
+                let x = |quarter: usize| vld1q_s8(x.add(64 * quarter + 16 * i));
+                let even = Self::products(vdupq_n_s32(0), c[0][i], x(0));
+                let even = Self::products(even, c[1][i], x(1));
+                let odd = Self::products(vdupq_n_s32(0), c[2][i], x(2));
+                let odd = Self::products(odd, c[3][i], x(3));
+                acc = vfmaq_f32(acc, vcvtq_f32_s32(vpaddq_s32(even, odd)), w[i]);
             }
             acc
         }

@@ -4,9 +4,6 @@ use super::rows::RowFormat;
 use super::{Simd, panel};
 use crate::kernels::{Acts, OutMut, Scratch, WeightRows};
 
-/// How far ahead of the reads weights are fetched, in bytes.
-pub(crate) const AHEAD: usize = 4096;
-
 /// Each weight row against tiles of up to four activation rows.
 #[inline(always)]
 pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
@@ -51,9 +48,6 @@ unsafe fn dot<S: Simd, R: RowFormat, const M: usize, const C: usize>(
         let step = C * S::LANES;
         let mut i = 0;
         while i + step <= k {
-            for line in (0..step * R::BYTES / R::BLOCK).step_by(64) {
-                S::prefetch(row.wrapping_add(i * R::BYTES / R::BLOCK + AHEAD + line));
-            }
             for c in 0..C {
                 let w = R::load::<S>(row, i + c * S::LANES);
                 for (j, acc) in acc.iter_mut().enumerate() {

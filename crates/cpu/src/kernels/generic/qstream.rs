@@ -1,27 +1,46 @@
-//! Products of packed weights with few activation rows: bound by reading the weights.
+//! Products of packed weights with few activation rows: bound by reading the weights, if instructions are few.
+//! Nothing is fetched ahead by hand: processors follow a row by themselves, and hints that miss the translation cache cost
+//! up to a third of the speed on files mapped in pages of 4 KiB.
 //!
-//! A chunk of 256 weights is unpacked and multiplied with up to four activation rows. Integer sums are converted once a
-//! scale and multiplied by (weight scale × activation scale), which one vector holds for a chunk. The codes of the usual
-//! formats stay in registers; those of rare formats pass through memory ([`Memory`]), which takes up to twice the time
-//! and keeps the number of compiled variants small.
+//! A chunk of 256 weights is unpacked and multiplied with up to four activation rows. Integer sums are converted and
+//! multiplied by (weight scale × activation scale), of which one vector holds 16. What depends on the activations alone is
+//! made once a call ([`Activations`]).
+//!
+//! Codes come in one of two orders. In the natural one each 64 codes make a vector of sums that is converted and scaled
+//! by itself. Codes below 32 with a scale for 32 weights come *by quarters* ([`Format::quarters`]): a scale then belongs to
+//! four sums instead of eight, sums of eight products fit 16 bits, and one vector of sums stands for the whole chunk. The
+//! activations are brought into the same order. The codes of rare formats pass through memory ([`Memory`]), which takes up
+//! to twice the time and keeps the number of compiled variants small.
+
+use std::ops::Range;
 
 use puna_quant::TensorType;
 
-use super::linear::AHEAD;
 use super::quant::{CHUNK, Codes, Packing, Unpacked};
 use super::{Format, Quant};
-use crate::kernels::{Acts, OutMut, Q8Rows, WeightRows};
+use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Weight rows that all activation rows see before the next ones: they stay in the second-level cache.
 const ROWS: usize = 16;
 /// Room for a chunk of any format whose rows may end inside of one.
 pub(super) const CHUNK_BYTES: usize = 288;
 
-/// The end of an activation row, filled up with zeros to a chunk.
-struct Tail {
-    codes: [i8; CHUNK],
-    scales: [f32; CHUNK / 32],
-    sums: [i16; CHUNK / 16],
+/// Activation rows as the weights of a format meet them, filled up with zeros to whole chunks.
+struct Activations<'a> {
+    rows: usize,
+    /// Chunks a row, the last one perhaps not whole.
+    chunks: usize,
+    /// Chunks whose codes are read where they are.
+    in_place: usize,
+    /// Codes as they came, `k` a row.
+    source: &'a [i8],
+    k: usize,
+    /// Codes of the other chunks of each row.
+    codes: &'a [i8],
+    /// Scales, `CHUNK / sub` a chunk.
+    scales: &'a [f32],
+    /// Sums of codes, times their scale.
+    sums: &'a [f32],
 }
 
 /// Activations of one chunk of one row.
@@ -29,7 +48,90 @@ struct Tail {
 struct Part {
     codes: *const i8,
     scales: *const f32,
-    sums: *const i16,
+    sums: *const f32,
+}
+
+impl<'a> Activations<'a> {
+    /// `sub` weights share a scale: 16 or 32.
+    #[inline(always)]
+    fn new(x: Q8Rows<'a>, sub: usize, quarters: bool, scratch: &'a mut Scratch) -> Self {
+        let chunks = x.k.div_ceil(CHUNK);
+        let in_place = if quarters { 0 } else { x.k / CHUNK };
+        let floats = x.rows * chunks * CHUNK / sub;
+        let moved = x.rows * (chunks - in_place) * CHUNK;
+        let (bytes, codes) = scratch.bytes(8 * floats + moved).split_at_mut(8 * floats);
+        let (scales, sums) = bytemuck::cast_slice_mut::<_, f32>(bytes).split_at_mut(floats);
+        let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
+        scale(&x, sub, scales, sums);
+        for (t, to) in codes.chunks_exact_mut(((chunks - in_place) * CHUNK).max(1)).enumerate() {
+            let from = &x.codes[t * x.k + in_place * CHUNK..(t + 1) * x.k];
+            let (to, rest) = to.split_at_mut(from.len() / CHUNK * CHUNK);
+            let (from, end) = from.split_at(to.len());
+            for (from, to) in from.as_chunks::<CHUNK>().0.iter().zip(to.as_chunks_mut::<CHUNK>().0) {
+                place(from, to, quarters);
+            }
+            if let Some(rest) = rest.as_chunks_mut::<CHUNK>().0.first_mut() {
+                let mut padded = [0; CHUNK];
+                padded[..end.len()].copy_from_slice(end);
+                place(&padded, rest, quarters);
+            }
+        }
+        Self { rows: x.rows, chunks, in_place, source: x.codes, k: x.k, codes, scales, sums }
+    }
+
+    /// Chunk `c` of row `t`.
+    #[inline(always)]
+    unsafe fn part(&self, t: usize, c: usize, sub: usize) -> Part {
+        let at = (t * self.chunks + c) * (CHUNK / sub);
+        // SAFETY: the caller's row has the chunk, and `new` made everything for it.
+        unsafe {
+            let codes = if c < self.in_place {
+                self.source.as_ptr().add(t * self.k + c * CHUNK)
+            } else {
+                self.codes.as_ptr().add((t * (self.chunks - self.in_place) + c - self.in_place) * CHUNK)
+            };
+            Part { codes, scales: self.scales.as_ptr().add(at), sums: self.sums.as_ptr().add(at) }
+        }
+    }
+}
+
+/// One scale and one scaled sum of codes for every `sub` activations, zeros after the end of a row.
+#[inline(always)]
+fn scale(x: &Q8Rows<'_>, sub: usize, scales: &mut [f32], sums: &mut [f32]) {
+    let each = x.k.next_multiple_of(CHUNK) / sub;
+    for t in 0..x.rows {
+        let (scales, sums) = (&mut scales[t * each..(t + 1) * each], &mut sums[t * each..(t + 1) * each]);
+        scales[x.k / sub..].fill(0.0);
+        sums[x.k / sub..].fill(0.0);
+        let from = &x.scales[t * x.k / 32..(t + 1) * x.k / 32];
+        let codes = &x.sums[t * x.k / 16..(t + 1) * x.k / 16];
+        if sub == 32 {
+            for (i, (&scale, codes)) in from.iter().zip(codes.as_chunks::<2>().0).enumerate() {
+                scales[i] = scale;
+                sums[i] = scale * (i32::from(codes[0]) + i32::from(codes[1])) as f32;
+            }
+        } else {
+            for (i, &codes) in codes.iter().enumerate() {
+                scales[i] = from[i / 2];
+                sums[i] = from[i / 2] * f32::from(codes);
+            }
+        }
+    }
+}
+
+/// A chunk of activation codes in the order that the weights' codes come in.
+#[inline(always)]
+fn place(from: &[i8; CHUNK], to: &mut [i8; CHUNK], quarters: bool) {
+    if !quarters {
+        *to = *from;
+        return;
+    }
+    let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+    for (i, from) in from.iter().enumerate() {
+        // Half h of the run of 32 number r goes to quarter 2 · (r % 2) + h, place r / 2.
+        let (r, h) = (i / 2, i % 2);
+        to[4 * (2 * (r % 2) + h) + r / 2] = *from;
+    }
 }
 
 /// Any number of activation rows, in tiles of four. Codes of the usual formats stay in registers; with `packing` (then
@@ -39,9 +141,10 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     mut out: OutMut<'_>,
+    scratch: &mut Scratch,
     packing: Option<&Packing>,
 ) {
-    let x = x.expect_q8(&w, &out);
+    let x = Activations::new(x.expect_q8(&w, &out), F::SUB, by_quarters::<F>(), scratch);
     for r in (0..w.rows).step_by(ROWS) {
         let rows = r..(r + ROWS).min(w.rows);
         let mut t = 0;
@@ -56,6 +159,11 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
             };
         }
     }
+}
+
+/// Whether codes come by quarters: sums of eight products (code × ±127) fit 16 bits.
+const fn by_quarters<F: Format>() -> bool {
+    F::SUB == 32 && F::CODES.top() <= 31
 }
 
 /// A chunk in memory: [`Unpacked`] with 16 scales.
@@ -102,8 +210,8 @@ unsafe fn feed<S: Quant>(packing: Option<&Packing>, p: *const u8, to: &mut Unpac
 #[inline(always)]
 unsafe fn tile<S: Quant, F: Format, const M: usize>(
     w: &WeightRows<'_>,
-    x: &Q8Rows<'_>,
-    rows: std::ops::Range<usize>,
+    x: &Activations<'_>,
+    rows: Range<usize>,
     t: usize,
     out: &mut OutMut<'_>,
     packing: Option<&Packing>,
@@ -112,35 +220,21 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     let mut unpacked = Unpacked::ZERO;
     // SAFETY: rows and activation rows exist; a chunk that the row or the data ends in is read from copies.
     unsafe {
-        let (k, row_bytes) = (w.k, w.row_bytes());
-        let (whole, rest) = (k / CHUNK, if block < CHUNK { k % CHUNK } else { 0 });
-        let tails: [Tail; M] = std::array::from_fn(|j| tail(x, t + j, whole * CHUNK, rest));
-        let end = w.data.as_ptr_range().end;
+        let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
+        let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
         for r in rows {
             let row = w.data.as_ptr().add(r * row_bytes);
             let mut sums = Sums { acc: [[S::a_zero(); 2]; M], bias: [S::w_splat(0.0); M] };
             for c in 0..whole {
                 let p = row.add(c * bytes);
-                for line in (0..bytes).step_by(64) {
-                    S::prefetch(p.wrapping_add(AHEAD + line));
-                }
-                let parts: [Part; M] = std::array::from_fn(|j| Part {
-                    codes: x.codes.as_ptr().add((t + j) * k + c * CHUNK),
-                    scales: x.scales.as_ptr().add(((t + j) * k + c * CHUNK) / 32),
-                    sums: x.sums.as_ptr().add(((t + j) * k + c * CHUNK) / 16),
-                });
+                let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
                 chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
             }
             if rest > 0 {
                 let mut copy = [0u8; CHUNK_BYTES];
                 let p = padded(row.add(whole * bytes), end, bytes, &mut copy);
-                let part = |tail: &Tail| Part {
-                    codes: tail.codes.as_ptr(),
-                    scales: tail.scales.as_ptr(),
-                    sums: tail.sums.as_ptr(),
-                };
-                let p = feed::<S>(packing, p, &mut unpacked);
-                chunk::<S, F, M>(p, &tails.each_ref().map(part), rest, &mut sums);
+                let parts = std::array::from_fn(|j| x.part(t + j, whole, F::SUB));
+                chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, rest, &mut sums);
             }
             let factor = if F::CODES.minimum() { 1.0 } else { F::CODES.offset::<S>() as f32 };
             for j in 0..M {
@@ -154,19 +248,6 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
         }
     }
     M
-}
-
-/// The last `rest` values of activation row `t`.
-#[inline(always)]
-fn tail(x: &Q8Rows<'_>, t: usize, from: usize, rest: usize) -> Tail {
-    let mut tail = Tail { codes: [0; CHUNK], scales: [0.0; CHUNK / 32], sums: [0; CHUNK / 16] };
-    if rest > 0 {
-        let at = t * x.k + from;
-        tail.codes[..rest].copy_from_slice(&x.codes[at..at + rest]);
-        tail.scales[..rest / 32].copy_from_slice(&x.scales[at / 32..][..rest / 32]);
-        tail.sums[..rest / 16].copy_from_slice(&x.sums[at / 16..][..rest / 16]);
-    }
-    tail
 }
 
 /// `p`, or where fewer than the `bytes` of a chunk follow a copy of them.
@@ -208,15 +289,20 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
         }
         let mut scales = [s; M];
         for j in 0..M {
-            let xs = S::w_load8(x[j].scales);
-            let xs = if F::SUB == 16 { S::w_double(xs) } else { xs };
-            scales[j] = S::w_mul(s, xs);
+            scales[j] = S::w_mul(s, load::<S, F>(x[j].scales));
             if F::CODES.minimum() {
-                let codes = S::w_mul(S::w_sums(x[j].sums, F::SUB), xs);
-                sums.bias[j] = S::w_nfma(b, codes, sums.bias[j]);
+                sums.bias[j] = S::w_nfma(b, load::<S, F>(x[j].sums), sums.bias[j]);
             } else if F::CODES.offset::<S>() != 0 {
-                sums.bias[j] = S::w_nfma(scales[j], S::w_sums(x[j].sums, F::SUB), sums.bias[j]);
+                sums.bias[j] = S::w_nfma(s, load::<S, F>(x[j].sums), sums.bias[j]);
             }
+        }
+        if by_quarters::<F>() {
+            let quarters = F::quarters::<S>(p);
+            for j in 0..M {
+                let acc = &mut sums.acc[j][0];
+                *acc = S::dot_quarters(*acc, &quarters, x[j].codes, S::w_double(scales[j]));
+            }
+            return;
         }
         group::<S, F, M>(p, x, &scales, 0, sums);
         if values > 64 {
@@ -231,6 +317,14 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
     }
 }
 
+/// The scales or sums of a chunk of activations.
+#[inline(always)]
+unsafe fn load<S: Quant, F: Format>(p: *const f32) -> S::W {
+    // SAFETY: the caller's part has as many; features by the module's contract.
+    unsafe { if F::SUB == 32 { S::w_load8(p) } else { S::w_load16(p) } }
+}
+
+/// Adds the products of weights `64 · j…` of a chunk, in natural order.
 #[inline(always)]
 unsafe fn group<S: Quant, F: Format, const M: usize>(
     p: *const u8,

@@ -17,7 +17,7 @@ pub(crate) const CHUNK: usize = 256;
 /// A packed weight format.
 ///
 /// # Safety
-/// For both methods: `p` is valid for `BYTES` bytes, and the processor has the features of `S`.
+/// For all methods: `p` is valid for the `BYTES` bytes of a chunk, and the processor has the features of `S`.
 pub(crate) trait Format: Copy + 'static {
     const TYPE: TensorType;
     /// Bytes of a chunk: of one block, or of several consecutive ones.
@@ -33,6 +33,20 @@ pub(crate) trait Format: Copy + 'static {
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
     /// Codes of weights `64 · j…`; `j` is below 4 and constant after inlining.
     unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C;
+    /// All codes of the chunk by quarters: the first halves of the runs 0, 2, 4, 6 of 32 weights, their second halves, and
+    /// the same of the runs 1, 3, 5, 7.
+    #[inline(always)]
+    unsafe fn quarters<S: Quant>(p: *const u8) -> [S::C; 4] {
+        // SAFETY: the caller's chunk and features.
+        unsafe {
+            S::quarters([
+                Self::codes::<S>(p, 0),
+                Self::codes::<S>(p, 1),
+                Self::codes::<S>(p, 2),
+                Self::codes::<S>(p, 3),
+            ])
+        }
+    }
 }
 
 /// A chunk after unpacking, as [`Format`] describes it.
@@ -149,6 +163,12 @@ pub(crate) trait Quant: Simd {
     unsafe fn pair(a: *const u8, b: *const u8) -> Self::C;
     /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
     unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C;
+    /// 16 bytes at `p`, `p + stride`, `p + 2 · stride` and `p + 3 · stride`.
+    unsafe fn pieces(p: *const u8, stride: usize) -> Self::C;
+    /// 128 bytes at `p` in pieces of 16: the even ones, and the odd ones.
+    unsafe fn even_odd(p: *const u8) -> [Self::C; 2];
+    /// From natural order to quarters, see [`Format::quarters`].
+    unsafe fn quarters(c: [Self::C; 4]) -> [Self::C; 4];
     /// Eight words, lowest byte first.
     unsafe fn words(words: [u64; 8]) -> Self::C;
     /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
@@ -171,12 +191,16 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_store(x: &mut [f32; 16], w: Self::W);
     /// 8 f32 at `p`, then zeros.
     unsafe fn w_load8(p: *const f32) -> Self::W;
-    /// 8 binary16, then zeros.
-    unsafe fn w_halves(x: [u16; 8]) -> Self::W;
+    /// 16 f32 at `p`.
+    unsafe fn w_load16(p: *const f32) -> Self::W;
+    /// 8 binary16 at `p`, `p + stride`, …, then zeros; four bytes are read at each place.
+    unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W;
     /// 8 unsigned bytes, lowest first, then zeros.
     unsafe fn w_bytes8(x: u64) -> Self::W;
     /// 16 signed bytes.
     unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
+    /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.
+    unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W);
     /// Each of the first 8 lanes twice.
     unsafe fn w_double(w: Self::W) -> Self::W;
     unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;
@@ -185,13 +209,11 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
     /// Zero in lanes `n…`.
     unsafe fn w_keep(w: Self::W, n: usize) -> Self::W;
-    /// 16 sums of codes at `p`; with `sub` 32 the 8 sums of two, then zeros.
-    unsafe fn w_sums(p: *const i16, sub: usize) -> Self::W;
     /// Sum of all lanes, or with `sub` 32 of the first 8.
     unsafe fn w_sum(w: Self::W, sub: usize) -> f32;
 
     unsafe fn a_zero() -> Self::A;
-    /// Adds `scale · (codes · x)` of group `j` of a chunk: 64 activation codes at `x`, the scales of the chunk in `w`.
+    /// Adds `scale · (codes · x)` of weights `64 · j…`: 64 activation codes at `x`, a scale for every `sub` weights in `w`.
     unsafe fn dot(
         acc: Self::A,
         c: Self::C,
@@ -201,6 +223,9 @@ pub(crate) trait Quant: Simd {
         sub: usize,
         signed: bool,
     ) -> Self::A;
+    /// Adds the products of a chunk by quarters with 256 activation codes in the same order at `x`; lanes 2i and 2i + 1 of
+    /// `w` hold the scale of run i. Codes are below 32.
+    unsafe fn dot_quarters(acc: Self::A, c: &[Self::C; 4], x: *const i8, w: Self::W) -> Self::A;
     unsafe fn a_add(a: Self::A, b: Self::A) -> Self::A;
     unsafe fn a_sum(a: Self::A) -> f32;
 

@@ -218,12 +218,12 @@ macro_rules! packed_shells {
                 Packing { block: F::BLOCK, bytes: F::BYTES, sub: F::SUB, codes: F::CODES, unpack: unpack::<F> }
             }
 
-            fn stream_rare<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch) {
+            fn stream_rare<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
                 assert_eq!(w.ty, F::TYPE);
                 if F::CODES == Codes::Signed {
-                    stream_signed(w, x, out, &packing::<F>());
+                    stream_signed(w, x, out, scratch, &packing::<F>());
                 } else {
-                    stream_unsigned(w, x, out, &packing::<F>());
+                    stream_unsigned(w, x, out, scratch, &packing::<F>());
                 }
             }
 
@@ -233,16 +233,16 @@ macro_rules! packed_shells {
             }
 
             shell!($features, fn stream<F: Format>(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, F::TYPE);
-            }, qstream::stream::<$S, F>(w, x, out, None));
+            }, qstream::stream::<$S, F>(w, x, out, scratch, None));
             shell!($features, fn stream_signed(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
-            ), {}, qstream::stream::<$S, qstream::Memory<true>>(w, x, out, Some(packing)));
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
+            ), {}, qstream::stream::<$S, qstream::Memory<true>>(w, x, out, scratch, Some(packing)));
             shell!($features, fn stream_unsigned(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, packing: &Packing
-            ), {}, qstream::stream::<$S, qstream::Memory<false>>(w, x, out, Some(packing)));
+                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
+            ), {}, qstream::stream::<$S, qstream::Memory<false>>(w, x, out, scratch, Some(packing)));
             shell!($features, fn panel_any(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
             ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));

@@ -76,6 +76,50 @@ unsafe fn pairs(c: __m256i, x: __m256i, signed: bool) -> __m256i {
     }
 }
 
+/// The words at `p`, `p + stride`, …
+///
+/// Loads of 32 bits start a register anew; inserting words would wait for what the register held before.
+///
+/// # Safety
+/// The processor has AVX2; four bytes can be read at each of the eight places.
+#[inline(always)]
+pub(super) unsafe fn halves8(p: *const u8, stride: usize) -> __m128i {
+    // SAFETY: the caller's bytes and feature.
+    unsafe {
+        let a = _mm_unpacklo_epi16(_mm_loadu_si32(p), _mm_loadu_si32(p.add(stride)));
+        let b = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(2 * stride)), _mm_loadu_si32(p.add(3 * stride)));
+        let c = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(4 * stride)), _mm_loadu_si32(p.add(5 * stride)));
+        let d = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(6 * stride)), _mm_loadu_si32(p.add(7 * stride)));
+        _mm_unpacklo_epi64(_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d))
+    }
+}
+
+/// See [`Quant::w_six_bits`].
+///
+/// # Safety
+/// The processor has AVX2; `p` is valid for 16 bytes.
+#[inline(always)]
+pub(super) unsafe fn six_bits(p: *const u8) -> (__m256, __m256) {
+    const LOW6: i32 = 0x3f3f_3f3f;
+    const LOW4: i32 = 0x0f0f_0f0f;
+    // SAFETY: the caller's bytes and feature.
+    unsafe {
+        let block = _mm_loadu_si128(p.cast());
+        // Words a, b, c of four fields each: scales 0…3 are a's low six bits, minimums 0…3 b's; 4…7 have their low four
+        // bits in c (minimums above the scales) and their top two in the top of a and b.
+        let low =
+            _mm_shuffle_epi8(block, _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+        let low = _mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4));
+        let low = _mm_and_si128(low, _mm_setr_epi32(LOW6, LOW4, LOW6, LOW4));
+        let top =
+            _mm_shuffle_epi8(block, _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
+        let top = _mm_and_si128(_mm_srli_epi32::<2>(top), _mm_set1_epi8(0x30));
+        let fields = _mm_or_si128(low, top);
+        let minimums = _mm_unpackhi_epi64(fields, fields);
+        (_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(fields)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(minimums)))
+    }
+}
+
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Quant for Avx2 {
@@ -114,6 +158,48 @@ impl Quant for Avx2 {
             [
                 _mm256_and_si256(_mm256_srlv_epi64(a, shift), low),
                 _mm256_and_si256(_mm256_srlv_epi64(b, shift), low),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn pieces(p: *const u8, stride: usize) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_loadu2_m128i(p.add(stride).cast(), p.cast()),
+                _mm256_loadu2_m128i(p.add(3 * stride).cast(), p.add(2 * stride).cast()),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn even_odd(p: *const u8) -> [[__m256i; 2]; 2] {
+        unsafe {
+            let ([a, b], [c, d]) = (Self::load64(p), Self::load64(p.add(64)));
+            [
+                [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x20>(c, d)],
+                [_mm256_permute2x128_si256::<0x31>(a, b), _mm256_permute2x128_si256::<0x31>(c, d)],
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn quarters([a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+        unsafe {
+            [
+                [
+                    _mm256_permute2x128_si256::<0x20>(a[0], b[0]),
+                    _mm256_permute2x128_si256::<0x20>(c[0], d[0]),
+                ],
+                [
+                    _mm256_permute2x128_si256::<0x31>(a[0], b[0]),
+                    _mm256_permute2x128_si256::<0x31>(c[0], d[0]),
+                ],
+                [
+                    _mm256_permute2x128_si256::<0x20>(a[1], b[1]),
+                    _mm256_permute2x128_si256::<0x20>(c[1], d[1]),
+                ],
+                [
+                    _mm256_permute2x128_si256::<0x31>(a[1], b[1]),
+                    _mm256_permute2x128_si256::<0x31>(c[1], d[1]),
+                ],
             ]
         }
     }
@@ -184,11 +270,12 @@ impl Quant for Avx2 {
         unsafe { [_mm256_loadu_ps(p), _mm256_setzero_ps()] }
     }
     #[inline(always)]
-    unsafe fn w_halves(x: [u16; 8]) -> [__m256; 2] {
-        unsafe {
-            let [a, b, c, d, e, f, g, h] = x.map(|x| x as i16);
-            [_mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)), _mm256_setzero_ps()]
-        }
+    unsafe fn w_load16(p: *const f32) -> [__m256; 2] {
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(p: *const u8, stride: usize) -> [__m256; 2] {
+        unsafe { [_mm256_cvtph_ps(halves8(p, stride)), _mm256_setzero_ps()] }
     }
     #[inline(always)]
     unsafe fn w_bytes8(x: u64) -> [__m256; 2] {
@@ -202,6 +289,13 @@ impl Quant for Avx2 {
         unsafe {
             let (low, high) = (_mm_cvtsi64_si128(low as i64), _mm_cvtsi64_si128(high as i64));
             [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_six_bits(p: *const u8) -> ([__m256; 2], [__m256; 2]) {
+        unsafe {
+            let (scales, minimums) = six_bits(p);
+            ([scales, _mm256_setzero_ps()], [minimums, _mm256_setzero_ps()])
         }
     }
     #[inline(always)]
@@ -231,21 +325,6 @@ impl Quant for Avx2 {
             let low = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
             let high = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
             [_mm256_and_ps(w[0], _mm256_castsi256_ps(low)), _mm256_and_ps(w[1], _mm256_castsi256_ps(high))]
-        }
-    }
-    #[inline(always)]
-    unsafe fn w_sums(p: *const i16, sub: usize) -> [__m256; 2] {
-        unsafe {
-            let sums = _mm256_loadu_si256(p.cast());
-            if sub == 16 {
-                let (low, high) = (_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-                return [
-                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(low)),
-                    _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(high)),
-                ];
-            }
-            let pairs = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-            [_mm256_cvtepi32_ps(pairs), _mm256_setzero_ps()]
         }
     }
     #[inline(always)]
@@ -281,6 +360,28 @@ impl Quant for Avx2 {
                     _mm256_permutevar8x32_ps(w[0], _mm256_set1_epi32(2 * j as i32 + half as i32))
                 };
                 acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, acc);
+            }
+            acc
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_quarters(acc: __m256, c: &[[__m256i; 2]; 4], x: *const i8, w: [__m256; 2]) -> __m256 {
+        unsafe {
+            let (mut acc, one) = (acc, _mm256_set1_epi16(1));
+            for half in 0..2 {
+                let x = x.cast::<__m256i>().add(half);
+                let even = _mm256_add_epi16(
+                    _mm256_maddubs_epi16(c[0][half], _mm256_loadu_si256(x)),
+                    _mm256_maddubs_epi16(c[1][half], _mm256_loadu_si256(x.add(2))),
+                );
+                let odd = _mm256_add_epi16(
+                    _mm256_maddubs_epi16(c[2][half], _mm256_loadu_si256(x.add(4))),
+                    _mm256_maddubs_epi16(c[3][half], _mm256_loadu_si256(x.add(6))),
+                );
+                // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
+                let sums = _mm256_packs_epi32(_mm256_madd_epi16(even, one), _mm256_madd_epi16(odd, one));
+                let sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, one));
+                acc = _mm256_fmadd_ps(sums, w[half], acc);
             }
             acc
         }

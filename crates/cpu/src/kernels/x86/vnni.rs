@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
+use super::avx2_packed::{halves8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::{Panel, sweep_body};
@@ -76,6 +77,37 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn pieces(p: *const u8, stride: usize) -> __m512i {
+        unsafe {
+            let low = _mm256_loadu2_m128i(p.add(stride).cast(), p.cast());
+            let high = _mm256_loadu2_m128i(p.add(3 * stride).cast(), p.add(2 * stride).cast());
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn even_odd(p: *const u8) -> [__m512i; 2] {
+        unsafe {
+            let (a, b) = (Self::load64(p), Self::load64(p.add(64)));
+            [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        unsafe {
+            // A transposition of 128-bit lanes: the pairs of run 2j, those of run 2j + 1, then each by halves.
+            let (even01, odd01) =
+                (_mm512_shuffle_i64x2::<0b01_00_01_00>(a, b), _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b));
+            let (even23, odd23) =
+                (_mm512_shuffle_i64x2::<0b01_00_01_00>(c, d), _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d));
+            [
+                _mm512_shuffle_i64x2::<0b10_00_10_00>(even01, even23),
+                _mm512_shuffle_i64x2::<0b11_01_11_01>(even01, even23),
+                _mm512_shuffle_i64x2::<0b10_00_10_00>(odd01, odd23),
+                _mm512_shuffle_i64x2::<0b11_01_11_01>(odd01, odd23),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> __m512i {
         unsafe {
             let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
@@ -133,11 +165,12 @@ impl Quant for Avx512 {
         unsafe { _mm512_zextps256_ps512(_mm256_loadu_ps(p)) }
     }
     #[inline(always)]
-    unsafe fn w_halves(x: [u16; 8]) -> __m512 {
-        unsafe {
-            let [a, b, c, d, e, f, g, h] = x.map(|x| x as i16);
-            _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)))
-        }
+    unsafe fn w_load16(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn w_halves(p: *const u8, stride: usize) -> __m512 {
+        unsafe { _mm512_zextps256_ps512(_mm256_cvtph_ps(halves8(p, stride))) }
     }
     #[inline(always)]
     unsafe fn w_bytes8(x: u64) -> __m512 {
@@ -151,6 +184,13 @@ impl Quant for Avx512 {
         unsafe {
             let bytes = _mm_set_epi64x(high as i64, low as i64);
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_six_bits(p: *const u8) -> (__m512, __m512) {
+        unsafe {
+            let (scales, minimums) = six_bits(p);
+            (_mm512_zextps256_ps512(scales), _mm512_zextps256_ps512(minimums))
         }
     }
     #[inline(always)]
@@ -177,17 +217,6 @@ impl Quant for Avx512 {
         unsafe { _mm512_maskz_mov_ps(((1u32 << n) - 1) as u16, w) }
     }
     #[inline(always)]
-    unsafe fn w_sums(p: *const i16, sub: usize) -> __m512 {
-        unsafe {
-            let sums = _mm256_loadu_si256(p.cast());
-            if sub == 16 {
-                return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums));
-            }
-            let pairs = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-            _mm512_zextps256_ps512(_mm256_cvtepi32_ps(pairs))
-        }
-    }
-    #[inline(always)]
     unsafe fn w_sum(w: __m512, _sub: usize) -> f32 {
         unsafe { _mm512_reduce_add_ps(w) }
     }
@@ -211,6 +240,20 @@ impl Quant for Avx512 {
                 _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
             };
             _mm512_fmadd_ps(sums, _mm512_permutexvar_ps(lanes, w), acc)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_quarters(acc: __m512, c: &[__m512i; 4], x: *const i8, w: __m512) -> __m512 {
+        unsafe {
+            let zero = _mm512_setzero_si512();
+            let x = x.cast::<__m512i>();
+            let even = _mm512_dpbusd_epi32(zero, c[0], _mm512_loadu_si512(x));
+            let even = _mm512_dpbusd_epi32(even, c[1], _mm512_loadu_si512(x.add(1)));
+            let odd = _mm512_dpbusd_epi32(zero, c[2], _mm512_loadu_si512(x.add(2)));
+            let odd = _mm512_dpbusd_epi32(odd, c[3], _mm512_loadu_si512(x.add(3)));
+            // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
+            let sums = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), _mm512_set1_epi16(1));
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), w, acc)
         }
     }
     #[inline(always)]

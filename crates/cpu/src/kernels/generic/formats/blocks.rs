@@ -7,13 +7,6 @@ use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 use super::{half, spread_crumbs, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant};
 
-/// The words at the start of eight blocks, `stride` bytes apart.
-#[inline(always)]
-unsafe fn words8(p: *const u8, stride: usize) -> [u16; 8] {
-    // SAFETY: the caller's chunk has eight blocks.
-    std::array::from_fn(|i| unsafe { u16_at(p.add(i * stride)) })
-}
-
 /// The 5th bits of the blocks of group `j`.
 #[inline(always)]
 unsafe fn bits64(p: *const u8, stride: usize, j: usize) -> u64 {
@@ -27,7 +20,7 @@ unsafe fn bits64(p: *const u8, stride: usize, j: usize) -> u64 {
 /// The formats of 32 weights that differ in a stride, an offset to the nibbles and little else.
 macro_rules! nibble_blocks {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $codes:expr, ($p:ident, $j:ident) => $unpack:expr,
-     $scales:expr) => {
+     $scales:expr $(, quarters($r:ident) => $quarters:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -50,6 +43,11 @@ macro_rules! nibble_blocks {
                 // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
                 unsafe { $unpack }
             }
+            $(#[inline(always)]
+            unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
+                // SAFETY: the chunk has eight blocks; features by the contract.
+                unsafe { $quarters }
+            })?
         }
     };
 }
@@ -58,7 +56,7 @@ macro_rules! nibble_blocks {
 #[inline(always)]
 unsafe fn plain<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
     // SAFETY: the caller's chunk has eight blocks; features by the contract.
-    unsafe { (S::w_halves(words8(p, STRIDE)), S::w_splat(0.0)) }
+    unsafe { (S::w_halves(p, STRIDE), S::w_splat(0.0)) }
 }
 
 /// Scales and, after them, what is added: minimums with the opposite sign.
@@ -66,8 +64,8 @@ unsafe fn plain<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
 unsafe fn with_minimum<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
     // SAFETY: the caller's chunk has eight blocks; features by the contract.
     unsafe {
-        let m = S::w_halves(words8(p.add(2), STRIDE));
-        (S::w_halves(words8(p, STRIDE)), S::w_mul(m, S::w_splat(-1.0)))
+        let m = S::w_halves(p.add(2), STRIDE);
+        (S::w_halves(p, STRIDE), S::w_mul(m, S::w_splat(-1.0)))
     }
 }
 
@@ -83,10 +81,27 @@ unsafe fn powers<S: Quant>(p: *const u8) -> (S::W, S::W) {
     }
 }
 
+/// Quarters of eight blocks whose 16 bytes hold the first half of a run in their low nibbles, the second in the high ones.
+#[inline(always)]
+unsafe fn halves_of_blocks<S: Quant>(p: *const u8, stride: usize) -> [S::C; 4] {
+    // SAFETY: the caller's chunk has eight blocks; features by the contract.
+    unsafe {
+        let (even, odd) = (S::pieces(p, 2 * stride), S::pieces(p.add(stride), 2 * stride));
+        [
+            S::fields(even, 0, 0, 0x0f),
+            S::fields(even, 4, 4, 0x0f),
+            S::fields(odd, 0, 0, 0x0f),
+            S::fields(odd, 4, 4, 0x0f),
+        ]
+    }
+}
+
 nibble_blocks!(Q4_0, 18, Codes::Offset(8),
-    (p, j) => S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20)), plain::<S, 18>);
+    (p, j) => S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20)), plain::<S, 18>,
+    quarters(p) => halves_of_blocks::<S>(p.add(2), 18));
 nibble_blocks!(Q4_1, 20, Codes::Minimum(15),
-    (p, j) => S::nibbles(p.add(40 * j + 4), p.add(40 * j + 24)), with_minimum::<S, 20>);
+    (p, j) => S::nibbles(p.add(40 * j + 4), p.add(40 * j + 24)), with_minimum::<S, 20>,
+    quarters(p) => halves_of_blocks::<S>(p.add(4), 20));
 nibble_blocks!(Q5_0, 22, Codes::Offset(16),
     (p, j) => S::or_where(S::nibbles(p.add(44 * j + 6), p.add(44 * j + 28)), bits64(p.add(2), 22, j), 16),
     plain::<S, 22>);

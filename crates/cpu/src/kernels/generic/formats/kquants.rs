@@ -9,7 +9,8 @@ use crate::kernels::generic::quant::{Codes, Format, Quant};
 /// Declares a format of 256 weights and its constants.
 macro_rules! k_format {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,
-     $(#[$m:meta])* scales($p:ident) => $scales:expr, codes($q:ident, $j:ident) => $unpack:expr) => {
+     scales($p:ident) => $scales:expr,
+     codes($q:ident, $j:ident) => $unpack:expr $(, quarters($r:ident) => $quarters:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -29,14 +30,23 @@ macro_rules! k_format {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $unpack }
             }
+            $(#[inline(always)]
+            unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
+                // SAFETY: offsets lie inside the block; features by the contract.
+                unsafe { $quarters }
+            })?
         }
     };
 }
 pub(super) use k_format;
 
-/// Scales and minimums of Q4_K and Q5_K: 6-bit fields in 12 bytes at `p + 4`.
+/// Scales and minimums of Q4_K and Q5_K as bytes: 6-bit fields in 12 bytes at `p + 4`.
+///
+/// # Safety
+/// `p` is valid for 16 bytes.
 #[inline(always)]
-unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn six_bits(p: *const u8) -> (u64, u64) {
     const LOW6: u32 = 0x3f3f_3f3f;
     const LOW4: u32 = 0x0f0f_0f0f;
     const TOP2: u32 = 0x3030_3030;
@@ -45,14 +55,43 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
         let [a, b, c] = [u32_at(p.add(4)), u32_at(p.add(8)), u32_at(p.add(12))];
         let scales = u64::from(a & LOW6) | u64::from((c & LOW4) | (a >> 2 & TOP2)) << 32;
         let minimums = u64::from(b & LOW6) | u64::from((c >> 4 & LOW4) | (b >> 2 & TOP2)) << 32;
-        let (d, dmin) = (S::w_splat(half::<S>(p)), S::w_splat(half::<S>(p.add(2))));
-        (S::w_mul(S::w_bytes8(scales), d), S::w_mul(S::w_bytes8(minimums), dmin))
+        (scales, minimums)
+    }
+}
+
+/// Scales and minimums of a block.
+#[inline(always)]
+unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
+    // SAFETY: the caller's block is whole; features by the contract.
+    unsafe {
+        let (scales, minimums) = S::w_six_bits(p);
+        let (d, dmin) = (half::<S>(p), half::<S>(p.add(2)));
+        (S::w_mul(scales, S::w_splat(d)), S::w_mul(minimums, S::w_splat(dmin)))
+    }
+}
+
+/// Quarters where the runs 2j are the low and the runs 2j + 1 the high nibbles of first and second halves.
+#[inline(always)]
+unsafe fn nibble_quarters<S: Quant>(first: S::C, second: S::C) -> [S::C; 4] {
+    // SAFETY: features by the contract.
+    unsafe {
+        [
+            S::fields(first, 0, 0, 0x0f),
+            S::fields(second, 0, 0, 0x0f),
+            S::fields(first, 4, 4, 0x0f),
+            S::fields(second, 4, 4, 0x0f),
+        ]
     }
 }
 
 k_format!(Q4_K, 144, 32, Codes::Minimum(15),
-    scales(p) => scales_and_minimums::<S>(p),
-    codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f));
+scales(p) => scales_and_minimums::<S>(p),
+codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f),
+quarters(p) => {
+    // 32 bytes hold the run 2j in their low and the run 2j + 1 in their high nibbles.
+    let [first, second] = S::even_odd(p.add(16));
+    nibble_quarters::<S>(first, second)
+});
 
 k_format!(Q5_K, 176, 32, Codes::Minimum(31),
 scales(p) => scales_and_minimums::<S>(p),
