@@ -50,6 +50,8 @@ pub struct Driver {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     pub embeds: VecDeque<EmbedJob>,
+    /// An embedding waits for pages: no new sequence is to take them.
+    pub embed_waits: bool,
     /// Rows that each client's prompts have had, while there is work.
     served: HashMap<u64, u64>,
     admissions: u64,
@@ -87,6 +89,7 @@ impl Driver {
             waiting: VecDeque::new(),
             running: Vec::new(),
             embeds: VecDeque::new(),
+            embed_waits: false,
             served: HashMap::new(),
             admissions: 0,
             preempted: 0,
@@ -132,7 +135,11 @@ impl Driver {
             Command::Embed(job) => self.embeds.push_back(job),
             Command::Cancel(id) => {
                 self.waiting.retain(|s| s.id != id);
-                self.embeds.retain(|job| job.id != id);
+                if let Some(at) = self.embeds.iter().position(|job| job.id == id)
+                    && let Some(mut job) = self.embeds.remove(at)
+                {
+                    self.drop_embed(&mut job);
+                }
                 if let Some(at) = self.running.iter().position(|s| s.id == id) {
                     let mut sequence = self.running.swap_remove(at);
                     self.release(&mut sequence);
@@ -168,7 +175,9 @@ impl Driver {
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
             let known = self.pages.find(&tokens[..tokens.len() - 1]).path;
             let lacking = needed.saturating_sub(known.len());
-            if !self.running.is_empty() && self.pages.available(&known) < lacking {
+            // Whoever is alone always fits.
+            let alone = self.running.is_empty() && !self.embeds_hold_pages();
+            if !alone && (self.embed_waits || self.pages.available(&known) < lacking) {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };

@@ -103,7 +103,7 @@ impl Engine {
             self.check(input)?;
         }
         let id = self.next_id();
-        self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done }))?;
+        self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done, long: None }))?;
         Ok(id)
     }
 

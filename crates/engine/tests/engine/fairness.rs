@@ -1,18 +1,9 @@
 //! Who gets the next step: clients share a busy model, and so do the requests of one client.
 
-use std::sync::Mutex;
 use std::sync::mpsc::Sender;
 
-use super::progress::Hanging;
+use super::progress::hanging;
 use super::*;
-
-/// An engine whose steps wait for the lock, so that tests fill the queue before anything happens.
-fn held(options: &EngineOptions) -> (Engine, Arc<Mutex<()>>) {
-    let lock = Arc::new(Mutex::new(()));
-    let backend = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
-    let backend = Box::new(Hanging(backend, lock.clone()));
-    (Engine::open(file("tests/data/zoo/llama.gguf"), backend, options).unwrap(), lock)
-}
 
 /// Starts a job that says its name when it ends.
 fn named(engine: &Engine, job: Job, name: &'static str, ended: &Sender<&'static str>) {
@@ -29,7 +20,8 @@ fn of(client: u64, tokens: u32) -> Job {
 
 /// The order in which jobs end that were all there when the first step began.
 fn order(options: &EngineOptions, jobs: Vec<(&'static str, Job)>) -> Vec<&'static str> {
-    let (engine, lock) = held(options);
+    // Its steps wait for the lock: the queue is full before anything happens.
+    let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", options);
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
     let count = jobs.len();

@@ -1,56 +1,67 @@
 //! What is seen from outside of a loop that works, waits, or hangs.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, OpTime, Plan, ProgramId, Rope, StepInput, Weight,
+    Backend, BackendError, CacheSpec, Description, KvType, OpTime, Plan, ProgramId, Rope, StepInput, Weight,
 };
 
 use super::*;
 
-/// A backend whose steps wait for a lock.
-pub struct Hanging(pub CpuBackend, pub Arc<Mutex<()>>);
+/// A backend whose steps wait for a lock, and are counted.
+pub struct Hanging {
+    inner: CpuBackend,
+    lock: Arc<Mutex<()>>,
+    steps: Arc<AtomicU64>,
+}
+
+/// An engine on such a backend.
+pub fn hanging(path: &str, options: &EngineOptions) -> (Engine, Arc<Mutex<()>>, Arc<AtomicU64>) {
+    let (lock, steps) = (Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(0)));
+    let inner = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
+    let backend = Hanging { inner, lock: lock.clone(), steps: steps.clone() };
+    (Engine::open(file(path), Box::new(backend), options).unwrap(), lock, steps)
+}
 
 impl Backend for Hanging {
     fn describe(&self) -> Description {
-        self.0.describe()
+        self.inner.describe()
     }
     fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
-        self.0.adopt(weights, ropes)
+        self.inner.adopt(weights, ropes)
     }
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError> {
-        self.0.create_cache(spec)
+        self.inner.create_cache(spec)
     }
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
-        self.0.compile(plan)
+        self.inner.compile(plan)
     }
     fn run(&mut self, program: ProgramId, input: &StepInput) {
-        let _lock = self.1.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.run(program, input);
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        let _lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inner.run(program, input);
     }
     fn result(&self) -> &[f32] {
-        self.0.result()
+        self.inner.result()
     }
     fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
-        self.0.copy_page(from, to, tokens);
+        self.inner.copy_page(from, to, tokens);
     }
     fn scratch_bytes(&self) -> usize {
-        self.0.scratch_bytes()
+        self.inner.scratch_bytes()
     }
     fn measure(&mut self, on: bool) {
-        self.0.measure(on);
+        self.inner.measure(on);
     }
     fn measured(&self) -> Vec<OpTime> {
-        self.0.measured()
+        self.inner.measured()
     }
 }
 
 #[test]
 fn a_step_that_hangs_is_work_whose_rounds_stand_still() {
-    let lock = Arc::new(Mutex::new(()));
-    let backend = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
-    let backend = Box::new(Hanging(backend, lock.clone()));
-    let engine = Engine::open(file("tests/data/zoo/llama.gguf"), backend, &EngineOptions::default()).unwrap();
+    let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
     let held = lock.lock().unwrap();
     let events = start(&engine, Job { max_tokens: Some(3), ..job(&engine, "hello") });
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -90,4 +101,61 @@ fn rounds_go_on_while_every_listener_is_slow() {
     engine.cancel(id);
     wait_until_idle(&engine);
     assert_eq!(engine.stats().running, 0);
+}
+
+/// A text of several steps for a causal embedding model.
+fn long_text() -> Vec<u32> {
+    (0..300).map(|t| 40 + (t * 7) % 250).collect()
+}
+
+const CHUNKED: EngineOptions = EngineOptions {
+    num_ctx: None,
+    num_batch: 64,
+    cache_k: KvType::F16,
+    cache_v: KvType::F16,
+    max_sequences: 1,
+    cache_pages: None,
+};
+
+#[test]
+fn a_long_text_that_is_embedded_can_be_cancelled_between_its_steps() {
+    let (engine, lock, steps) = hanging("tests/data/zoo/qwen3-embedding.gguf", &CHUNKED);
+    let held = lock.lock().unwrap();
+    let (sender, result) = channel();
+    let id = engine.embed(vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while steps.load(Ordering::Relaxed) == 0 {
+        assert!(std::time::Instant::now() < deadline, "the text is not begun");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    engine.cancel(id);
+    drop(held);
+    assert!(result.recv_timeout(Duration::from_secs(20)).is_err(), "who cancels hears nothing more");
+    wait_until_idle(&engine);
+    assert_eq!((steps.load(Ordering::Relaxed), engine.stats().pages_held), (1, 0));
+}
+
+#[test]
+fn a_text_embedded_in_several_steps_has_the_vector_of_one_step_and_others_get_their_turn() {
+    let whole = EngineOptions { num_batch: 512, ..CHUNKED };
+    let vector = |options: &EngineOptions, others: bool| {
+        let engine = open("tests/data/zoo/qwen3-embedding.gguf", options);
+        let (sender, result) = channel();
+        engine.embed(vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+        if others {
+            let (sender, other) = channel();
+            engine.embed(vec![long_text(), vec![50]], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            other.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+        }
+        let vectors = result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+        wait_until_idle(&engine);
+        assert_eq!(engine.stats().pages_held, 0);
+        vectors.into_iter().next().unwrap()
+    };
+    let one = vector(&whole, false);
+    for others in [false, true] {
+        for (a, b) in one.iter().zip(vector(&CHUNKED, others)) {
+            assert!((a - b).abs() < 1e-2, "{a} and {b}");
+        }
+    }
 }
