@@ -19,6 +19,24 @@ pub enum Task {
     Embed(Embed),
 }
 
+impl Task {
+    /// Bytes of text that have to be read to begin with it, roughly.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Embed(embed) => embed.inputs.iter().map(String::len).sum(),
+            Self::Generate(generate) => match &generate.input {
+                Input::Chat { messages, .. } => {
+                    messages.iter().map(|m| m.content.len() + m.thinking.len()).sum()
+                }
+                // A token of an earlier answer is a word or so.
+                Input::Prompt(prompt) => {
+                    prompt.text.len() + prompt.suffix.len() + 4 * prompt.context.as_ref().map_or(0, Vec::len)
+                }
+            },
+        }
+    }
+}
+
 /// A text to generate.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Generate {

@@ -62,9 +62,10 @@ impl Preparer {
         }
         let thinks = task.model.thinking && task.think != Some(native::Think::Off);
         let text = match &task.input {
-            Input::Chat { messages, tools } => self.chat(&task, messages, tools)?,
-            Input::Prompt(prompt) => self.prompt(&task, prompt)?,
+            Input::Chat { messages, tools } => self.chat(&handle, &task, messages, tools)?,
+            Input::Prompt(prompt) => self.prompt(&handle, &task, prompt)?,
         };
+        listening(&handle)?;
         if task.render_only {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
@@ -100,7 +101,13 @@ impl Preparer {
     }
 
     /// The prompt of a conversation: stored messages and those of the request.
-    fn chat(&self, task: &Generate, messages: &[native::Message], tools: &[Tool]) -> Result<Text, Failure> {
+    fn chat(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+        messages: &[native::Message],
+        tools: &[Tool],
+    ) -> Result<Text, Failure> {
         let template = self.template(&task.model)?;
         let (stored, messages) = (prompt_messages(&task.model.messages), prompt_messages(messages));
         let mut all = conversation(task.model.system.as_deref(), &stored, &messages);
@@ -108,11 +115,11 @@ impl Preparer {
             strip_past_thoughts(&mut all);
         }
         let tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
-        self.fitted(task, template, &all, &tools, "")
+        self.fitted(handle, task, template, &Chat { tools: &tools, ..Chat::new(&all) }, "")
     }
 
     /// The prompt of a single text.
-    fn prompt(&self, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
+    fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
         if prompt.raw {
             return Ok(Text { prompt: prompt.text.clone(), template: None, dropped_messages: 0 });
         }
@@ -134,10 +141,11 @@ impl Preparer {
         let system = prompt.system.as_deref().or(task.model.system.as_deref());
         let messages = generation(system, &stored, &prompt.text, &[]);
         if own.is_some() {
-            let text = render(&template, &self.template_input(task, &messages, &[])).map_err(failure)?;
+            let chat = self.template_input(task, &Chat::new(&messages));
+            let text = render(&template, &chat).map_err(failure)?;
             return Ok(Text { prompt: before + &text, template: Some(template), dropped_messages: 0 });
         }
-        self.fitted(task, template, &messages, &[], &before)
+        self.fitted(handle, task, template, &Chat::new(&messages), &before)
     }
 
     /// The text of an earlier answer's tokens.
@@ -153,16 +161,20 @@ impl Preparer {
     /// Renders messages; leaves out the oldest until they fit, if that is allowed.
     fn fitted(
         &self,
+        handle: &Handle,
         task: &Generate,
         template: Arc<Template>,
-        messages: &[Message],
-        tools: &[serde_json::Value],
+        chat: &Chat<'_>,
         before: &str,
     ) -> Result<Text, Failure> {
-        let chat = self.template_input(task, messages, tools);
+        let chat = self.template_input(task, chat);
         let (prompt, dropped_messages) = if task.truncate {
             let limit = self.generator.facts().num_ctx as usize;
-            let mut count = |text: &str| Ok(self.generator.encode(&format!("{before}{text}")).len());
+            let mut count = |text: &str| {
+                // Every attempt costs as much as the first.
+                listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
+                Ok(self.generator.encode(&format!("{before}{text}")).len())
+            };
             let fitted = fit(&template, &chat, limit, &mut count).map_err(failure)?;
             (fitted.prompt, fitted.dropped_messages)
         } else {
@@ -171,14 +183,9 @@ impl Preparer {
         Ok(Text { prompt: format!("{before}{prompt}"), template: Some(template), dropped_messages })
     }
 
-    fn template_input<'a>(
-        &'a self,
-        task: &Generate,
-        messages: &'a [Message],
-        tools: &'a [serde_json::Value],
-    ) -> Chat<'a> {
+    fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
         let facts = self.generator.facts();
-        Chat { tools, think: think(task), bos: &facts.bos, eos: &facts.eos, ..Chat::new(messages) }
+        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
     }
 
     /// The template of a model: Go's or the file's own.
@@ -249,7 +256,11 @@ impl Preparer {
         if !self.generator.facts().embeds {
             return Err(Failure::bad_request("this model does not support embeddings"));
         }
-        let inputs = task.inputs.iter().map(|text| self.embed_tokens(text, task.truncate));
+        let tokens = |text: &String| {
+            listening(&handle)?;
+            self.embed_tokens(text, task.truncate)
+        };
+        let inputs = task.inputs.iter().map(tokens);
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
         let count: usize = inputs.iter().map(Vec::len).sum();
         let answer = handle.clone();
@@ -292,6 +303,14 @@ impl Preparer {
         tokens.truncate(limit - usize::from(last.is_some()));
         tokens.extend(last);
         Ok(tokens)
+    }
+}
+
+/// Fails where nobody waits for the task any more: the rest of the work is for nothing. Nobody hears the failure either.
+fn listening(handle: &Handle) -> Result<(), Failure> {
+    match handle.state.is_cancelled() {
+        true => Err(Failure::new(499, "the client has gone")),
+        false => Ok(()),
     }
 }
 

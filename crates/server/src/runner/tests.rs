@@ -35,6 +35,10 @@ pub(crate) struct Fake {
     pub(crate) hangs: AtomicBool,
     /// Rounds before the first token of every answer, 10 ms each.
     pub(crate) prefill: AtomicU64,
+    /// Texts of 300000 bytes are not tokenized before this is over.
+    pub(crate) dawdles: AtomicBool,
+    /// How many of them were begun with.
+    pub(crate) dawdled: AtomicU64,
     /// Rounds so far, and generations that go on, by all runners.
     rounds: AtomicU64,
     pub(crate) works: AtomicU64,
@@ -119,6 +123,12 @@ impl Generator for FakeEngine {
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
+        if text.len() > 300_000 {
+            self.fake.dawdled.fetch_add(1, Ordering::Relaxed);
+            while self.fake.dawdles.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         text.bytes().map(u32::from).collect()
     }
 
@@ -334,6 +344,35 @@ async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
             && failure.message.ends_with("killed")
     );
     assert!(matches!(end(&link, task("hi", 1, 4, true, true)).await, Event::Error(_)));
+}
+
+#[tokio::test]
+async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have_gone() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    fake.dawdles.store(true, Ordering::Relaxed);
+    let text = "x".repeat(300_001);
+    let mut huge: Vec<Events> = (0..20).map(|_| link.submit(1, task(&text, 1, 4, true, true))).collect();
+    for _ in 0..20 {
+        assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    }
+    let mut last = huge.pop().unwrap();
+    drop(huge);
+    // What comes after the cancellations on the same socket has seen them.
+    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    fake.dawdles.store(false, Ordering::Relaxed);
+    assert!(matches!(end_of(&mut last).await, Event::Done(_)));
+    let read = fake.dawdled.load(Ordering::Relaxed);
+    assert!(read <= 3, "{read} read: two when their clients left, and one whose client had not");
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_large_for_a_message_is_an_error_and_others_go_on() {
+    let link = loaded(&Arc::default(), 128).await;
+    let text = "x".repeat(super::protocol::MAX_FRAME);
+    let Event::Error(failure) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
+    assert!(failure.status == 413 && failure.message.starts_with("the request is too large"), "{failure}");
+    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
 }
 
 #[tokio::test]

@@ -18,8 +18,14 @@ use crate::canonical::{Event, Failure, Task};
 /// How often a sign of life is sent.
 const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 
-/// Threads that render and tokenize prompts.
-const PREPARERS: usize = 2;
+/// Threads that render and tokenize prompts of ordinary size: one a core, within these bounds.
+const PREPARERS: (usize, usize) = (2, 8);
+
+/// Threads for prompts of more bytes than [`LARGE`], so that the others do not wait for them.
+const LARGE_PREPARERS: usize = 2;
+
+/// Bytes that take a tokenizer some tens of milliseconds.
+const LARGE: usize = 256 << 10;
 
 /// Serves the server at the other end of a socket until it closes it.
 ///
@@ -179,13 +185,10 @@ fn serve(
     thread::Builder::new()
         .name("heartbeat".into())
         .spawn(move || heartbeat(beating.as_ref(), &to, &stopped))?;
-    let (queue, queued) = mpsc::channel();
-    let queued = Arc::new(Mutex::new(queued));
     let preparer = Arc::new(Preparer::new(generator.clone()));
-    for i in 0..PREPARERS {
-        let (preparer, queued) = (preparer.clone(), queued.clone());
-        thread::Builder::new().name(format!("prepare {i}")).spawn(move || prepare_all(&preparer, &queued))?;
-    }
+    let cores = thread::available_parallelism().map_or(PREPARERS.0, usize::from);
+    let ordinary = preparers("prepare", cores.clamp(PREPARERS.0, PREPARERS.1), &preparer)?;
+    let large = preparers("prepare large", LARGE_PREPARERS, &preparer)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<ToRunner>(incoming)? {
         match message {
@@ -193,6 +196,7 @@ fn serve(
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
                 let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
+                let queue = if task.text_bytes() > LARGE { &large } else { &ordinary };
                 let _ = queue.send((handle, task));
             }
             ToRunner::Credit(id, more) => {
@@ -221,6 +225,17 @@ fn heartbeat(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Rece
             return;
         }
     }
+}
+
+/// Starts threads that share a queue of tasks; they end with it.
+fn preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<Sender<(Handle, Task)>> {
+    let (queue, queued) = mpsc::channel();
+    let queued = Arc::new(Mutex::new(queued));
+    for i in 0..count {
+        let (preparer, queued) = (preparer.clone(), queued.clone());
+        thread::Builder::new().name(format!("{name} {i}")).spawn(move || prepare_all(&preparer, &queued))?;
+    }
+    Ok(queue)
 }
 
 fn prepare_all(preparer: &Preparer, queued: &Mutex<Receiver<(Handle, Task)>>) {
