@@ -282,10 +282,13 @@ impl Manager {
             Action::Grant(id, run) => {
                 let Some(waiting) = self.waiting.remove(&id) else { return };
                 let finished = Finished { id, to: Some(self.to.clone()) };
-                if let Some(runner) = self.runners.get(&run) {
-                    // A client that has gone drops the lease, which ends the request.
-                    let _ = waiting.reply.send(Ok(Lease { link: runner.link.clone(), _finished: finished }));
-                }
+                let lease = match self.runners.get(&run) {
+                    Some(runner) => Ok(Lease { link: runner.link.clone(), _finished: finished }),
+                    // Its end is on its way to the scheduler; the request ends here, with `finished`.
+                    None => Err(Failure::internal("the model runner has just ended; please try again")),
+                };
+                // A client that has gone drops the lease, which ends the request.
+                let _ = waiting.reply.send(lease);
             }
             Action::Refuse(id, refusal) => {
                 if let Some(waiting) = self.waiting.remove(&id) {

@@ -23,25 +23,37 @@ fn from_meminfo(text: &str) -> Option<Memory> {
     Some(Memory { total, available: field("MemAvailable").or_else(free)?.min(total) })
 }
 
-/// The folders of this process's control group and of those around it (version 2).
+/// The folders of this process's control groups that can limit memory, and of those around them. Lines are
+/// `number:controllers:path`; version 2 has number 0 and no controllers, version 1 a tree for each of them.
 fn group_folders(text: &str) -> Vec<String> {
-    let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
-    let mut folders: Vec<String> = Path::new(path)
-        .ancestors()
-        .map(|dir| format!("/sys/fs/cgroup{}", dir.display()).trim_end_matches('/').to_owned())
-        .collect();
-    folders.dedup();
-    folders
+    let tree = |line: &str| {
+        let (number, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        match controllers {
+            "" if number == "0" => Some(("/sys/fs/cgroup", path.to_owned())),
+            _ if controllers.split(',').any(|c| c == "memory") => {
+                Some(("/sys/fs/cgroup/memory", path.to_owned()))
+            }
+            _ => None,
+        }
+    };
+    let folders = |(root, path): (&str, String)| {
+        let around = |dir: &Path| format!("{root}{}", dir.display()).trim_end_matches('/').to_owned();
+        Path::new(&path).ancestors().map(around).collect::<Vec<_>>()
+    };
+    text.lines().filter_map(tree).flat_map(folders).collect()
 }
 
 fn narrowed(memory: Memory, dir: &Path) -> Memory {
     let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-    let Some(limit) = number("memory.max") else { return memory };
+    // The second name of each is version 1's, which writes a number beyond all memory for no limit.
+    let first = |names: [&str; 2]| names.into_iter().find_map(number);
+    let Some(limit) = first(["memory.max", "memory.limit_in_bytes"]) else { return memory };
     // Pages of files can be dropped again: they are no use of memory.
-    let cached = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let cached =
-        cached.lines().find_map(|l| l.strip_prefix("inactive_file ")).and_then(|n| n.trim().parse().ok());
-    let used = number("memory.current").unwrap_or(0).saturating_sub(cached.unwrap_or(0));
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let cached = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let cached = cached("total_inactive_file ").or_else(|| cached("inactive_file ")).unwrap_or(0);
+    let used = first(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0).saturating_sub(cached);
     Memory { total: memory.total.min(limit), available: memory.available.min(limit.saturating_sub(used)) }
 }
 
@@ -81,9 +93,24 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_of_an_old_control_group_counts_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        let system = Memory { total: 1000, available: 900 };
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory.usage_in_bytes", "300\n");
+        assert_eq!(narrowed(system, dir.path()), system);
+        write("memory.limit_in_bytes", "500\n");
+        write("memory.stat", "inactive_file 10\ntotal_inactive_file 100\n");
+        assert_eq!(narrowed(system, dir.path()), Memory { total: 500, available: 300 });
+    }
+
+    #[test]
     fn all_enclosing_groups_count() {
         assert_eq!(group_folders("0::/a/b\n"), ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]);
-        assert!(group_folders("12:memory:/x\n").is_empty());
+        let old = "12:cpu,cpuacct:/x\n11:memory:/a/b\n1:name=systemd:/y\n";
+        let memory = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
+        assert_eq!(group_folders(old), memory);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::canonical::Failure;
 const MAX_BODY: usize = 128 << 20;
 
 /// How long the next piece of a body may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
 
 /// A request decoded from a JSON body; what is wrong with it is told in the dialect's form.
 pub(crate) struct Json<D, T>(pub(crate) T, pub(crate) PhantomData<D>);
@@ -50,17 +50,26 @@ async fn read_limited(request: Request<Body>, limit: usize) -> Result<Bytes, Fai
     }
     let mut body = request.into_body();
     let mut bytes = Vec::new();
+    while let Some(data) = next_piece(&mut body).await? {
+        if bytes.len() + data.len() > limit {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.into())
+}
+
+/// The next piece of a body, `None` at its proper end. A client that sends nothing for long has its request refused.
+pub(crate) async fn next_piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     loop {
         let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
         match frame.map_err(|_| Failure::new(408, "the request body did not arrive in time"))? {
-            None => return Ok(bytes.into()),
+            None => return Ok(None),
             Some(Err(e)) => return Err(Failure::bad_request(format!("the request body broke off: {e}"))),
             Some(Ok(frame)) => {
-                let Ok(data) = frame.into_data() else { continue };
-                if bytes.len() + data.len() > limit {
-                    return Err(too_large());
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
                 }
-                bytes.extend_from_slice(&data);
             }
         }
     }

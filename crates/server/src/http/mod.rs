@@ -12,7 +12,7 @@ pub mod serve;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use body::Json;
+pub(crate) use body::{Json, next_piece};
 pub(crate) use client::Client;
 pub(crate) use reply::{
     Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,

@@ -4,13 +4,12 @@ use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use puna_store::{Digest, StoreError};
 use tokio::sync::mpsc;
 
 use crate::app::{App, store_failure};
 use crate::canonical::Failure;
-use crate::http::{Native, Refused};
+use crate::http::{Native, Refused, next_piece};
 
 /// Pieces of an upload that may wait for the disk.
 const WAITING_PIECES: usize = 16;
@@ -54,11 +53,8 @@ fn parse(digest: &str) -> Result<Digest, Failure> {
 /// Passes the body on; `None` stands for its proper end.
 async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), Failure> {
     let mut body = request.into_body();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| Failure::bad_request(format!("the upload broke off: {e}")))?;
-        if let Ok(data) = frame.into_data()
-            && to.send(Some(data)).await.is_err()
-        {
+    while let Some(data) = next_piece(&mut body).await? {
+        if to.send(Some(data)).await.is_err() {
             // The writer has failed and says why.
             return Ok(());
         }

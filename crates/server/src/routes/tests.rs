@@ -350,6 +350,19 @@ async fn blobs_are_uploaded_once_and_checked() {
 }
 
 #[tokio::test]
+async fn bodies_that_do_not_arrive_are_waited_for_only_so_long() {
+    let b = Bench::new();
+    let blob = format!("/api/blobs/sha256:{}", puna_store::Digest::of(b"abc").hex());
+    for path in [blob.as_str(), "/api/chat"] {
+        let never = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+        let answer = b.send(Request::post(path).body(never).unwrap()).await;
+        assert_eq!(answer.status, 408, "{path}");
+        assert_eq!(answer.json()["error"], "the request body did not arrive in time");
+    }
+    assert_eq!(b.with_headers("HEAD", &blob, &[]).await.status, 404);
+}
+
+#[tokio::test]
 async fn models_are_made_copied_and_deleted() {
     let b = Bench::new();
     let made = b.post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."})).await;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
@@ -72,7 +72,7 @@ impl Link {
             next_task: AtomicU64::new(1),
         }));
         let (read, write) = launched.stream.into_split();
-        tokio::spawn(send_all(outgoing, write));
+        tokio::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
         let watch = StepWatch { limit: step_timeout, rounds: 0, since: None };
         let reader = Reader { link: link.clone(), failed: None, loaded: false, watch };
         // On its own, since it is what ends the process when that is asked for.
@@ -155,13 +155,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn send_all(mut outgoing: mpsc::UnboundedReceiver<ToRunner>, mut write: OwnedWriteHalf) {
+/// Sends messages until nobody can give any more. A task that is too large costs its own request an error, and nobody else
+/// anything.
+async fn send_all(
+    mut outgoing: mpsc::UnboundedReceiver<ToRunner>,
+    mut write: OwnedWriteHalf,
+    link: Weak<Shared>,
+) {
     while let Some(message) = outgoing.recv().await {
-        let sent = match frame(&message) {
-            Ok(bytes) => write.write_all(&bytes).await,
-            Err(e) => Err(e),
+        let bytes = match (frame(&message), message) {
+            (Ok(bytes), _) => bytes,
+            (Err(error), ToRunner::Submit { id, .. }) => {
+                if let Some(shared) = link.upgrade() {
+                    let text = format!("the request is too large for the model runner: {error}");
+                    Link(shared).deliver(id, Event::Error(Failure::new(413, text)));
+                }
+                continue;
+            }
+            (Err(error), _) => {
+                tracing::error!(%error, "a message to a runner could not be written");
+                continue;
+            }
         };
-        if let Err(error) = sent {
+        if let Err(error) = write.write_all(&bytes).await {
             // The reader sees the end of the connection and says what happened.
             tracing::debug!(%error, "a message to a runner could not be sent");
             return;

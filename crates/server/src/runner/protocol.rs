@@ -14,7 +14,7 @@ use crate::scheduler::LoadOptions;
 pub const VERSION: u32 = 2;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
-const MAX_FRAME: usize = 256 << 20;
+pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Events that a runner may send for a request before the client has taken some of them.
 pub const WINDOW: u32 = 64;
