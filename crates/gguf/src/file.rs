@@ -152,6 +152,11 @@ impl Gguf {
         (part, start, start + tensor.size as usize)
     }
 
+    /// The number of the file, from 0, in which the data of one of this model's tensors lies.
+    pub fn part_of(&self, tensor: &TensorInfo) -> usize {
+        tensor.part
+    }
+
     /// The path that was opened; `None` for a model from memory.
     pub fn path(&self) -> Option<&Path> {
         self.parts[0].path.as_deref()

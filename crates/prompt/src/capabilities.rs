@@ -1,6 +1,6 @@
 //! What a template tells about its model.
 
-use crate::Template;
+use crate::{NamedTemplate, Template};
 
 /// Abilities guessed from a template's text and tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,7 +70,13 @@ fn of_jinja(text: &str) -> Capabilities {
 ///
 /// It is if it has more of tools, insert and thinking, unless only the Go template shows tool results again; or if both
 /// have the same, tools among them, and only the Jinja one shows results again.
+///
+/// So it is where the Go template is a named one that was found because it writes the same: the file's own knows more,
+/// such as a default system text.
 pub fn prefer_jinja(jinja: &Template, go: &Template) -> bool {
+    if NamedTemplate::is_source(go.source()) {
+        return true;
+    }
     let (j, g) = (jinja.capabilities(), go.capabilities());
     if j.count() > g.count() {
         return !g.tool_round_trip || j.tool_round_trip;

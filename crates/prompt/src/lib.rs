@@ -4,6 +4,7 @@
 //! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
 //! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
 //! * [`ThinkingSplitter`]: separates thoughts from the answer while it streams.
+//! * [`OutputParser`]: such a separation, by name.
 //! * [`NamedTemplate`]: Ollama's named templates with their stop strings, found by what a model's own template writes.
 //!
 //! Templates are hostile input: sources, steps, nesting and texts are bounded, nothing panics, and errors name the line.
@@ -30,6 +31,7 @@ mod jinja_chat;
 mod limits;
 mod message;
 mod named;
+mod parser;
 mod template;
 mod thinking;
 
@@ -43,6 +45,7 @@ pub use jinja::JinjaTemplate;
 pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
+pub use parser::OutputParser;
 pub use template::{Kind, Template};
 pub use thinking::{Split, ThinkTags, ThinkingSplitter};
 

@@ -24,6 +24,11 @@ impl NamedTemplate {
         NAMED.iter().find(|t| t.name == name)
     }
 
+    /// Is this text one of ours, letter for letter?
+    pub(crate) fn is_source(text: &str) -> bool {
+        NAMED.iter().any(|named| named.source == text)
+    }
+
     /// All of them.
     pub fn all() -> &'static [NamedTemplate] {
         NAMED

@@ -78,7 +78,9 @@ pub enum StoreError {
     Quantize { tensor: String, reason: String },
     #[error("{}: not an importance matrix: {reason}", path.display())]
     Imatrix { path: PathBuf, reason: String },
-    #[error("DRAFT models are not supported yet")]
+    #[error(
+        "DRAFT models are not supported yet: leave the DRAFT line out, the model answers the same without it"
+    )]
     Draft,
     #[error("--draft-quantize requires a DRAFT model")]
     DraftQuantize,

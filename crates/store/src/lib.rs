@@ -48,8 +48,8 @@ mod tests;
 
 pub use blobs::{BlobWriter, NewBlob};
 pub use create::{
-    CheckTemplate, CreateRequest, DetectTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate, Progress,
-    ProgressFn, plan_local,
+    CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
+    Progress, ProgressFn, plan_local,
 };
 pub use digest::{Digest, DigestError};
 pub use error::StoreError;
@@ -62,5 +62,5 @@ pub use modelfile::{
 };
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::Pruned;
-pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize};
+pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
 pub use store::{Entry, Store, default_root};

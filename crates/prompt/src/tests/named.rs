@@ -1,6 +1,6 @@
 //! Ollama's named templates.
 
-use crate::{Chat, Kind, Message, NamedTemplate, Template, render};
+use crate::{Chat, Kind, Message, NamedTemplate, Template, prefer_jinja, render};
 
 /// In the manner of SmolLM2's template: ChatML with a system text of its own.
 const CHATML_WITH_DEFAULT: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
@@ -50,6 +50,16 @@ fn a_template_is_recognised_by_what_it_writes() {
     let zephyr = "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}{% endfor %}\
         {{ '<|assistant|>\n' }}";
     assert_eq!(named(zephyr, "</s>"), Some("zephyr"));
+}
+
+#[test]
+fn a_file_s_own_template_comes_before_the_named_one_that_was_found_for_it() {
+    let jinja = Template::parse(Kind::Jinja, CHATML_WITH_DEFAULT).expect("it parses");
+    let named = NamedTemplate::detect(CHATML_WITH_DEFAULT, "", "").expect("it is chatml");
+    let found = Template::parse(Kind::Go, named.source).expect("it parses");
+    assert!(prefer_jinja(&jinja, &found));
+    let chosen = Template::parse(Kind::Go, "<|im_start|>{{ .Prompt }}<|im_end|>").expect("it parses");
+    assert!(!prefer_jinja(&jinja, &chosen));
 }
 
 #[test]

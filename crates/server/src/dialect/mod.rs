@@ -127,9 +127,11 @@ pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
 /// What a model's manifest says about prompts.
 pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
     let messages = model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
+    // The Go template beside a renderer is but a filler. What the file brings is nearer to what the renderer writes.
+    let filler = !model.config.renderer.is_empty();
     ModelText {
         template: model.template.clone(),
-        go_template: config.go_template,
+        go_template: config.go_template.or(filler.then_some(false)),
         system: model.system.clone(),
         messages,
         thinking: has(model, "thinking"),

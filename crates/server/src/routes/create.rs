@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
 use puna_api::native::{CreateRequest, Progress, PullRequest};
-use puna_store::{Hooks, ModelName, ModelRef, Store, StoreError};
+use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Store, StoreError};
 use serde_json::{Value, json as value};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -88,7 +88,20 @@ fn make(
 
 /// What the store asks of the crate that knows templates.
 fn hooks() -> Hooks<'static> {
-    Hooks { check_template: Some(&check_template), ..Hooks::default() }
+    Hooks {
+        check_template: Some(&check_template),
+        detect_template: Some(&detect_template),
+        ..Hooks::default()
+    }
+}
+
+fn detect_template(file: &FileTemplate) -> Option<puna_store::NamedTemplate> {
+    let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
+    Some(puna_store::NamedTemplate {
+        name: found.name.to_owned(),
+        template: found.source.to_owned(),
+        stop: found.stop.iter().map(|&text| text.to_owned()).collect(),
+    })
 }
 
 fn check_template(text: &str) -> Result<(), String> {

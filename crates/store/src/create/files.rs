@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use puna_gguf::{Gguf, GgufError};
 
-use super::request::Progress;
+use super::request::{FileTemplate, Progress};
 use super::{ProgressFn, split, stored};
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
@@ -147,6 +147,25 @@ fn new_layer(store: &Store, blob: &NewBlob) -> Result<SourceFile, StoreError> {
     let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
     let layer = Layer::new(media::MODEL, blob.digest, blob.size);
     Ok(SourceFile { layer, is_new: blob.is_new, facts })
+}
+
+/// The Jinja template of a layer's file, with the texts of the tokens that it may write.
+pub(super) fn template(
+    store: &Store,
+    layer: &Layer,
+    facts: &Facts,
+) -> Result<Option<FileTemplate>, StoreError> {
+    let Some(source) = facts.chat_template.clone() else { return Ok(None) };
+    let gguf = Gguf::open(&store.layer_path(layer)?)?;
+    let meta = gguf.metadata();
+    let token = |key: &str| {
+        let number = meta.opt_u32(key).ok().flatten();
+        let mut tokens = meta.strings("tokenizer.ggml.tokens").ok().flatten();
+        let text = number.zip(tokens.as_mut()).and_then(|(number, tokens)| tokens.nth(number as usize));
+        String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
+    };
+    let (bos, eos) = (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
+    Ok(Some(FileTemplate { source, bos, eos }))
 }
 
 fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {

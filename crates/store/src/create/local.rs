@@ -119,7 +119,7 @@ impl Planner<'_> {
         let path = self.expand(text)?;
         let meta = match fs::metadata(&path) {
             Ok(meta) => meta,
-            Err(e) if is_absent(&e) => return Ok(Source::Name),
+            Err(e) if is_absent(&e) && !text.starts_with(['/', '.', '~', '\\']) => return Ok(Source::Name),
             Err(e) => return Err(StoreError::io("read", &path, &e)),
         };
         let path = path.canonicalize().map_err(|e| StoreError::io("read", &path, &e))?;
@@ -215,7 +215,11 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let fits = files.iter().all(|path| has_content_of(path, suffix));
         (!files.is_empty() && fits).then_some((suffix, files))
     });
+    let adapters = matching("adapter", ".safetensors", false);
     let Some((suffix, mut files)) = group else {
+        if let Some(path) = adapters.into_iter().next() {
+            return Err(ImportError::Adapter { path }.into());
+        }
         return Err(ImportError::NoModel { dir: dir.to_owned() }.into());
     };
     match suffix {

@@ -9,7 +9,9 @@ mod split;
 use serde_json::{Map, Value};
 
 pub use local::{LocalFile, LocalPlan, plan_local};
-pub use request::{CheckTemplate, CreateRequest, DetectTemplate, Hooks, NamedTemplate, Progress};
+pub use request::{
+    CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
+};
 
 use crate::digest::Digest;
 use crate::embedded::{self, params_bytes};
@@ -132,15 +134,15 @@ impl Draft {
         if let Some(limit) = sources.sentence_limit(store)? {
             draft.params.insert("num_ctx".into(), limit.into());
         }
-        let mut chat_template = None;
+        let mut file_template = None;
         for SourceFile { layer, is_new, facts } in sources.into_layers(store, progress)? {
-            if layer.media_type == media::MODEL {
-                chat_template.clone_from(&facts.chat_template);
+            if layer.media_type == media::MODEL && hooks.detect_template.is_some() {
+                file_template = files::template(store, &layer, &facts)?;
             }
             draft.layers.push(DraftLayer { layer, is_new, status: None });
         }
-        if let (Some(detect), Some(jinja)) = (hooks.detect_template, chat_template)
-            && let Some(found) = detect(&jinja)
+        if let (Some(detect), Some(template)) = (hooks.detect_template, file_template)
+            && let Some(found) = detect(&template)
         {
             draft.set(store, media::TEMPLATE, found.template.as_bytes())?;
             if let Some(layer) = draft.layers.last_mut() {

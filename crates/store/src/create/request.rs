@@ -74,8 +74,19 @@ pub struct NamedTemplate {
 
 /// A test of a Go template: the reason why it is none.
 pub type CheckTemplate<'a> = &'a dyn Fn(&str) -> Result<(), String>;
-/// A search for the known template that a Jinja template is.
-pub type DetectTemplate<'a> = &'a dyn Fn(&str) -> Option<NamedTemplate>;
+/// The Jinja template of a file, with the texts of the tokens that it may write.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileTemplate {
+    /// The template.
+    pub source: String,
+    /// Text of the token that begins a prompt, empty where there is none.
+    pub bos: String,
+    /// Text of the token that ends an answer, empty where there is none.
+    pub eos: String,
+}
+
+/// A search for the known template that the Jinja template of a file is.
+pub type DetectTemplate<'a> = &'a dyn Fn(&FileTemplate) -> Option<NamedTemplate>;
 
 /// What other crates know and the store does not.
 #[derive(Clone, Copy, Default)]

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use puna_gguf::{Gguf, TensorInfo, Writer};
+use puna_gguf::{Gguf, Metadata, TensorInfo, Writer};
 use puna_quant::{TensorType, dequantize, quantize};
 
 pub use file_type::FileType;
@@ -39,20 +39,68 @@ pub fn requantize(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
-    let types = rules::choose(gguf, target, options.imatrix.is_some());
-    let mut metadata = gguf.metadata().clone();
-    for key in ["split.no", "split.count", "split.tensors.count"] {
+    let mut metadata = described(gguf, target);
+    for key in SPLIT_KEYS {
         metadata.remove(key);
     }
+    let types = rules::choose(gguf, target, options.imatrix.is_some());
+    let tensors: Vec<_> = gguf.tensors().iter().zip(types).collect();
+    let total = gguf.tensor_bytes();
+    write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
+}
+
+/// Writes one part of a split file's model in another type, with the tensors that this part of the source holds; `part`
+/// counts from 0. Progress is that of [`requantize`] for the part.
+///
+/// # Errors
+/// As those of [`requantize`].
+pub fn requantize_part(
+    gguf: &Gguf,
+    part: usize,
+    target: FileType,
+    options: &QuantizeOptions<'_>,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), StoreError> {
+    let mut metadata = if part == 0 { described(gguf, target) } else { Metadata::new() };
+    let as_split = |error: std::num::TryFromIntError| StoreError::Split(error.to_string());
+    metadata.set(SPLIT_KEYS[0], u16::try_from(part).map_err(as_split)?);
+    metadata.set(SPLIT_KEYS[1], u16::try_from(gguf.part_count()).map_err(as_split)?);
+    metadata.set(SPLIT_KEYS[2], i32::try_from(gguf.tensors().len()).map_err(as_split)?);
+    // What a tensor becomes depends on all of them.
+    let types = rules::choose(gguf, target, options.imatrix.is_some());
+    let tensors: Vec<_> =
+        gguf.tensors().iter().zip(types).filter(|(tensor, _)| gguf.part_of(tensor) == part).collect();
+    let total = tensors.iter().map(|(tensor, _)| tensor.size).sum();
+    write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
+}
+
+/// The number of a part, how many there are, and how many tensors all of them have.
+const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
+
+/// The metadata of a file, for its model in another type.
+fn described(gguf: &Gguf, target: FileType) -> Metadata {
+    let mut metadata = gguf.metadata().clone();
     metadata.set("general.quantization_version", 2u32);
     metadata.set("general.file_type", target.id());
+    metadata
+}
+
+fn write(
+    gguf: &Gguf,
+    metadata: Metadata,
+    tensors: &[(&TensorInfo, TensorType)],
+    options: &QuantizeOptions<'_>,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), StoreError> {
     let mut writer = Writer::with_metadata(metadata);
-    for (tensor, ty) in gguf.tensors().iter().zip(&types) {
+    for (tensor, ty) in tensors {
         writer.tensor(&tensor.name, *ty, &tensor.shape)?;
     }
     let mut body = writer.start(out)?;
-    let (mut done, total) = (0, gguf.tensor_bytes());
-    for (tensor, ty) in gguf.tensors().iter().zip(types) {
+    let mut done = 0;
+    for &(tensor, ty) in tensors {
         let data = gguf.data(tensor);
         if tensor.ty == ty {
             body.write(data)?;
@@ -64,7 +112,7 @@ pub fn requantize(
             }
         }
         done += tensor.size;
-        progress(done, total);
+        progress(done);
     }
     body.finish()?;
     Ok(())

@@ -6,7 +6,9 @@ use serde_json::json;
 
 use super::{Kit, from_files, from_model, gguf, name};
 use crate::manifest::media;
-use crate::{CreateRequest, Digest, Hooks, Modelfile, NamedTemplate, StoreError, embedded, plan_local};
+use crate::{
+    CreateRequest, Digest, FileTemplate, Hooks, Modelfile, NamedTemplate, StoreError, embedded, plan_local,
+};
 
 #[test]
 fn a_gguf_file_becomes_a_model_whose_layer_is_the_uploaded_blob() {
@@ -143,7 +145,10 @@ fn a_known_chat_template_adds_its_go_form() {
         template: "{{ .Prompt }}".into(),
         stop: vec!["<|im_end|>".into()],
     };
-    let detect = |jinja: &str| jinja.contains("messages").then(|| named.clone());
+    let detect = |file: &FileTemplate| {
+        (file.source.contains("messages") && (&*file.bos, &*file.eos) == ("<s>", "</s>"))
+            .then(|| named.clone())
+    };
     let hooks = Hooks { detect_template: Some(&detect), ..Hooks::default() };
     let mut lines = Vec::new();
     let request = from_files(&[("m.gguf", blob.digest)]);
@@ -268,6 +273,11 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
     assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
     assert!(plan("FROM x\nADAPTER ./absent").unwrap_err().contains("absent"));
+    assert!(plan("FROM ./absent.gguf").unwrap_err().starts_with("cannot read "), "a path is no name");
+    fs::create_dir(dir.join("lora")).unwrap();
+    fs::write(dir.join("lora/adapter_model.safetensors"), "x").unwrap();
+    let adapter = plan("FROM x\nADAPTER ./lora").unwrap_err();
+    assert!(adapter.contains("adapters in safetensors are not supported yet; convert it"), "{adapter}");
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink("/etc/hostname", dir.join("config.json")).unwrap();

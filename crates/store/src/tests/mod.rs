@@ -8,7 +8,7 @@ mod minilm;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use puna_gguf::Writer;
+use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
 use crate::{CreateRequest, Digest, Hooks, ModelName, NewBlob, Progress, Store, StoreError};
@@ -78,6 +78,8 @@ fn gguf(seed: u32) -> Vec<u8> {
     writer.set("general.architecture", "llama").set("general.file_type", 0u32);
     writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32).set("test.seed", seed);
     writer.set("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    writer.set("tokenizer.ggml.tokens", Value::strings([&b"<s>"[..], b"</s>"]));
+    writer.set("tokenizer.ggml.bos_token_id", 0u32).set("tokenizer.ggml.eos_token_id", 1u32);
     writer.tensor("output_norm.weight", TensorType::F32, &[2]).unwrap();
     writer.to_vec([&[0u8; 8][..]]).unwrap()
 }
