@@ -144,6 +144,12 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write manual pages into a folder
+    #[command(after_help = "Example:\n  puna manual ~/.local/share/man/man1")]
+    Manual {
+        /// The folder; it is made where it is missing
+        folder: PathBuf,
+    },
     /// Compute for a server (started by it)
     #[command(hide = true)]
     Runner {
@@ -307,6 +313,9 @@ pub struct QuantizeArgs {
     /// Threads
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Write as many files as the model has, OUTPUT-00001-of-00003.gguf and so on
+    #[arg(long)]
+    pub keep_split: bool,
 }
 
 #[derive(Args, Debug, Clone)]
@@ -412,6 +421,8 @@ pub enum Debug {
     },
     /// The prompt that a request turns into
     Render(RenderArgs),
+    /// What an output parser makes of a model's text
+    Parse(ParseArgs),
     /// The computation of one step
     Graph {
         /// The model
@@ -483,6 +494,28 @@ pub struct RenderArgs {
     /// A body of /api/chat or /api/generate
     #[arg(long)]
     pub request: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ParseArgs {
+    /// The parser: passthrough, or thinking
+    #[arg(long, value_name = "NAME")]
+    pub parser: String,
+    /// A JSON list of the pieces in which the text arrives; - reads it from standard input
+    #[arg(long, value_name = "FILE")]
+    pub chunks: PathBuf,
+    /// What begins a thought
+    #[arg(long, value_name = "TAG", default_value = "<think>")]
+    pub open: String,
+    /// What ends a thought
+    #[arg(long, value_name = "TAG", default_value = "</think>")]
+    pub close: String,
+    /// The prompt has begun the thought already
+    #[arg(long)]
+    pub opened: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

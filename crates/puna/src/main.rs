@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<usage::WrongUsage>() { ExitCode::from(usage::STATUS) } else { ExitCode::FAILURE }
         }
     }
 }

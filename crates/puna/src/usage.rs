@@ -5,6 +5,16 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// The exit status of wrong usage.
 pub const STATUS: u8 = 2;
 
+/// A flag or argument that clap took and that means nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongUsage(String);
+
+/// An error of usage: the program ends with [`STATUS`].
+pub fn wrong(text: impl Into<String>) -> anyhow::Error {
+    WrongUsage(text.into()).into()
+}
+
 /// The text for what clap found; `None` where it is no error but help or a version, which clap prints itself.
 pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
     let context = |kind| match error.get(kind) {

@@ -201,7 +201,7 @@ fn the_block_formats_can_be_tried_alone() {
     let error = puna.json(&["debug", "quantize-error", "--type", "Q4_K", "--json"]);
     assert!((0.01..0.2).contains(&error["rmse"].as_f64().unwrap()), "{error}");
     let (status, text) = puna.fails(&["debug", "dequantize", "--type", "Q9", "--hex", "00"]);
-    assert!(status == 1 && text.contains("unknown tensor type `Q9`; known are F32"), "{text}");
+    assert!(status == 2 && text.contains("unknown tensor type `Q9`; known are F32"), "{text}");
 }
 
 #[test]
@@ -249,6 +249,61 @@ fn requests_are_rendered_as_the_models_template_says() {
 }
 
 #[test]
+fn output_parsers_can_be_tried_on_pieces_of_text() {
+    let puna = Puna::new();
+    let chunks = puna.home.path().join("chunks.json");
+    std::fs::write(&chunks, r#"["<thi", "nk>so be", " it</think>\n\n", "Yes.", " <think>"]"#).unwrap();
+    let chunks = chunks.to_str().unwrap();
+    let parse = |args: &[&str]| {
+        puna.json(&[&["debug", "parse", "--chunks", chunks, "--json", "--parser"], args].concat())
+    };
+    let parsed = |content: &str, thinking: &str| serde_json::json!({"content": content, "thinking": thinking, "tool_calls": []});
+    assert_eq!(parse(&["thinking"]), parsed("Yes. <think>", "so be it"));
+    let all = "<think>so be it</think>\n\nYes. <think>";
+    assert_eq!(parse(&["passthrough"]), parsed(all, ""));
+    assert_eq!(parse(&["thinking", "--open", "[T]", "--close", "[/T]"]), parsed(all, ""));
+    let opened = ["thinking", "--open", "[T]", "--close", "</think>", "--opened"];
+    assert_eq!(parse(&opened), parsed("Yes. <think>", "<think>so be it"));
+    let (status, text) = puna.fails(&["debug", "parse", "--parser", "none", "--chunks", chunks]);
+    assert_eq!((status, &*text), (2, "Error: unknown parser \"none\"; known are passthrough, thinking\n"));
+    let (status, text) = puna.fails(&["debug", "parse", "--parser", "thinking", "--chunks", "/dev/null"]);
+    assert!(status == 1 && text.contains("/dev/null is not a JSON list of texts"), "{text}");
+}
+
+#[test]
+fn manual_pages_cover_every_command() {
+    let puna = Puna::new();
+    let folder = puna.home.path().join("man/man1");
+    puna.ok(&["manual", folder.to_str().unwrap()]);
+    let page = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    assert!(page("puna.1").contains("puna\\-run(1)"), "{}", page("puna.1"));
+    for name in ["serve", "run", "create", "quantize", "debug", "debug-logits", "debug-parse"] {
+        assert!(page(&format!("puna-{name}.1")).contains(".SH DESCRIPTION"), "{name}");
+    }
+    assert!(!folder.join("puna-runner.1").exists());
+}
+
+#[test]
+fn wrong_values_of_flags_are_wrong_usage() {
+    let puna = Puna::new();
+    for args in [
+        &["run", "cria", "--think=hard", "x"][..],
+        &["run", "cria", "--keepalive", "5", "x"],
+        &["run", "cria", "--format", "xml", "x"],
+        &["show", "cria", "--license", "--system"],
+        &["quantize", "cria", "/dev/null/x", "Q9"],
+        &["debug", "logits", "cria", "--tokens", "1", "--split", "some"],
+        &["debug", "logits", "cria", "--tokens", "1", "--positions", "7"],
+        &["debug", "logits", "cria", "--tokens", "1", "--backend", "abacus"],
+        &["debug", "logits", "cria", "--tokens", "1", "--cache-type-k", "q9"],
+        &["bench", "cria", "-p", "0", "-n", "0"],
+    ] {
+        let (status, text) = puna.fails(args);
+        assert!(status == 2 && text.starts_with("Error: ") && text.lines().count() == 1, "{args:?}: {text}");
+    }
+}
+
+#[test]
 fn a_model_is_compared_with_its_saved_logits() {
     let puna = Puna::new();
     let text = puna.home.path().join("text");
@@ -288,6 +343,57 @@ fn a_file_is_quantized_and_still_answers() {
     assert_eq!(best(&logits(out)), best(&logits("cria")));
     assert!(puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32"));
     assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the file that is read"));
+}
+
+#[test]
+fn a_split_model_stays_split_where_that_is_asked_for() {
+    let puna = Puna::new();
+    let source = split_cria(puna.home.path());
+    let source = source.to_str().unwrap();
+    let out = puna.home.path().join("small.gguf");
+    puna.ok(&["quantize", source, out.to_str().unwrap(), "Q4_0", "--keep-split"]);
+    assert!(!out.exists());
+    let first = puna.home.path().join("small-00001-of-00002.gguf");
+    assert!(puna.home.path().join("small-00002-of-00002.gguf").exists());
+    // What stays split says the same as what is put together.
+    puna.ok(&["quantize", source, out.to_str().unwrap(), "Q4_0"]);
+    let logits = |model: &Path| {
+        let model = model.to_str().unwrap();
+        puna.json(&["debug", "logits", model, "--tokens", "4085,270,1996", "--positions", "last", "--json"])
+    };
+    assert_eq!(logits(&first), logits(&out));
+    let inspect =
+        |path: &Path| puna.json(&["inspect", path.to_str().unwrap(), "--tensors", "--kv", "--json"]);
+    let (first, out) = (inspect(&first), inspect(&out));
+    assert_eq!((&first["kv"]["split.count"], &out["kv"]["split.count"]), (&2.into(), &Value::Null));
+    let types = |file: &Value| -> Vec<(String, String)> {
+        let tensors = file["tensors"].as_array().unwrap().iter();
+        let mut types: Vec<_> = tensors.map(|t| (t["name"].to_string(), t["type"].to_string())).collect();
+        types.sort();
+        types
+    };
+    assert_eq!(types(&first), types(&out));
+}
+
+/// cria in two files, every second tensor in each.
+fn split_cria(folder: &Path) -> PathBuf {
+    let cria = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria/cria-q8_0.gguf");
+    let whole = puna_gguf::Gguf::open(&cria).unwrap();
+    let path = |part: usize| folder.join(format!("cria-0000{}-of-00002.gguf", part + 1));
+    for part in 0..2 {
+        let mut metadata = if part == 0 { whole.metadata().clone() } else { puna_gguf::Metadata::new() };
+        metadata.set("split.no", part as u16);
+        metadata.set("split.count", 2u16);
+        metadata.set("split.tensors.count", whole.tensors().len() as i32);
+        let mut writer = puna_gguf::Writer::with_metadata(metadata);
+        let tensors: Vec<_> = whole.tensors().iter().skip(part).step_by(2).collect();
+        for tensor in &tensors {
+            writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+        }
+        let bytes = writer.to_vec(tensors.iter().map(|tensor| whole.data(tensor))).unwrap();
+        std::fs::write(path(part), bytes).unwrap();
+    }
+    path(0)
 }
 
 #[test]

@@ -20,6 +20,7 @@ use rustyline::{
 
 use super::Options;
 use super::history::History;
+use super::terminal::Waiting;
 
 const PROMPT: &str = ">>> ";
 const CONTINUATION: &str = "... ";
@@ -62,6 +63,7 @@ pub(super) struct Editor {
     history: History,
     keys: Keys,
     external: String,
+    terminal: Waiting,
 }
 
 impl Editor {
@@ -81,12 +83,15 @@ impl Editor {
         for entry in history.entries() {
             editor.add_history_entry(entry)?;
         }
-        Ok(Self { editor, history, keys, external: options.editor.clone() })
+        Ok(Self { editor, history, keys, external: options.editor.clone(), terminal: Waiting::new() })
     }
 
     /// Lets the user edit a text in another program; the text as it was when that fails.
     fn edit_externally(&self, text: String) -> String {
-        match edit(&self.external, &text) {
+        self.terminal.leave();
+        let edited = edit(&self.external, &text);
+        self.terminal.enter();
+        match edited {
             Ok(edited) => edited,
             Err(e) => {
                 // Nowhere to tell it if standard error is gone.

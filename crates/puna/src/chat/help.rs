@@ -80,8 +80,8 @@ const PARAMETERS: &str = "Available Parameters:
   /set parameter seed <int>             Random number seed
   /set parameter num_predict <int>      Most tokens to predict
   /set parameter top_k <int>            Pick from the top k tokens
-  /set parameter top_p <float>          Pick from tokens that together have this probability
-  /set parameter min_p <float>          Pick from tokens with this share of the top token's probability
+  /set parameter top_p <float>          Pick from tokens that sum up to this
+  /set parameter min_p <float>          Drop tokens below this part of the best
   /set parameter num_ctx <int>          Set the context length
   /set parameter temperature <float>    Set how creative the answers are
   /set parameter repeat_penalty <float> How strongly to penalize repetitions

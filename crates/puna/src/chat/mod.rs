@@ -19,6 +19,7 @@ mod interrupt;
 mod screen;
 mod session;
 mod stats;
+mod terminal;
 mod wrap;
 
 pub use answer::AnswerPrinter;

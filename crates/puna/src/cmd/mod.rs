@@ -9,6 +9,7 @@ mod devices;
 mod inspect;
 mod library;
 mod list;
+mod manual;
 mod perplexity;
 mod quantize;
 mod run;
@@ -38,6 +39,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Devices(args) => devices::run(&args),
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),
+        Command::Manual { folder } => manual::run(&folder),
         Command::Serve => serve::run(),
         Command::Runner { args } => serve::runner(&args),
         Command::Create(args) => create::run(&args),

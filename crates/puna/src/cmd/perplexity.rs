@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cli::PerplexityArgs;
 use crate::local::{Compute, ModelFile};
-use crate::out;
+use crate::{out, usage};
 
 /// Rows of logits that are computed at a time.
 const ROWS: usize = 32;
@@ -77,11 +77,11 @@ struct Window {
 fn windows(tokens: usize, args: &PerplexityArgs) -> Result<Vec<Window>> {
     let ctx = args.ctx;
     if ctx < 4 {
-        bail!("--ctx must be at least 4");
+        return Err(usage::wrong("--ctx must be at least 4"));
     }
     let stride = args.stride.unwrap_or(ctx);
     if stride == 0 || stride > ctx {
-        bail!("--stride must be between 1 and --ctx ({ctx})");
+        return Err(usage::wrong(format!("--stride must be between 1 and --ctx ({ctx})")));
     }
     let mut windows = Vec::new();
     let mut start = 0;

@@ -1,45 +1,86 @@
 //! `puna quantize`: a GGUF file in another type.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
-use puna_store::{FileType, Imatrix, QuantizeOptions, requantize};
+use puna_store::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
+use tempfile::NamedTempFile;
 
 use crate::cli::QuantizeArgs;
 use crate::local::ModelFile;
 use crate::progress::Display;
+use crate::usage;
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let Some(target) = FileType::from_name(&args.kind) else {
-        bail!("unknown type {}; known are {}", args.kind, FileType::names().join(", "));
+        let known = FileType::names().join(", ");
+        return Err(usage::wrong(format!("unknown type {}; known are {known}", args.kind)));
     };
     let file = ModelFile::open(&args.input)?;
-    let shown = args.output.display();
-    if file.gguf.paths().any(|path| same_file(path, &args.output)) {
-        bail!("{shown} is the file that is read");
+    let outputs = outputs(args, file.gguf.part_count());
+    for output in &outputs {
+        if file.gguf.paths().any(|path| same_file(path, output)) {
+            bail!("{} is the file that is read", output.display());
+        }
     }
     let imatrix = args.imatrix.as_ref().map(|path| Imatrix::open(path)).transpose()?;
-    // A half-written model must not look like a whole one: it gets its name at the end.
-    let folder =
-        args.output.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
-    let temp = tempfile::NamedTempFile::new_in(folder)
-        .with_context(|| format!("cannot write in {}", folder.display()))?;
-    let mut display = Display::new();
-    let status = format!("quantizing to {}", target.name());
     let options = QuantizeOptions { threads: args.threads.unwrap_or(0), imatrix: imatrix.as_ref() };
-    let mut out = BufWriter::with_capacity(1 << 20, temp.as_file());
-    requantize(&file.gguf, target, &options, &mut out, &mut |completed, total| {
-        display.show(&Progress { status: status.clone(), total, completed, ..Progress::default() });
-    })
-    .with_context(|| format!("cannot quantize {}", file.shown))?;
+    let mut display = Display::new();
+    let mut made = Vec::new();
+    for (part, output) in outputs.iter().enumerate() {
+        let temp = temporary(output)?;
+        let mut out = BufWriter::with_capacity(1 << 20, temp.as_file());
+        let mut status = format!("quantizing to {}", target.name());
+        if outputs.len() > 1 {
+            status.push_str(&format!(", file {} of {}", part + 1, outputs.len()));
+        }
+        let mut progress = |completed, total| {
+            display.show(&Progress { status: status.clone(), total, completed, ..Progress::default() });
+        };
+        let done = match outputs.len() {
+            1 => requantize(&file.gguf, target, &options, &mut out, &mut progress),
+            _ => requantize_part(&file.gguf, part, target, &options, &mut out, &mut progress),
+        };
+        done.with_context(|| format!("cannot quantize {}", file.shown))?;
+        out.flush().with_context(|| format!("cannot write {}", output.display()))?;
+        drop(out);
+        made.push(temp);
+    }
     display.done();
-    drop(out);
-    temp.as_file().sync_all().with_context(|| format!("cannot write {shown}"))?;
-    readable(temp.as_file());
-    temp.persist(&args.output).with_context(|| format!("cannot write {shown}"))?;
+    for (temp, output) in made.into_iter().zip(&outputs) {
+        let failed = || format!("cannot write {}", output.display());
+        temp.as_file().sync_all().with_context(failed)?;
+        readable(temp.as_file());
+        temp.persist(output).with_context(failed)?;
+    }
     Ok(())
+}
+
+/// The files to write.
+fn outputs(args: &QuantizeArgs, parts: usize) -> Vec<PathBuf> {
+    if !args.keep_split || parts < 2 {
+        return vec![args.output.clone()];
+    }
+    let stem = match args.output.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+        true => args.output.with_extension(""),
+        false => args.output.clone(),
+    };
+    let stem = stem.into_os_string();
+    let part = |number: usize| {
+        let mut name = stem.clone();
+        name.push(format!("-{number:05}-of-{parts:05}.gguf"));
+        PathBuf::from(name)
+    };
+    (1..=parts).map(part).collect()
+}
+
+/// A half-written model must not look like a whole one: it gets its name at the end.
+fn temporary(output: &Path) -> Result<NamedTempFile> {
+    let folder = output.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    NamedTempFile::new_in(folder).with_context(|| format!("cannot write in {}", folder.display()))
 }
 
 /// Temporary files are for their owner alone, models are for everybody who may read the folder.
@@ -53,6 +94,6 @@ fn readable(file: &File) {
     let _ = file;
 }
 
-fn same_file(a: &std::path::Path, b: &std::path::Path) -> bool {
+fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

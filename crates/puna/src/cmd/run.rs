@@ -19,14 +19,14 @@ use crate::chat::{
 };
 use crate::cli::RunArgs;
 use crate::local::looks_like_a_path;
-use crate::out;
 use crate::progress::Display;
 use crate::service::Service;
+use crate::{out, usage};
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let think = args.think.as_deref().map(parse_think).transpose()?;
-    let keep_alive =
-        args.keepalive.as_deref().map(puna_api::parse_duration).transpose()?.map(KeepAlive::from_nanos);
+    let keep_alive = args.keepalive.as_deref().map(puna_api::parse_duration).transpose();
+    let keep_alive = keep_alive.map_err(|error| usage::wrong(error.to_string()))?.map(KeepAlive::from_nanos);
     let format = args.format.as_deref().map(parse_format).transpose()?;
     let piped = piped_input()?;
     let interactive = piped.is_none() && args.prompt.is_empty() && std::io::stdout().is_terminal();
@@ -95,7 +95,10 @@ fn parse_think(value: &str) -> Result<Think> {
         "medium" => Think::Medium,
         "low" => Think::Low,
         "max" => Think::Max,
-        _ => bail!("invalid value for --think: {value:?} (must be true, false, high, medium, low, or max)"),
+        _ => {
+            let known = "must be true, false, high, medium, low, or max";
+            return Err(usage::wrong(format!("invalid value for --think: {value:?} ({known})")));
+        }
     })
 }
 
@@ -103,13 +106,8 @@ fn parse_format(value: &str) -> Result<Value> {
     if value == "json" {
         return Ok(Value::from(value));
     }
-    let schema: Value = serde_json::from_str(value)
-        .with_context(|| format!("--format must be json or a JSON schema, not {value:?}"))?;
-    if schema.is_object() {
-        Ok(schema)
-    } else {
-        bail!("--format must be json or a JSON schema, not {value:?}")
-    }
+    let schema = serde_json::from_str::<Value>(value).ok().filter(Value::is_object);
+    schema.ok_or_else(|| usage::wrong(format!("--format must be json or a JSON schema, not {value:?}")))
 }
 
 /// What is known about a model; one that is not stored is fetched first.

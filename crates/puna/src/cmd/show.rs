@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use puna_api::native::{ShowRequest, ShowResponse};
 use serde_json::Value;
 
 use crate::cli::ShowArgs;
 use crate::format::{general, section};
-use crate::out;
 use crate::service::Service;
+use crate::{out, usage};
 
 pub fn run(args: &ShowArgs) -> Result<()> {
     let chosen = [args.license, args.modelfile, args.parameters, args.system, args.template];
     if chosen.iter().filter(|flag| **flag).count() > 1 {
-        bail!(
-            "only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified"
-        );
+        return Err(usage::wrong(
+            "only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified",
+        ));
     }
     let service = Service::connect_or_own()?;
     let request = ShowRequest { model: args.model.clone(), verbose: args.verbose, ..ShowRequest::default() };

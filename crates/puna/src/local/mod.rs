@@ -2,12 +2,23 @@
 
 mod file;
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
 pub use file::{ModelFile, looks_like_a_path};
+
+/// The text of a file, or of standard input for `-`.
+pub fn read_text(path: &Path) -> Result<String> {
+    let (text, shown) = match path == Path::new("-") {
+        true => (std::io::read_to_string(std::io::stdin()), "standard input".to_owned()),
+        false => (std::fs::read_to_string(path), path.display().to_string()),
+    };
+    text.with_context(|| format!("cannot read {shown}"))
+}
 
 /// How to compute.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::cli::BenchArgs;
 use crate::cmd::debug::kv_type;
 use crate::local::{Compute, ModelFile};
-use crate::{format, out};
+use crate::{format, out, usage};
 use measure::{Measured, Test};
 
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -84,7 +84,7 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
         }
     }
     if tests.is_empty() {
-        bail!("nothing to measure: give -p or -n a number above 0");
+        return Err(usage::wrong("nothing to measure: give -p or -n a number above 0"));
     }
     Ok(tests)
 }

@@ -1,17 +1,18 @@
 //! `puna debug dequantize` and `quantize-error`: the block formats by themselves.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use puna_quant::TensorType;
 use serde_json::{Value, json};
 
-use crate::out;
+use crate::{out, usage};
 
 pub fn dequantize(ty: &str, hex: &str, as_json: bool) -> Result<()> {
     let ty = tensor_type(ty)?;
     let bytes = parse_hex(hex)?;
     let size = ty.block_bytes();
     if bytes.is_empty() || !bytes.len().is_multiple_of(size) {
-        bail!("{} bytes are no whole blocks of {ty}, which have {size}", bytes.len());
+        let text = format!("{} bytes are no whole blocks of {ty}, which have {size}", bytes.len());
+        return Err(usage::wrong(text));
     }
     let mut values = vec![0.0f32; bytes.len() / size * ty.block_values()];
     puna_quant::dequantize(ty, &bytes, &mut values)?;
@@ -35,9 +36,9 @@ pub fn quantize_error(ty: &str, as_json: bool) -> Result<()> {
 }
 
 fn tensor_type(name: &str) -> Result<TensorType> {
-    TensorType::from_name(name).with_context(|| {
+    TensorType::from_name(name).ok_or_else(|| {
         let known: Vec<_> = TensorType::all().map(TensorType::name).collect();
-        format!("unknown tensor type `{name}`; known are {}", known.join(", "))
+        usage::wrong(format!("unknown tensor type `{name}`; known are {}", known.join(", ")))
     })
 }
 
@@ -45,10 +46,10 @@ fn parse_hex(text: &str) -> Result<Vec<u8>> {
     let digits: Vec<u32> = text
         .chars()
         .filter(|c| !c.is_whitespace())
-        .map(|c| c.to_digit(16).with_context(|| format!("`{c}` is no hexadecimal digit")))
+        .map(|c| c.to_digit(16).ok_or_else(|| usage::wrong(format!("`{c}` is no hexadecimal digit"))))
         .collect::<Result<_>>()?;
     if !digits.len().is_multiple_of(2) {
-        bail!("{} hexadecimal digits are no whole bytes", digits.len());
+        return Err(usage::wrong(format!("{} hexadecimal digits are no whole bytes", digits.len())));
     }
     Ok(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
 }

@@ -1,28 +1,27 @@
 //! `puna debug logits`: raw logits of given tokens, however they are fed.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use puna_engine::{Feed, Outputs};
 use puna_graph::KvType;
 use serde_json::{Value, json};
 
 use crate::cli::LogitsArgs;
 use crate::local::{Compute, ModelFile};
-use crate::out;
+use crate::{out, usage};
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     if args.backend != "cpu" {
-        bail!("no backend `{}`; this build has cpu", args.backend);
+        return Err(usage::wrong(format!("no backend `{}`; this build has cpu", args.backend)));
     }
     let tokens = &args.tokens;
     let positions = positions(&args.positions, tokens.len())?;
-    let chunk =
-        match args.split.as_str() {
-            "whole" => tokens.len(),
-            "one" => 1,
-            number => number.parse().ok().filter(|n| *n > 0).with_context(|| {
-                format!("--split must be whole, one or a number of tokens, not `{number}`")
-            })?,
-        };
+    let chunk = match args.split.as_str() {
+        "whole" => tokens.len(),
+        "one" => 1,
+        number => number.parse().ok().filter(|n| *n > 0).ok_or_else(|| {
+            usage::wrong(format!("--split must be whole, one or a number of tokens, not `{number}`"))
+        })?,
+    };
     let copies = args.parallel.unwrap_or(0).max(1);
     let others = if args.parallel.is_some() { copies } else { 0 };
     let file = ModelFile::open(&args.model)?;
@@ -83,11 +82,11 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
         list => list
             .split(',')
             .map(|item| {
-                let position: usize = item.trim().parse().with_context(|| {
-                    format!("--positions must be all, last or a list of numbers, not `{list}`")
+                let position: usize = item.trim().parse().map_err(|_| {
+                    usage::wrong(format!("--positions must be all, last or a list of numbers, not `{list}`"))
                 })?;
                 if position >= tokens {
-                    bail!("position {position} is beyond the {tokens} tokens");
+                    return Err(usage::wrong(format!("position {position} is beyond the {tokens} tokens")));
                 }
                 Ok(position)
             })
@@ -96,7 +95,7 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
 }
 
 pub fn kv_type(name: &str) -> Result<KvType> {
-    Ok(name.parse::<KvType>()?)
+    name.parse::<KvType>().map_err(|error| usage::wrong(error.to_string()))
 }
 
 fn number(x: f32) -> Value {

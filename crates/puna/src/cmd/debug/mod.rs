@@ -4,6 +4,7 @@ mod blocks;
 mod graph;
 mod kernels;
 mod logits;
+mod parse;
 mod render;
 
 use anyhow::Result;
@@ -19,6 +20,7 @@ pub fn run(command: Debug) -> Result<()> {
         Debug::QuantizeError { ty, json } => blocks::quantize_error(&ty, json),
         Debug::Graph { model, tokens, dot, json } => graph::run(&model, tokens, dot.as_deref(), json),
         Debug::Kernels(args) => kernels::run(&args),
+        Debug::Parse(args) => parse::run(&args),
         Debug::Render(args) => render::run(&args),
     }
 }

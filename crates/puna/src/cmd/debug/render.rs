@@ -1,17 +1,19 @@
 //! `puna debug render`: the prompt that a request turns into.
 
 use anyhow::{Context, Result, bail};
-use puna_prompt::{Chat, Kind, Message, Template, Think, conversation, fit, generation, render_insert};
+use puna_prompt::{
+    Chat, Kind, Message, Template, Think, conversation, fit, generation, prefer_jinja, render_insert,
+};
 use puna_tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::cli::{RenderArgs, TemplateKind};
 use crate::local::ModelFile;
-use crate::out;
+use crate::{out, usage};
 
 pub fn run(args: &RenderArgs) -> Result<()> {
     let shown = args.request.display();
-    let text = std::fs::read_to_string(&args.request).with_context(|| format!("cannot read {shown}"))?;
+    let text = crate::local::read_text(&args.request)?;
     let request: Value = serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
     let file = args.model.as_ref().map(|model| ModelFile::open(model)).transpose()?;
     let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
@@ -41,7 +43,7 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
             Some(TemplateKind::Go) => Kind::Go,
             None if matches!(&*name, "jinja" | "jinja2" | "j2") => Kind::Jinja,
             None if matches!(&*name, "gotmpl" | "tmpl" | "go") => Kind::Go,
-            None => bail!("{}: say --kind jinja or --kind go", path.display()),
+            None => return Err(usage::wrong(format!("{}: say --kind jinja or --kind go", path.display()))),
         };
         return Template::parse(kind, &source).with_context(|| path.display().to_string());
     }
@@ -49,12 +51,24 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
     let facts = puna_store::Facts::of(&file.gguf);
     let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
+        (Some(go), Some(jinja), None) => return preferred(go, jinja),
         (Some(go), _, None | Some(TemplateKind::Go)) => (Kind::Go, go),
         (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (Kind::Jinja, jinja),
         (_, _, None) => (Kind::Go, "{{ .Prompt }}"),
         (_, _, Some(_)) => bail!("{} has no template of this kind", file.shown),
     };
     Ok(Template::parse(kind, source)?)
+}
+
+/// Which of two templates a server would use.
+fn preferred(go: &str, jinja: &str) -> Result<Template> {
+    let parsed = (Template::parse(Kind::Go, go), Template::parse(Kind::Jinja, jinja));
+    match (puna_server::Config::from_env()?.go_template, parsed) {
+        (Some(true), (go, _)) => Ok(go?),
+        (Some(false), (_, jinja)) => Ok(jinja?),
+        (None, (Ok(go), Ok(jinja))) if prefer_jinja(&jinja, &go) => Ok(jinja),
+        (None, (go, _)) => Ok(go?),
+    }
 }
 
 /// A prompt, and whether messages were left out of it.
