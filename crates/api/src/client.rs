@@ -216,6 +216,12 @@ async fn refused(response: Response) -> Result<Response, ClientError> {
     let message = match serde_json::from_slice::<ErrorBody>(&bytes) {
         Ok(body) => body.error,
         Err(_) if bytes.is_empty() => status.to_string(),
+        // A page for people comes from something else that listens there.
+        Err(_) if bytes.trim_ascii_start().starts_with(b"<") => {
+            format!(
+                "{status} from a server that is neither Puna nor Ollama: set OLLAMA_HOST to the right address"
+            )
+        }
         Err(_) => String::from_utf8_lossy(&bytes).into_owned(),
     };
     Err(ClientError::Status { status: status.as_u16(), message })

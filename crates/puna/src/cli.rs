@@ -322,16 +322,16 @@ pub struct QuantizeArgs {
 pub struct BenchArgs {
     /// The model
     pub model: String,
-    /// Prompt tokens in one go
+    /// Prompt tokens in one go; a list, such as 128,512, measures each
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512")]
     pub n_prompt: Vec<usize>,
-    /// Generated tokens
+    /// Generated tokens; a list too
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128")]
     pub n_gen: Vec<usize>,
-    /// Tokens in the context before
+    /// Tokens in the context before; a list too
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
-    /// Sequences at once
+    /// Sequences at once; a list too
     #[arg(short = 'b', long, value_delimiter = ',', default_value = "1")]
     pub sequences: Vec<usize>,
     /// Threads

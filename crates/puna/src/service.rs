@@ -5,6 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use puna_api::native::VersionResponse;
 use puna_api::{Client, ClientError};
 use puna_server::{Address, Config};
 use puna_store::{ModelName, Store};
@@ -15,6 +16,9 @@ use tokio::task::JoinHandle;
 
 /// How long a server that was started in the background may take to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a server may take to tell its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server that answers, and the runtime on which to ask it.
 pub struct Service {
@@ -112,6 +116,13 @@ impl Drop for Service {
             own.end(&self.runtime);
         }
     }
+}
+
+/// The version of the server that listens; `None` where none answers soon.
+pub fn version() -> Result<Option<VersionResponse>> {
+    let client = Client::new(Config::from_env()?.address.url());
+    let asked = async { tokio::time::timeout(VERSION_TIMEOUT, client.version()).await };
+    Ok(runtime()?.block_on(asked).ok().and_then(Result::ok))
 }
 
 fn runtime() -> Result<Runtime> {

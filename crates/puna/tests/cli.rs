@@ -63,6 +63,8 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
         status == 1 && text.starts_with("Error: ./absent.gguf: cannot open") && text.lines().count() == 1,
         "{text}"
     );
+    let (status, text) = puna.fails(&["run", ".", "x"]);
+    assert!(status == 1 && text.starts_with("Error: . is a folder: make a model of it"), "{text}");
     let (status, text) = puna.fails(&["tokenize", "absent", "x"]);
     assert!(status == 1 && text.starts_with("Error: model 'absent' not found"), "{text}");
 }
@@ -78,7 +80,9 @@ fn help_teaches() {
     }
     assert!(puna.ok(&["run", "--help"]).contains("OLLAMA_HOST"));
     assert!(puna.ok(&["completion", "bash"]).contains("complete -F"));
-    assert!(puna.ok(&["--version"]).starts_with("puna version is 0."));
+    let version = puna.command(&["--version"]).env("OLLAMA_HOST", "127.0.0.1:1").output().unwrap();
+    assert!(version.status.success() && version.stdout.starts_with(b"puna version is 0."));
+    assert_eq!(version.stderr, b"Warning: could not connect to a running Puna instance\n");
 }
 
 #[test]

@@ -211,12 +211,14 @@ fn memory_text(memory: &Memory, facts: &Facts) -> String {
     let weights = format::bytes(memory.weights);
     match (memory.cache_token, &memory.unknown) {
         (Some(0), _) => format!("{weights} of weights"),
-        (Some(token), _) => format!(
-            "{weights} of weights, {} of cache at 4096 tokens, {} at {}",
-            format::bytes(token * 4096),
-            format::bytes(token.saturating_mul(facts.context_length)),
-            facts.context_length
-        ),
+        (Some(token), _) => {
+            let cache = |tokens: u64| format::bytes(token.saturating_mul(tokens));
+            let all = facts.context_length;
+            // A usual context first, where the model can have a longer one.
+            let usual =
+                if all > 4096 { format!("{} of cache at 4096 tokens, ", cache(4096)) } else { String::new() };
+            format!("{weights} of weights, {usual}{} of cache at {all} tokens", cache(all))
+        }
         (None, reason) => {
             format!("{weights} of weights; {}", reason.as_deref().unwrap_or("the rest is not known"))
         }

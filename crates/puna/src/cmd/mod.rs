@@ -59,6 +59,17 @@ fn help() -> Result<()> {
     crate::out::text(&format!("{}\n", Cli::command().render_long_help()))
 }
 
+/// Our own version; what else answers where a server is expected is told beside it.
 fn version() -> Result<()> {
-    crate::out::line(&format!("puna version is {}", env!("CARGO_PKG_VERSION")))
+    let own = env!("CARGO_PKG_VERSION");
+    crate::out::line(&format!("puna version is {own}"))?;
+    match crate::service::version()? {
+        None => eprintln!("Warning: could not connect to a running Puna instance"),
+        Some(server) if server.puna.is_empty() => {
+            eprintln!("Warning: the server is an Ollama, version {}", server.version);
+        }
+        Some(server) if server.puna != own => eprintln!("Warning: server version is {}", server.puna),
+        Some(_) => {}
+    }
+    Ok(())
 }

@@ -40,7 +40,11 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let path = Path::new(&args.model);
     let (service, model) = if path.is_file() || looks_like_a_path(&args.model) {
         if !path.is_file() {
-            bail!("{}: there is no such file", args.model);
+            let way_out = "make a model of it with `puna create NAME`, from a Modelfile that says FROM it";
+            match path.is_dir() {
+                true => bail!("{} is a folder: {way_out}", args.model),
+                false => bail!("{}: there is no such file", args.model),
+            }
         }
         Service::for_file(path)?
     } else {
