@@ -75,6 +75,31 @@ def test_create_from_a_gguf_and_a_modelfile(server, tmp_path):
     server.cli("rm", "plain", check=True)
 
 
+def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
+    parameters = server.cli("show", smollm2, "--parameters", check=True).stdout
+    assert '"<|im_start|>"' in parameters and '"<|im_end|>"' in parameters, parameters
+    # The system text of the file's own template is still there.
+    _, shown = server.post("/api/chat", {"model": smollm2, "messages": [{"role": "user", "content": "Hi"}], "stream": False, "_debug_render_only": True})
+    assert "named SmolLM" in json.dumps(shown), shown
+
+
+def test_a_model_with_an_adapter_is_refused_rather_than_run_without_it(server, tmp_path):
+    (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
+    server.cli("create", "adapted", "-f", tmp_path / "Modelfile", check=True)
+    done = server.cli("run", "adapted", "Hello!")
+    assert done.returncode == 1 and "has an adapter, and adapters cannot be applied yet" in done.stderr, done
+    server.cli("rm", "adapted", check=True)
+
+
+def test_output_parsers_and_manual_pages(home, tmp_path):
+    chunks = tmp_path / "chunks.json"
+    chunks.write_text(json.dumps(["<think>", "so", "</think>", "Yes"]))
+    told = as_json("debug", "parse", "--parser", "thinking", "--chunks", chunks, env=home)
+    assert told == {"content": "Yes", "thinking": "so", "tool_calls": []}
+    puna("manual", tmp_path / "man", env=home, check=True)
+    assert (tmp_path / "man/puna-run.1").read_text().startswith(".ie")
+
+
 def test_inspect_describes_a_file(home):
     told = as_json("inspect", CRIA, "--tensors", "--kv", env=home)
     assert told["architecture"] == "llama" and told["parameters"] == 5_770_496 and told["context_length"] == 2048

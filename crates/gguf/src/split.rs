@@ -21,7 +21,10 @@ pub(crate) fn open(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
 }
 
 fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
-    let name = PartName::of(path).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
+    // A link may have any name: what it leads to has the siblings.
+    let behind = || PartName::of(&path.canonicalize().ok()?);
+    let name = PartName::of(path).or_else(behind);
+    let name = name.ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
     if name.index != 0 {
         return Err(GgufError::SplitEntry { path: path.to_owned(), first: name.path(0) });
     }

@@ -47,8 +47,7 @@ impl NamedTemplate {
         let with_system = probe(true);
         let written = |messages: &[Message]| {
             let chat = Chat { bos, eos, ..Chat::new(messages) };
-            let text = render(&jinja, &chat).ok()?;
-            Some(text.strip_prefix(bos).unwrap_or(&text).to_string())
+            render(&jinja, &chat).ok()
         };
         let (messages, wanted) = match written(&with_system) {
             Some(text) if text.contains(PROBE_SYSTEM) => (with_system, text),
@@ -58,9 +57,12 @@ impl NamedTemplate {
                 (plain, text)
             }
         };
+        // A beginning token is the tokenizer's affair for Go templates; for some models it is the first turn's own mark.
+        let bare = wanted.strip_prefix(bos).unwrap_or(&wanted);
         NAMED.iter().find(|named| {
             let go = Template::parse(Kind::Go, named.source).ok();
-            go.and_then(|go| render(&go, &Chat::new(&messages)).ok()).is_some_and(|text| text == wanted)
+            let text = go.and_then(|go| render(&go, &Chat::new(&messages)).ok());
+            text.is_some_and(|text| text == wanted || text == bare)
         })
     }
 }

@@ -357,6 +357,8 @@ fn a_split_model_stays_split_where_that_is_asked_for() {
     let out = puna.home.path().join("small.gguf");
     puna.ok(&["quantize", source, out.to_str().unwrap(), "Q4_0", "--keep-split"]);
     assert!(!out.exists());
+    let answer = puna.ok(&["run", source, "--think=false", "What is the capital of France?"]);
+    assert!(answer.contains("Paris"), "{answer}");
     let first = puna.home.path().join("small-00001-of-00002.gguf");
     assert!(puna.home.path().join("small-00002-of-00002.gguf").exists());
     // What stays split says the same as what is put together.

@@ -38,6 +38,9 @@ fn chatml_writes_its_layout() {
 fn a_template_is_recognised_by_what_it_writes() {
     let named = |source: &str, eos: &str| NamedTemplate::detect(source, "<s>", eos).map(|t| t.name);
     assert_eq!(named(CHATML_WITH_DEFAULT, "<|im_end|>"), Some("chatml"));
+    // SmolLM2's beginning token is the one that begins its turns.
+    let found = NamedTemplate::detect(CHATML_WITH_DEFAULT, "<|im_start|>", "<|im_end|>");
+    assert_eq!(found.map(|t| t.name), Some("chatml"));
     let llama3 = "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n'+ \
         m['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set c = bos_token + c %}{% endif %}{{ c }}\
         {% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
