@@ -7,6 +7,7 @@ use std::arch::asm;
 
 use super::neon::{Neon, transpose4, widen_f16};
 use crate::kernels::OutMut;
+use crate::kernels::generic::formats::kquants::six_bits;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::{Quant, Simd};
