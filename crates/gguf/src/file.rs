@@ -228,13 +228,16 @@ impl Gguf {
 
 /// Maps or reads one file and parses its header.
 pub(crate) fn open_part(path: &Path, index: usize, storage: Storage) -> Result<(Part, Header), GgufError> {
-    let file = File::open(path).map_err(|e| GgufError::io("open", path, &e))?;
-    let meta = file.metadata().map_err(|e| GgufError::io("look at", path, &e))?;
-    if !meta.is_file() {
+    // Looked at first: opening a pipe waits for its other end.
+    let meta = std::fs::metadata(path).map_err(|e| GgufError::io("open", path, &e))?;
+    let file = meta.is_file().then(|| File::open(path)).transpose();
+    let file = file.map_err(|e| GgufError::io("open", path, &e))?;
+    let Some(file) = file else {
         let what = if meta.is_dir() { "it is a directory" } else { "it is not a regular file" };
         let kind = std::io::ErrorKind::InvalidInput;
         return Err(GgufError::Io { action: "read", path: path.to_owned(), kind, reason: what.to_owned() });
-    }
+    };
+    let meta = file.metadata().map_err(|e| GgufError::io("look at", path, &e))?;
     let bytes = match usize::try_from(meta.len()) {
         // An empty file cannot be mapped.
         Ok(0) => SharedBytes::from_static(&[]),

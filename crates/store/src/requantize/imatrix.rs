@@ -21,7 +21,8 @@ impl Imatrix {
     /// It is no importance matrix.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let bad = |reason: &str| StoreError::Imatrix { path: path.to_owned(), reason: reason.to_owned() };
-        let gguf = Gguf::open(path)?;
+        let gguf = Gguf::open(path)
+            .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
         let mut weights = HashMap::new();
         for sums in gguf.tensors() {
             let Some(name) = sums.name.strip_suffix(".in_sum2") else { continue };
