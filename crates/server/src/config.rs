@@ -20,6 +20,9 @@ pub enum ConfigError {
     /// An entry of `OLLAMA_ORIGINS`.
     #[error(transparent)]
     Origins(#[from] OriginsError),
+    /// There is no home folder for the models.
+    #[error("this user has no home folder: set HOME, or OLLAMA_MODELS to the folder for models")]
+    NoHome,
 }
 
 /// Where the server listens, or where a client finds it.
@@ -74,7 +77,22 @@ pub struct Config {
     /// `PUNA_THREADS`: threads of a model instead of one a core.
     pub threads: Option<usize>,
     /// Values that could not be understood, for the log.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
+}
+
+/// A variable whose value could not be understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Its whole name.
+    pub variable: String,
+    /// What is wrong with its value, what is allowed, and what is used instead.
+    pub text: String,
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.variable, self.text)
+    }
 }
 
 impl Config {
@@ -86,10 +104,16 @@ impl Config {
     /// Reads variables from elsewhere.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let mut read = Reader { get: &get, warnings: Vec::new() };
-        let home = read.raw("HOME").map(PathBuf::from);
+        let models = match read.text("MODELS") {
+            Some(models) => PathBuf::from(models),
+            None => {
+                let home = read.raw("HOME").map(PathBuf::from).or_else(puna_store::account_home);
+                puna_store::default_root(None, Some(&home.ok_or(ConfigError::NoHome)?))
+            }
+        };
         Ok(Self {
             address: read.address(),
-            models: puna_store::default_root(read.text("MODELS").as_deref(), home.as_deref()),
+            models,
             origins: Origins::parse(&read.text("ORIGINS").unwrap_or_default())?,
             keep_alive: read.keep_alive(),
             load_timeout: read.timeout("LOAD_TIMEOUT", Duration::from_secs(300)),
@@ -122,7 +146,7 @@ impl Config {
 }
 
 impl Address {
-    /// Reads `[scheme://]host[:port][/path]`; the second value is a warning about the port.
+    /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port.
     pub fn parse(text: &str) -> (Self, Option<String>) {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let default = match (text.contains("://"), scheme) {
@@ -135,7 +159,10 @@ impl Address {
         let (port, warning) = match port.map(|p| (p, p.parse::<u16>())) {
             None => (default, None),
             Some((_, Ok(port))) => (port, None),
-            Some((text, Err(_))) => (default, Some(format!("invalid port {text:?}, using {default}"))),
+            Some((text, Err(_))) => (
+                default,
+                Some(format!("has the port {text:?}: it must be a number from 0 to 65535; using {default}")),
+            ),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { "127.0.0.1" } else { host };
@@ -177,7 +204,7 @@ pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
 
 struct Reader<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
 }
 
 impl Reader<'_> {
@@ -189,41 +216,57 @@ impl Reader<'_> {
 
     /// `PUNA_NAME`, else `OLLAMA_NAME`; blanks and quotes around it removed, empty is absent.
     fn text(&self, name: &str) -> Option<String> {
-        self.raw(&format!("PUNA_{name}")).or_else(|| self.raw(&format!("OLLAMA_{name}")))
+        self.variable(name).map(|(_, text)| text)
+    }
+
+    /// [`Self::text`] behind the whole name of the variable that it is from.
+    fn variable(&self, name: &str) -> Option<(String, String)> {
+        ["PUNA", "OLLAMA"].into_iter().find_map(|prefix| {
+            let variable = format!("{prefix}_{name}");
+            self.raw(&variable).map(|text| (variable, text))
+        })
+    }
+
+    fn warn(&mut self, variable: String, text: String) {
+        self.warnings.push(Warning { variable, text });
     }
 
     fn number(&mut self, name: &str, default: u64) -> u64 {
-        let Some(text) = self.text(name) else { return default };
+        let Some((variable, text)) = self.variable(name) else { return default };
         text.parse().unwrap_or_else(|_| {
-            self.warnings.push(format!("{name} is {text:?}, which is no number: using {default}"));
+            let used = if default == 0 { "the default".to_owned() } else { default.to_string() };
+            self.warn(variable, format!("is {text:?}: it must be a whole number from 0 up; using {used}"));
             default
         })
     }
 
     fn address(&mut self) -> Address {
-        let (address, warning) = Address::parse(&self.text("HOST").unwrap_or_default());
-        self.warnings.extend(warning);
+        let (variable, text) = self.variable("HOST").unwrap_or_default();
+        let (address, warning) = Address::parse(&text);
+        if let Some(warning) = warning {
+            self.warn(variable, warning);
+        }
         address
     }
 
     fn keep_alive(&mut self) -> KeepAlive {
         let default = KeepAlive::For(Duration::from_secs(300));
-        let Some(text) = self.text("KEEP_ALIVE") else { return default };
-        KeepAlive::parse(&text).unwrap_or_else(|e| {
-            self.warnings.push(format!("KEEP_ALIVE: {e}: using 5m"));
+        let Some((variable, text)) = self.variable("KEEP_ALIVE") else { return default };
+        KeepAlive::parse(&text).unwrap_or_else(|_| {
+            self.warn(variable, not_a_time(&text, Duration::from_secs(300)));
             default
         })
     }
 
     /// Seconds or a duration; what is not positive is for ever.
     fn timeout(&mut self, name: &str, default: Duration) -> Option<Duration> {
-        let Some(text) = self.text(name) else { return Some(default) };
+        let Some((variable, text)) = self.variable(name) else { return Some(default) };
         let nanos =
             text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000)).or_else(|_| parse_duration(&text));
         match nanos {
             Ok(ns) => u64::try_from(ns).ok().filter(|ns| *ns > 0).map(Duration::from_nanos),
-            Err(e) => {
-                self.warnings.push(format!("{name}: {e}: using {} s", default.as_secs()));
+            Err(_) => {
+                self.warn(variable, not_a_time(&text, default));
                 Some(default)
             }
         }
@@ -236,6 +279,11 @@ impl Reader<'_> {
             Some(text) => u8::from(boolean(text)),
         }
     }
+}
+
+fn not_a_time(text: &str, default: Duration) -> String {
+    let used = puna_api::format_duration(default);
+    format!("is {text:?}: it must be a time such as 90s, 5m or 1h30m, or a number of seconds; using {used}")
 }
 
 fn clamp_u32(n: u64) -> u32 {
@@ -252,7 +300,8 @@ mod tests {
     use super::*;
 
     fn config(variables: &[(&str, &str)]) -> Config {
-        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        let find = |name: &str| given(name).or_else(|| (name == "HOME").then(|| "/home/me".to_owned()));
         Config::from_variables(find).unwrap()
     }
 
@@ -304,7 +353,35 @@ mod tests {
         ]);
         assert_eq!((c.max_queue, c.keep_alive), (512, KeepAlive::For(Duration::from_secs(300))));
         assert_eq!(c.load_timeout, Some(Duration::from_secs(300)));
-        assert_eq!(c.warnings.len(), 3);
+        let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
+        assert_eq!(warnings.len(), 3);
+        for variable in ["OLLAMA_MAX_QUEUE", "OLLAMA_KEEP_ALIVE", "OLLAMA_LOAD_TIMEOUT"] {
+            let about = warnings.iter().find(|text| text.starts_with(&format!("{variable} is ")));
+            assert!(about.is_some_and(|text| text.contains("it must be a")), "{variable}: {warnings:?}");
+        }
+    }
+
+    #[test]
+    fn a_warning_names_the_variable_that_was_read() {
+        let c =
+            config(&[("OLLAMA_NUM_PARALLEL", "4"), ("PUNA_NUM_PARALLEL", "many"), ("OLLAMA_HOST", "h:x")]);
+        let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
+        assert_eq!(
+            warnings,
+            [
+                r#"OLLAMA_HOST has the port "x": it must be a number from 0 to 65535; using 11434"#,
+                r#"PUNA_NUM_PARALLEL is "many": it must be a whole number from 0 up; using the default"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn models_never_go_to_the_working_folder_for_want_of_a_home() {
+        assert_eq!(config(&[("HOME", "/h")]).models, Path::new("/h/.ollama/models"));
+        match Config::from_variables(|name| (name == "HOME").then(String::new)) {
+            Ok(config) => assert!(config.models.is_absolute(), "{:?}", config.models),
+            Err(error) => assert_eq!(error, ConfigError::NoHome),
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-pub use config::{Address, Config, ConfigError};
+pub use config::{Address, Config, ConfigError, Warning};
 pub use http::serve::{ListenError, listen};
 
 /// Version of Ollama's interface that is spoken; clients switch features on by it.

@@ -35,6 +35,7 @@ mod error;
 mod facts;
 mod files;
 mod gojson;
+mod home;
 mod import;
 mod manifest;
 mod model;
@@ -54,6 +55,7 @@ pub use create::{
 pub use digest::{Digest, DigestError};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
+pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
 pub use manifest::{Config, Layer, Manifest, media};
 pub use model::{Details, Model, Weights};

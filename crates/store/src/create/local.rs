@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::request::{CreateRequest, Progress};
 use crate::digest::Digest;
 use crate::error::StoreError;
+use crate::home::home_of;
 use crate::import::ImportError;
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 
@@ -162,14 +163,6 @@ fn not_found() -> std::io::Error {
 fn is_absent(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::*;
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
-}
-
-/// The home folder of another user.
-fn home_of(user: &str) -> Option<PathBuf> {
-    let users = fs::read_to_string("/etc/passwd").ok()?;
-    let fields =
-        users.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields[0] == user)?;
-    fields.get(5).map(PathBuf::from)
 }
 
 /// The names under which files are sent: relative to the deepest folder that holds all of them.
