@@ -18,6 +18,9 @@ use crate::native::{
 /// A line that is longer than this ends a stream with an error.
 const MAX_LINE: usize = 64 << 20;
 
+/// An error that is no JSON is shown as it is up to this size.
+const MAX_PLAIN: usize = 512;
+
 /// Why a request failed.
 #[derive(Debug)]
 pub enum ClientError {
@@ -198,7 +201,8 @@ impl Client {
     }
 
     fn unreachable(&self, e: reqwest::Error) -> ClientError {
-        if e.is_connect() {
+        // An address that cannot be one is nobody's.
+        if e.is_connect() || e.is_builder() {
             ClientError::Unreachable { base: self.base.clone(), cause: root_cause(&e) }
         } else {
             transport(e)
@@ -208,7 +212,7 @@ impl Client {
 
 /// The error of an answer that is no success.
 async fn refused(response: Response) -> Result<Response, ClientError> {
-    let status = response.status();
+    let (status, url) = (response.status(), response.url().clone());
     if status.is_success() {
         return Ok(response);
     }
@@ -216,13 +220,14 @@ async fn refused(response: Response) -> Result<Response, ClientError> {
     let message = match serde_json::from_slice::<ErrorBody>(&bytes) {
         Ok(body) => body.error,
         Err(_) if bytes.is_empty() => status.to_string(),
-        // A page for people comes from something else that listens there.
-        Err(_) if bytes.trim_ascii_start().starts_with(b"<") => {
+        // A page for browsers, of a proxy or another program.
+        Err(_) if bytes.trim_ascii_start().starts_with(b"<") || bytes.len() > MAX_PLAIN => {
+            let base = format!("{}://{}", url.scheme(), url.authority());
             format!(
-                "{status} from a server that is neither Puna nor Ollama: set OLLAMA_HOST to the right address"
+                "the server at {base} is no Puna and no Ollama: it answers {status} with a page of its own"
             )
         }
-        Err(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::from_utf8_lossy(&bytes).trim_end().to_owned(),
     };
     Err(ClientError::Status { status: status.as_u16(), message })
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use puna_server::ConfigError;
+
 /// A variable, without blanks and quotes around it; empty ones count as not set. The name that begins with `PUNA_`
 /// instead of `OLLAMA_` wins.
 fn variable(name: &str) -> Option<String> {
@@ -12,18 +14,26 @@ fn variable(name: &str) -> Option<String> {
 
 /// The home folder.
 pub fn home() -> Option<PathBuf> {
-    std::env::home_dir()
+    puna_store::home()
 }
 
 /// The store's folder.
-pub fn models_dir() -> PathBuf {
-    puna_store::default_root(variable("MODELS").as_deref(), home().as_deref())
+///
+/// # Errors
+/// It is not set, and there is no home folder for it.
+pub fn models_dir() -> Result<PathBuf, ConfigError> {
+    let (set, home) = (variable("MODELS"), home());
+    match (&set, &home) {
+        (None, None) => Err(ConfigError::NoHome),
+        _ => Ok(puna_store::default_root(set.as_deref(), home.as_deref())),
+    }
 }
 
 /// The kernel level that was asked for.
 pub fn kernels() -> Option<String> {
     variable("KERNELS")
 }
+
 /// Whether input is not to be remembered.
 pub fn no_history() -> bool {
     variable("NOHISTORY")

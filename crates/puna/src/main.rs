@@ -9,6 +9,7 @@ mod local;
 mod out;
 mod progress;
 mod service;
+mod terminal;
 mod usage;
 
 use std::process::ExitCode;

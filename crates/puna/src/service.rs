@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -17,69 +18,80 @@ use tokio::task::JoinHandle;
 /// How long a server that was started in the background may take to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a server may take to tell its version.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a server that listens may take for its first answer, which costs it nothing.
+const CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server that answers, and the runtime on which to ask it.
 pub struct Service {
     client: Client,
-    own: Option<OwnServer>,
+    own: Arc<Mutex<Option<OwnServer>>>,
     runtime: Runtime,
 }
 
 impl Service {
+    fn new(client: Client, own: Option<OwnServer>, runtime: Runtime) -> Self {
+        let own = Arc::new(Mutex::new(own));
+        #[cfg(unix)]
+        runtime.spawn(end_when_terminated(crate::terminal::Saved::now(), own.clone()));
+        Self { client, own, runtime }
+    }
+
     /// The server that listens.
     ///
     /// # Errors
     /// None does.
     pub fn connect() -> Result<Self> {
-        let (address, runtime) = (Config::from_env()?.address, runtime()?);
+        let (address, runtime) = (client_config()?.address, runtime()?);
         let client = Client::new(address.url());
-        match runtime.block_on(client.root()) {
-            Ok(_) => Ok(Self { client, own: None, runtime }),
-            Err(ClientError::Unreachable { .. }) => {
+        match runtime.block_on(contact(&client, &address))? {
+            Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
+            Contact::Nobody(_) => {
                 bail!("could not connect to a puna server at {}, run 'puna serve' to start it", address.url())
             }
-            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What the server that listens says of its version; `None` where none listens.
+    pub fn version() -> Result<Option<VersionResponse>> {
+        let (address, runtime) = (client_config()?.address, runtime()?);
+        match runtime.block_on(contact(&Client::new(address.url()), &address))? {
+            Contact::Answers(version) => Ok(Some(version)),
+            Contact::Nobody(_) => Ok(None),
         }
     }
 
     /// The server that listens; on a machine without one, a server in this process that ends with it.
     pub fn connect_or_own() -> Result<Self> {
-        let config = Config::from_env()?;
-        Self::connect_or(&config.address.clone(), |runtime| OwnServer::start(runtime, config))
-    }
-
-    fn connect_or(address: &Address, start: impl FnOnce(&Runtime) -> Result<OwnServer>) -> Result<Self> {
-        let runtime = runtime()?;
-        let client = Client::new(address.url());
-        match runtime.block_on(client.root()) {
-            Ok(_) => Ok(Self { client, own: None, runtime }),
-            Err(ClientError::Unreachable { .. }) if is_this_machine(address) => {
-                let own = start(&runtime)?;
-                Ok(Self { client: Client::new(own.url.clone()), own: Some(own), runtime })
+        let (config, runtime) = (client_config()?, runtime()?);
+        let client = Client::new(config.address.url());
+        match runtime.block_on(contact(&client, &config.address))? {
+            Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
+            Contact::Nobody(_) if is_this_machine(&config.address) => {
+                let own = OwnServer::start(&runtime, config)?;
+                Ok(Self::new(Client::new(own.url.clone()), Some(own), runtime))
             }
-            Err(error) => Err(error.into()),
+            Contact::Nobody(error) => Err(error.into()),
         }
     }
 
     /// The server that listens; where none does on this machine, one that is started in the background and stays.
     pub fn connect_or_start() -> Result<Self> {
-        let (address, runtime) = (Config::from_env()?.address, runtime()?);
+        let (address, runtime) = (client_config()?.address, runtime()?);
         let client = Client::new(address.url());
-        match runtime.block_on(client.root()) {
-            Ok(_) => {}
-            Err(ClientError::Unreachable { .. }) if is_this_machine(&address) => {
+        match runtime.block_on(contact(&client, &address))? {
+            Contact::Answers(_) => {}
+            Contact::Nobody(_) if is_this_machine(&address) => {
                 let (mut child, log) = spawn_in_background()?;
                 runtime.block_on(wait_for(&client, &mut child, &log))?;
             }
-            Err(error) => return Err(error.into()),
+            Contact::Nobody(error) => return Err(error.into()),
         }
-        Ok(Self { client, own: None, runtime })
+        Ok(Self::new(client, None, runtime))
     }
 
     /// A server of its own for a file that is in no store, and the name that the model has there.
     pub fn for_file(path: &Path) -> Result<(Self, String)> {
+        crate::local::check_file(path)?;
         // What is wrong with the file is said of the file, not of the model that it would be.
         puna_gguf::Gguf::open(path).with_context(|| path.display().to_string())?;
         let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
@@ -91,7 +103,7 @@ impl Service {
         let runtime = runtime()?;
         let mut own = OwnServer::start(&runtime, config)?;
         own.folder = Some(dir);
-        Ok((Self { client: Client::new(own.url.clone()), own: Some(own), runtime }, name.to_string()))
+        Ok((Self::new(Client::new(own.url.clone()), Some(own), runtime), name.to_string()))
     }
 
     /// The server.
@@ -112,17 +124,10 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if let Some(own) = self.own.take() {
-            own.end(&self.runtime);
+        if let Some(own) = taken(&self.own) {
+            self.runtime.block_on(own.end());
         }
     }
-}
-
-/// The version of the server that listens; `None` where none answers soon.
-pub fn version() -> Result<Option<VersionResponse>> {
-    let client = Client::new(Config::from_env()?.address.url());
-    let asked = async { tokio::time::timeout(VERSION_TIMEOUT, client.version()).await };
-    Ok(runtime()?.block_on(asked).ok().and_then(Result::ok))
 }
 
 fn runtime() -> Result<Runtime> {
@@ -159,10 +164,85 @@ impl OwnServer {
     }
 
     /// Ends the server and its runners.
-    fn end(self, runtime: &Runtime) {
+    async fn end(self) {
         let _ = self.end.send(());
-        let _ = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(2), self.task).await });
+        let _ = tokio::time::timeout(Duration::from_secs(2), self.task).await;
         drop(self.folder);
+    }
+}
+
+fn taken(own: &Mutex<Option<OwnServer>>) -> Option<OwnServer> {
+    own.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Leaves terminal and disk in order when something asks this process to end.
+#[cfg(unix)]
+async fn end_when_terminated(terminal: crate::terminal::Saved, own: Arc<Mutex<Option<OwnServer>>>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+    terminated.recv().await;
+    terminal.restore();
+    if let Some(own) = taken(&own) {
+        own.end().await;
+    }
+    std::process::exit(128 + SignalKind::terminate().as_raw_value());
+}
+
+/// The configuration, after what is wrong with the part of it that concerns clients was told.
+fn client_config() -> Result<Config> {
+    let config = Config::from_env()?;
+    for warning in config.warnings.iter().filter(|warning| warning.variable.ends_with("_HOST")) {
+        eprintln!("warning: {warning}");
+    }
+    if config.address.scheme != "http" {
+        let Address { scheme, host, port, .. } = &config.address;
+        bail!(
+            "OLLAMA_HOST begins with {scheme}://, but only http:// is supported: \
+             use http://{host}:{port}, or a tunnel to the server"
+        );
+    }
+    Ok(config)
+}
+
+/// What the first words to an address came to.
+enum Contact {
+    /// A server of Puna or Ollama.
+    Answers(VersionResponse),
+    /// Nobody listens.
+    Nobody(ClientError),
+}
+
+/// Says hello to a server.
+///
+/// # Errors
+/// What listens is something else, or does not answer.
+async fn contact(client: &Client, address: &Address) -> Result<Contact> {
+    let elsewhere = "stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)";
+    match tokio::time::timeout(CONTACT_TIMEOUT, client.version()).await {
+        Ok(Ok(version)) if !version.version.is_empty() || !version.puna.is_empty() => {
+            Ok(Contact::Answers(version))
+        }
+        Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(Contact::Nobody(error)),
+        // Something stands before the server, and says what it wants.
+        Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => Err(error.into()),
+        Ok(Ok(_) | Err(ClientError::Status { .. } | ClientError::Answer(_))) => {
+            bail!("the server at {} is not a Puna or Ollama: {elsewhere}", address.url())
+        }
+        Ok(Err(ClientError::Transport(_))) => {
+            bail!("a program that does not speak HTTP is running at {}: {elsewhere}", address.url())
+        }
+        Err(_) if is_this_machine(address) => {
+            let seconds = CONTACT_TIMEOUT.as_secs();
+            bail!(
+                "a program that does not speak HTTP is running at {} (no answer in {seconds} s): {elsewhere}",
+                address.url()
+            )
+        }
+        Err(_) => bail!(
+            "no answer from {} in {} s: is OLLAMA_HOST right, and is the server running?",
+            address.url(),
+            CONTACT_TIMEOUT.as_secs()
+        ),
     }
 }
 

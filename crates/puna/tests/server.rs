@@ -224,3 +224,59 @@ fn run_starts_a_server_that_stays() {
     let log = std::fs::read_to_string(puna.home.path().join(".ollama/logs/puna.log")).unwrap();
     assert!(log.contains("listening"), "{log}");
 }
+
+#[test]
+fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = silent.local_addr().unwrap().to_string();
+    let fails = |host: &str, args: &[&str]| {
+        let start = Instant::now();
+        let puna = Puna::new();
+        let output = puna.command(args).env("OLLAMA_HOST", host).output().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(20), "{args:?}");
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for args in [&["list"][..], &["run", "cria", "x"]] {
+        let text = fails(&host, args);
+        assert!(text.contains("does not speak HTTP is running at") && text.contains("OLLAMA_HOST"), "{text}");
+    }
+    let page = "<!DOCTYPE html><html><body>404</body></html>";
+    let wrong = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = wrong.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in wrong.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0; 1024]);
+            let head = format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n", page.len());
+            let _ = stream.write_all((head + page).as_bytes());
+        }
+    });
+    let text = fails(&host, &["list"]);
+    assert!(text.contains(&format!("the server at http://{host} is not a Puna or Ollama")), "{text}");
+    assert!(!text.contains('<'), "{text}");
+    let text = fails("https://127.0.0.1:1", &["list"]);
+    assert!(text.contains("only http:// is supported"), "{text}");
+}
+
+#[test]
+fn a_bad_port_is_warned_of() {
+    let output = Puna::new().command(&["ps"]).env("OLLAMA_HOST", "127.0.0.2:x").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.starts_with("warning: OLLAMA_HOST has the port \"x\": it must be a number"), "{text}");
+}
+
+#[test]
+fn the_version_says_whether_a_server_runs() {
+    let puna = Puna::new();
+    let output = puna.run(&["-v"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text, "Warning: could not connect to a running Puna instance\n");
+    let serving = Puna::serving();
+    let output = serving.run(&["-v"]);
+    let (out, text) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(
+        out.starts_with("puna version is ") && out.lines().count() == 1 && text.is_empty(),
+        "{out}{text}"
+    );
+}

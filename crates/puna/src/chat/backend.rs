@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use puna_api::ClientError;
 use puna_api::native::{ChatRequest, CreateRequest, Metrics, ShowRequest, ShowResponse, Think, ToolCall};
 
 use super::Interrupt;
@@ -53,53 +54,22 @@ pub enum BackendError {
     /// There is no such model.
     #[error("{0}")]
     NotFound(String),
-    /// The model cannot think as asked.
+    /// The server refused or broke off: its words. The next request may well succeed.
     #[error("{0}")]
-    Thinking(String),
-    /// No model may be called that.
-    #[error("{0}")]
-    InvalidName(String),
-    /// A server behind the server failed; trying again may help.
-    #[error("{0}")]
-    Upstream(String),
+    Refused(String),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
-    /// Anything else.
+    /// What happened on this side, such as an output that is closed.
     #[error(transparent)]
     Other(#[from] anyhow::Error),
 }
 
-impl BackendError {
-    /// Sorts an error of a server by its text, as nothing else tells the reasons apart.
-    pub fn from_message(message: String) -> Self {
-        let has = |text: &str| message.contains(text);
-        if has("does not support thinking") || has("invalid think value") {
-            Self::Thinking(message)
-        } else if has("invalid model name") {
-            Self::InvalidName(message)
-        } else if has("upstream error") {
-            Self::Upstream(message)
-        } else if has("not found") {
-            Self::NotFound(message)
-        } else {
-            Self::Other(anyhow::Error::msg(message))
+impl From<ClientError> for BackendError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Status { status: 404, message } => Self::NotFound(message),
+            other => Self::Refused(other.to_string()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_are_sorted_by_their_text() {
-        let of = |text: &str| BackendError::from_message(text.into());
-        assert!(matches!(of("model 'x' not found"), BackendError::NotFound(_)));
-        assert!(matches!(of(r#""x" does not support thinking"#), BackendError::Thinking(_)));
-        assert!(matches!(of("invalid think value: \"y\""), BackendError::Thinking(_)));
-        assert!(matches!(of("400 Bad Request: invalid model name"), BackendError::InvalidName(_)));
-        assert!(matches!(of("upstream error: 502"), BackendError::Upstream(_)));
-        assert_eq!(of("out of memory").to_string(), "out of memory");
     }
 }

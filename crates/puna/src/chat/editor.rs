@@ -1,7 +1,9 @@
 //! The line editor: keys, prompts, placeholder, history.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +23,7 @@ use rustyline::{
 use super::Options;
 use super::history::History;
 use super::terminal::Waiting;
+use crate::terminal::discard_input;
 
 const PROMPT: &str = ">>> ";
 const CONTINUATION: &str = "... ";
@@ -72,14 +75,14 @@ impl Editor {
         let config = Config::builder().max_history_size(100)?.bell_style(BellStyle::None).build();
         let entries = MemHistory::with_config(&config);
         let mut editor = rustyline::Editor::with_history(config, entries)?;
-        editor.set_helper(Some(Placeholder { text: PLACEHOLDER }));
+        editor.set_helper(Some(Placeholder { text: PLACEHOLDER, line: RefCell::default() }));
         let keys = Keys::default();
         keys.bind(&mut editor);
         let history = History::load(options.history_file.clone(), options.save_history);
-        let history = history.with_context(|| match &options.history_file {
-            Some(path) => format!("reading the history file {}", path.display()),
-            None => "reading the history".to_owned(),
-        })?;
+        let history = history.unwrap_or_else(|e| {
+            warn_without_history("read", options.history_file.as_deref(), &e);
+            History::default()
+        });
         for entry in history.entries() {
             editor.add_history_entry(entry)?;
         }
@@ -122,6 +125,13 @@ impl LineSource for Editor {
                 }
                 Err(ReadlineError::Eof) => return Ok(Line::End),
                 Err(ReadlineError::Signal(_)) => {}
+                Err(ReadlineError::Io(e)) if e.kind() == io::ErrorKind::InvalidData => {
+                    // What came with it is lost in the editor's buffer; the rest of a paste would be taken for keys.
+                    discard_input();
+                    // Nowhere to tell it if standard error is gone.
+                    let _ = writeln!(io::stderr(), "that is not UTF-8 and was left out");
+                    initial = self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
+                }
                 Err(e) => return Err(e).context("reading from the terminal"),
             }
         }
@@ -129,12 +139,24 @@ impl LineSource for Editor {
 
     fn record(&mut self, line: &str) -> Result<()> {
         self.editor.add_history_entry(line)?;
-        self.history.add(line).context("writing the history file (`/set nohistory` stops it)")
+        if let Err(e) = self.history.add(line) {
+            warn_without_history("write", self.history.path(), &e);
+            self.history.save(false);
+        }
+        Ok(())
     }
 
     fn save_history(&mut self, on: bool) {
         self.history.save(on);
     }
+}
+
+/// A conversation does not need a history.
+fn warn_without_history(action: &str, path: Option<&Path>, error: &io::Error) {
+    let path = path.map(|path| path.display().to_string()).unwrap_or_default();
+    // Nowhere to tell it if standard error is gone.
+    let _ =
+        writeln!(io::stderr(), "warning: cannot {action} the history {path}: {error}: going on without it");
 }
 
 /// What the keys with a meaning of their own left behind while a line was read.
@@ -195,12 +217,15 @@ impl ConditionalEventHandler for Keys {
 /// Grey text that stands in an empty line.
 struct Placeholder {
     text: &'static str,
+    /// The line as it was last: the editor shows it here at each change, and keeps it to itself when reading fails.
+    line: RefCell<String>,
 }
 
 impl Hinter for Placeholder {
     type Hint = PlaceholderHint;
 
     fn hint(&self, line: &str, _pos: usize, _context: &Context<'_>) -> Option<PlaceholderHint> {
+        line.clone_into(&mut self.line.borrow_mut());
         line.is_empty().then_some(PlaceholderHint(self.text))
     }
 }

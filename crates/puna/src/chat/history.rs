@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Entries kept.
 const MAX_ENTRIES: usize = 100;
@@ -23,7 +23,11 @@ impl History {
     pub(super) fn load(path: Option<PathBuf>, saves: bool) -> io::Result<Self> {
         let mut history = Self { path, saves, entries: VecDeque::new() };
         let Some(path) = &history.path else { return Ok(history) };
-        match File::open(path) {
+        match fs::metadata(path).and_then(|meta| match meta.is_file() {
+            true => File::open(path),
+            // A pipe would be waited for.
+            false => Err(io::Error::other("not a regular file")),
+        }) {
             Ok(file) => {
                 let mut reader = BufReader::new(io::Read::take(file, MAX_BYTES));
                 let mut line = Vec::new();
@@ -36,6 +40,11 @@ impl History {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(history),
             Err(e) => Err(e),
         }
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = &str> {
@@ -137,6 +146,13 @@ mod tests {
         history.add("public").expect("written");
         assert!(path.exists());
         assert_eq!(entries(&History::load(None, true).expect("nothing")), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = History::load(Some(folder.path().to_owned()), true).expect_err("a folder");
+        assert_eq!(error.to_string(), "not a regular file");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use backend::{Backend, BackendError, ChatEvent};
 pub use interrupt::Interrupt;
 pub use screen::Screen;
 pub use session::Options;
-pub use stats::write_stats;
+pub use stats::{warn_of_cuts, write_stats};
 
 use anyhow::Result;
 

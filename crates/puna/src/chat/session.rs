@@ -4,7 +4,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::{Error, Result};
+use anyhow::Result;
 use puna_api::KeepAlive;
 use puna_api::native::{ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think};
 use puna_store::{ModelName, parse_parameter};
@@ -12,7 +12,9 @@ use serde_json::{Map, Value};
 
 use super::attach::{attach_files, names_file};
 use super::command::{Command, Item, Setting, Topic};
-use super::{AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, write_stats};
+use super::{
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_of_cuts, write_stats,
+};
 
 /// How a session begins.
 #[derive(Clone, Debug, Default)]
@@ -119,6 +121,18 @@ impl<'a> Session<'a> {
         Ok(self.screen.out.flush()?)
     }
 
+    /// Shows what the server said, after which the conversation goes on.
+    ///
+    /// # Errors
+    /// The trouble is on this side.
+    fn report(&mut self, error: BackendError) -> Result<()> {
+        match error {
+            BackendError::Other(e) => Err(e),
+            BackendError::Interrupted => Ok(()),
+            e => self.say(&format!("error: {e}")),
+        }
+    }
+
     /// Whether a line that begins with `word` names a file to attach there.
     pub(super) fn is_attachment(&self, line: &str, word: &str) -> bool {
         self.model.is_multimodal && names_file(line, word)
@@ -135,15 +149,10 @@ impl<'a> Session<'a> {
         match self.answer() {
             Ok(Some(answer)) => self.messages.push(answer),
             Ok(None) => {}
-            Err(BackendError::Thinking(e)) => {
+            Err(e) => {
                 self.messages.pop();
-                self.say(&format!("error: {e}"))?;
+                self.report(e)?;
             }
-            Err(BackendError::Upstream(_)) => {
-                self.messages.pop();
-                self.say("An error occurred while processing your message. Please try again.\n")?;
-            }
-            Err(e) => return Err(fatal(e)),
         }
         Ok(Flow::Stay)
     }
@@ -154,10 +163,10 @@ impl<'a> Session<'a> {
             Command::Leave => return Ok(Flow::Leave),
             Command::Help(topic) => self.help(topic)?,
             Command::Clear => self.clear()?,
-            Command::List(prefix) => {
-                let table = self.backend.list_table(prefix.as_deref()).map_err(fatal)?;
-                write!(self.screen.out, "{table}")?;
-            }
+            Command::List(prefix) => match self.backend.list_table(prefix.as_deref()) {
+                Ok(table) => write!(self.screen.out, "{table}")?,
+                Err(e) => self.report(e)?,
+            },
             Command::Load(Some(name)) => self.load(name)?,
             Command::Load(None) => self.usage("Usage:\n  /load <modelname>")?,
             Command::Save(Some(name)) => self.save(name)?,
@@ -200,21 +209,28 @@ impl<'a> Session<'a> {
         });
         spinner.stop();
         let broken = printer.break_off(&mut screen.out);
-        match result {
-            Ok(()) | Err(BackendError::Interrupted) => {}
-            Err(e) => return Err(e),
-        }
+        let failed = match result {
+            Ok(()) | Err(BackendError::Interrupted) => None,
+            Err(e) => Some(e),
+        };
+        let has_begun = !answer.content.is_empty() || !answer.thinking.is_empty();
         let written = written
             .and(broken)
-            .and_then(|()| screen.out.write_all(b"\n\n"))
+            .and_then(|()| screen.out.write_all(if failed.is_none() || has_begun { b"\n\n" } else { b"" }))
             .and_then(|()| screen.out.flush());
         written.map_err(|e| BackendError::Other(e.into()))?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         if interrupt.is_raised() {
             return Ok(None);
         }
+        let way_out = "/set parameter num_ctx N";
+        let mut noted = warn_of_cuts(&metrics, way_out, &mut screen.err);
         if options.verbose {
-            write_stats(&metrics, &mut screen.err).map_err(|e| BackendError::Other(e.into()))?;
+            noted = noted.and_then(|()| write_stats(&metrics, &mut screen.err));
         }
+        noted.map_err(|e| BackendError::Other(e.into()))?;
         Ok(Some(answer))
     }
 
@@ -290,14 +306,15 @@ impl<'a> Session<'a> {
         match self.switch_to(name.clone()) {
             Ok(()) => self.messages.clear(),
             Err(BackendError::NotFound(_)) => self.say(&format!("Couldn't find model '{name}'"))?,
-            Err(BackendError::Thinking(e)) => self.say(&format!("error: {e}"))?,
-            Err(BackendError::Interrupted) => {}
-            Err(e) => return Err(fatal(e)),
+            Err(e) => self.report(e)?,
         }
         Ok(())
     }
 
     fn save(&mut self, name: String) -> Result<()> {
+        if ModelName::parse(&name).is_err() {
+            return self.say(&format!("error: The model name '{name}' is invalid"));
+        }
         let request = CreateRequest {
             model: name.clone(),
             from: self.model.parent.clone().unwrap_or_else(|| self.model.name.clone()),
@@ -308,10 +325,7 @@ impl<'a> Session<'a> {
         };
         match self.backend.create(request) {
             Ok(()) => self.say(&format!("Created new model '{name}'")),
-            Err(BackendError::InvalidName(_)) => {
-                self.say(&format!("error: The model name '{name}' is invalid"))
-            }
-            Err(e) => Err(fatal(e)),
+            Err(e) => self.report(e),
         }
     }
 
@@ -407,10 +421,7 @@ impl<'a> Session<'a> {
         };
         let info = match self.backend.show(request) {
             Ok(info) => info,
-            Err(e) => {
-                self.say("error: couldn't get model")?;
-                return Err(fatal(e));
-            }
+            Err(e) => return self.report(e),
         };
         match item {
             Item::Info => {
@@ -461,13 +472,5 @@ fn plain(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(list) => format!("[{}]", list.iter().map(plain).collect::<Vec<_>>().join(" ")),
         other => other.to_string(),
-    }
-}
-
-/// An error that ends the program.
-fn fatal(e: BackendError) -> Error {
-    match e {
-        BackendError::Other(e) => e,
-        e => e.into(),
     }
 }

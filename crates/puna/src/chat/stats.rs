@@ -35,9 +35,46 @@ pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Says what was left out of a prompt or of the context, if anything was; `way_out` is how to get a larger context.
+pub fn warn_of_cuts(metrics: &Metrics, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
+    let Metrics { truncated_tokens, truncated_messages, prompt_eval_count, .. } = *metrics;
+    let mut left_out = Vec::new();
+    if truncated_messages > 0 {
+        left_out.push(format!("{truncated_messages} message(s)"));
+    }
+    if truncated_tokens > 0 {
+        left_out.push(format!("{truncated_tokens} token(s)"));
+    }
+    if left_out.is_empty() {
+        return Ok(());
+    }
+    let left_out = left_out.join(" and ");
+    writeln!(
+        out,
+        "warning: the context is too short: {left_out} left out, {prompt_eval_count} token(s) of the prompt read; \
+         for a longer one: {way_out}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_out_is_said_with_both_numbers_and_the_way_out() {
+        let said = |metrics: &Metrics| {
+            let mut out = Vec::new();
+            warn_of_cuts(metrics, "num_ctx", &mut out).expect("writing to memory");
+            String::from_utf8(out).expect("text")
+        };
+        let cut = Metrics { prompt_eval_count: 66, truncated_tokens: 244, ..Metrics::default() };
+        let want = "warning: the context is too short: 244 token(s) left out, 66 token(s) of the prompt read; \
+                    for a longer one: num_ctx\n";
+        assert_eq!(said(&cut), want);
+        let dropped = Metrics { truncated_messages: 2, ..cut };
+        assert!(said(&dropped).contains("2 message(s) and 244 token(s) left out"), "{}", said(&dropped));
+        assert_eq!(said(&Metrics { truncated_tokens: 0, ..cut }), "");
+    }
 
     fn stats(metrics: &Metrics) -> String {
         let mut out = Vec::new();

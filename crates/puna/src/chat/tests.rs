@@ -67,9 +67,6 @@ impl Backend for Fake {
     }
 
     fn create(&mut self, request: CreateRequest) -> Result<(), BackendError> {
-        if request.model.contains('!') {
-            return Err(BackendError::InvalidName("invalid model name".into()));
-        }
         self.created.push(request);
         Ok(())
     }
@@ -211,21 +208,25 @@ fn a_stopped_answer_keeps_the_session_and_is_forgotten() {
 }
 
 #[test]
-fn a_thinking_error_is_told_and_the_session_goes_on_but_others_end_it() {
-    let no_thinking = || Some(BackendError::Thinking("\"small\" does not support thinking".into()));
-    let mut backend = Fake { fails: no_thinking(), ..Fake::default() };
-    let ran = run(&mut backend, &["one", "two"]);
-    assert_eq!(ran.out, "error: \"small\" does not support thinking\nTWO\n\n");
+fn what_the_server_refuses_is_told_and_the_session_goes_on() {
+    for refusal in ["\"small\" does not support thinking", "grammar: no", "out of memory"] {
+        let fails = Some(BackendError::Refused(refusal.into()));
+        let mut backend = Fake { fails, ..Fake::default() };
+        let ran = run(&mut backend, &["one", "two"]);
+        assert_eq!(ran.out, format!("error: {refusal}\nTWO\n\n"));
+        assert_eq!(texts(&backend.chats[1].messages), [("user", "two")]);
+    }
+    let gone = Some(BackendError::NotFound("model 'small' not found".into()));
+    let ran = run(&mut Fake { fails: gone, ..Fake::default() }, &["one", "/list"]);
+    assert_eq!(ran.out, "error: model 'small' not found\nNAME    all\n");
+}
 
-    let mut backend =
-        Fake { fails: Some(BackendError::Upstream("upstream error".into())), ..Fake::default() };
-    let ran = run(&mut backend, &["one"]);
-    assert_eq!(ran.out, "An error occurred while processing your message. Please try again.\n\n");
-
-    let mut backend =
-        Fake { fails: Some(BackendError::from_message("out of memory".into())), ..Fake::default() };
+#[test]
+fn trouble_on_this_side_ends_the_session() {
+    let fails = Some(BackendError::Other(anyhow::anyhow!("no output")));
+    let mut backend = Fake { fails, ..Fake::default() };
     let ran = run_with(&mut backend, Options::default(), &mut Script::new(&["one", "two"]));
-    assert_eq!(ran.end.expect_err("it ends").to_string(), "out of memory");
+    assert_eq!(ran.end.expect_err("it ends").to_string(), "no output");
     assert_eq!(backend.chats.len(), 1);
 }
 

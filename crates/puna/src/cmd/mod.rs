@@ -63,13 +63,14 @@ fn help() -> Result<()> {
 fn version() -> Result<()> {
     let own = env!("CARGO_PKG_VERSION");
     crate::out::line(&format!("puna version is {own}"))?;
-    match crate::service::version()? {
-        None => eprintln!("Warning: could not connect to a running Puna instance"),
-        Some(server) if server.puna.is_empty() => {
+    match crate::service::Service::version() {
+        Ok(None) => eprintln!("Warning: could not connect to a running Puna instance"),
+        Ok(Some(server)) if server.puna.is_empty() => {
             eprintln!("Warning: the server is an Ollama, version {}", server.version);
         }
-        Some(server) if server.puna != own => eprintln!("Warning: server version is {}", server.puna),
-        Some(_) => {}
+        Ok(Some(server)) if server.puna != own => eprintln!("Warning: server version is {}", server.puna),
+        Ok(Some(_)) => {}
+        Err(error) => eprintln!("Warning: could not connect to a running Puna instance: {error:#}"),
     }
     Ok(())
 }

@@ -15,10 +15,11 @@ use serde_json::Value;
 use super::library::is_not_found;
 use super::{list, show};
 use crate::chat::{
-    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files, write_stats,
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files, warn_of_cuts,
+    write_stats,
 };
 use crate::cli::RunArgs;
-use crate::local::looks_like_a_path;
+use crate::local::is_a_path;
 use crate::progress::Display;
 use crate::service::Service;
 use crate::{out, usage};
@@ -38,14 +39,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         .join(" ");
 
     let path = Path::new(&args.model);
-    let (service, model) = if path.is_file() || looks_like_a_path(&args.model) {
-        if !path.is_file() {
-            let way_out = "make a model of it with `puna create NAME`, from a Modelfile that says FROM it";
-            match path.is_dir() {
-                true => bail!("{} is a folder: {way_out}", args.model),
-                false => bail!("{}: there is no such file", args.model),
-            }
-        }
+    let (service, model) = if is_a_path(&args.model) {
         Service::for_file(path)?
     } else {
         (Service::connect_or_start()?, args.model.clone())
@@ -212,6 +206,8 @@ fn answer_once(
         screen.out.write_all(b"\n\n")?;
         screen.out.flush()?;
     }
+    let way_out = "OLLAMA_CONTEXT_LENGTH of `puna serve`, or `PARAMETER num_ctx` in a Modelfile";
+    warn_of_cuts(&metrics, way_out, &mut screen.err)?;
     if args.verbose {
         write_stats(&metrics, &mut screen.err)?;
     }
@@ -223,15 +219,6 @@ struct Http<'a> {
     service: &'a Service,
 }
 
-/// Sorts what the server said.
-fn sorted(error: ClientError) -> BackendError {
-    match error {
-        ClientError::Status { status: 404, message } => BackendError::NotFound(message),
-        ClientError::Status { message, .. } => BackendError::from_message(message),
-        other => BackendError::Other(other.into()),
-    }
-}
-
 impl Backend for Http<'_> {
     fn chat(
         &mut self,
@@ -241,7 +228,7 @@ impl Backend for Http<'_> {
     ) -> Result<(), BackendError> {
         self.service.runtime().block_on(async {
             let mut lines = tokio::select! {
-                lines = self.service.client().chat(&request) => lines.map_err(sorted)?,
+                lines = self.service.client().chat(&request) => lines?,
                 () = interrupt.raised() => return Err(BackendError::Interrupted),
             };
             loop {
@@ -249,7 +236,7 @@ impl Backend for Http<'_> {
                     line = lines.next() => line,
                     () = interrupt.raised() => return Err(BackendError::Interrupted),
                 };
-                let Some(line) = line.transpose().map_err(sorted)? else { return Ok(()) };
+                let Some(line) = line.transpose()? else { return Ok(()) };
                 let mut events = vec![
                     ChatEvent::Thinking(line.message.thinking),
                     ChatEvent::Content(line.message.content),
@@ -280,31 +267,31 @@ impl Backend for Http<'_> {
                 while let Some(line) = lines.next().await {
                     line?;
                 }
-                Ok(())
+                Ok::<(), BackendError>(())
             };
             tokio::select! {
-                loaded = load => loaded.map_err(sorted),
+                loaded = load => loaded,
                 () = interrupt.raised() => Err(BackendError::Interrupted),
             }
         })
     }
 
     fn show(&mut self, request: ShowRequest) -> Result<ShowResponse, BackendError> {
-        self.service.runtime().block_on(self.service.client().show(&request)).map_err(sorted)
+        Ok(self.service.runtime().block_on(self.service.client().show(&request))?)
     }
 
     fn create(&mut self, request: CreateRequest) -> Result<(), BackendError> {
         self.service.runtime().block_on(async {
-            let mut lines = self.service.client().create(&request).await.map_err(sorted)?;
+            let mut lines = self.service.client().create(&request).await?;
             while let Some(line) = lines.next().await {
-                line.map_err(sorted)?;
+                line?;
             }
             Ok(())
         })
     }
 
     fn list_table(&mut self, prefix: Option<&str>) -> Result<String, BackendError> {
-        let mut models = self.service.runtime().block_on(self.service.client().list()).map_err(sorted)?;
+        let mut models = self.service.runtime().block_on(self.service.client().list())?;
         let prefix = prefix.unwrap_or_default().to_lowercase();
         models.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
         Ok(list::table(&models))

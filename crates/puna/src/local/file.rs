@@ -26,10 +26,10 @@ impl ModelFile {
     /// Opens a path, else a name. A text that looks like a path is never a name.
     pub fn open(argument: &str) -> Result<Self> {
         let path = Path::new(argument);
-        if path.is_file() || looks_like_a_path(argument) {
+        if is_a_path(argument) {
             return Self::of_path(path);
         }
-        let store = Store::open(crate::env::models_dir())?;
+        let store = Store::open(crate::env::models_dir()?)?;
         let name = ModelRef::parse(argument)?.name;
         let model = match store.resolve(&name) {
             Err(puna_store::StoreError::NotFound(_)) => {
@@ -51,9 +51,7 @@ impl ModelFile {
     }
 
     fn of_path(path: &Path) -> Result<Self> {
-        if path.is_dir() {
-            bail!("{} is a folder: make a model of it with `puna create NAME -f Modelfile`", path.display());
-        }
+        check_file(path)?;
         let gguf = Arc::new(Gguf::open(path).with_context(|| path.display().to_string())?);
         let view = View::new(gguf.clone()).with_context(|| path.display().to_string())?;
         Ok(Self { path: Some(path.to_owned()), shown: path.display().to_string(), gguf, view, stored: None })
@@ -62,6 +60,28 @@ impl ModelFile {
     /// The tokenizer of the file.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         Tokenizer::from_metadata(self.view.metadata()).with_context(|| self.shown.clone())
+    }
+}
+
+/// Whether a MODEL is a path: it looks like one, or is that of a file.
+pub fn is_a_path(text: &str) -> bool {
+    looks_like_a_path(text) || std::fs::metadata(text).is_ok_and(|meta| !meta.is_dir())
+}
+
+/// Looks at a path before it is opened, which a pipe would make wait for its other end.
+///
+/// # Errors
+/// Nothing, or no regular file, is there.
+pub fn check_file(path: &Path) -> Result<()> {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(meta) if meta.is_file() => Ok(()),
+        Ok(meta) if meta.is_dir() => {
+            bail!("{shown} is a folder: make a model of it with `puna create NAME -f Modelfile`")
+        }
+        Ok(_) => bail!("{shown} is not a regular file"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!("{shown}: there is no such file"),
+        Err(e) => Err(e).with_context(|| format!("cannot read {shown}")),
     }
 }
 
@@ -88,12 +108,11 @@ mod tests {
     #[test]
     fn a_missing_file_and_a_missing_model_say_what_they_are() {
         let error = |text: &str| format!("{:#}", ModelFile::open(text).map(|_| ()).unwrap_err());
-        assert!(
-            error("./absent.gguf").starts_with("./absent.gguf: cannot open"),
-            "{}",
-            error("./absent.gguf")
-        );
+        assert_eq!(error("./absent.gguf"), "./absent.gguf: there is no such file");
         assert!(error("absent-model").starts_with("model 'absent-model' not found: neither in"));
         assert!(error(".").contains("is a folder"));
+        if cfg!(unix) {
+            assert_eq!(error("/dev/null"), "/dev/null is not a regular file");
+        }
     }
 }
