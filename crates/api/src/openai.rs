@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use crate::KeepAlive;
-use crate::native::{Logprob, Tool};
+use crate::native::{Logprob, Tool, is_default};
 
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -154,6 +154,12 @@ pub struct Usage {
     /// Where the prompt's tokens came from; left out when none was in the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// Messages that were left out because the conversation was too long (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_messages: u64,
+    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_tokens: u64,
 }
 
 /// Where the prompt's tokens came from.

@@ -190,6 +190,8 @@ pub(super) fn usage(done: &Done) -> Usage {
         completion_tokens: done.generated_tokens,
         total_tokens: done.prompt_tokens + done.generated_tokens,
         prompt_tokens_details: (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens }),
+        truncated_messages: done.dropped_messages,
+        truncated_tokens: done.dropped_tokens,
     }
 }
 

@@ -130,6 +130,16 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
 }
 
 #[test]
+fn openai_usage_tells_what_was_left_out_of_the_prompt() {
+    let Event::Done(mut cut) = done(Reason::Stop) else { panic!("no end") };
+    (cut.dropped_messages, cut.dropped_tokens) = (2, 244);
+    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true), [Event::Done(cut)]));
+    let usage = got.iter().find(|chunk| chunk["usage"].is_object()).unwrap();
+    assert_eq!(usage["usage"]["truncated_messages"], 2);
+    assert_eq!(usage["usage"]["truncated_tokens"], 244);
+}
+
+#[test]
 fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
     let got =
         sse(&text(openai::ChatEncoder::new("m".into(), false), [thinking("hm"), call(), done(Reason::Stop)]));
