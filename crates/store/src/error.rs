@@ -44,6 +44,10 @@ pub enum StoreError {
     NoWeights(String),
     #[error("{name} is executed by {host}; remote models are not supported")]
     Remote { name: String, host: String },
+    #[error("{}: no such file", path.display())]
+    NoFile { path: PathBuf },
+    #[error("{} is not a regular file", path.display())]
+    NotRegular { path: PathBuf },
     #[error("cannot {action} {}: {reason}{}", path.display(), hint(*kind))]
     Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
 

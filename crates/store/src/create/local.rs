@@ -58,9 +58,7 @@ pub fn plan_local(
                 Source::Files(files) => sources.extend(files),
             },
             Instruction::Adapter(text) => match planner.local(text)? {
-                Source::Name => {
-                    return Err(StoreError::io("read the adapter", Path::new(text), &not_found()));
-                }
+                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
                 Source::Files(files) => planner.plan.request.adapters = named(&files),
             },
             Instruction::Draft(_) => return Err(StoreError::Draft),
@@ -120,11 +118,17 @@ impl Planner<'_> {
         let path = self.expand(text)?;
         let meta = match fs::metadata(&path) {
             Ok(meta) => meta,
-            Err(e) if is_absent(&e) && !text.starts_with(['/', '.', '~', '\\']) => return Ok(Source::Name),
+            Err(e) if is_absent(&e) && is_path(text) => {
+                return Err(StoreError::NoFile { path: PathBuf::from(text) });
+            }
+            Err(e) if is_absent(&e) => return Ok(Source::Name),
             Err(e) => return Err(StoreError::io("read", &path, &e)),
         };
         let path = path.canonicalize().map_err(|e| StoreError::io("read", &path, &e))?;
-        if !meta.is_dir() {
+        if !meta.is_dir() && !meta.is_file() {
+            return Err(StoreError::NotRegular { path });
+        }
+        if meta.is_file() {
             return Ok(Source::Files([(path.clone(), self.hash(&path)?)].into()));
         }
         let mut files = BTreeMap::new();
@@ -155,8 +159,11 @@ impl Planner<'_> {
     }
 }
 
-fn not_found() -> std::io::Error {
-    std::io::ErrorKind::NotFound.into()
+/// Whether a text cannot be meant as a model's name.
+fn is_path(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    let is_file = lower.ends_with(".gguf") || lower.ends_with(".safetensors");
+    is_file || text.starts_with(['/', '.', '~']) || text.contains('\\')
 }
 
 /// Whether nothing is at a path, be it that the text cannot be one.
@@ -241,7 +248,9 @@ fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
         Ok(paths)
     };
     let all = read(dir).map_err(|e| StoreError::io("read the folder", dir, &e))?;
-    let (dirs, top): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
+    let (dirs, mut top): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
+    // A link that leads nowhere stays: what it stands for is missing, and is to be told.
+    top.retain(|path| fs::metadata(path).map_or(true, |meta| meta.is_file()));
     let below =
         dirs.iter().filter_map(|dir| read(dir).ok()).flatten().filter(|path| path.is_file()).collect();
     Ok((top, below))
