@@ -24,23 +24,23 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
-const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)";
-const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level to use instead of the best (see `puna debug kernels`)";
+const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
+const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
 const SERVE_HELP: &str = "\
 Environment Variables:
-      OLLAMA_DEBUG               Show additional debug information (e.g. OLLAMA_DEBUG=1, 2 for traces)
-      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)
-      OLLAMA_CONTEXT_LENGTH      Context length to use unless otherwise specified
-      OLLAMA_KEEP_ALIVE          The duration that models stay loaded in memory (default \"5m\")
+      OLLAMA_DEBUG               Log more: debug information (1), traces too (2)
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
+      OLLAMA_CONTEXT_LENGTH      Context length unless otherwise specified
+      OLLAMA_KEEP_ALIVE          How long models stay in memory (default \"5m\")
       OLLAMA_MAX_LOADED_MODELS   Maximum number of loaded models
       OLLAMA_MAX_QUEUE           Maximum number of queued requests
       OLLAMA_MODELS              The path to the models directory
       OLLAMA_NUM_PARALLEL        Maximum number of parallel requests
       OLLAMA_NOPRUNE             Do not prune model blobs on startup
       OLLAMA_ORIGINS             A comma separated list of allowed origins
-      OLLAMA_KV_CACHE_TYPE       Quantization type of the K/V cache (default: f16)
-      OLLAMA_LOAD_TIMEOUT        How long to allow model loads to stall before giving up (default \"5m\")
-      OLLAMA_GO_TEMPLATE         Prefer the Go template (true) or the file's Jinja template (false)
+      OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
+      OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
+      OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
       PUNA_KERNELS               Kernel level to use instead of the best
       PUNA_THREADS               Threads of a model instead of one a core";
 const RUN_HELP: &str = "\
@@ -53,8 +53,8 @@ Examples:
   puna run ./model.gguf --verbose
 
 Environment Variables:
-      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)
-      OLLAMA_EDITOR              Path to editor for interactive prompt editing (Ctrl+G)
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
+      OLLAMA_EDITOR              Editor for interactive prompts (Ctrl+G)
       OLLAMA_NOHISTORY           Do not preserve readline history";
 const CREATE_HELP: &str = "\
 A Modelfile says what to make the model from and how it behaves:
@@ -69,7 +69,7 @@ Examples:
   printf 'FROM ./model.gguf\\n' | puna create mine -f -
 
 Environment Variables:
-      OLLAMA_HOST                IP Address of the server (default 127.0.0.1:11434)";
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
 /// The commands, in the order of the help.
 #[derive(Subcommand, Debug)]
@@ -157,6 +157,11 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+}
+
+/// A count of something that there must be.
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number from 1 up".to_owned())
 }
 
 #[derive(Args, Debug)]
@@ -332,13 +337,13 @@ pub struct BenchArgs {
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
     /// Sequences at once; a list too
-    #[arg(short = 'b', long, value_delimiter = ',', default_value = "1")]
+    #[arg(short = 'b', long, value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub sequences: Vec<usize>,
     /// Threads
     #[arg(short, long)]
     pub threads: Option<usize>,
     /// Repetitions, of which the median is reported
-    #[arg(short, long, default_value = "3")]
+    #[arg(short, long, default_value = "3", value_parser = positive)]
     pub repetitions: usize,
     /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
     #[arg(long, default_value = "f16")]
@@ -455,7 +460,7 @@ pub struct LogitsArgs {
     #[arg(long, default_value = "whole")]
     pub split: String,
     /// Run this many copies in one batch, beside as many other sequences
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     pub parallel: Option<usize>,
     /// Context that long-rope factors assume
     #[arg(long)]

@@ -1,5 +1,7 @@
 //! The `puna` program: command line, terminal chat and progress; nothing that another crate could hold.
 
+#![forbid(unsafe_code)]
+
 mod chat;
 mod cli;
 mod cmd;
@@ -23,9 +25,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let Some(text) = usage::text(&error, &args) else {
-                // Help goes to standard output, and nobody has to read all of it.
+                // Help goes to standard output, and nobody has to read all of it; unasked for, it is an error.
                 let _ = error.print();
-                return ExitCode::SUCCESS;
+                return ExitCode::from(if error.use_stderr() { usage::STATUS } else { 0 });
             };
             eprintln!("Error: {text}");
             return ExitCode::from(usage::STATUS);

@@ -1,6 +1,9 @@
 //! Errors of usage, in the words that users of Ollama know.
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::cli::Cli;
 
 /// The exit status of wrong usage.
 pub const STATUS: u8 = 2;
@@ -38,14 +41,25 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
         ErrorKind::MissingRequiredArgument if is_classic(command) => arity(command, args),
         ErrorKind::InvalidSubcommand => {
             let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let parent = if command == "debug" { "puna debug" } else { "puna" };
+            let root = Cli::command();
+            let (parent, table) = match root.find_subcommand("debug").filter(|_| command == "debug") {
+                Some(debug) => ("puna debug", debug),
+                None => ("puna", &root),
+            };
             let mut text = format!("unknown command {name:?} for {parent:?}");
-            if let Some(near) = context(ContextKind::SuggestedSubcommand) {
+            let near = similar(&name, table);
+            if !near.is_empty() {
                 text.push_str("\n\nDid you mean this?");
-                // The nearest comes last.
-                near.split(' ').rev().for_each(|name| text.push_str(&format!("\n\t{name}")));
+                near.iter().for_each(|name| text.push_str(&format!("\n\t{name}")));
             }
             text
+        }
+        ErrorKind::InvalidUtf8 => {
+            let bad = args.iter().find(|arg| arg.contains(char::REPLACEMENT_CHARACTER));
+            let bad = bad.map_or("", String::as_str);
+            format!(
+                "the argument {bad:?} is not UTF-8; a file can be given by another name, such as that of a link"
+            )
         }
         _ => {
             let text = error.render().to_string();
@@ -54,6 +68,37 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
             text[..end].trim_end().to_owned()
         }
     })
+}
+
+/// Commands that may be meant by a name: the nearest first, hidden ones never.
+fn similar(name: &str, table: &clap::Command) -> Vec<String> {
+    let most = if name.chars().count() < 4 { 1 } else { 2 };
+    let shown = table.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let mut near: Vec<(usize, &str)> = shown
+        .map(|known| (slips(name, known), known))
+        .filter(|(slips, known)| *slips <= most || (name.len() > 1 && known.starts_with(name)))
+        .collect();
+    near.sort_by_key(|(slips, _)| *slips);
+    near.into_iter().map(|(_, known)| known.to_owned()).collect()
+}
+
+/// Slips of the finger between two words: letters too many, missing, wrong, or two in the wrong order.
+fn slips(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            best = best.min(rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]));
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
 }
 
 /// Commands that Ollama has too, with the number of arguments it says they take.
@@ -89,8 +134,7 @@ fn arity(command: &str, args: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Cli;
-    use clap::{CommandFactory, Parser};
+    use clap::Parser;
 
     fn of(line: &str) -> String {
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
@@ -116,7 +160,39 @@ mod tests {
         assert!(
             of("puna lst").starts_with("unknown command \"lst\" for \"puna\"\n\nDid you mean this?\n\tlist")
         );
+        assert!(of("puna rnu").ends_with("Did you mean this?\n\trun"), "{}", of("puna rnu"));
+        assert!(of("puna debug grap").ends_with("Did you mean this?\n\tgraph"), "{}", of("puna debug grap"));
         assert_eq!(of("puna debug foo"), "unknown command \"foo\" for \"puna debug\"");
+    }
+
+    #[test]
+    fn counts_of_nothing_are_refused() {
+        for line in
+            ["puna bench m -r 0", "puna bench m -b 4,0", "puna debug logits m --tokens 1 --parallel 0"]
+        {
+            assert!(of(line).contains("must be a number from 1 up"), "{}", of(line));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_argument_that_is_no_text_is_named() {
+        use std::os::unix::ffi::OsStringExt;
+        let args = [b"puna".to_vec(), b"inspect".to_vec(), b"caf\xe9.gguf".to_vec()];
+        let args = args.map(std::ffi::OsString::from_vec);
+        let error = Cli::try_parse_from(&args).unwrap_err();
+        let args = args.map(|arg| arg.to_string_lossy().into_owned());
+        assert!(text(&error, &args).unwrap().contains("\"caf\u{fffd}.gguf\" is not UTF-8"));
+    }
+
+    #[test]
+    fn tables_in_the_help_fit_a_terminal() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter(|line| line.starts_with("      ")) {
+                assert!(line.len() <= 80, "{}: {line}", command.get_name());
+            }
+        }
     }
 
     #[test]

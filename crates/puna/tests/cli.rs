@@ -57,6 +57,8 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
         puna.fails(&["frobnicate"]),
         (2, "Error: unknown command \"frobnicate\" for \"puna\"\n".into())
     );
+    let (status, help) = puna.fails(&["debug"]);
+    assert!(status == 2 && help.contains("logits"), "{status} {help}");
     assert_eq!(puna.fails(&["inspect", "--nope", "x"]), (2, "Error: unknown flag: --nope\n".into()));
     let (status, text) = puna.fails(&["inspect", "./absent.gguf"]);
     assert!(status == 1 && text == "Error: ./absent.gguf: there is no such file\n", "{text}");

@@ -280,3 +280,32 @@ fn the_version_says_whether_a_server_runs() {
         "{out}{text}"
     );
 }
+
+#[test]
+fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
+    let puna = Puna::new();
+    let create = |from: &str| {
+        let file = puna.write("Modelfile", &format!("FROM {from}\n"));
+        puna.fails(&["create", "x", "-f", &file])
+    };
+    assert_eq!(create("./nope.gguf"), "Error: ./nope.gguf: no such file");
+    let text = create("nope");
+    assert!(text.starts_with("Error: FROM nope: no file or folder here") && !text.contains("pull"), "{text}");
+    assert_eq!(create("/dev/zero"), "Error: /dev/zero is not a regular file");
+    assert!(create(&puna.write("text.gguf", "no model")).contains("not in GGUF format"));
+    let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();
+    let text = puna.fails(&["create", "x", "-f", &gguf]);
+    assert_eq!(text, format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one"));
+    assert!(puna.fails(&["show", &gguf]).contains(&format!("`puna inspect {gguf}` shows")));
+    assert_eq!(puna.fails(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
+}
+
+#[cfg(unix)]
+#[test]
+fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
+    let puna = Puna::new();
+    let output = puna.command(&["list"]).env("HOME", "").current_dir(puna.home.path()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() || text.contains("set HOME, or OLLAMA_MODELS"), "{text}");
+    assert!(!puna.home.path().join(".ollama").exists());
+}

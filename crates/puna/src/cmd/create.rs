@@ -1,10 +1,11 @@
 //! `puna create`: a Modelfile and the files it names become a model.
 
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use puna_api::Client;
-use puna_api::native::{CreateRequest, License, Message};
+use puna_api::native::{CreateRequest, License, Message, ShowRequest};
+use puna_api::{Client, ClientError};
 use puna_store::{LocalFile, LocalPlan, ModelRef, Modelfile, plan_local};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
@@ -15,6 +16,8 @@ use crate::service::Service;
 
 /// What is used where there is no Modelfile: the model of the folder.
 const THIS_FOLDER: &str = "FROM .\n";
+/// More than any Modelfile has.
+const MAX_BYTES: u64 = 64 << 20;
 
 pub fn run(args: &CreateArgs) -> Result<()> {
     if ModelRef::parse(&args.model).is_err() {
@@ -33,14 +36,35 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         for file in &plan.files {
             upload(service.client(), file, &mut display).await?;
         }
-        let mut lines = service.client().create(&request(args, plan)).await?;
-        while let Some(line) = lines.next().await {
-            display.show(&line?);
+        let request = request(args, plan);
+        let created = async {
+            let mut lines = service.client().create(&request).await?;
+            while let Some(line) = lines.next().await {
+                display.show(&line?);
+            }
+            Ok::<_, ClientError>(())
+        };
+        match created.await {
+            Err(_) if is_missing(service.client(), &request.from).await => {
+                let from = &request.from;
+                bail!("FROM {from}: no file or folder here, and no stored model (`puna list`), is called so")
+            }
+            created => Ok(created?),
         }
-        anyhow::Ok(())
     })?;
     display.done();
     Ok(())
+}
+
+/// As much of a file as a Modelfile can have, and one byte more; of a GGUF file the first bytes.
+fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(4).read_to_end(&mut bytes)?;
+    if bytes != b"GGUF" {
+        file.take(MAX_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// The Modelfile and the folder to which its paths are relative.
@@ -52,7 +76,14 @@ fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
             .context("cannot read standard input")?;
         return Ok((Modelfile::parse_bytes(&bytes)?, here));
     }
-    match std::fs::read(path) {
+    match read_some(path) {
+        Ok(bytes) if bytes.starts_with(b"GGUF") => {
+            let shown = path.display();
+            bail!("{shown} is a GGUF file, no Modelfile: write `FROM {shown}` into one")
+        }
+        Ok(bytes) if bytes.len() as u64 > MAX_BYTES => {
+            bail!("{} is no Modelfile: it has more than {MAX_BYTES} bytes", path.display())
+        }
         Ok(bytes) => {
             let base = here.join(path).parent().map_or(here.clone(), Path::to_owned);
             let modelfile = Modelfile::parse_bytes(&bytes).with_context(|| path.display().to_string())?;
@@ -83,6 +114,12 @@ async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Res
     });
     client.push_blob(&digest, file.size, pieces).await?;
     Ok(())
+}
+
+/// Whether a server lacks the model that another was to be made from.
+async fn is_missing(client: &Client, from: &str) -> bool {
+    let request = ShowRequest { model: from.to_owned(), ..ShowRequest::default() };
+    !from.is_empty() && matches!(client.show(&request).await, Err(ClientError::Status { status: 404, .. }))
 }
 
 fn request(args: &CreateArgs, plan: LocalPlan) -> CreateRequest {

@@ -139,7 +139,7 @@ fn embed(
     keep_alive: Option<KeepAlive>,
 ) -> Result<()> {
     if prompt.is_empty() {
-        bail!("embedding models require input text. Usage: puna run {model} \"your text here\"");
+        bail!("embedding models require input text. Usage: puna run {} \"your text here\"", args.model);
     }
     let request = EmbedRequest {
         model: model.to_owned(),

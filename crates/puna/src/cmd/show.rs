@@ -1,13 +1,16 @@
 //! `puna show`: what is known about a model.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use puna_api::native::{ShowRequest, ShowResponse};
+use puna_store::ModelName;
 use serde_json::Value;
 
 use crate::cli::ShowArgs;
 use crate::format::{general, section};
+use crate::local::{check_file, looks_like_a_path};
 use crate::service::Service;
 use crate::{out, usage};
 
@@ -17,6 +20,11 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         return Err(usage::wrong(
             "only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified",
         ));
+    }
+    let path = Path::new(&args.model);
+    if looks_like_a_path(&args.model) && (path.exists() || ModelName::parse(&args.model).is_err()) {
+        check_file(path)?;
+        bail!("{0} is a file: `puna inspect {0}` shows what it holds", args.model);
     }
     let service = Service::connect_or_own()?;
     let request = ShowRequest { model: args.model.clone(), verbose: args.verbose, ..ShowRequest::default() };

@@ -77,7 +77,9 @@ pub fn check_file(path: &Path) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_file() => Ok(()),
         Ok(meta) if meta.is_dir() => {
-            bail!("{shown} is a folder: make a model of it with `puna create NAME -f Modelfile`")
+            bail!(
+                "{shown} is a folder: make a model of it with `puna create NAME`, from a Modelfile that says FROM it"
+            )
         }
         Ok(_) => bail!("{shown} is not a regular file"),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!("{shown}: there is no such file"),

@@ -9,7 +9,7 @@ use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
-pub use file::{ModelFile, check_file, is_a_path};
+pub use file::{ModelFile, check_file, is_a_path, looks_like_a_path};
 
 /// The text of a file, or of standard input for `-`.
 pub fn read_text(path: &Path) -> Result<String> {

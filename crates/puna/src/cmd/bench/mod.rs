@@ -42,7 +42,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut results = Vec::new();
     for test in &tests {
         eprintln!("{}", test.name());
-        results.push(measure::run(&mut evaluator, test, args.repetitions.max(1), args.ops)?);
+        results.push(measure::run(&mut evaluator, test, args.repetitions, args.ops)?);
     }
     // Others may have been busy at one end of the run: the machine can do what it did at its better one.
     let limits = before.best(probe::limits(machine.threads, &machine.kernels)?);
@@ -74,7 +74,6 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
     let mut tests = Vec::new();
     for &depth in &args.depth {
         for &sequences in &args.sequences {
-            let sequences = sequences.max(1);
             for &prompt in args.n_prompt.iter().filter(|n| **n > 0) {
                 tests.push(Test { prompt, generate: 0, depth, sequences });
             }

@@ -22,7 +22,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
             usage::wrong(format!("--split must be whole, one or a number of tokens, not `{number}`"))
         })?,
     };
-    let copies = args.parallel.unwrap_or(0).max(1);
+    let copies = args.parallel.unwrap_or(1);
     let others = if args.parallel.is_some() { copies } else { 0 };
     let file = ModelFile::open(&args.model)?;
     let compute = Compute {
