@@ -258,7 +258,14 @@ impl Compiler<'_> {
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
         if gate.kernel.acts != up.kernel.acts {
             // Both read one gathered input; no published file mixes float and quantized experts here.
-            return Err(unsupported(&self.weights[up.w]));
+            let [gate, up] = [gate.w, up.w].map(|w| &self.weights[w]);
+            return Err(BackendError::MixedExperts {
+                gate: gate.name.clone(),
+                gate_ty: gate.ty,
+                up: up.name.clone(),
+                up_ty: up.ty,
+                backend: "cpu",
+            });
         }
         let [hidden, result] = [slots * spec.hidden, slots * out.cols];
         let lengths = [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result];

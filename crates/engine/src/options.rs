@@ -1,11 +1,12 @@
 //! What the caller decides, and what a model will take of memory.
 
 use puna_gguf::View;
-use puna_graph::{CacheSpec, Capacity, KvType, Plan};
-use puna_models::{LoadOptions, Model, Pooling, Want};
+use puna_graph::{Backend, CacheSpec, KvType};
+use puna_models::{Model, Pooling};
 
 use crate::error::EngineError;
 use crate::pages::PAGE_TOKENS;
+use crate::stepper::Stepper;
 
 /// How a model is to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,19 +82,14 @@ impl MemoryReport {
     }
 }
 
-/// What loading a file with these options will take, before anything is allocated.
-pub fn plan_memory(view: &View, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
-    let model = Model::load(view, LoadOptions { n_ctx: options.num_ctx })?;
-    Ok(memory_of(&model, options))
-}
-
-pub(crate) fn memory_of(model: &Model, options: &EngineOptions) -> MemoryReport {
-    let weights = model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
-    let spec = cache_spec(model, options);
-    let capacity = Capacity { tokens: options.num_batch.next_power_of_two(), outputs: 1 };
-    let want = if model.shape().has_logits { Want::Logits } else { Want::Hidden };
-    let scratch = model.graph(want).map_or(0, |graph| Plan::new(graph, capacity).arena as u64 * 4);
-    MemoryReport { weights, cache: (spec.page_bytes() * spec.pages) as u64, scratch }
+/// What loading a file with these options will take. `backend` is one of the kind that is to run it, for this purpose
+/// alone: it compiles the largest step, which takes addresses but no memory, and is given up again.
+pub fn plan_memory(
+    view: &View,
+    backend: Box<dyn Backend>,
+    options: &EngineOptions,
+) -> Result<MemoryReport, EngineError> {
+    Stepper::bare(view, backend, options)?.memory(options)
 }
 
 /// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds. So

@@ -8,7 +8,7 @@ use puna_models::{LoadOptions, Model, Want};
 use puna_gguf::View;
 
 use crate::error::EngineError;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context, memory_of};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context};
 
 /// Runs steps of one model.
 pub struct Stepper {
@@ -16,22 +16,32 @@ pub struct Stepper {
     pub model: Model,
     pub info: ModelInfo,
     pub planned: MemoryReport,
+    /// Results of a step that every program has room for, so that their number makes no programs of its own.
+    sequences: usize,
     programs: HashMap<(Want, Capacity), (ProgramId, usize)>,
 }
 
 impl Stepper {
-    /// Loads a model and hands it to a backend.
-    pub fn new(
+    /// Loads a model, hands it to a backend and prepares its largest steps, so that what cannot be computed is known
+    /// before the first one.
+    pub fn new(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+        let mut stepper = Self::bare(view, backend, options)?;
+        let spec = cache_spec(&stepper.model, options);
+        if spec.pages > 0 {
+            stepper.backend.create_cache(spec)?;
+        }
+        stepper.planned = stepper.memory(options)?;
+        Ok(stepper)
+    }
+
+    /// The same without a cache and with nothing prepared.
+    pub fn bare(
         view: &View,
         mut backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let model = Model::load(view, LoadOptions { n_ctx: options.num_ctx })?;
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
-        let spec = cache_spec(&model, options);
-        if spec.pages > 0 {
-            backend.create_cache(spec)?;
-        }
         let shape = model.shape();
         let info = ModelInfo {
             architecture: model.architecture(),
@@ -45,24 +55,57 @@ impl Stepper {
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
         };
-        let planned = memory_of(&model, options);
-        Ok(Self { backend, model, info, planned, programs: HashMap::new() })
+        let (planned, sequences) = (MemoryReport::default(), options.max_sequences.max(1));
+        Ok(Self { backend, model, info, planned, sequences, programs: HashMap::new() })
+    }
+
+    /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
+    /// run.
+    pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
+        let weights = self.model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
+        let spec = cache_spec(&self.model, options);
+        let cache = spec.page_bytes() as u64 * spec.pages as u64;
+        let sequences = self.sequences;
+        // An encoder sees a text as a whole, however long.
+        let tokens = options.num_batch.max(if self.info.causal { 1 } else { self.info.n_ctx });
+        let (want, results) =
+            if self.info.can_generate { (Want::Logits, sequences) } else { (Want::Hidden, tokens) };
+        let mut cols = 0;
+        let mut with = |tokens: usize| -> Result<u64, EngineError> {
+            cols = self.program(want, Capacity::class(tokens, sequences))?.map_or(0, |(_, cols)| cols);
+            Ok(self.backend.scratch_bytes() as u64)
+        };
+        let largest = with(tokens)?;
+        // Steps of all sizes share buffers, but for those that each size keeps for itself. What grows with the size comes to
+        // twice that of half the largest for all smaller ones; what does not comes again for each of them.
+        let half = with(tokens.div_ceil(2))?;
+        let one = with(1)?;
+        let sizes = u64::from(tokens.next_power_of_two().ilog2());
+        let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
+        // The result as it is handed out.
+        let results = 4 * results as u64 * cols as u64;
+        Ok(MemoryReport { weights, cache, scratch: largest + smaller + results })
     }
 
     /// Runs a step; the result has this many columns. `None` where the model has no such result.
     pub fn run(&mut self, want: Want, input: &StepInput) -> Result<Option<usize>, EngineError> {
-        let capacity = Capacity::class(input.tokens.len(), input.outputs.len().max(1));
-        let (program, cols) = match self.programs.get(&(want, capacity)) {
-            Some(&known) => known,
-            None => {
-                let Some(graph) = self.model.graph(want) else { return Ok(None) };
-                let cols = graph.result().map_or(0, |result| graph.value(result).cols);
-                let program = self.backend.compile(Plan::new(graph, capacity))?;
-                self.programs.insert((want, capacity), (program, cols));
-                (program, cols)
-            }
-        };
+        // States of all tokens are the same steps whichever of them are wanted.
+        let outputs = if want == Want::Hidden { 1 } else { input.outputs.len() };
+        let capacity = Capacity::class(input.tokens.len(), outputs.max(self.sequences));
+        let Some((program, cols)) = self.program(want, capacity)? else { return Ok(None) };
         self.backend.run(program, input);
         Ok(Some(cols))
+    }
+
+    /// The program of a size class and the columns of its result.
+    fn program(&mut self, want: Want, capacity: Capacity) -> Result<Option<(ProgramId, usize)>, EngineError> {
+        if let Some(&known) = self.programs.get(&(want, capacity)) {
+            return Ok(Some(known));
+        }
+        let Some(graph) = self.model.graph(want) else { return Ok(None) };
+        let cols = graph.result().map_or(0, |result| graph.value(result).cols);
+        let program = self.backend.compile(Plan::new(graph, capacity))?;
+        self.programs.insert((want, capacity), (program, cols));
+        Ok(Some((program, cols)))
     }
 }

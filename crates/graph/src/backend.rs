@@ -145,6 +145,23 @@ pub enum BackendError {
         /// The backend.
         backend: &'static str,
     },
+    /// The experts' two input matrices are of kinds that need the input in different forms.
+    #[error(
+        "tensors `{gate}` ({gate_ty}) and `{up}` ({up_ty}): the {backend} backend wants both quantized or neither; \
+         quantize the file anew with one type for both"
+    )]
+    MixedExperts {
+        /// The gate's tensor.
+        gate: String,
+        /// Its type.
+        gate_ty: TensorType,
+        /// The tensor beside it.
+        up: String,
+        /// Its type.
+        up_ty: TensorType,
+        /// The backend.
+        backend: &'static str,
+    },
     /// A tensor's bytes are not as many as its shape says.
     #[error("tensor `{name}` has {found} bytes; its shape and type say {expected}")]
     WeightSize {

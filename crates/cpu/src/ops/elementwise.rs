@@ -49,7 +49,7 @@ impl Instruction for Map {
 
 /// The row of the result, holding the row of the input.
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize) -> &'a mut [f32] {
+pub fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize) -> &'a mut [f32] {
     if x.start != out.start || x.stride != out.stride {
         // SAFETY: each row belongs to one task; values that differ in place do not overlap.
         unsafe { step.arena.row_mut(out, row).copy_from_slice(step.arena.row(x, row)) }

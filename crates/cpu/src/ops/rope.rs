@@ -5,6 +5,7 @@ use std::sync::Arc;
 use puna_graph::{Place, RopeKind};
 
 use crate::memory::Shared;
+use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Local, Step, row_tasks, rows_a_task, task_rows};
 
 /// Cosine and sine of a step's positions: a row a token, cosines first.
@@ -65,14 +66,9 @@ impl Instruction for RopeRows {
 
     fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
-            if self.x.start != self.out.start || self.x.stride != self.out.stride {
-                // SAFETY: each row belongs to one task; values that differ in place do not overlap.
-                unsafe { step.arena.row_mut(&self.out, row).copy_from_slice(step.arena.row(&self.x, row)) }
-            }
-            // SAFETY: each row belongs to one task; the table was filled before a barrier.
-            let (out, angles) = unsafe {
-                (step.arena.row_mut(&self.out, row), self.angles.slice(row * 2 * self.pairs, 2 * self.pairs))
-            };
+            let out = own_row(step, &self.x, &self.out, row);
+            // SAFETY: the table was filled before a barrier.
+            let angles = unsafe { self.angles.slice(row * 2 * self.pairs, 2 * self.pairs) };
             let (cos, sin) = angles.split_at(self.pairs);
             for head in out.chunks_exact_mut(self.head_dim) {
                 rotate(self.kind, &mut head[..2 * self.pairs], cos, sin);

@@ -1,6 +1,7 @@
 //! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
 
 mod fairness;
+mod memory;
 mod progress;
 mod scarce_pages;
 

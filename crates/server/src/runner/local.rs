@@ -24,7 +24,10 @@ pub(crate) struct LocalLoader;
 
 impl Loader for LocalLoader {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
-        let report = plan_memory(&view(spec)?, &engine_options(spec)?).map_err(load_error)?;
+        // Its threads would only be in the way.
+        let backend = CpuBackend::new(&Config { threads: Some(1), kernels: spec.kernels.clone() });
+        let backend = Box::new(backend.map_err(load_error)?);
+        let report = plan_memory(&view(spec)?, backend, &engine_options(spec)?).map_err(load_error)?;
         Ok(parts(&report))
     }
 

@@ -1,0 +1,39 @@
+//! Planned memory against what steps of all sizes take.
+
+use puna_engine::plan_memory;
+
+use super::*;
+
+/// Embeds and generates in steps of every size; returns what was planned and what the backend has then.
+fn planned_and_taken(path: &str) -> (u64, u64) {
+    let options = EngineOptions { num_batch: 128, max_sequences: 2, ..EngineOptions::default() };
+    let engine = open(path, &options);
+    let alone = Config { threads: Some(1), kernels: None };
+    let planned = plan_memory(&file(path), Box::new(CpuBackend::new(&alone).unwrap()), &options).unwrap();
+    assert_eq!(planned, engine.memory(), "{path}: as planned with another backend");
+    for tokens in [128, 64, 32, 16, 8, 4, 2, 1] {
+        let prompt: Vec<u32> = (0..tokens).map(|t| 20 + (t * 7 + tokens) % 200).collect();
+        if engine.info().can_generate {
+            let jobs = [0, 1]
+                .map(|_| start(&engine, Job { max_tokens: Some(2), ..Job::new(prompt.clone(), greedy()) }));
+            jobs.iter().for_each(|events| drop(finish(events)));
+        } else {
+            let (sender, result) = channel();
+            // One step takes several texts.
+            let texts = prompt.chunks(engine.info().n_ctx).map(<[u32]>::to_vec).collect();
+            engine.embed(texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+        }
+    }
+    wait_until_idle(&engine);
+    (planned.scratch, engine.stats().scratch_bytes)
+}
+
+#[test]
+fn a_model_takes_no_more_than_was_planned_and_not_much_less() {
+    for name in ["llama-q8_0", "qwen3moe", "gpt-oss", "gemma2", "bert-mean"] {
+        let (planned, taken) = planned_and_taken(&format!("tests/data/zoo/{name}.gguf"));
+        assert!(taken <= planned, "{name}: {planned} planned, {taken} taken");
+        assert!(taken >= planned / 2, "{name}: {planned} planned, {taken} taken");
+    }
+}
