@@ -121,7 +121,12 @@ fn unescape(path: &str) -> String {
 
 /// The contents of an image or sound, and which of both it is; `None` if there is no such file.
 fn read_media(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
-    let file = match File::open(path) {
+    // Looked at first: opening a pipe waits for its other end.
+    let opened = std::fs::metadata(path).and_then(|meta| match meta.is_file() {
+        true => File::open(path),
+        false => Err(std::io::Error::other("not a regular file")),
+    });
+    let file = match opened {
         Ok(file) => file,
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(e) => bail!("open {path}: {}", os_text(&e)),

@@ -273,7 +273,11 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
     assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
     assert!(plan("FROM x\nADAPTER ./absent").unwrap_err().contains("absent"));
-    assert!(plan("FROM ./absent.gguf").unwrap_err().starts_with("cannot read "), "a path is no name");
+    assert_eq!(plan("FROM ./absent.gguf").unwrap_err(), "./absent.gguf: no such file");
+    assert_eq!(plan("FROM absent.gguf").unwrap_err(), "absent.gguf: no such file");
+    if cfg!(unix) {
+        assert_eq!(plan("FROM /dev/zero").unwrap_err(), "/dev/zero is not a regular file");
+    }
     fs::create_dir(dir.join("lora")).unwrap();
     fs::write(dir.join("lora/adapter_model.safetensors"), "x").unwrap();
     let adapter = plan("FROM x\nADAPTER ./lora").unwrap_err();
