@@ -4,7 +4,8 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, OpTime, Place, Plan, ProgramId, Rope, StepInput, Weight,
+    Backend, BackendError, CacheSpec, Capacity, Description, OpTime, Place, Plan, ProgramId, Rope, StepInput,
+    Weight,
 };
 
 use crate::cache::Cache;
@@ -47,12 +48,29 @@ pub struct CpuBackend {
     measured: Vec<OpTime>,
 }
 
+/// Why there is no CPU backend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuError {
+    /// The kernel level is not to be had.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The system refuses threads.
+    #[error("cannot start {threads} threads: {reason}; ask for fewer with num_thread or PUNA_THREADS")]
+    Threads {
+        /// How many were wanted.
+        threads: usize,
+        /// What the system says.
+        reason: String,
+    },
+}
+
 impl CpuBackend {
     /// A backend with its threads.
     ///
     /// # Errors
-    /// If the kernel level is unknown or not to be had on this machine.
-    pub fn new(config: &Config) -> Result<Self, KernelError> {
+    /// If the kernel level is unknown or not to be had on this machine, or threads cannot be started.
+    pub fn new(config: &Config) -> Result<Self, CpuError> {
         let level = match &config.kernels {
             Some(name) => kernels::level(name)?,
             None => kernels::best(),
@@ -62,7 +80,8 @@ impl CpuBackend {
         Ok(Self {
             level,
             locals: (0..threads).map(|_| Mutex::default()).collect(),
-            pool: Pool::new(threads),
+            pool: Pool::new(threads)
+                .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?,
             weights: Vec::new(),
             ropes: Vec::new(),
             cache: None,
@@ -122,13 +141,16 @@ impl Backend for CpuBackend {
 
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
         let program = compile(&plan, &self.weights, &self.ropes, self.level)?;
-        self.arena.grow(program.arena);
-        while self.q8.len() < program.q8.len() {
-            self.q8.push((0, Q8Buffer::new(0)));
+        if self.arena.len() < program.arena {
+            self.arena = Arena::for_step(program.arena, "the values of a step")?;
         }
-        for ((values, buffer), &wanted) in self.q8.iter_mut().zip(&program.q8) {
-            if *values < wanted {
-                (*values, *buffer) = (wanted, Q8Buffer::new(wanted));
+        for (i, &wanted) in program.q8.iter().enumerate() {
+            match self.q8.get_mut(i) {
+                None => self.q8.push((wanted, Q8Buffer::new(wanted)?)),
+                Some((values, buffer)) if *values < wanted => {
+                    (*values, *buffer) = (wanted, Q8Buffer::new(wanted)?);
+                }
+                Some(_) => {}
             }
         }
         self.programs.push(program);
@@ -138,6 +160,7 @@ impl Backend for CpuBackend {
     fn run(&mut self, program: ProgramId, input: &StepInput) {
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
+        check(input, program.capacity, self.cache.as_ref());
         let q8 = std::mem::take(&mut self.q8);
         let buffers: Vec<Q8Buffer> = q8.into_iter().map(|(_, b)| b).collect();
         let step = Step {
@@ -210,4 +233,28 @@ impl CpuBackend {
             self.gathered.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
         }
     }
+}
+
+/// Panics where a step would make threads write the same memory: more rows than the program was made for, segments that
+/// are not one after the other, a page that two sequences write.
+fn check(input: &StepInput, capacity: Capacity, cache: Option<&Cache>) {
+    let tokens = input.tokens.len();
+    assert!(
+        tokens <= capacity.tokens && input.outputs.len() <= capacity.outputs,
+        "the step fits its program"
+    );
+    assert!(input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens));
+    let mut written = Vec::new();
+    let mut next = 0;
+    for segment in &input.segments {
+        assert_eq!(segment.first_row, next, "segments follow each other");
+        next += segment.rows;
+        if let Some(each) = cache.map(Cache::page_tokens).filter(|_| !segment.pages.is_empty()) {
+            let end = (segment.past + segment.rows).div_ceil(each);
+            written.extend_from_slice(&segment.pages[segment.past / each..end]);
+        }
+    }
+    assert_eq!(next, tokens, "segments cover all rows");
+    written.sort_unstable();
+    assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "a page is written for one sequence");
 }

@@ -110,7 +110,7 @@ impl Cache {
     }
 
     fn offset(&self, half: &Half, page: u32, head: usize, token: usize) -> usize {
-        debug_assert!(head < half.heads && token < self.spec.page_tokens);
+        assert!(head < half.heads && token < self.spec.page_tokens);
         ((page as usize * half.heads + head) * self.spec.page_tokens + token) * half.row_bytes
     }
 

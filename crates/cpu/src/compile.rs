@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use puna_graph::{BackendError, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId};
+use puna_graph::{
+    BackendError, Capacity, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
+};
 
 use crate::kernels::{ActKind, Level, LinearKernel};
 use crate::memory::Shared;
@@ -25,6 +27,8 @@ pub struct Program {
     /// Values that each rounding buffer must have room for.
     pub q8: Vec<usize>,
     pub result: Place,
+    /// Rows that a step may have.
+    pub capacity: Capacity,
     /// Bytes of the program's own buffers.
     pub own_bytes: usize,
 }
@@ -59,6 +63,7 @@ pub fn compile(
         arena: plan.arena,
         q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
+        capacity: plan.capacity,
         own_bytes: c.own_bytes,
     })
 }
@@ -112,7 +117,7 @@ impl Compiler<'_> {
             Op::Rope { x, head_dim, rope } => {
                 let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
                 let (kind, pairs) = (table.kind, table.frequencies.len());
-                let angles = self.angles(rope.0, pairs);
+                let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, kind, pairs, angles });
             }
             Op::Attention { q, k, v, layer, spec } => {
@@ -171,7 +176,7 @@ impl Compiler<'_> {
             let matrix = self.matrix(w, scale, bias, self.place(node.out))?;
             groups[usize::from(matrix.kernel.acts == ActKind::Q8)].push(matrix);
         }
-        debug_assert!(x.is_contiguous(), "products read whole values");
+        assert!(x.is_contiguous(), "products read whole values");
         let [plain, rounded] = groups;
         if !plain.is_empty() {
             self.push(LinearGroup { matrices: plain, x, k: x.cols, q8: None });
@@ -234,16 +239,16 @@ impl Compiler<'_> {
     }
 
     /// The table of angles of a rotary embedding, filled at its first use.
-    fn angles(&mut self, rope: u32, pairs: usize) -> Angles {
+    fn angles(&mut self, rope: u32, pairs: usize) -> Result<Angles, BackendError> {
         if let Some(angles) = self.angles.get(&rope) {
-            return Arc::clone(angles);
+            return Ok(Arc::clone(angles));
         }
         let len = self.plan.capacity.rows(Rows::Tokens) * 2 * pairs;
         self.own_bytes += len * 4;
-        let angles: Angles = Arc::new(Shared::new(len));
+        let angles: Angles = Arc::new(Shared::for_step(len, "the angles of positions")?);
         self.angles.insert(rope, Arc::clone(&angles));
         self.push(RopeTable { rope: rope as usize, pairs, angles: Arc::clone(&angles) });
-        angles
+        Ok(angles)
     }
 
     fn moe(&mut self, op: &Op, out: Place, at: usize) -> Result<(), BackendError> {
@@ -269,7 +274,7 @@ impl Compiler<'_> {
         }
         let [hidden, result] = [slots * spec.hidden, slots * out.cols];
         let lengths = [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result];
-        let state = self.state(spec.experts, slots, lengths);
+        let state = self.state(spec.experts, slots, lengths)?;
         let q8 = (gate.kernel.acts == ActKind::Q8).then(|| self.round(*input, at));
         let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
@@ -282,28 +287,34 @@ impl Compiler<'_> {
     }
 
     /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded and down have these lengths.
-    fn state(&mut self, experts: usize, slots: usize, lengths: [usize; 6]) -> Arc<State> {
+    fn state(
+        &mut self,
+        experts: usize,
+        slots: usize,
+        lengths: [usize; 6],
+    ) -> Result<Arc<State>, BackendError> {
         let [input, input_q8, gate, up, hidden_q8, down] = lengths;
         let key = [experts, slots, input, input_q8, gate, up, hidden_q8, down];
         if let Some(state) = self.states.get(&key) {
-            return Arc::clone(state);
+            return Ok(Arc::clone(state));
         }
         self.own_bytes += 4 * (experts + 1 + 3 * slots + input + gate + up + down);
         self.own_bytes += (input_q8 + hidden_q8) * 5 / 4;
+        const WHAT: &str = "the experts' values";
         let state = Arc::new(State {
-            starts: Shared::new(experts + 1),
-            tokens: Shared::new(slots),
-            slots: Shared::new(slots),
-            weights: Shared::new(slots),
-            input: Shared::new(input),
-            input_q8: Q8Buffer::new(input_q8),
-            gate: Shared::new(gate),
-            up: Shared::new(up),
-            hidden_q8: Q8Buffer::new(hidden_q8),
-            down: Shared::new(down),
+            starts: Shared::for_step(experts + 1, WHAT)?,
+            tokens: Shared::for_step(slots, WHAT)?,
+            slots: Shared::for_step(slots, WHAT)?,
+            weights: Shared::for_step(slots, WHAT)?,
+            input: Shared::for_step(input, WHAT)?,
+            input_q8: Q8Buffer::new(input_q8)?,
+            gate: Shared::for_step(gate, WHAT)?,
+            up: Shared::for_step(up, WHAT)?,
+            hidden_q8: Q8Buffer::new(hidden_q8)?,
+            down: Shared::for_step(down, WHAT)?,
         });
         self.states.insert(key, Arc::clone(&state));
-        state
+        Ok(state)
     }
 
     fn experts(&self, w: WeightId, bias: Option<WeightId>) -> Result<ExpertMatrix, BackendError> {

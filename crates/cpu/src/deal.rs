@@ -76,7 +76,7 @@ mod tests {
             let done: Vec<Vec<AtomicUsize>> =
                 (0..60).map(|tasks| (0..tasks).map(|_| AtomicUsize::new(0)).collect()).collect();
             let firsts = AtomicUsize::new(0);
-            Pool::new(threads).run(&|worker| {
+            Pool::new(threads).unwrap().run(&|worker| {
                 for (i, tasks) in done.iter().enumerate() {
                     deal.work(2 * i, worker.index(), tasks.len(), |task| {
                         tasks[task].fetch_add(1, Ordering::Relaxed);

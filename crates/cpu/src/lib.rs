@@ -15,5 +15,5 @@ pub mod probe;
 mod step;
 mod topology;
 
-pub use backend::{Config, CpuBackend};
+pub use backend::{Config, CpuBackend, CpuError};
 pub use topology::default_threads;

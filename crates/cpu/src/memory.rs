@@ -6,7 +6,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use puna_graph::Place;
+use puna_graph::{BackendError, Place};
 
 /// Buffers start on cache lines.
 const ALIGN: usize = 64;
@@ -27,12 +27,19 @@ unsafe impl<T: Send> Send for Shared<T> {}
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T: bytemuck::Zeroable + Copy> Shared<T> {
-    /// A buffer of `len` zeros. Its memory is taken from the system when it is first touched.
+    /// A buffer of `len` zeros.
     ///
     /// # Panics
-    /// If there is no memory; see [`Shared::try_new`].
+    /// If there is no memory; see [`Shared::for_step`].
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("no memory for a buffer of {len} elements"))
+    }
+
+    /// A buffer of `len` zeros for steps; `what` names it to the user. Its memory is taken from the system when it is
+    /// first touched.
+    pub fn for_step(len: usize, what: &'static str) -> Result<Self, BackendError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        Self::try_new(len).ok_or(BackendError::OutOfMemory { what, bytes })
     }
 
     /// A buffer of `len` zeros, or nothing where there is no memory.
@@ -48,7 +55,7 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
         Some(Self { base, len, allocation: (start.as_ptr(), layout) })
     }
 
-    /// Makes room for at least `len` elements, keeping none.
+    /// Makes room for at least `len` elements, keeping none. Panics where there is no memory.
     pub fn grow(&mut self, len: usize) {
         if self.len < len {
             *self = Self::new(len);

@@ -53,7 +53,10 @@ impl Worker<'_> {
 
 impl Pool {
     /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one.
-    pub fn new(threads: usize) -> Self {
+    ///
+    /// # Errors
+    /// If the system refuses a thread; those that were started end.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
             threads,
@@ -63,17 +66,14 @@ impl Pool {
             done: Barrier::default(),
             stop: AtomicBool::new(false),
         });
-        let handles = (1..threads)
-            .map(|index| {
-                let shared = Arc::clone(&shared);
-                let name = format!("puna-cpu-{index}");
-                std::thread::Builder::new()
-                    .name(name)
-                    .spawn(move || work(&shared, index))
-                    .expect("spawns a thread")
-            })
-            .collect();
-        Self { shared, handles }
+        let mut pool = Self { shared, handles: Vec::new() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let thread = std::thread::Builder::new().name(format!("puna-cpu-{index}"));
+            // A pool that is dropped half-made stops what it has.
+            pool.handles.push(thread.spawn(move || work(&shared, index))?);
+        }
+        Ok(pool)
     }
 
     /// Number of threads.
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn every_thread_runs_the_job_once() {
         for threads in [1, 2, 5] {
-            let mut pool = Pool::new(threads);
+            let mut pool = Pool::new(threads).unwrap();
             for _ in 0..50 {
                 let seen = AtomicUsize::new(0);
                 pool.run(&|w| {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn what_is_written_before_a_barrier_is_read_after_it() {
-        let mut pool = Pool::new(4);
+        let mut pool = Pool::new(4).unwrap();
         let cells: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         pool.run(&|w| {
             for round in 1..2000 {
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake_up() {
-        let mut pool = Pool::new(3);
+        let mut pool = Pool::new(3).unwrap();
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(30));
             let ran = AtomicUsize::new(0);

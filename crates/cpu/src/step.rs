@@ -1,6 +1,6 @@
 //! What instructions see of a step, and how threads share one.
 
-use puna_graph::{Place, Rope, Rows, StepInput, Weight};
+use puna_graph::{BackendError, Place, Rope, Rows, StepInput, Weight};
 
 use crate::cache::Cache;
 use crate::deal::Deal;
@@ -17,8 +17,13 @@ pub struct Q8Buffer {
 
 impl Q8Buffer {
     /// Room for `rows × k` values; `k` is a multiple of 32.
-    pub fn new(values: usize) -> Self {
-        Self { codes: Shared::new(values), scales: Shared::new(values / 32), sums: Shared::new(values / 16) }
+    pub fn new(values: usize) -> Result<Self, BackendError> {
+        const WHAT: &str = "rounded activations";
+        Ok(Self {
+            codes: Shared::for_step(values, WHAT)?,
+            scales: Shared::for_step(values / 32, WHAT)?,
+            sums: Shared::for_step(values / 16, WHAT)?,
+        })
     }
 
     /// Rows `first .. first + rows` of length `k`.
@@ -108,10 +113,10 @@ pub struct Local {
 
 /// Part of a program, done by all threads together in independent tasks.
 ///
-/// # Safety of implementations
+/// # Safety
 /// Tasks of one instruction run at the same time on different threads: they must write disjoint memory and read nothing
 /// that another task of the instruction writes. Instructions run one after the other with a barrier between.
-pub trait Instruction: Send + Sync {
+pub unsafe trait Instruction: Send + Sync {
     /// The operation, for measurements.
     fn name(&self) -> &'static str;
 
@@ -119,7 +124,10 @@ pub trait Instruction: Send + Sync {
     fn tasks(&self, step: &Step<'_>) -> usize;
 
     /// Does one task.
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local);
+    ///
+    /// # Safety
+    /// `task` is below [`Instruction::tasks`] and done once in the step, after all earlier instructions.
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local);
 
     /// Whether the number of tasks is known before earlier instructions of the step have run.
     fn is_static(&self) -> bool {
@@ -147,17 +155,26 @@ pub fn run(
     while at < program.len() {
         let tasks = program[at].tasks(step);
         if tasks <= 1 {
-            // A run of small instructions: one thread does them all, for one barrier.
-            let end =
-                at + 1 + program[at + 1..].iter().take_while(|i| i.is_static() && i.tasks(step) <= 1).count();
+            // A run of small instructions: one thread does them all, for one barrier. An instruction whose tasks are not
+            // known before is a run alone: a thread that comes late still asks for them while the run goes on.
+            let few = |i: &dyn Instruction| i.is_static() && i.tasks(step) <= 1;
+            let more = program[at + 1..].iter().take_while(|i| few(i.as_ref())).count();
+            let more = if program[at].is_static() { more } else { 0 };
+            let end = at + 1 + more;
             if deal.first(round, worker.index()) {
                 for instruction in &program[at..end] {
-                    (0..instruction.tasks(step)).for_each(|task| instruction.run(task, step, local));
+                    for task in 0..instruction.tasks(step) {
+                        // SAFETY: one thread does the run, in order; barriers keep earlier instructions before it.
+                        unsafe { instruction.run(task, step, local) };
+                    }
                 }
             }
             at = end;
         } else {
-            deal.work(round, worker.index(), tasks, |task| program[at].run(task, step, local));
+            deal.work(round, worker.index(), tasks, |task| {
+                // SAFETY: the deal gives each task to one thread; barriers keep earlier instructions before it.
+                unsafe { program[at].run(task, step, local) };
+            });
             at += 1;
         }
         round += 1;

@@ -147,7 +147,8 @@ pub struct OutMut<'a> {
 impl<'a> OutMut<'a> {
     /// A window over a whole slice of `rows × stride` values, of which the first `cols` of each row are written.
     pub fn new(data: &'a mut [f32], stride: usize, rows: usize, cols: usize) -> Self {
-        assert!(cols <= stride && (rows == 0 || (rows - 1) * stride + cols <= data.len()));
+        let end = rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
+        assert!(cols <= stride && end.is_some_and(|end| end <= data.len()));
         Self { ptr: data.as_mut_ptr(), stride, rows, cols, _lifetime: std::marker::PhantomData }
     }
 
@@ -246,12 +247,18 @@ pub struct KvRows<'a> {
 impl KvRows<'_> {
     /// Panics unless the data has all rows, `g` rows of `dim` values make `values`, and `g` rows of scores fit.
     fn check(&self, values: usize, g: usize, scores: usize, stride: usize) {
-        assert!(self.dim > 0 && values == g * self.dim, "{values} values for {g} rows of {}", self.dim);
+        assert!(
+            self.dim > 0 && g.checked_mul(self.dim) == Some(values),
+            "{values} values for {g} rows of {}",
+            self.dim
+        );
         assert!(self.dim.is_multiple_of(self.ty.block_values()), "a cache row has whole blocks");
         if g > 0 && self.rows > 0 {
-            let last = (self.rows - 1).checked_mul(self.stride).expect("the cache exists");
-            assert!(last + self.ty.row_bytes(self.dim) <= self.data.len());
-            assert!(self.rows <= stride && (g - 1) * stride + self.rows <= scores);
+            let end =
+                |rows: usize, stride: usize, last: usize| (rows - 1).checked_mul(stride)?.checked_add(last);
+            let bytes = end(self.rows, self.stride, self.ty.row_bytes(self.dim));
+            assert!(bytes.is_some_and(|bytes| bytes <= self.data.len()));
+            assert!(self.rows <= stride && end(g, stride, self.rows).is_some_and(|end| end <= scores));
         }
     }
 }

@@ -28,7 +28,8 @@ pub struct StoreKv {
     pub spec: AttentionSpec,
 }
 
-impl Instruction for StoreKv {
+// SAFETY: a task writes the cached rows of its own tokens and heads.
+unsafe impl Instruction for StoreKv {
     fn name(&self) -> &'static str {
         "attention"
     }
@@ -37,7 +38,7 @@ impl Instruction for StoreKv {
         step.input.tokens.len().div_ceil(ROWS_A_STORE)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let rows = task * ROWS_A_STORE..((task + 1) * ROWS_A_STORE).min(step.input.tokens.len());
         let mut segments = step.input.segments.iter();
@@ -187,7 +188,9 @@ fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
     }
 }
 
-impl Instruction for Attend {
+// SAFETY: a task writes rows and heads of the result, or a partial result, that are its own; partial results are
+// merged by whoever finishes last.
+unsafe impl Instruction for Attend {
     fn name(&self) -> &'static str {
         "attention"
     }
@@ -201,7 +204,7 @@ impl Instruction for Attend {
         self.work.blocks.len()
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let block = self.work.blocks[task];
         let mut memory = std::mem::take(&mut local.floats);
         self.attend(block, step, &mut memory, &mut local.scratch);

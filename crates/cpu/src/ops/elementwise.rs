@@ -19,7 +19,8 @@ pub struct Map {
     pub out: Place,
 }
 
-impl Instruction for Map {
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for Map {
     fn name(&self) -> &'static str {
         match self.f {
             Unary::Activate(_) => "activate",
@@ -32,9 +33,10 @@ impl Instruction for Map {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
-            let out = own_row(step, &self.x, &self.out, row);
+            // SAFETY: rows belong to one task.
+            let out = unsafe { own_row(step, &self.x, &self.out, row) };
             match self.f {
                 Unary::Activate(Activation::Silu) => out.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp()),
                 Unary::Activate(Activation::GeluTanh) => (step.level.vector.gelu)(out),
@@ -48,13 +50,16 @@ impl Instruction for Map {
 }
 
 /// The row of the result, holding the row of the input.
+///
+/// # Safety
+/// The row of the result belongs to the caller's task, and nobody writes that of the input.
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-pub fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize) -> &'a mut [f32] {
+pub unsafe fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize) -> &'a mut [f32] {
     if x.start != out.start || x.stride != out.stride {
-        // SAFETY: each row belongs to one task; values that differ in place do not overlap.
+        // SAFETY: passed on; values that differ in place do not overlap.
         unsafe { step.arena.row_mut(out, row).copy_from_slice(step.arena.row(x, row)) }
     }
-    // SAFETY: as above.
+    // SAFETY: passed on.
     unsafe { step.arena.row_mut(out, row) }
 }
 
@@ -65,7 +70,8 @@ pub struct Add {
     pub out: Place,
 }
 
-impl Instruction for Add {
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for Add {
     fn name(&self) -> &'static str {
         "add"
     }
@@ -74,9 +80,10 @@ impl Instruction for Add {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
-            let out = own_row(step, &self.a, &self.out, row);
+            // SAFETY: rows belong to one task.
+            let out = unsafe { own_row(step, &self.a, &self.out, row) };
             // SAFETY: each row belongs to one task; the planner keeps `b` apart from the result.
             (step.level.vector.add)(out, unsafe { step.arena.row(&self.b, row) });
         }
@@ -91,7 +98,8 @@ pub struct GluRows {
     pub out: Place,
 }
 
-impl Instruction for GluRows {
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for GluRows {
     fn name(&self) -> &'static str {
         "glu"
     }
@@ -100,9 +108,10 @@ impl Instruction for GluRows {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
-            let out = own_row(step, &self.gate, &self.out, row);
+            // SAFETY: rows belong to one task.
+            let out = unsafe { own_row(step, &self.gate, &self.out, row) };
             // SAFETY: each row belongs to one task; `up` is another value or other columns of the same.
             gate(step.level, self.kind, out, unsafe { step.arena.row(&self.up, row) });
         }

@@ -15,7 +15,8 @@ pub struct Embed {
     pub dequantize: fn(&[u8], &mut [f32]),
 }
 
-impl Instruction for Embed {
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Embed {
     fn name(&self) -> &'static str {
         "embed"
     }
@@ -24,7 +25,7 @@ impl Instruction for Embed {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let table = step.weight(self.table);
         for row in task_rows(task, &self.out, step) {
             let entry = match self.index {
@@ -46,7 +47,8 @@ pub struct GatherOutputs {
     pub out: Place,
 }
 
-impl Instruction for GatherOutputs {
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for GatherOutputs {
     fn name(&self) -> &'static str {
         "gather_outputs"
     }
@@ -55,7 +57,7 @@ impl Instruction for GatherOutputs {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
             let from = step.input.outputs[row] as usize;
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.

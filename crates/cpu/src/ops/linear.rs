@@ -63,7 +63,8 @@ impl LinearGroup {
     }
 }
 
-impl Instruction for LinearGroup {
+// SAFETY: a task writes columns of the results that are its own.
+unsafe impl Instruction for LinearGroup {
     fn name(&self) -> &'static str {
         "linear"
     }
@@ -76,7 +77,7 @@ impl Instruction for LinearGroup {
         self.matrices.iter().map(|m| m.n.div_ceil(m.rows_a_task(rows, step.threads))).sum()
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let rows = step.rows(self.x.rows);
         let mut task = task;
         for m in &self.matrices {

@@ -125,7 +125,8 @@ impl Mixture {
 /// Chooses experts, groups tokens by expert, gathers their inputs.
 pub struct Route(pub Arc<Mixture>);
 
-impl Instruction for Route {
+// SAFETY: there is one task.
+unsafe impl Instruction for Route {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -134,7 +135,7 @@ impl Instruction for Route {
         1
     }
 
-    fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
         let (m, n) = (&*self.0, self.0.tokens(step));
         let used = m.spec.used;
         // SAFETY: routing is one task, and everything else waits for it.
@@ -210,7 +211,8 @@ fn softmax(x: &mut [f32]) {
 /// Puts inputs in slot order.
 pub struct Gather(pub Arc<Mixture>);
 
-impl Instruction for Gather {
+// SAFETY: a task writes slots of the inputs that are its own.
+unsafe impl Instruction for Gather {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -219,7 +221,7 @@ impl Instruction for Gather {
         self.0.slots(step).div_ceil(SLOTS_A_TASK)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let m = &*self.0;
         for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
             // SAFETY: the route and the input were written before a barrier; each slot belongs to one task.
@@ -243,7 +245,8 @@ const SLOTS_A_TASK: usize = 8;
 /// Gate and up products of the chosen experts.
 pub struct GateUp(pub Arc<Mixture>);
 
-impl Instruction for GateUp {
+// SAFETY: a task writes columns, in the slots of one expert, that are its own.
+unsafe impl Instruction for GateUp {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -256,7 +259,7 @@ impl Instruction for GateUp {
         self.0.expert_tasks(&self.0.gate, step) + self.0.expert_tasks(&self.0.up, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let m = &*self.0;
         let gates = m.expert_tasks(&m.gate, step);
         let (matrix, out, task) =
@@ -289,7 +292,8 @@ impl Instruction for GateUp {
 /// The experts' unit, and rounding of its result.
 pub struct Unit(pub Arc<Mixture>);
 
-impl Instruction for Unit {
+// SAFETY: a task writes slots that are its own.
+unsafe impl Instruction for Unit {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -298,7 +302,7 @@ impl Instruction for Unit {
         self.0.slots(step).div_ceil(SLOTS_A_TASK)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let m = &*self.0;
         let h = m.spec.hidden;
         for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
@@ -317,7 +321,8 @@ impl Instruction for Unit {
 /// Down products of the chosen experts.
 pub struct Down(pub Arc<Mixture>);
 
-impl Instruction for Down {
+// SAFETY: a task writes columns, in the slots of one expert, that are its own.
+unsafe impl Instruction for Down {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -330,7 +335,7 @@ impl Instruction for Down {
         self.0.expert_tasks(&self.0.down, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let m = &*self.0;
         let Some(at) = m.locate(task, &m.down, step) else { return };
         let (slots, k) = (m.slots_of(at.0), m.spec.hidden);
@@ -352,7 +357,8 @@ impl Instruction for Down {
 /// The weighted sum of a token's experts.
 pub struct Combine(pub Arc<Mixture>);
 
-impl Instruction for Combine {
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Combine {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -361,7 +367,7 @@ impl Instruction for Combine {
         self.0.tokens(step).div_ceil(SLOTS_A_TASK)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let m = &*self.0;
         let (used, n) = (m.spec.used, m.out.cols);
         for token in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.tokens(step)) {

@@ -21,7 +21,8 @@ pub enum NormKind {
     Layer,
 }
 
-impl Instruction for NormRows {
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for NormRows {
     fn name(&self) -> &'static str {
         match self.kind {
             NormKind::Rms => "rms_norm",
@@ -33,7 +34,7 @@ impl Instruction for NormRows {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let vector = &step.level.vector;
         let group = self.w.len();
         local.floats.resize(self.x.cols, 0.0);
@@ -61,7 +62,8 @@ pub struct Quantize {
     pub buffer: usize,
 }
 
-impl Instruction for Quantize {
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Quantize {
     fn name(&self) -> &'static str {
         "quantize"
     }
@@ -70,7 +72,7 @@ impl Instruction for Quantize {
         row_tasks(&self.x, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.x, step) {
             // SAFETY: each row belongs to one task.
             unsafe { step.q8[self.buffer].quantize(step.level, row, step.arena.row(&self.x, row)) }

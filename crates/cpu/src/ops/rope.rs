@@ -18,7 +18,8 @@ pub struct RopeTable {
     pub angles: Angles,
 }
 
-impl Instruction for RopeTable {
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the input.
+unsafe impl Instruction for RopeTable {
     fn name(&self) -> &'static str {
         "rope"
     }
@@ -27,7 +28,7 @@ impl Instruction for RopeTable {
         step.input.tokens.len().div_ceil(rows_a_task(self.pairs * 16))
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let rope = &step.ropes[self.rope];
         let each = rows_a_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
@@ -55,7 +56,8 @@ pub struct RopeRows {
     pub angles: Angles,
 }
 
-impl Instruction for RopeRows {
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the input.
+unsafe impl Instruction for RopeRows {
     fn name(&self) -> &'static str {
         "rope"
     }
@@ -64,11 +66,15 @@ impl Instruction for RopeRows {
         row_tasks(&self.out, step)
     }
 
-    fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         for row in task_rows(task, &self.out, step) {
-            let out = own_row(step, &self.x, &self.out, row);
-            // SAFETY: the table was filled before a barrier.
-            let angles = unsafe { self.angles.slice(row * 2 * self.pairs, 2 * self.pairs) };
+            // SAFETY: rows belong to one task; the table was filled before a barrier.
+            let (out, angles) = unsafe {
+                (
+                    own_row(step, &self.x, &self.out, row),
+                    self.angles.slice(row * 2 * self.pairs, 2 * self.pairs),
+                )
+            };
             let (cos, sin) = angles.split_at(self.pairs);
             for head in out.chunks_exact_mut(self.head_dim) {
                 rotate(self.kind, &mut head[..2 * self.pairs], cos, sin);

@@ -167,6 +167,7 @@ pub(crate) unsafe fn sweep<S: Simd>(
     place: Place,
 ) {
     let padded = len.next_multiple_of(RUN);
+    assert!(panel.len() >= len * S::LANES && packed.len() >= tokens * padded);
     let mut t = 0;
     while t < tokens {
         let n = block_of(tokens - t, S::PANEL_TOKENS);

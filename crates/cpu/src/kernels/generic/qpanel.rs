@@ -247,6 +247,10 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     place: Place,
 ) {
     let groups = panel.len / 32;
+    let scales = panel.len / SUB * S::LANES;
+    assert!(panel.codes.len() >= panel.len * S::LANES && panel.scales.len() >= scales);
+    assert!(!MIN || panel.minimums.len() >= scales);
+    assert!(packed.len() >= tokens * groups * record(SUB));
     let mut t = 0;
     while t < tokens {
         let n = block_of(tokens - t, S::TOKENS);
