@@ -155,10 +155,8 @@ impl Sequence {
     /// Tells the listener that it is over.
     pub fn finish(&mut self, finish: Finish) {
         if !matches!(finish, Finish::Stop(_)) {
-            let rest = self.decoder.finish();
-            let event = self.stop.push(&rest);
-            let held = if event.stopped.is_none() { self.stop.finish() } else { String::new() };
-            let text = event.emit + &held;
+            // What the decoder still holds is half a character, and is dropped.
+            let text = self.stop.finish();
             if !text.is_empty() {
                 let token = self.tokens.last().copied().unwrap_or(0);
                 self.sink.send(Event::Piece(Piece { text, token, logprobs: None }));

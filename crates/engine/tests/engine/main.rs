@@ -245,3 +245,18 @@ fn embeddings_are_pooled_as_the_reference_does() {
         }
     }
 }
+
+#[test]
+fn a_character_that_the_limit_cuts_is_left_out() {
+    let engine = cria(&EngineOptions::default());
+    let tokenizer = engine.tokenizer();
+    let half = (0..tokenizer.vocab_size() as u32).find(|id| tokenizer.piece(*id) == [0xC3]);
+    let half = half.expect("the vocabulary has single bytes");
+    let biased = |max_tokens| {
+        let sampling = Params { logit_bias: vec![(half, 1e6)], ..greedy() };
+        Job { sampling, max_tokens: Some(max_tokens), ..job(&engine, "x") }
+    };
+    assert_eq!(run(&engine, biased(1)).0, "");
+    // What comes after a broken character shows that there was one.
+    assert_eq!(run(&engine, biased(2)).0, "\u{FFFD}");
+}
