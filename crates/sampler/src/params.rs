@@ -117,12 +117,14 @@ impl Params {
                 *n = context;
             }
         }
-        let lengths = [
-            ("repeat_last_n", self.repeat_last_n),
-            ("dry_allowed_length", self.dry_allowed_length),
-            ("dry_penalty_last_n", self.dry_penalty_last_n),
-            ("min_keep", self.min_keep),
-        ];
+        for (field, got) in
+            [("repeat_last_n", self.repeat_last_n), ("dry_penalty_last_n", self.dry_penalty_last_n)]
+        {
+            if got < 0 {
+                return Err(ParamsError::Window { field, got });
+            }
+        }
+        let lengths = [("dry_allowed_length", self.dry_allowed_length), ("min_keep", self.min_keep)];
         if let Some(&(field, got)) = lengths.iter().find(|(_, got)| *got < 0) {
             return Err(ParamsError::Negative { field, got });
         }
@@ -264,6 +266,10 @@ impl Kind {
 pub enum ParamsError {
     #[error("Field '{field}': Value must be between 0 <= value <= 2147483647, but got {got}")]
     Negative { field: &'static str, got: i32 },
+    #[error(
+        "Field '{field}': Value must be between -1 <= value <= 2147483647 (-1 is the whole context), but got {got}"
+    )]
+    Window { field: &'static str, got: i32 },
     #[error("Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got {got:.6}")]
     Decay { got: f32 },
     #[error("Field '{field}': Value must be finite and greater than 0, but got {got}")]
@@ -326,7 +332,11 @@ mod tests {
         let refuse = |params: Params| params.clone().normalize(2048).expect_err("out of range").to_string();
         assert_eq!(
             refuse(Params { repeat_last_n: -2, ..Params::default() }),
-            "Field 'repeat_last_n': Value must be between 0 <= value <= 2147483647, but got -2"
+            "Field 'repeat_last_n': Value must be between -1 <= value <= 2147483647 (-1 is the whole context), but got -2"
+        );
+        assert!(
+            refuse(Params { min_keep: -2, ..Params::default() })
+                .contains("'min_keep': Value must be between 0 <=")
         );
         assert!(refuse(Params { repeat_penalty: 0.0, ..Params::default() }).contains("'repeat_penalty'"));
         assert!(refuse(Params { frequency_penalty: f32::NAN, ..Params::default() }).contains("finite"));
