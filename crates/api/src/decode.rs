@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::json::{self, SyntaxError};
 
+/// Elements of a list at most, such as messages, tools or inputs; lists of numbers may be longer.
+pub const MAX_ELEMENTS: usize = 1 << 16;
+
 /// Why a request body is not the request that a route takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DecodeError {
@@ -281,6 +284,13 @@ impl<'a> de::MapAccess<'a> for Fields<'a> {
 
     fn next_value_seed<V: DeserializeSeed<'a>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
         let (key, value) = self.value.take().unwrap_or(("", &Value::Null));
+        if let Value::Array(list) = value
+            && list.len() > MAX_ELEMENTS
+            && !list[0].is_number()
+        {
+            let text = format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
+            return Err(DecodeError::Field(text));
+        }
         seed.deserialize(Node(value)).map_err(|mut e| {
             if let DecodeError::Type { path, .. } = &mut e {
                 path.push(key.to_owned());
@@ -305,6 +315,22 @@ mod tests {
         let got: GenerateRequest =
             from_slice(br#"{"MODEL":"m","Prompt":"p","stream":null,"think":null,"options":null,"images":null,"frob":[1]}"#).unwrap();
         assert_eq!((got.model.as_str(), got.prompt.as_str(), got.stream), ("m", "p", None));
+    }
+
+    #[test]
+    fn lists_have_a_limit_that_is_told() {
+        let body = |count: usize| format!(r#"{{"messages":[{}{{}}]}}"#, "{},".repeat(count - 1));
+        let read = |count| from_slice::<ChatRequest>(body(count).as_bytes()).map(|r| r.messages.len());
+        assert_eq!(read(MAX_ELEMENTS), Ok(MAX_ELEMENTS));
+        let text = "messages: 65537 elements, and a list holds at most 65536";
+        assert_eq!(read(MAX_ELEMENTS + 1), Err(DecodeError::Field(text.into())));
+        assert_eq!(
+            read(json::MAX_VALUES).unwrap_err().to_string(),
+            "the body holds more than 2097152 JSON values"
+        );
+        let context = format!(r#"{{"context":[{}0]}}"#, "1,".repeat(1 << 17));
+        let request = from_slice::<GenerateRequest>(context.as_bytes()).unwrap();
+        assert_eq!(request.context.unwrap().len(), (1 << 17) + 1, "token numbers are many");
     }
 
     #[test]

@@ -8,6 +8,9 @@ use serde_json::{Map, Number, Value};
 /// Nesting that is accepted; deeper text is refused rather than risking the stack.
 const MAX_DEPTH: usize = 200;
 
+/// Values that a text may hold. Each costs many times the bytes that stand for it in the text.
+pub const MAX_VALUES: usize = 2 << 20;
+
 /// Why a text is not JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SyntaxError {
@@ -19,6 +22,8 @@ pub enum SyntaxError {
     Unexpected(u8, &'static str),
     /// More levels of lists and objects than are accepted.
     TooDeep,
+    /// More values than [`MAX_VALUES`].
+    TooMany,
 }
 
 impl std::error::Error for SyntaxError {}
@@ -29,6 +34,7 @@ impl std::fmt::Display for SyntaxError {
             Self::Empty => f.write_str("EOF"),
             Self::UnexpectedEnd => f.write_str("unexpected EOF"),
             Self::TooDeep => f.write_str("exceeded max depth"),
+            Self::TooMany => write!(f, "the body holds more than {MAX_VALUES} JSON values"),
             Self::Unexpected(b, place) => match b {
                 b'\'' => write!(f, r"invalid character '\'' {place}"),
                 b'\n' => write!(f, r"invalid character '\n' {place}"),
@@ -43,7 +49,7 @@ impl std::fmt::Display for SyntaxError {
 
 /// Reads the first JSON value of `text`.
 pub fn parse(text: &[u8]) -> Result<Value, SyntaxError> {
-    let mut parser = Parser { text, at: 0 };
+    let mut parser = Parser { text, at: 0, left: MAX_VALUES };
     parser.skip_space();
     if parser.at == text.len() {
         return Err(SyntaxError::Empty);
@@ -54,6 +60,8 @@ pub fn parse(text: &[u8]) -> Result<Value, SyntaxError> {
 struct Parser<'a> {
     text: &'a [u8],
     at: usize,
+    /// Values that may still come.
+    left: usize,
 }
 
 impl Parser<'_> {
@@ -61,6 +69,7 @@ impl Parser<'_> {
         if depth > MAX_DEPTH {
             return Err(SyntaxError::TooDeep);
         }
+        self.left = self.left.checked_sub(1).ok_or(SyntaxError::TooMany)?;
         match self.peek()? {
             b'{' => self.object(depth),
             b'[' => self.list(depth),
