@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::native::{
-    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, EmbedRequest, EmbedResponse,
-    ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress, PullRequest,
-    ShowRequest, ShowResponse, VersionResponse,
+    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, EmbedRequest,
+    EmbedResponse, ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress,
+    PullRequest, ShowRequest, ShowResponse, VersionResponse,
 };
 
 /// A line that is longer than this ends a stream with an error.
@@ -136,10 +136,13 @@ impl Client {
         self.send(Method::POST, "/api/copy", Some(&request)).await.map(drop)
     }
 
-    /// Deletes a model.
-    pub async fn delete(&self, model: &str) -> Result<(), ClientError> {
+    /// Deletes a model. A warning says why its space was not freed.
+    pub async fn delete(&self, model: &str) -> Result<Option<String>, ClientError> {
         let request = DeleteRequest { model: model.into(), name: String::new() };
-        self.send(Method::DELETE, "/api/delete", Some(&request)).await.map(drop)
+        let answer = self.send(Method::DELETE, "/api/delete", Some(&request)).await?;
+        // Other servers say nothing here.
+        let said: DeleteResponse = answer.json().await.unwrap_or_default();
+        Ok(Some(said.warning).filter(|warning| !warning.is_empty()))
     }
 
     /// Whether the server has a blob (`sha256:…`).

@@ -309,3 +309,24 @@ fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
     assert!(output.status.success() || text.contains("set HOME, or OLLAMA_MODELS"), "{text}");
     assert!(!puna.home.path().join(".ollama").exists());
 }
+
+#[test]
+fn a_broken_manifest_is_told_by_list_and_by_rm_that_cannot_free_space() {
+    let puna = Puna::new();
+    puna.ok(&["cp", "cria", "mine"]);
+    let bad = puna.home.path().join(".ollama/models/manifests/registry.ollama.ai/library/bad/latest");
+    std::fs::create_dir_all(bad.parent().unwrap()).unwrap();
+    std::fs::write(&bad, "{").unwrap();
+    let warned = |args: &[&str]| {
+        let output = puna.run(args);
+        assert!(output.status.success(), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let list = warned(&["list"]);
+    assert!(list.contains("Warning: ") && list.contains("bad/latest: bad manifest"), "{list}");
+    let rm = warned(&["rm", "mine"]);
+    assert!(rm.contains("the space of the model was not freed") && !rm.contains("unable to stop"), "{rm}");
+    let rm = warned(&["rm", "bad"]);
+    assert!(!rm.contains("Warning"), "{rm}");
+    assert!(!warned(&["list"]).contains("Warning"));
+}

@@ -30,6 +30,10 @@ pub enum StoreError {
     BuiltIn { name: String },
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
+    #[error(
+        "the model {name} is incomplete: its blob {digest} is not in the store; create it again, or remove it with `rm`"
+    )]
+    Incomplete { name: String, digest: Digest },
     #[error("digest mismatch, expected \"{expected}\", got \"{found}\"")]
     DigestMismatch { expected: Digest, found: Digest },
     #[error(
@@ -86,6 +90,20 @@ pub enum StoreError {
         "DRAFT models are not supported yet: leave the DRAFT line out, the model answers the same without it"
     )]
     Draft,
+    #[error(
+        "{}LoRA adapters are not supported yet: merge the adapter into the weights of its model (as llama.cpp's \
+         llama-export-lora or PEFT's merge_and_unload do) and create the model from the merged file",
+        of_model(model)
+    )]
+    Adapter { model: String },
+    #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
+    ManyModels { files: Vec<String> },
+    #[error("unknown {what} \"{name}\": known are {known}")]
+    UnknownBuiltIn { what: &'static str, name: String, known: String },
+    #[error(
+        "the model requires version {wanted}, and this program is compatible with {ours}: update it, or leave REQUIRES out"
+    )]
+    TooNew { wanted: String, ours: &'static str },
     #[error("--draft-quantize requires a DRAFT model")]
     DraftQuantize,
     #[error("split GGUF: {0}")]
@@ -112,6 +130,10 @@ impl StoreError {
                 | Info { .. }
                 | Requires
                 | Draft
+                | Adapter { .. }
+                | ManyModels { .. }
+                | UnknownBuiltIn { .. }
+                | TooNew { .. }
                 | DraftQuantize
                 | Split(_)
                 | DigestMismatch { .. }
@@ -120,9 +142,21 @@ impl StoreError {
         )
     }
 
+    /// A blob that is missing from a model that exists is not the caller's to upload.
+    pub(crate) fn of_model(self, name: &crate::name::ModelName) -> Self {
+        match self {
+            StoreError::BlobMissing(digest) => StoreError::Incomplete { name: name.to_string(), digest },
+            other => other,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
     }
+}
+
+fn of_model(model: &str) -> String {
+    if model.is_empty() { String::new() } else { format!("the model {model} has an adapter, and ") }
 }
 
 /// The way out of the usual troubles with files.

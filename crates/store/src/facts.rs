@@ -37,6 +37,9 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// The [`Facts::pooling`] of models that rank texts rather than embed them.
+    pub const RANK: u32 = 4;
+
     /// Reads a file's metadata.
     pub fn of(gguf: &Gguf) -> Self {
         let meta = gguf.metadata();
@@ -185,5 +188,8 @@ mod tests {
         assert!(llama.pooling.is_none() && llama.context_length > 0 && llama.embedding_length > 0);
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
+        assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK));
+        assert_eq!(of("bert-rank.gguf").capabilities(), [""; 0]);
+        assert_eq!(of("bert-cls.gguf").capabilities(), ["embedding"]);
     }
 }

@@ -1,14 +1,19 @@
 //! Writing files so that a crash leaves the old state or the new one, never a half: temporary file, `fsync`, rename.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use crate::error::StoreError;
 
 /// Where unfinished files live. Not in `blobs/`: an Ollama on the same store would clear them away there.
 pub(crate) const TEMP_DIR: &str = "puna-tmp";
+
+/// Names that are tried for a temporary file.
+const NAMES: u32 = 16;
 
 /// A file that is removed again unless [`TempFile::persist`] gives it its name.
 pub(crate) struct TempFile {
@@ -21,16 +26,29 @@ impl TempFile {
     pub(crate) fn new(root: &Path) -> Result<Self, StoreError> {
         let dir = root.join(TEMP_DIR);
         create_dir(&dir)?;
-        let path = dir.join(Self::new_name());
-        let open = || fs::OpenOptions::new().write(true).create(true).truncate(true).open(&path);
-        let file = step().and_then(|()| open()).map_err(|e| StoreError::io("create", &path, &e))?;
-        Ok(Self { path, file: Some(file) })
+        Self::create(&dir, Self::new_name)
     }
 
-    /// A name that nobody else has.
+    /// A new file of one of the `names`: what is there already is somebody else's.
+    fn create(dir: &Path, mut names: impl FnMut() -> String) -> Result<Self, StoreError> {
+        let mut left = NAMES;
+        loop {
+            let path = dir.join(names());
+            let open = || fs::OpenOptions::new().write(true).create_new(true).open(&path);
+            match step().and_then(|()| open()) {
+                Ok(file) => return Ok(Self { path, file: Some(file) }),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && left > 1 => left -= 1,
+                Err(e) => return Err(StoreError::io("create", &path, &e)),
+            }
+        }
+    }
+
+    /// A name that hardly anybody else has. The number of the process alone does not tell two programs apart that share
+    /// the folder from two containers.
     pub(crate) fn new_name() -> String {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
-        format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+        let random = RandomState::new().hash_one(SystemTime::now());
+        format!("{}-{}-{random:016x}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
@@ -154,5 +172,24 @@ mod faults {
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_file_of_somebody_else_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("taken"), "theirs").unwrap();
+        let mut names = ["taken", "taken", "free"].iter();
+        let mut temp = TempFile::create(dir.path(), || (*names.next().unwrap()).to_owned()).unwrap();
+        temp.write(b"ours").unwrap();
+        temp.persist(&dir.path().join("done")).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("taken")).unwrap(), "theirs");
+        assert_eq!(fs::read_to_string(dir.path().join("done")).unwrap(), "ours");
+        assert!(TempFile::create(dir.path(), || "taken".into()).is_err());
+        assert_eq!(fs::read_to_string(dir.path().join("taken")).unwrap(), "theirs");
     }
 }

@@ -65,4 +65,4 @@ pub use modelfile::{
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::Pruned;
 pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
-pub use store::{Entry, Store, default_root};
+pub use store::{Deleted, Entry, Store, default_root};

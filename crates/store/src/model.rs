@@ -93,6 +93,10 @@ impl Store {
     /// # Errors
     /// As [`Store::resolve`].
     pub fn resolve_entry(&self, entry: &Entry) -> Result<Model, StoreError> {
+        self.read_model(entry).map_err(|error| error.of_model(&entry.name))
+    }
+
+    fn read_model(&self, entry: &Entry) -> Result<Model, StoreError> {
         let reader = Layers { store: self, entry };
         let manifest = &entry.manifest;
         let config: Config = match &manifest.config {
@@ -255,7 +259,12 @@ impl Facts {
 
 fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, stated: &[String]) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
-    found.push(if facts.pooling.is_some() { "embedding" } else { "completion" });
+    match facts.pooling {
+        None => found.push("completion"),
+        // It gives scores of pairs, and nothing that lists have a word for.
+        Some(Facts::RANK) => {}
+        Some(_) => found.push("embedding"),
+    }
     if facts.vision || projectors.iter().any(|f| f.vision || !f.audio) {
         found.push("vision");
     }

@@ -40,7 +40,7 @@ impl Store {
         let _lock = self.lock()?;
         let blobs = self.root().join("blobs");
         rename_old_blobs(&blobs);
-        let Some(used) = self.used_blobs()? else { return Ok(pruned) };
+        let Ok(used) = self.used_blobs()? else { return Ok(pruned) };
         for (path, name, age) in files_of(&blobs)? {
             let unused = match name.parse::<Digest>() {
                 Ok(digest) => {

@@ -20,8 +20,20 @@ pub struct Store {
     root: PathBuf,
     /// Blobs that this process has stored or taken over for models whose manifest is still to come.
     pins: Mutex<HashSet<Digest>>,
+    /// Troubles that were reported.
+    told: Mutex<HashSet<String>>,
     /// What the files of models say, by their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
+}
+
+/// Troubles that are remembered as reported.
+const TOLD: usize = 1000;
+
+/// What was removed with a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Deleted {
+    /// Why the blobs were kept, where a file among the manifests cannot be read: it might use them.
+    pub kept: Option<StoreError>,
 }
 
 /// A model of the store as a list shows it.
@@ -69,7 +81,7 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        Ok(Self { root, pins: Mutex::default(), facts: Mutex::default() })
+        Ok(Self { root, pins: Mutex::default(), told: Mutex::default(), facts: Mutex::default() })
     }
 
     /// The folder.
@@ -87,11 +99,26 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
-        let mut entries = Vec::new();
-        for (name, path) in self.scan()?.models {
+        self.list_all().map(|(entries, _)| entries)
+    }
+
+    /// As [`Store::list`], with what is wrong with the files that were skipped.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn list_all(&self) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
+        let (mut entries, mut broken) = (Vec::new(), Vec::new());
+        let scan = self.scan()?;
+        for (name, path) in scan.models {
             match self.read_entry(&name, &path) {
                 Ok(entry) => entries.push(entry),
-                Err(error) => tracing::warn!(%error, "skipped"),
+                Err(error) => broken.push(error),
+            }
+        }
+        broken.extend(scan.foreign.into_iter().map(foreign));
+        for error in &broken {
+            if self.is_news(&error.to_string()) {
+                tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
         let seconds =
@@ -101,7 +128,16 @@ impl Store {
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
             entries.push(cria);
         }
-        Ok(entries)
+        Ok((entries, broken))
+    }
+
+    /// Whether a trouble was not reported before, so that a list that is read every second does not fill the log.
+    pub fn is_news(&self, trouble: &str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() >= TOLD {
+            told.clear();
+        }
+        told.insert(trouble.to_owned())
     }
 
     /// The model of a name, whose case does not count.
@@ -191,11 +227,12 @@ impl Store {
             self.layer_path(layer)?;
         }
         write_atomic(&self.root, &path, bytes)?;
-        self.unpin(&manifest);
+        self.release(manifest.blobs().map(|layer| layer.digest));
         if let Some(replaced) = replaced
             && !keep_unused
         {
-            self.remove_unused(&replaced)?;
+            // Why something was kept is in the log.
+            let _ = self.remove_unused(&replaced)?;
         }
         Ok(())
     }
@@ -236,17 +273,21 @@ impl Store {
         } else {
             read_limited(&source.name.manifest_path(&self.manifests()), TEXT_LIMIT)?
         };
-        self.write_manifest(&target, &bytes, false)
+        self.write_manifest(&target, &bytes, false).map_err(|error| error.of_model(&source.name))
     }
 
     /// Removes a model, and the blobs that no other model uses.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
-    pub fn delete(&self, name: &ModelName) -> Result<(), StoreError> {
+    pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
         let entry = match self.find(name) {
             // A broken manifest can be removed, too.
-            Err(StoreError::Manifest { path, .. }) => return self.delete_broken(&path),
+            Err(StoreError::Manifest { path, .. }) => {
+                let _lock = self.lock()?;
+                self.remove_manifest(&path)?;
+                return Ok(Deleted { kept: self.used_blobs()?.err() });
+            }
             found => found?.ok_or_else(|| StoreError::NotFound(name.to_string()))?,
         };
         if entry.embedded {
@@ -254,12 +295,7 @@ impl Store {
         }
         let _lock = self.lock()?;
         self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
-        self.remove_unused(&entry.manifest)
-    }
-
-    fn delete_broken(&self, path: &Path) -> Result<(), StoreError> {
-        let _lock = self.lock()?;
-        self.remove_manifest(path)
+        Ok(Deleted { kept: self.remove_unused(&entry.manifest)? })
     }
 
     /// Removes a manifest's file and the folders that are empty without it.
@@ -275,10 +311,13 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read: it might use
-    /// them.
-    fn remove_unused(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let Some(used) = self.used_blobs()? else { return Ok(()) };
+    /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read, which might use
+    /// them, and says which.
+    fn remove_unused(&self, manifest: &Manifest) -> Result<Option<StoreError>, StoreError> {
+        let used = match self.used_blobs()? {
+            Ok(used) => used,
+            Err(unreadable) => return Ok(Some(unreadable)),
+        };
         let pins = self.pins();
         let mut done = HashSet::new();
         for layer in manifest.blobs() {
@@ -286,26 +325,29 @@ impl Store {
                 files::remove(&self.blob_path(&layer.digest))?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// The blobs of all manifests; `None` where one of them cannot be read.
-    pub(crate) fn used_blobs(&self) -> Result<Option<HashSet<Digest>>, StoreError> {
+    /// The blobs of all manifests; the inner error is the first of them that cannot be read.
+    pub(crate) fn used_blobs(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
         let scan = self.scan()?;
         let mut used = HashSet::new();
+        let unreadable = |error: StoreError| {
+            if self.is_news(&format!("unused {error}")) {
+                tracing::warn!(%error, "no unused blob is removed while this is among the manifests");
+            }
+            Ok(Err(error))
+        };
         for (name, path) in &scan.models {
             match self.read_entry(name, path) {
                 Ok(entry) => used.extend(entry.manifest.blobs().map(|layer| layer.digest)),
-                Err(error) => {
-                    tracing::warn!(%error, "no unused blobs are removed while a manifest cannot be read");
-                    return Ok(None);
-                }
+                Err(error) => return unreadable(error),
             }
         }
-        for path in &scan.foreign {
-            tracing::warn!(path = %path.display(), "no unused blobs are removed while this is among the manifests");
+        match scan.foreign.into_iter().next() {
+            Some(path) => unreadable(foreign(path)),
+            None => Ok(Ok(used)),
         }
-        Ok(scan.foreign.is_empty().then_some(used))
     }
 
     /// The lock that writers of one folder share, also across processes. Held until it is dropped.
@@ -337,12 +379,18 @@ impl Store {
         self.pins().contains(digest)
     }
 
-    fn unpin(&self, manifest: &Manifest) {
+    /// Lets go of blobs that were pinned.
+    pub(crate) fn release(&self, digests: impl IntoIterator<Item = Digest>) {
         let mut pins = self.pins();
-        manifest.blobs().for_each(|layer| {
-            pins.remove(&layer.digest);
+        digests.into_iter().for_each(|digest| {
+            pins.remove(&digest);
         });
     }
+}
+
+/// A file whose name is that of no model.
+fn foreign(path: PathBuf) -> StoreError {
+    StoreError::Manifest { path, reason: "its name is no name of a model".into() }
 }
 
 /// A link that costs nothing; where the system has none, a copy.
@@ -380,10 +428,7 @@ impl Scan {
             } else if path.is_file() {
                 match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
                     Ok(name) => self.models.push((name, path)),
-                    Err(_) => {
-                        tracing::warn!(path = %path.display(), "bad manifest name");
-                        self.foreign.push(path);
-                    }
+                    Err(_) => self.foreign.push(path),
                 }
             }
             parts.pop();

@@ -10,9 +10,9 @@ pub use generate::{
 };
 pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction};
 pub use models::{
-    CopyRequest, CreateRequest, DeleteRequest, License, ListResponse, ModelDetails, ModelSummary,
-    ProcessResponse, Progress, PullRequest, RunningModel, ShowRequest, ShowResponse, TensorInfo,
-    VersionResponse,
+    CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, License, ListResponse, ModelDetails,
+    ModelSummary, ProcessResponse, Progress, PullRequest, RunningModel, ShowRequest, ShowResponse,
+    TensorInfo, VersionResponse,
 };
 
 use serde::{Deserialize, Serialize};

@@ -58,6 +58,17 @@ pub struct ModelSummary {
 pub struct ListResponse {
     /// The newest first.
     pub models: Vec<ModelSummary>,
+    /// What is wrong with files of the store that are in no list (Puna's addition).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// The answer to `DELETE /api/delete`: nothing (not even this object) where all went well (Puna's addition).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeleteResponse {
+    /// Why the space was not freed.
+    pub warning: String,
 }
 
 /// `POST /api/show`.

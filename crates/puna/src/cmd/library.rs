@@ -4,6 +4,8 @@ use anyhow::{Result, anyhow, bail};
 use puna_api::native::{GenerateRequest, ShowRequest};
 use puna_api::{Client, ClientError, KeepAlive};
 
+use puna_store::ModelRef;
+
 use crate::out;
 use crate::service::Service;
 
@@ -18,13 +20,21 @@ pub fn remove(models: &[String]) -> Result<()> {
     let service = Service::connect_or_own()?;
     let mut failed = Vec::new();
     for model in models {
-        match service.wait(unload(service.client(), model)) {
-            Ok(()) => {}
-            Err(error) if is_not_found(&error) => {}
-            Err(_) => eprintln!("Warning: unable to stop model '{model}'"),
+        // Only what is in memory needs to leave it; a broken model could not even be asked to.
+        if service.wait(is_loaded(service.client(), model)).unwrap_or(true) {
+            match service.wait(unload(service.client(), model)) {
+                Ok(()) => {}
+                Err(error) if is_not_found(&error) => {}
+                Err(_) => eprintln!("Warning: unable to stop model '{model}'"),
+            }
         }
         match service.wait(service.client().delete(model)) {
-            Ok(()) => out::line(&format!("deleted '{model}'"))?,
+            Ok(warning) => {
+                out::line(&format!("deleted '{model}'"))?;
+                if let Some(warning) = warning {
+                    eprintln!("Warning: {warning}");
+                }
+            }
             Err(error) => failed.push(error.to_string()),
         }
     }
@@ -39,6 +49,13 @@ pub fn stop(model: &str) -> Result<()> {
         other => drop(other?),
     }
     service.wait(unload(service.client(), model))
+}
+
+/// Whether a model is in memory.
+async fn is_loaded(client: &Client, model: &str) -> Result<bool, ClientError> {
+    let Ok(wanted) = ModelRef::parse(model) else { return Ok(false) };
+    let wanted = wanted.name.to_string();
+    Ok(client.ps().await?.models.iter().any(|running| running.name.eq_ignore_ascii_case(&wanted)))
 }
 
 /// Has a model leave the memory; one that is not there is fine.

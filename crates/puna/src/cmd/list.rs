@@ -14,6 +14,9 @@ pub fn run(args: &ListArgs) -> Result<()> {
     let mut list = service.wait(service.client().list())?;
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
+    for warning in &list.warnings {
+        eprintln!("Warning: {warning}");
+    }
     if args.json { out::json(&list) } else { out::text(&table(&list)) }
 }
 

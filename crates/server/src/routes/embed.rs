@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::KeepAlive;
 use puna_api::native::{EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse};
+use puna_store::Facts;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Running};
@@ -89,6 +90,12 @@ pub(super) async fn vectors(
 ) -> Result<Vectors, Failure> {
     let missing = || format!("model {:?} not found, try pulling it first", name.given);
     let model = app.find(name, missing).await?;
+    if model.facts.pooling == Some(Facts::RANK) {
+        return Err(Failure::bad_request(format!(
+            "{:?} ranks texts (a reranker) and makes no embeddings; ranking is not supported yet",
+            name.given
+        )));
+    }
     if !has(&model, "embedding") {
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }

@@ -3,8 +3,8 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use puna_api::native::{CopyRequest, DeleteRequest, ListResponse, ModelSummary, ShowRequest};
-use puna_store::{Entry, ModelRef, Store, StoreError};
+use puna_api::native::{CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelSummary, ShowRequest};
+use puna_store::{Deleted, Entry, ModelRef, Store, StoreError};
 
 use super::rfc3339;
 use crate::app::{App, details, store_failure};
@@ -15,12 +15,17 @@ use crate::show;
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
-    let models = app.store(list).await?.map_err(|e| store_failure(&e))?;
-    Ok(json(StatusCode::OK, &ListResponse { models }))
+    let list = app.store(list).await?.map_err(|e| store_failure(&e))?;
+    Ok(json(StatusCode::OK, &list))
 }
 
-fn list(store: &Store) -> Result<Vec<ModelSummary>, StoreError> {
-    Ok(store.list()?.iter().map(|entry| summary(store, entry)).collect())
+fn list(store: &Store) -> Result<ListResponse, StoreError> {
+    let (entries, broken) = store.list_all()?;
+    let models = entries.iter().map(|entry| summary(store, entry)).collect();
+    let way_out = |error: &StoreError| {
+        format!("{error}: repair or delete that file; until then the space of removed models is not freed")
+    };
+    Ok(ListResponse { models, warnings: broken.iter().map(way_out).collect() })
 }
 
 /// What the list says of a model. One whose parts are missing is listed all the same, so that it can be deleted.
@@ -41,7 +46,10 @@ fn summary(store: &Store, entry: &Entry) -> ModelSummary {
             summary.details.embedding_length = model.facts.embedding_length;
             summary.capabilities = model.capabilities();
         }
-        Err(error) => tracing::warn!(model = summary.name, %error, "a stored model is broken"),
+        Err(error) if store.is_news(&error.to_string()) => {
+            tracing::warn!(model = summary.name, %error, "a stored model is broken");
+        }
+        Err(_) => {}
     }
     summary
 }
@@ -97,7 +105,13 @@ pub(super) async fn delete(
     let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
     let name = ModelRef::parse(&given).map_err(invalid)?.name;
     match app.store(move |store| store.delete(&name)).await? {
-        Ok(()) => Ok(StatusCode::OK.into_response()),
+        Ok(Deleted { kept: None }) => Ok(StatusCode::OK.into_response()),
+        Ok(Deleted { kept: Some(error) }) => {
+            let warning = format!(
+                "the space of the model was not freed: {error}; that file might use it: repair or delete it"
+            );
+            Ok(json(StatusCode::OK, &DeleteResponse { warning }))
+        }
         Err(StoreError::NotFound(_)) => Err(Failure::not_found(format!("model '{given}' not found")).into()),
         Err(error) => Err(store_failure(&error).into()),
     }

@@ -31,8 +31,10 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
         (None, Some(files)) if files.is_empty() => return Err(StoreError::UnknownType),
         _ => {}
     }
-    if request.adapters.len() > 1 {
-        return Err(StoreError::ManyAdapters);
+    match request.adapters.len() {
+        0 => {}
+        1 => return Err(StoreError::Adapter { model: String::new() }),
+        _ => return Err(StoreError::ManyAdapters),
     }
     if let (Some(template), Some(check)) = (&request.template, hooks.check_template) {
         check(template).map_err(StoreError::Template)?;
@@ -43,7 +45,85 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {
         return Err(StoreError::Requires);
     }
+    if let (Some(wanted), Some(ours)) = (&request.requires, hooks.version)
+        && core(wanted) > core(ours)
+    {
+        return Err(StoreError::TooNew { wanted: crate::name::shown(wanted), ours });
+    }
+    known("renderer", request.renderer.as_deref(), &RENDERERS)?;
+    known("parser", request.parser.as_deref(), &PARSERS)?;
     apply_info(&mut Config::default(), &request.info)
+}
+
+/// Renderers that a model may name; `deepseek3` stands for `deepseek3.1`.
+const RENDERERS: [&str; 27] = [
+    "cogito",
+    "cohere",
+    "deepseek3",
+    "deepseek3.1",
+    "functiongemma",
+    "gemma4",
+    "gemma4-large",
+    "gemma4-small",
+    "glimmer",
+    "glm-4.7",
+    "glm-ocr",
+    "laguna",
+    "lfm2",
+    "lfm2-thinking",
+    "nemotron-3-nano",
+    "nemotron-3.5-nano",
+    "olmo3",
+    "olmo3-32b-think",
+    "olmo3-think",
+    "olmo3.1",
+    "ornith",
+    "poolside-v1",
+    "qwen3-coder",
+    "qwen3-vl-instruct",
+    "qwen3-vl-thinking",
+    "qwen3.5",
+    "qwen3.8",
+];
+
+/// Parsers that a model may name.
+const PARSERS: [&str; 27] = [
+    "cogito",
+    "cohere",
+    "deepseek3",
+    "functiongemma",
+    "gemma4",
+    "gemma4-no-thinking",
+    "glimmer",
+    "glm-4.7",
+    "glm-ocr",
+    "harmony",
+    "laguna",
+    "lfm2",
+    "lfm2-thinking",
+    "ministral",
+    "nemotron-3-nano",
+    "nemotron-3.5-nano",
+    "olmo3",
+    "olmo3-think",
+    "ornith",
+    "passthrough",
+    "poolside-v1",
+    "qwen3",
+    "qwen3-coder",
+    "qwen3-thinking",
+    "qwen3-vl-instruct",
+    "qwen3-vl-thinking",
+    "qwen3.5",
+];
+
+fn known(what: &'static str, name: Option<&str>, known: &[&str]) -> Result<(), StoreError> {
+    match name {
+        Some(name) if !name.is_empty() && !known.contains(&name) => {
+            Err(StoreError::UnknownBuiltIn { what, name: crate::name::shown(name), known: known.join(", ") })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A path of plain names between single slashes.
@@ -63,6 +143,13 @@ fn is_semver(text: &str) -> bool {
             && (part == "0" || !part.starts_with('0'))
     };
     core.split('.').count() == 3 && core.split('.').all(number)
+}
+
+/// The three numbers of a version that [`is_semver`]; numbers beyond all measure are the largest.
+fn core(version: &str) -> Vec<u64> {
+    let version = version.strip_prefix('v').unwrap_or(version);
+    let core = version.split(['-', '+']).next().unwrap_or_default();
+    core.split('.').map(|part| part.parse().unwrap_or(u64::MAX)).collect()
 }
 
 /// Sets the fields of a config that the request's `info` gives.

@@ -61,6 +61,23 @@ impl Sources {
         Err(StoreError::UnknownType)
     }
 
+    /// Refuses weights of more than one model, and adapters. Files that cannot be read are left to those that read them.
+    pub(super) fn check_one_model(&self, store: &Store) -> Result<(), StoreError> {
+        let Sources::Gguf(files) = self else { return Ok(()) };
+        let (single, groups) = split::group(files);
+        let mut models: Vec<String> = groups.into_keys().map(|(prefix, _)| prefix).collect();
+        for (name, digest) in single {
+            let Ok(digest) = stored(store, digest) else { continue };
+            let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
+            match media_type(&facts) {
+                media::ADAPTER => return Err(StoreError::Adapter { model: String::new() }),
+                media::MODEL => models.push(crate::name::shown(name)),
+                _ => {}
+            }
+        }
+        if models.len() > 1 { Err(StoreError::ManyModels { files: models }) } else { Ok(()) }
+    }
+
     /// Tokens that a sentence encoder was trained to read, where its folder says so. Its position table is often longer, but
     /// sentence-transformers cuts texts there.
     pub(super) fn sentence_limit(&self, store: &Store) -> Result<Option<u64>, StoreError> {
@@ -119,12 +136,20 @@ fn gguf_layer(
         }
         facts => facts?,
     };
-    let media_type = match facts.kind.as_str() {
+    Ok(SourceFile {
+        layer: Layer::new(media_type(&facts), digest, size(store, &digest)?),
+        is_new: false,
+        facts,
+    })
+}
+
+/// The part that a GGUF file plays in a model.
+fn media_type(facts: &Facts) -> &'static str {
+    match facts.kind.as_str() {
         "adapter" => media::ADAPTER,
         _ if facts.is_projector() => media::PROJECTOR,
         _ => media::MODEL,
-    };
-    Ok(SourceFile { layer: Layer::new(media_type, digest, size(store, &digest)?), is_new: false, facts })
+    }
 }
 
 fn converted_layer(

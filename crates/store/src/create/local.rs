@@ -57,10 +57,7 @@ pub fn plan_local(
                 Source::Name => planner.plan.request.from = Some(text.clone()),
                 Source::Files(files) => sources.extend(files),
             },
-            Instruction::Adapter(text) => match planner.local(text)? {
-                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
-                Source::Files(files) => planner.plan.request.adapters = named(&files),
-            },
+            Instruction::Adapter(_) => return Err(StoreError::Adapter { model: String::new() }),
             Instruction::Draft(_) => return Err(StoreError::Draft),
             Instruction::Template(text) => request.template = Some(text.clone()),
             Instruction::System(text) => request.system = Some(text.clone()),
@@ -94,7 +91,7 @@ pub fn plan_local(
     Ok(plan)
 }
 
-/// What a `FROM` or `ADAPTER` stands for.
+/// What a `FROM` stands for.
 enum Source {
     /// Nothing local.
     Name,

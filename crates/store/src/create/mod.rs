@@ -42,13 +42,28 @@ impl Store {
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         check::check(request, hooks)?;
+        let mut draft = Draft::default();
+        let made = self.make(name, request, hooks, progress, &mut draft);
+        // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
+        let files = request.files.iter().flatten().filter_map(|(_, digest)| digest.parse().ok());
+        self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
+        made
+    }
+
+    fn make(
+        &self,
+        name: &ModelName,
+        request: &CreateRequest,
+        hooks: &Hooks<'_>,
+        progress: ProgressFn<'_>,
+        draft: &mut Draft,
+    ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
-        let mut draft = match request.from.as_deref().filter(|from| !from.is_empty()) {
-            Some(from) => Draft::from_model(self, from)?,
-            None => Draft::from_files(self, request, hooks, progress)?,
-        };
+        match request.from.as_deref().filter(|from| !from.is_empty()) {
+            Some(from) => draft.take_model(self, from)?,
+            None => draft.take_files(self, request, hooks, progress)?,
+        }
         draft.quantize(self, request, progress)?;
-        draft.adapters(self, request, progress)?;
         draft.edit(self, request)?;
         draft.describe(self, request)?;
         for layer in &draft.layers {
@@ -58,10 +73,11 @@ impl Store {
         let blob = self.add_blob(&config)?;
         let manifest = Manifest {
             config: Some(Layer::new(media::CONFIG, blob.digest, blob.size)),
-            layers: draft.layers.into_iter().map(|layer| layer.layer).collect(),
+            layers: draft.layers.iter().map(|layer| layer.layer.clone()).collect(),
         };
         progress(Progress::status("writing manifest"));
-        self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)?;
+        self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
+            .inspect_err(|_| self.release([blob.digest]))?;
         progress(Progress::status("success"));
         Ok(())
     }
@@ -91,68 +107,74 @@ struct Draft {
     layers: Vec<DraftLayer>,
     config: Config,
     params: Map<String, Value>,
+    /// Blobs of the model that it is made from.
+    taken: Vec<Digest>,
 }
 
 impl Draft {
     /// Takes over all layers of a model.
-    fn from_model(store: &Store, from: &str) -> Result<Self, StoreError> {
+    fn take_model(&mut self, store: &Store, from: &str) -> Result<(), StoreError> {
         let entry = store.get(&ModelRef::parse(from)?.name)?;
         if entry.embedded {
             embedded::store_blobs(store)?;
         }
         let model = store.resolve_entry(&entry)?;
         let short = entry.name.to_string();
+        if !model.adapters.is_empty() {
+            return Err(StoreError::Adapter { model: short });
+        }
         let take = |layer: &Layer| {
             store.pin(&layer.digest);
             store.touch_blob(&layer.digest);
             let layer = Layer { from: Some(short.clone()), ..layer.clone() };
             DraftLayer { layer, is_new: false, status: None }
         };
-        Ok(Self {
-            layers: entry.manifest.layers.iter().map(take).collect(),
-            config: Config {
-                model_format: model.config.model_format,
-                renderer: model.config.renderer,
-                parser: model.config.parser,
-                requires: model.config.requires,
-                capabilities: model.config.capabilities,
-                ..Config::default()
-            },
-            params: model.params,
-        })
+        self.layers = entry.manifest.layers.iter().map(take).collect();
+        self.taken = self.layers.iter().map(|l| l.layer.digest).collect();
+        self.config = Config {
+            model_format: model.config.model_format,
+            renderer: model.config.renderer,
+            parser: model.config.parser,
+            requires: model.config.requires,
+            capabilities: model.config.capabilities,
+            ..Config::default()
+        };
+        self.params = model.params;
+        Ok(())
     }
 
     /// Makes layers of uploaded files; a Jinja template that is known adds its Go form.
-    fn from_files(
+    fn take_files(
+        &mut self,
         store: &Store,
         request: &CreateRequest,
         hooks: &Hooks<'_>,
         progress: ProgressFn<'_>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<(), StoreError> {
         let sources = Sources::of(store, request.files.iter().flatten())?;
-        let mut draft = Self::default();
+        sources.check_one_model(store)?;
         if let Some(limit) = sources.sentence_limit(store)? {
-            draft.params.insert("num_ctx".into(), limit.into());
+            self.params.insert("num_ctx".into(), limit.into());
         }
         let mut file_template = None;
         for SourceFile { layer, is_new, facts } in sources.into_layers(store, progress)? {
             if layer.media_type == media::MODEL && hooks.detect_template.is_some() {
                 file_template = files::template(store, &layer, &facts)?;
             }
-            draft.layers.push(DraftLayer { layer, is_new, status: None });
+            self.layers.push(DraftLayer { layer, is_new, status: None });
         }
         if let (Some(detect), Some(template)) = (hooks.detect_template, file_template)
             && let Some(found) = detect(&template)
         {
-            draft.set(store, media::TEMPLATE, found.template.as_bytes())?;
-            if let Some(layer) = draft.layers.last_mut() {
+            self.set(store, media::TEMPLATE, found.template.as_bytes())?;
+            if let Some(layer) = self.layers.last_mut() {
                 layer.status = Some(format!("using autodetected template {}", found.name));
             }
             if !found.stop.is_empty() {
-                draft.params.insert("stop".into(), found.stop.into());
+                self.params.insert("stop".into(), found.stop.into());
             }
         }
-        Ok(draft)
+        Ok(())
     }
 
     /// Replaces the weights by their quantized form, where the request asks for it.
@@ -170,23 +192,6 @@ impl Draft {
             {
                 *draft = DraftLayer { layer, is_new, status: None };
             }
-        }
-        Ok(())
-    }
-
-    fn adapters(
-        &mut self,
-        store: &Store,
-        request: &CreateRequest,
-        progress: ProgressFn<'_>,
-    ) -> Result<(), StoreError> {
-        if request.adapters.is_empty() {
-            return Ok(());
-        }
-        let sources = Sources::of(store, &request.adapters)?;
-        for SourceFile { mut layer, is_new, .. } in sources.into_layers(store, progress)? {
-            layer.media_type = media::ADAPTER.to_owned();
-            self.layers.push(DraftLayer { layer, is_new, status: None });
         }
         Ok(())
     }

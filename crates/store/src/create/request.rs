@@ -95,6 +95,8 @@ pub struct Hooks<'a> {
     pub check_template: Option<CheckTemplate<'a>>,
     /// Finds a Go template for the Jinja template of a GGUF file.
     pub detect_template: Option<DetectTemplate<'a>>,
+    /// The version of Ollama that the program is compatible with; models that require a newer one are refused.
+    pub version: Option<&'static str>,
     /// Keep blobs that the replaced model alone used (`OLLAMA_NOPRUNE`).
     pub keep_unused: bool,
 }

@@ -30,7 +30,7 @@ pub enum ImportError {
     NoModel { dir: PathBuf },
     #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
     Pickle { path: PathBuf },
-    #[error("{}: adapters in safetensors are not supported yet; convert it to a GGUF adapter, or merge it into the weights of its model", path.display())]
+    #[error("{}: adapters in safetensors are not supported yet; merge it into the weights of its model", path.display())]
     Adapter { path: PathBuf },
     #[error("insecure path: {}{}", path.display(), if *cached { " (use --local-dir <dir> when downloading model to disable caching)" } else { "" })]
     InsecurePath { path: PathBuf, cached: bool },

@@ -47,6 +47,8 @@ pub enum ModelfileError {
     UnknownParameter(String),
     #[error("invalid {kind} value [{value}]")]
     ParameterValue { kind: &'static str, value: String },
+    #[error("parameter '{name}' must be {want}, but is {value}")]
+    ParameterRange { name: &'static str, want: &'static str, value: String },
 }
 
 /// What is wrong on a line.

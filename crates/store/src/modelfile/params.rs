@@ -59,11 +59,12 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
     if DEPRECATED.contains(&name) {
         return Ok(None);
     }
-    let Some((_, kind)) = PARAMETERS.iter().find(|row| row.0 == name) else {
+    let Some(&(row, kind)) = PARAMETERS.iter().find(|row| row.0 == name) else {
         return Err(ModelfileError::UnknownParameter(crate::name::shown(name)));
     };
     let last = values.last().copied().unwrap_or_default();
     let bad = |kind| ModelfileError::ParameterValue { kind, value: crate::name::shown(last) };
+    range(row, last)?;
     Ok(Some(match kind {
         Kind::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
         Kind::Float => {
@@ -81,6 +82,25 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
         },
         Kind::Strings => values.iter().copied().collect(),
     }))
+}
+
+/// Refuses a number that every request would fail with.
+fn range(name: &'static str, value: &str) -> Result<(), ModelfileError> {
+    let Ok(number) = value.parse::<f64>() else { return Ok(()) };
+    let (fits, want) = match name {
+        "repeat_penalty" => (number > 0.0 && (1.0 / number as f32).is_finite(), "greater than 0"),
+        "num_batch" => (number >= 1.0, "at least 1"),
+        "repeat_last_n" => (number >= -1.0, "at least -1 (-1 is the whole context, 0 is off)"),
+        _ => (true, ""),
+    };
+    let given = || crate::name::shown(value);
+    if !fits {
+        return Err(ModelfileError::ParameterRange { name, want, value: given() });
+    }
+    if number.is_finite() && !(number as f32).is_finite() {
+        return Err(ModelfileError::ParameterRange { name, want: "within ±3.4e38", value: given() });
+    }
+    Ok(())
 }
 
 /// Every value of a parameter as its own instruction would say it.
@@ -165,6 +185,27 @@ mod tests {
         assert_eq!(of("temperature", "hot"), "invalid float value [hot]");
         assert_eq!(of("temperature", "nan"), "invalid float value [nan]");
         assert_eq!(of("use_mmap", "yes"), "invalid bool value [yes]");
+    }
+
+    #[test]
+    fn numbers_that_no_request_could_run_with_are_refused() {
+        let of = |name: &str, value: &str| parse_parameter(name, &[value]).map_err(|e| e.to_string());
+        let refused = [
+            ("repeat_penalty", "-1", "parameter 'repeat_penalty' must be greater than 0, but is -1"),
+            ("repeat_penalty", "0", "must be greater than 0"),
+            ("num_batch", "0", "parameter 'num_batch' must be at least 1, but is 0"),
+            ("repeat_last_n", "-2", "at least -1"),
+            ("temperature", "1e308", "within ±3.4e38, but is 1e308"),
+        ];
+        for (name, value, want) in refused {
+            let error = of(name, value).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+        for (name, value) in
+            [("repeat_last_n", "-1"), ("repeat_penalty", "0.5"), ("stop", "-1"), ("seed", "-9")]
+        {
+            assert!(of(name, value).is_ok(), "{name} {value}");
+        }
     }
 
     #[test]

@@ -171,9 +171,27 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
     };
     let mut adapters = from_model("cria");
     adapters.adapters = [("a".into(), blob.to_string()), ("b".into(), blob.to_string())].into();
+    let adapter = CreateRequest { adapters: [("a".into(), blob.to_string())].into(), ..from_model("cria") };
+    let other = kit.upload(2).digest;
+    let two = from_files(&[("a.gguf", blob), ("b.gguf", other)]);
+    let lora = {
+        let mut writer = puna_gguf::Writer::new();
+        writer.set("general.architecture", "llama").set("general.type", "adapter");
+        writer.tensor("a", puna_quant::TensorType::F32, &[1]).unwrap();
+        kit.store.add_blob(&writer.to_vec([&[0u8; 4][..]]).unwrap()).unwrap().digest
+    };
+    let named = |renderer: Option<&str>, parser: Option<&str>| CreateRequest {
+        renderer: renderer.map(str::to_owned),
+        parser: parser.map(str::to_owned),
+        ..from_model("cria")
+    };
+    let requires = |version: &str| CreateRequest { requires: Some(version.into()), ..from_model("cria") };
     let template = CreateRequest { template: Some("{{ if".into()), ..from_model("cria") };
-    let hooks =
-        Hooks { check_template: Some(&|_| Err("template: :1: unclosed action".into())), ..Hooks::default() };
+    let hooks = Hooks {
+        check_template: Some(&|_| Err("template: :1: unclosed action".into())),
+        version: Some("0.34.2"),
+        ..Hooks::default()
+    };
     for (request, want) in [
         (empty.clone(), "neither 'from' or 'files' was specified"),
         (CreateRequest { files: Some([].into()), ..empty.clone() }, "unknown type"),
@@ -187,6 +205,13 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (from_model("no such"), "invalid model name `no such`"),
         (from_model("nope"), "model 'nope:latest' not found"),
         (adapters, "only one adapter is currently supported"),
+        (adapter, "LoRA adapters are not supported yet: merge the adapter into the weights"),
+        (from_files(&[("m.gguf", blob), ("l.gguf", lora)]), "LoRA adapters are not supported yet"),
+        (two, "FROM names a.gguf and b.gguf, which are weights of several models"),
+        (named(Some("nope"), None), "unknown renderer \"nope\": known are cogito, cohere, "),
+        (named(None, Some("nope")), "unknown parser \"nope\": known are cogito, cohere, "),
+        (requires("99.0.0"), "the model requires version 99.0.0, and this program is compatible with 0.34.2"),
+        (requires("v0.34.3"), "requires version v0.34.3"),
         (template, "template error: template: :1: unclosed action"),
         (
             CreateRequest { requires: Some("1".into()), ..from_model("cria") },
@@ -197,6 +222,54 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         assert!(error.contains(want), "{want}: {error}");
     }
     assert_eq!(kit.names(), ["cria:latest"]);
+}
+
+#[test]
+fn names_of_built_in_formats_and_versions_up_to_ours_are_kept() {
+    let kit = Kit::new();
+    let request = CreateRequest {
+        renderer: Some("deepseek3".into()),
+        parser: Some("harmony".into()),
+        requires: Some("v0.34.2-rc1".into()),
+        ..from_model("cria")
+    };
+    let hooks = Hooks { version: Some("0.34.2"), ..Hooks::default() };
+    kit.store.create(&name("m"), &request, &hooks, &mut |_| {}).unwrap();
+    let config = kit.store.resolve(&name("m")).unwrap().config;
+    let stored = (config.renderer.as_str(), config.parser.as_str(), config.requires.as_str());
+    assert_eq!(stored, ("deepseek3", "harmony", "0.34.2-rc1"));
+}
+
+#[test]
+fn blobs_of_a_model_that_was_not_made_are_let_go() {
+    let kit = Kit::new();
+    let weights = kit.model("m", 1);
+    let other = kit.upload(2).digest;
+    let fails = from_files(&[("a-00001-of-00002.gguf", weights), ("b.gguf", other)]);
+    assert!(kit.create("n", &fails).is_err());
+    kit.store.delete(&name("m")).unwrap();
+    assert!(!kit.store.has_blob(&weights), "a pin was left");
+    assert!(!kit.store.is_pinned(&other));
+    // The source of a quantized model is not part of it.
+    let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+    let source = kit.store.add_file(&zoo.join("llama-f16.gguf")).unwrap().digest;
+    let request = CreateRequest { quantize: Some("q8_0".into()), ..from_files(&[("m.gguf", source)]) };
+    kit.create("small", &request).unwrap();
+    assert!(!kit.store.is_pinned(&source));
+}
+
+#[test]
+fn a_model_with_an_adapter_is_no_base_of_another() {
+    let kit = Kit::new();
+    let weights = kit.model("base", 1);
+    let adapter = kit.upload(2);
+    let mut manifest = kit.store.get(&name("base")).unwrap().manifest;
+    manifest.layers.push(crate::Layer::new(media::ADAPTER, adapter.digest, adapter.size));
+    kit.store.write_manifest(&name("tuned"), &manifest.to_bytes(), false).unwrap();
+    let error = kit.create("m", &from_model("tuned")).unwrap_err();
+    assert_eq!(error, StoreError::Adapter { model: "tuned:latest".into() });
+    assert!(error.to_string().starts_with("the model tuned:latest has an adapter, and LoRA adapters"));
+    assert!(kit.store.has_blob(&weights));
 }
 
 #[test]
@@ -272,16 +345,12 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert_eq!(blob.request.files.unwrap()["model.gguf"], digest.to_string());
     assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
     assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
-    assert!(plan("FROM x\nADAPTER ./absent").unwrap_err().contains("absent"));
     assert_eq!(plan("FROM ./absent.gguf").unwrap_err(), "./absent.gguf: no such file");
     assert_eq!(plan("FROM absent.gguf").unwrap_err(), "absent.gguf: no such file");
     if cfg!(unix) {
         assert_eq!(plan("FROM /dev/zero").unwrap_err(), "/dev/zero is not a regular file");
     }
-    fs::create_dir(dir.join("lora")).unwrap();
-    fs::write(dir.join("lora/adapter_model.safetensors"), "x").unwrap();
-    let adapter = plan("FROM x\nADAPTER ./lora").unwrap_err();
-    assert!(adapter.contains("adapters in safetensors are not supported yet; convert it"), "{adapter}");
+    assert!(plan("FROM x\nADAPTER ./a").unwrap_err().contains("adapters are not supported yet"));
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink("/etc/hostname", dir.join("config.json")).unwrap();

@@ -138,9 +138,12 @@ fn a_model_whose_blobs_are_gone_says_which() {
     let kit = Kit::new();
     let blob = kit.model("a", 1);
     fs::remove_file(kit.store.blob_path(&blob)).unwrap();
-    assert_eq!(kit.store.resolve(&name("a")).unwrap_err(), StoreError::BlobMissing(blob));
-    assert_eq!(kit.store.copy(&name("a"), &name("b")), Err(StoreError::BlobMissing(blob)));
+    let error = kit.store.resolve(&name("a")).unwrap_err();
+    assert_eq!(error, StoreError::Incomplete { name: "a:latest".into(), digest: blob });
+    assert!(!error.is_bad_request() && error.to_string().contains("create it again"), "{error}");
+    assert_eq!(kit.store.copy(&name("a"), &name("b")), Err(error));
     assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
+    assert_eq!(kit.store.delete(&name("a")).unwrap().kept, None);
 }
 
 #[test]
@@ -287,4 +290,20 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
         assert!(entry.embedded || entry.name.model() == "base" || model.system.is_some());
     }
     assert_eq!(kit.store.prune().unwrap().removed, 0);
+}
+
+#[test]
+fn a_manifest_that_cannot_be_read_is_told_when_it_keeps_space() {
+    let kit = Kit::new();
+    let weights = kit.model("a", 1);
+    kit.model("bad", 2);
+    let path = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
+    std::fs::write(&path, "{").unwrap();
+    let (entries, broken) = kit.store.list_all().unwrap();
+    assert_eq!((entries.len(), broken.len()), (2, 1));
+    let kept = kit.store.delete(&name("a")).unwrap().kept.expect("it was kept");
+    assert!(kept.to_string().contains("bad/latest: bad manifest"), "{kept}");
+    assert!(kit.store.has_blob(&weights));
+    assert_eq!(kit.store.delete(&name("bad")).unwrap().kept, None);
+    assert!(kit.store.is_news("x") && !kit.store.is_news("x"));
 }
