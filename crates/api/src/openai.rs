@@ -50,6 +50,10 @@ pub struct ChatCompletionRequest {
     pub logprobs: Option<bool>,
     /// With this many alternatives each.
     pub top_logprobs: i64,
+    /// Number of answers.
+    pub n: Option<i64>,
+    /// What is added to the logits of tokens, by their number.
+    pub logit_bias: Option<Map<String, Value>>,
     /// Native options by name (Puna's addition).
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
@@ -314,6 +318,14 @@ pub struct CompletionRequest {
     pub stream: bool,
     /// What a stream holds besides the answer.
     pub stream_options: Option<StreamOptions>,
+    /// Number of answers.
+    pub n: Option<i64>,
+    /// Number of answers of which the best ones are returned.
+    pub best_of: Option<i64>,
+    /// Repeat the prompt before the answer.
+    pub echo: Option<bool>,
+    /// What is added to the logits of tokens, by their number.
+    pub logit_bias: Option<Map<String, Value>>,
     /// Native options by name (Puna's addition).
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).

@@ -114,6 +114,10 @@ impl App {
         keep_alive: Option<KeepAlive>,
         client: Client,
     ) -> Result<Loaded, Failure> {
+        if !model.adapters.is_empty() {
+            let error = StoreError::Adapter { model: model.name.to_string() };
+            return Err(Failure::bad_request(error.to_string()));
+        }
         let arrived = Instant::now();
         if !model.adapters.is_empty() {
             // Answers without it would be those of another model.

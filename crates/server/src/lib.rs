@@ -78,7 +78,6 @@ pub(crate) async fn serve_with(
     }
     tracing::info!(%address, models = %app.config().models.display(), version = VERSION, "listening");
     let door = http::door::Door::new(app.clone(), address);
-    http::serve::run(listener, door, write_timeout, end).await;
-    app.models().shutdown().await;
+    http::serve::run(listener, door, write_timeout, end, app.models().shutdown()).await;
     Ok(())
 }

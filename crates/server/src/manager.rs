@@ -22,6 +22,11 @@ use crate::scheduler::{
 /// How long runners may take to end with the server.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// What requests are told that end with the server.
+fn shutting_down() -> Failure {
+    Failure::new(503, "the server is shutting down")
+}
+
 /// A need for a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
@@ -135,13 +140,12 @@ impl Models {
     pub(crate) async fn acquire(&self, ask: Ask) -> Result<Lease, Failure> {
         let id = self.next_request.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
-        let gone = || Failure::new(503, "the server is shutting down");
-        self.to.send(Command::Acquire(id, Box::new(ask), reply)).map_err(|_| gone())?;
+        self.to.send(Command::Acquire(id, Box::new(ask), reply)).map_err(|_| shutting_down())?;
         let mut waits = Finished { id, to: Some(self.to.clone()) };
         let answer = answer.await;
         // From here on the lease tells when the request ends.
         waits.to = None;
-        answer.map_err(|_| gone())?
+        answer.map_err(|_| shutting_down())?
     }
 
     /// Has a model unloaded as soon as it is idle.
@@ -175,6 +179,9 @@ struct Runner {
     spec: LoadSpec,
     /// Number of the present phase of loading.
     phase: u32,
+    pid: u32,
+    /// It was told to end.
+    stopping: bool,
 }
 
 struct Manager {
@@ -215,7 +222,8 @@ impl Manager {
 
     /// Ends all runners and waits until they are gone.
     async fn end_all(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
-        self.runners.values().for_each(|runner| runner.link.kill());
+        self.waiting.clear();
+        self.runners.values().for_each(|runner| runner.link.dismiss(&shutting_down()));
         while !self.runners.is_empty()
             && let Some(command) = commands.recv().await
         {
@@ -256,7 +264,15 @@ impl Manager {
                 self.event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
             }
             Command::Notice(run, Notice::Exited(exit)) => {
-                self.runners.remove(&run);
+                if let Some(runner) = self.runners.remove(&run).filter(|runner| !runner.stopping) {
+                    let (model, pid) = (runner.about.name.as_str(), runner.pid);
+                    tracing::error!(
+                        model,
+                        pid,
+                        reason = exit.reason,
+                        "a model runner has ended unexpectedly"
+                    );
+                }
                 self.read_memory();
                 self.event(Event::Exited(run, exit));
             }
@@ -311,8 +327,9 @@ impl Manager {
                 }
             }
             Action::Stop(run) => {
-                if let Some(runner) = self.runners.get(&run) {
+                if let Some(runner) = self.runners.get_mut(&run) {
                     tracing::debug!(run, model = runner.about.name, "unloading");
+                    runner.stopping = true;
                     runner.link.kill();
                 }
             }
@@ -332,12 +349,13 @@ impl Manager {
                 return self.failed_to_start(run, format!("the model runner could not be started: {e}"));
             }
         };
-        tracing::debug!(run, model = about.name, "starting a runner");
+        let pid = launched.pid;
+        tracing::debug!(run, pid, model = about.name, "starting a runner");
         let to = self.to.clone();
         let on_notice = Box::new(move |notice| drop(to.send(Command::Notice(run, notice))));
         let link = Link::new(launched, self.patience.step, on_notice);
         link.plan(spec.clone());
-        self.runners.insert(run, Runner { link, about, spec, phase: 0 });
+        self.runners.insert(run, Runner { link, about, spec, phase: 0, pid, stopping: false });
         self.watch(run);
     }
 
@@ -359,6 +377,7 @@ impl Manager {
     fn stalled(&mut self, run: RunId, phase: u32) {
         let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else { return };
         runner.link.kill();
+        tracing::error!(model = runner.about.name, pid = runner.pid, "a model runner took too long to load");
         let limit =
             self.patience.load.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
         self.runners.remove(&run);

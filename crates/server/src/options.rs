@@ -93,7 +93,10 @@ fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
 }
 
 fn float(name: &str, value: &Value) -> Result<f32, Failure> {
-    value.as_f64().map(|x| x as f32).filter(|x| x.is_finite()).ok_or_else(|| wrong(name, "float32"))
+    let number = value.as_f64().ok_or_else(|| wrong(name, "float32"))?;
+    Some(number as f32).filter(|x| x.is_finite()).ok_or_else(|| {
+        Failure::bad_request(format!("option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"))
+    })
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
@@ -162,7 +165,10 @@ mod tests {
     fn wrong_types_are_named() {
         let error = |options| read(json!({}), options).unwrap_err();
         assert_eq!(error(json!({"temperature": "x"})), "option \"temperature\" must be of type float32");
-        assert_eq!(error(json!({"temperature": 1e308})), "option \"temperature\" must be of type float32");
+        assert_eq!(
+            error(json!({"temperature": 1e308})),
+            "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38"
+        );
         assert_eq!(error(json!({"num_ctx": "x"})), "option \"num_ctx\" must be of type integer");
         assert_eq!(error(json!({"use_mmap": 1})), "option \"use_mmap\" must be of type boolean");
         assert_eq!(error(json!({"stop": "x"})), "option \"stop\" must be of type array");

@@ -31,7 +31,12 @@ fn serve(models: &str) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         println!("{}", listener.local_addr().unwrap().port());
         let config = Config::with_models(std::path::Path::new(models));
-        puna_server::serve(config, listener, std::future::pending()).await.unwrap();
+        let mut terminated =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
+        let end = async {
+            terminated.recv().await;
+        };
+        puna_server::serve(config, listener, end).await.unwrap();
     });
 }
 
@@ -46,6 +51,12 @@ const TESTS: &[Test] = &[
     ("a_client_that_leaves_lets_its_runner_rest", a_client_that_leaves_lets_its_runner_rest),
     ("an_unloaded_model_leaves_no_process", an_unloaded_model_leaves_no_process),
     ("runners_end_with_their_server", runners_end_with_their_server),
+    ("a_server_that_is_told_to_end_says_so", a_server_that_is_told_to_end_says_so),
+    ("half_a_request_does_not_hold_the_end_up", half_a_request_does_not_hold_the_end_up),
+    (
+        "a_blob_that_is_there_is_answered_to_clients_that_send_it_all",
+        a_blob_that_is_there_is_answered_to_clients_that_send_it_all,
+    ),
     ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
 ];
 
@@ -220,6 +231,50 @@ fn runners_end_with_their_server(server: &Server) {
     let runner = server.runners()[0];
     kill(server.child.borrow().id());
     wait_until("the runner ends", || !std::path::Path::new(&format!("/proc/{runner}")).exists());
+}
+
+fn terminate(id: u32) {
+    assert!(Command::new("kill").args(["-15", &id.to_string()]).status().unwrap().success());
+}
+
+fn a_server_that_is_told_to_end_says_so(server: &Server) {
+    let id = server.child.borrow().id();
+    let ended = server.chat(1_000_000, || terminate(id));
+    assert_eq!(ended.unwrap_err().to_string(), "the server is shutting down");
+    assert!(server.child.borrow_mut().wait().unwrap().success());
+}
+
+fn half_a_request_does_not_hold_the_end_up(server: &Server) {
+    use std::io::Write;
+    let connect = || std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let (_nothing, mut head, mut body) = (connect(), connect(), connect());
+    head.write_all(b"POST /api/chat HTTP/1.1\r\nHost: loc").unwrap();
+    body.write_all(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let start = Instant::now();
+    terminate(server.child.borrow().id());
+    assert!(server.child.borrow_mut().wait().unwrap().success());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+fn a_blob_that_is_there_is_answered_to_clients_that_send_it_all(server: &Server) {
+    use std::io::{Read, Write};
+    let blob = vec![7; 24 << 20];
+    let digest = "sha256:".to_owned() + &puna_store::Digest::of(&blob).hex();
+    let upload = || {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        let head = format!(
+            "POST /api/blobs/{digest} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            blob.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&blob).expect("all of it is taken");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.lines().next().unwrap().to_owned()
+    };
+    assert_eq!(upload(), "HTTP/1.1 201 Created");
+    assert_eq!(upload(), "HTTP/1.1 200 OK");
 }
 
 fn a_taken_port_says_by_whom(server: &Server) {

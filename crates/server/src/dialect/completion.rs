@@ -7,7 +7,7 @@ use puna_api::native::GenerateRequest;
 use puna_api::openai::{Completion, CompletionChoice, CompletionChunk, CompletionRequest, ErrorBody, Usage};
 use serde_json::{Map, Value, json as value};
 
-use super::openai::{push_event, usage};
+use super::openai::{check_count, push_event, usage};
 use super::{Collected, Encoder, Times};
 use crate::canonical::{Event, Failure};
 use crate::http::{Wire, json_plain};
@@ -15,6 +15,13 @@ use crate::routes::random_id;
 
 /// The native request that a completion comes to.
 pub(crate) fn to_native(request: CompletionRequest) -> Result<GenerateRequest, Failure> {
+    check_count("n", request.n)?;
+    check_count("best_of", request.best_of)?;
+    if request.echo == Some(true) {
+        return Err(Failure::bad_request(
+            "echo is not supported yet: put the prompt before the answer yourself",
+        ));
+    }
     let options = options(&request)?;
     Ok(GenerateRequest {
         model: request.model,
@@ -48,6 +55,9 @@ fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
     }
     if let Some(seed) = request.seed {
         set("seed", seed.into());
+    }
+    if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
+        set("logit_bias", bias.clone().into());
     }
     // Without a word from the client these have values of their own, whatever the model says.
     set("temperature", request.temperature.unwrap_or(1.0).into());

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use puna_api::native::{self, ChatRequest, DebugInfo, Image, Logprob, Think, ToolCallFunction};
 use puna_api::openai::{
     AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
-    ChunkChoice, Delta, ErrorBody, Message, PromptTokensDetails, ToolCall, ToolCallFunction as WireFunction,
-    Usage,
+    ChunkChoice, Delta, ErrorBody, Message, PromptTokensDetails, ResponseFormat, ToolCall,
+    ToolCallFunction as WireFunction, Usage,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json as value};
@@ -23,6 +23,7 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
     if request.messages.is_empty() {
         return Err(Failure::bad_request("[] is too short - 'messages'"));
     }
+    check_count("n", request.n)?;
     let messages = messages(&request.messages)?;
     let options = options(&request)?;
     Ok(ChatRequest {
@@ -30,11 +31,7 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         messages,
         tools: request.tools,
         stream: Some(request.stream),
-        format: request.response_format.and_then(|format| match format.kind.trim().to_lowercase().as_str() {
-            "json_object" => Some(value!("json")),
-            "json_schema" => format.json_schema.map(|s| s.schema),
-            _ => None,
-        }),
+        format: request.response_format.map(format).transpose()?.flatten(),
         keep_alive: request.keep_alive,
         options: Some(options),
         think: think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?,
@@ -44,6 +41,34 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         top_logprobs: request.top_logprobs,
         debug_render_only: request.debug_render_only,
     })
+}
+
+/// Refuses more answers than one.
+pub(super) fn check_count(field: &str, count: Option<i64>) -> Result<(), Failure> {
+    match count {
+        None | Some(1) => Ok(()),
+        Some(2..) => Err(Failure::bad_request(format!(
+            "{field} greater than 1 is not supported yet: send the request several times"
+        ))),
+        Some(n) => Err(Failure::bad_request(format!("{field} must be at least 1, but is {n}"))),
+    }
+}
+
+fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
+    match format.kind.trim().to_lowercase().as_str() {
+        "json_object" => Ok(Some(value!("json"))),
+        "json_schema" => match format.json_schema.map(|s| s.schema) {
+            Some(schema @ Value::Object(_)) => Ok(Some(schema)),
+            None | Some(Value::Null) => Err(Failure::bad_request(
+                "response_format: type json_schema needs the schema in json_schema.schema",
+            )),
+            Some(other) => Err(Failure::bad_request(format!(
+                "response_format: json_schema.schema must be an object, but is of type {}",
+                go_type(&other)
+            ))),
+        },
+        _ => Ok(None),
+    }
 }
 
 fn think(newer: Option<String>, older: Option<String>) -> Result<Option<Think>, Failure> {
@@ -76,6 +101,9 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
     ];
     for (name, x) in floats.into_iter().filter_map(|(name, x)| Some((name, x?))) {
         set(name, x.into());
+    }
+    if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
+        set("logit_bias", bias.clone().into());
     }
     // Without a word from the client these are 1, whatever the model says.
     for name in ["temperature", "top_p"] {

@@ -3,6 +3,7 @@
 mod body;
 mod client;
 pub(crate) mod door;
+mod ending;
 mod hosts;
 pub mod origins;
 pub(crate) mod paths;

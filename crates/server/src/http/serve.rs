@@ -4,8 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::Request;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -15,6 +13,7 @@ use tokio::time::timeout;
 
 use super::client::Client;
 use super::door::Door;
+use super::ending::Ending;
 use super::patient::Patient;
 use crate::config::Address;
 
@@ -23,6 +22,12 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long running requests may go on after the end was asked for.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How long the error may take that ends the others.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long the last bytes of an answer may take to the system.
+const FLUSH: Duration = Duration::from_millis(100);
 
 /// The server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -91,15 +96,17 @@ async fn ask(address: &Address, path: &str) -> Option<String> {
     timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }
 
-/// Answers connections until `end` is ready; running requests then have a few seconds. A client that takes nothing of its
-/// answer for `write_timeout` loses it.
+/// Answers connections until `end` is ready; running requests then have a few seconds, until `last` tells those that are
+/// left why they end. A client that takes nothing of its answer for `write_timeout` loses it.
 pub(crate) async fn run(
     listener: TcpListener,
     door: Door,
     write_timeout: Option<Duration>,
     end: impl Future<Output = ()>,
+    last: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
+    let ending = Ending::new();
     tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
@@ -110,7 +117,13 @@ pub(crate) async fn run(
             Ok((stream, peer)) => {
                 // Pieces of an answer are small and must not wait for each other.
                 let _ = stream.set_nodelay(true);
-                connection(Patient::new(stream, write_timeout), peer, door.clone(), &graceful);
+                connection(
+                    Patient::new(stream, write_timeout),
+                    peer,
+                    door.clone(),
+                    &graceful,
+                    ending.clone(),
+                );
             }
             Err(error) => {
                 // Out of file handles, mostly: others have to end first.
@@ -120,18 +133,37 @@ pub(crate) async fn run(
         }
     }
     drop(listener);
-    if timeout(GRACE, graceful.shutdown()).await.is_err() {
-        tracing::warn!("some requests did not end in time");
+    ending.begin();
+    let closed = graceful.shutdown();
+    tokio::pin!(closed);
+    // Connections without a request, or with half a one, are not waited for.
+    let in_time = tokio::select! {
+        () = &mut closed => true,
+        idle = timeout(GRACE, ending.idle()) => idle.is_ok(),
+    };
+    if !in_time {
+        tracing::warn!("requests that did not end in time are broken off");
     }
+    last.await;
+    let _ = timeout(LAST_WORDS, ending.idle()).await;
+    let _ = timeout(FLUSH, closed).await;
 }
 
-fn connection(stream: Patient<TcpStream>, peer: SocketAddr, door: Door, graceful: &GracefulShutdown) {
+fn connection(
+    stream: Patient<TcpStream>,
+    peer: SocketAddr,
+    door: Door,
+    graceful: &GracefulShutdown,
+    ending: Ending,
+) {
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let door = door.clone();
+        let (door, ending) = (door.clone(), ending.clone());
         async move {
-            let mut request: Request = request.map(Body::new);
+            let counted = ending.count();
+            let mut request = ending.request(request);
             request.extensions_mut().insert(Client::at(peer.ip()));
-            Ok::<_, std::convert::Infallible>(door.answer(request).await)
+            let response = door.answer(request).await;
+            Ok::<_, std::convert::Infallible>(counted.until_sent(response))
         }
     });
     let connection = hyper::server::conn::http1::Builder::new()

@@ -8,15 +8,17 @@ use axum::response::Response;
 use bytes::Bytes;
 use puna_api::native::{CreateRequest, Progress, PullRequest};
 use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Store, StoreError};
-use serde_json::{Value, json as value};
+use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::app::{App, store_failure};
-use crate::canonical::Failure;
+use crate::canonical::{Failure, RunOptions};
 use crate::dialect::native::push_line;
 use crate::http::{Json, Native, Refused, Wire, error_body, json_plain, stream};
+use crate::options;
+use crate::scheduler::LoadOptions;
 
 /// Lines of progress that may wait for the client.
 const WAITING_LINES: usize = 64;
@@ -30,6 +32,7 @@ pub(super) async fn create(
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let name = ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?.name;
     let whole = request.stream == Some(false);
+    check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
     let (to, mut lines) = mpsc::channel::<Line>(WAITING_LINES);
     let keep_unused = app.config().no_prune;
@@ -86,11 +89,19 @@ fn make(
     store.create(name, request, &Hooks { keep_unused, ..hooks() }, &mut progress)
 }
 
-/// What the store asks of the crate that knows templates.
+/// Refuses parameters that every request to the model would fail with.
+fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
+    let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
+    options::apply(&Map::new(), parameters, &mut load, &mut run)?;
+    run.sampling.normalize(load.num_ctx).map_err(|e| Failure::bad_request(e.to_string()))
+}
+
+/// What the store asks of the crates that know templates and versions.
 fn hooks() -> Hooks<'static> {
     Hooks {
         check_template: Some(&check_template),
         detect_template: Some(&detect_template),
+        version: Some(crate::OLLAMA_VERSION),
         ..Hooks::default()
     }
 }

@@ -389,3 +389,74 @@ async fn models_are_made_copied_and_deleted() {
     let empty = b.post("/api/create", json!({"model": "x", "files": {}})).await;
     assert_eq!(empty.json()["error"], "unknown type");
 }
+
+#[tokio::test]
+async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
+    let b = Bench::new();
+    let error = async |parameters: Value| {
+        let answer =
+            b.post("/api/create", json!({"model": "m", "from": "cria", "parameters": parameters})).await;
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        answer.json()["error"].as_str().unwrap().to_owned()
+    };
+    assert!(
+        error(json!({"repeat_penalty": -1})).await.contains("'repeat_penalty': Value must be finite and")
+    );
+    assert_eq!(error(json!({"num_batch": 0})).await, "option \"num_batch\" must be positive");
+    assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
+    assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
+    let digest = format!("sha256:{}", puna_store::Digest::of(b"abc").hex());
+    let adapter = json!({"model": "m", "from": "cria", "adapters": {"a.gguf": digest}});
+    let answer = b.post("/api/create", adapter).await;
+    let text = answer.json()["error"].as_str().unwrap().to_owned();
+    assert!(answer.status == 400 && text.starts_with("LoRA adapters are not supported yet: merge"), "{text}");
+    let renderer = b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
+    assert!(renderer.status == 400 && renderer.body.contains("unknown renderer"), "{}", renderer.body);
+    let requires = b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
+    assert!(requires.status == 400 && requires.body.contains("requires version 99.0.0"), "{}", requires.body);
+}
+
+#[tokio::test]
+async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
+    let b = Bench::new();
+    let ask = async |extra: Value| {
+        let mut body =
+            json!({"model": "cria", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let answer = b.post("/v1/chat/completions", body).await;
+        let json = answer.json();
+        let text = json["error"]["message"].as_str().unwrap_or_default().to_owned();
+        (answer.status.as_u16(), text)
+    };
+    for fine in [
+        json!({"n": 1, "logit_bias": {}}),
+        json!({"n": null, "logit_bias": {"5": -100, "9": 0.5}}),
+        json!({"response_format": {"type": "text"}}),
+    ] {
+        assert_eq!(ask(fine.clone()).await, (200, String::new()), "{fine}");
+    }
+    for (extra, want) in [
+        (json!({"n": 2}), "n greater than 1 is not supported yet"),
+        (json!({"n": 0}), "n must be at least 1"),
+        (
+            json!({"n": "x"}),
+            "cannot unmarshal string into Go struct field ChatCompletionRequest.n of type int",
+        ),
+        (json!({"logit_bias": [1]}), "ChatCompletionRequest.logit_bias of type map[string]interface {}"),
+        (json!({"logit_bias": {"x": 1}}), "must be an object of token numbers and biases"),
+        (json!({"response_format": {"type": "json_schema"}}), "needs the schema in json_schema.schema"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}),
+            "json_schema.schema must be an object",
+        ),
+    ] {
+        let (status, text) = ask(extra).await;
+        assert!(status == 400 && text.contains(want), "{status} {text}");
+    }
+    for extra in [json!({"n": 2}), json!({"best_of": 3}), json!({"echo": true})] {
+        let mut body = json!({"model": "cria", "prompt": "hi", "max_tokens": 3});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let answer = b.post("/v1/completions", body).await;
+        assert!(answer.status == 400 && answer.body.contains("not supported yet"), "{}", answer.body);
+    }
+}

@@ -31,6 +31,8 @@ pub trait Launcher: Send + Sync {
 
 /// A runner that was started.
 pub struct Launched {
+    /// Its process.
+    pub pid: u32,
     /// The connection to it.
     pub stream: UnixStream,
     /// Ends it at once, if it still runs.
@@ -89,7 +91,7 @@ impl Launcher for ProcessLauncher {
             let words = last_words.lock().unwrap_or_else(PoisonError::into_inner).clone();
             describe(status, &words)
         };
-        Ok(Launched { stream: UnixStream::from_std(ours)?, kill, exit: Box::pin(exit) })
+        Ok(Launched { pid, stream: UnixStream::from_std(ours)?, kill, exit: Box::pin(exit) })
     }
 }
 
@@ -136,13 +138,14 @@ fn signal_name(signal: i32) -> String {
     format!("{signal}, {name}")
 }
 
-/// Whether a text says that memory did not suffice.
+/// Whether a text says that memory did not suffice: for processes that died and panics, of which only the text is left.
 pub(crate) fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
     let phrases = [
         "out of memory",
         "memory allocation of",
-        "cannot allocate memory",
+        "cannot allocate",
+        "no memory for",
         "failed to allocate",
         "not enough memory",
     ];
@@ -160,6 +163,7 @@ mod tests {
         assert_eq!(exit(101 << 8, "panicked at x").reason, "exit status 101: panicked at x");
         assert!(exit(6, "memory allocation of 99999 bytes failed").out_of_memory);
         assert!(!exit(9, "").out_of_memory);
+        assert!(exit(101 << 8, "no memory for a buffer of 9999999999 elements").out_of_memory);
     }
 
     #[tokio::test]

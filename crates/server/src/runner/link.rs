@@ -98,6 +98,12 @@ impl Link {
         }
     }
 
+    /// Tells all tasks why they end, then ends the runner at once.
+    pub(crate) fn dismiss(&self, failure: &Failure) {
+        self.end_tasks(failure);
+        self.kill();
+    }
+
     /// Where its memory goes, as it last said.
     pub(crate) fn memory(&self) -> MemoryParts {
         *lock(&self.0.memory)
@@ -144,7 +150,7 @@ impl Link {
 
     fn end_tasks(&self, failure: &Failure) {
         let mut tasks = lock(&self.0.tasks);
-        tasks.ended = Some(failure.clone());
+        tasks.ended.get_or_insert_with(|| failure.clone());
         for (_, task) in tasks.open.drain() {
             let _ = task.try_send(Event::Error(failure.clone()));
         }
@@ -253,7 +259,7 @@ impl Reader {
             (None, None) => ended,
         };
         let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
-                    check ollama server logs for details";
+                    check the log of the Puna server for details";
         self.link.end_tasks(&Failure::internal(format!("{text}: {}", exit.reason)));
         on_notice(Notice::Exited(exit));
     }

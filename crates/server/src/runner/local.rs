@@ -5,7 +5,7 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{Engine, EngineError, EngineOptions, Job, Pooling, Sink, plan_memory};
 use puna_gguf::{Gguf, View};
-use puna_graph::KvType;
+use puna_graph::{BackendError, KvType};
 use puna_store::embedded;
 use puna_tokenizer::{Encode, Tokenizer};
 
@@ -27,7 +27,7 @@ impl Loader for LocalLoader {
         // Its threads would only be in the way.
         let backend = CpuBackend::new(&Config { threads: Some(1), kernels: spec.kernels.clone() });
         let backend = Box::new(backend.map_err(load_error)?);
-        let report = plan_memory(&view(spec)?, backend, &engine_options(spec)?).map_err(load_error)?;
+        let report = plan_memory(&view(spec)?, backend, &engine_options(spec)?).map_err(engine_error)?;
         Ok(parts(&report))
     }
 
@@ -38,7 +38,7 @@ impl Loader for LocalLoader {
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
         let config = Config { threads, kernels: spec.kernels.clone() };
         let backend = CpuBackend::new(&config).map_err(load_error)?;
-        let engine = Engine::open(view, Box::new(backend), &engine_options(spec)?).map_err(load_error)?;
+        let engine = Engine::open(view, Box::new(backend), &engine_options(spec)?).map_err(engine_error)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
             token.map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned()).unwrap_or_default()
@@ -48,7 +48,7 @@ impl Loader for LocalLoader {
             chat_template: chat_template.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
-            embeds: !matches!(engine.info().pooling, Pooling::None),
+            embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
         };
         Ok(Box::new(Local { engine, facts }))
     }
@@ -80,6 +80,13 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
         max_sequences: options.parallel.max(1) as usize,
         cache_pages: None,
     })
+}
+
+/// An error of the engine. Want of memory is told by its kind, so that another model can make room.
+fn engine_error(error: EngineError) -> LoadError {
+    let out_of_memory = matches!(error, EngineError::Backend(BackendError::OutOfMemory { .. }));
+    let found = load_error(error);
+    LoadError { out_of_memory: out_of_memory || found.out_of_memory, ..found }
 }
 
 fn load_error(error: impl std::fmt::Display) -> LoadError {
@@ -154,5 +161,26 @@ impl Generator for Local {
         let stats = self.engine.stats();
         let works = stats.running + stats.waiting > 0;
         Pulse { memory: parts(&self.engine.memory()), rounds: stats.rounds, works }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_graph::{Backend, CacheLayer, CacheSpec};
+
+    use super::*;
+
+    #[test]
+    fn the_backends_own_want_of_memory_is_told_from_other_errors() {
+        let mut backend = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
+        let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64 }];
+        let (key_type, value_type) = (KvType::F16, KvType::F16);
+        // More than any machine can address, with and without an overflow of the size.
+        for pages in [1 << 46, usize::MAX] {
+            let spec = CacheSpec { layers: layers.clone(), key_type, value_type, page_tokens: 64, pages };
+            let error = engine_error(backend.create_cache(spec).unwrap_err().into());
+            assert!(error.out_of_memory && error.message.starts_with("cannot allocate"), "{error:?}");
+        }
+        assert!(!engine_error(EngineError::EmptyPrompt).out_of_memory);
     }
 }

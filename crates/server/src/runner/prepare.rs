@@ -23,8 +23,49 @@ const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
 /// Makes jobs of tasks.
 pub(crate) struct Preparer {
     pub(crate) generator: Arc<dyn Generator>,
+    templates: Templates,
+}
+
+/// Templates of models, which are parsed once.
+#[derive(Default)]
+struct Templates {
     /// The most recently used last.
-    templates: Mutex<Vec<Arc<Template>>>,
+    known: Mutex<Vec<Arc<Template>>>,
+}
+
+impl Templates {
+    fn get(&self, kind: Kind, source: &str) -> Result<Arc<Template>, PromptError> {
+        self.get_or(kind, source, || Template::parse(kind, source))
+    }
+
+    /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.
+    fn get_or(
+        &self,
+        kind: Kind,
+        source: &str,
+        parse: impl FnOnce() -> Result<Template, PromptError>,
+    ) -> Result<Arc<Template>, PromptError> {
+        let find = |known: &mut Vec<Arc<Template>>| {
+            let at = known.iter().position(|t| t.kind() == kind && t.source() == source)?;
+            let template = known.remove(at);
+            known.push(template.clone());
+            Some(template)
+        };
+        if let Some(template) = find(&mut lock(&self.known)) {
+            return Ok(template);
+        }
+        let template = Arc::new(parse()?);
+        let mut known = lock(&self.known);
+        // Somebody else may have been faster.
+        if let Some(template) = find(&mut known) {
+            return Ok(template);
+        }
+        if known.len() == TEMPLATES {
+            known.remove(0);
+        }
+        known.push(template.clone());
+        Ok(template)
+    }
 }
 
 /// A prompt as text and what was left out of it.
@@ -45,7 +86,7 @@ struct Tokens {
 
 impl Preparer {
     pub(crate) fn new(generator: Arc<dyn Generator>) -> Self {
-        Self { generator, templates: Mutex::default() }
+        Self { generator, templates: Templates::default() }
     }
 
     /// Starts a task; its events go to `handle`.
@@ -123,7 +164,9 @@ impl Preparer {
         if prompt.raw {
             return Ok(Text { prompt: prompt.text.clone(), template: None, dropped_messages: 0 });
         }
-        let own = prompt.template.as_deref().map(|source| self.parsed(Kind::Go, source)).transpose()?;
+        // Not kept: clients could push the models' own templates out.
+        let own = prompt.template.as_deref().map(|source| Template::parse(Kind::Go, source));
+        let own = own.transpose().map_err(failure)?.map(Arc::new);
         let template = match &own {
             Some(own) => own.clone(),
             None => self.template(&task.model)?,
@@ -208,18 +251,7 @@ impl Preparer {
     }
 
     fn parsed(&self, kind: Kind, source: &str) -> Result<Arc<Template>, Failure> {
-        let mut known = lock(&self.templates);
-        if let Some(at) = known.iter().position(|t| t.kind() == kind && t.source() == source) {
-            let template = known.remove(at);
-            known.push(template.clone());
-            return Ok(template);
-        }
-        let template = Arc::new(Template::parse(kind, source).map_err(failure)?);
-        if known.len() == TEMPLATES {
-            known.remove(0);
-        }
-        known.push(template.clone());
-        Ok(template)
+        self.templates.get(kind, source).map_err(failure)
     }
 
     /// The prompt's tokens; one that is too long for the context is cut in the middle, or refused.
@@ -347,4 +379,27 @@ fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
 /// A template that refuses a conversation is the client's matter, like one that the client brought.
 fn failure(error: PromptError) -> Failure {
     Failure::bad_request(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_get_their_templates_while_one_is_parsed() {
+        let templates = Templates::default();
+        let first = templates.get(Kind::Go, "{{ .Prompt }}").unwrap();
+        let slow = templates.get_or(Kind::Go, "{{ .System }}", || {
+            // A lock that was held here would never be had.
+            let meanwhile = templates.known.try_lock().map(|known| known.len());
+            assert_eq!(meanwhile.unwrap(), 1);
+            assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .Prompt }}").unwrap(), &first));
+            Template::parse(Kind::Go, "{{ .System }}")
+        });
+        assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .System }}").unwrap(), &slow.unwrap()));
+        for i in 0..2 * TEMPLATES {
+            templates.get(Kind::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
+        }
+        assert_eq!(lock(&templates.known).len(), TEMPLATES);
+    }
 }

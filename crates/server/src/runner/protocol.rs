@@ -131,7 +131,7 @@ pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     if length > MAX_FRAME {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a message of {length} bytes is too long"),
+            format!("{length} bytes, and at most {MAX_FRAME} fit into a message"),
         ));
     }
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());

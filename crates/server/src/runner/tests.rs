@@ -81,7 +81,7 @@ impl Launcher for FakeLauncher {
             let _ = end.await;
             Exit { reason: "signal: 9, killed".into(), out_of_memory: false }
         });
-        Ok(Launched { stream: tokio::net::UnixStream::from_std(ours)?, kill, exit })
+        Ok(Launched { pid: 0, stream: tokio::net::UnixStream::from_std(ours)?, kill, exit })
     }
 }
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::generator::{Generator, LoadError, Loader};
+use super::launch::is_out_of_memory;
 use super::prepare::Preparer;
 use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, read, write};
 use crate::canonical::{Event, Failure, Task};
@@ -67,7 +68,7 @@ fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadErro
             panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         let message =
             format!("internal error while loading: {}", what.unwrap_or("a panic without a message"));
-        Err(LoadError { message, out_of_memory: false })
+        Err(LoadError { out_of_memory: is_out_of_memory(&message), message })
     })
 }
 
