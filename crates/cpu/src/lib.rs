@@ -1,7 +1,7 @@
 //! The CPU backend: thread pool, kernels by level, attention, panels.
 //!
-//! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that the pool's threads claim
-//! one by one, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
+//! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that are dealt
+//! out to the pool's threads, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
 
 mod backend;
 mod cache;

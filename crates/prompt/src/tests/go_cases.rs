@@ -25,7 +25,7 @@ struct Case {
     expect_parse_error: Option<String>,
 }
 
-/// `spec/templates.md` §2.3 names this case a defect of the reference: functions are unknown in the last exchange. We
+/// This case is a defect of the reference: functions are unknown in the last exchange. We
 /// support them there; this is what the case must give then.
 const BETTER: &[(&str, &str)] = &[("t032", "{{TODAY}} HiHello{{TODAY}} Bye")];
 

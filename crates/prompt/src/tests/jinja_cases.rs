@@ -24,8 +24,8 @@ struct Row {
 
 /// Rows whose result we mean to be different.
 ///
-/// * functionary 3.1 writes HTML entities into its tool JSON, an accident of a filter in that file (`spec/templates.md`
-///   §6.2: "the unescaped text is right"); llama.cpp writes the plain text as well.
+/// * functionary 3.1 writes HTML entities into its tool JSON, an accident of a filter in that file;
+///   llama.cpp writes the plain text as well.
 const PLAIN_TEXT_IS_RIGHT: [&str; 2] = ["meetkai-functionary-medium-v3.1.jinja", "&#34;"];
 
 fn rows() -> Vec<Row> {

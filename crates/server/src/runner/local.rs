@@ -36,6 +36,7 @@ impl Loader for LocalLoader {
         let chat_template =
             view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
+        let threads = threads.map(usable_threads);
         let config = Config { threads, kernels: spec.kernels.clone() };
         let backend = CpuBackend::new(&config).map_err(load_error)?;
         let engine = Engine::open(view, Box::new(backend), &engine_options(spec)?).map_err(engine_error)?;
@@ -52,6 +53,16 @@ impl Loader for LocalLoader {
         };
         Ok(Box::new(Local { engine, facts }))
     }
+}
+
+/// `wanted`, or as many as there are processors: more threads only wait for each other, and a model made on a larger
+/// machine may ask for more.
+fn usable_threads(wanted: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(wanted, |n| n.get());
+    if wanted > processors {
+        tracing::warn!(wanted, processors, "fewer processors than threads asked for: one thread a processor is used");
+    }
+    wanted.min(processors)
 }
 
 fn view(spec: &LoadSpec) -> Result<View, LoadError> {
