@@ -60,7 +60,11 @@ impl Loader for LocalLoader {
 fn usable_threads(wanted: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(wanted, |n| n.get());
     if wanted > processors {
-        tracing::warn!(wanted, processors, "fewer processors than threads asked for: one thread a processor is used");
+        tracing::warn!(
+            wanted,
+            processors,
+            "fewer processors than threads asked for: one thread a processor is used"
+        );
     }
     wanted.min(processors)
 }
