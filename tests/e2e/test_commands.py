@@ -83,12 +83,11 @@ def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
     assert "named SmolLM" in json.dumps(shown), shown
 
 
-def test_a_model_with_an_adapter_is_refused_rather_than_run_without_it(server, tmp_path):
+def test_a_model_with_an_adapter_is_refused_rather_than_made_without_it(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
-    server.cli("create", "adapted", "-f", tmp_path / "Modelfile", check=True)
-    done = server.cli("run", "adapted", "Hello!")
-    assert done.returncode == 1 and "has an adapter, and adapters cannot be applied yet" in done.stderr, done
-    server.cli("rm", "adapted", check=True)
+    done = server.cli("create", "adapted", "-f", tmp_path / "Modelfile")
+    assert done.returncode == 1 and "adapters are not supported yet: merge the adapter" in done.stderr, done
+    assert "adapted" not in server.cli("list", check=True).stdout
 
 
 def test_output_parsers_and_manual_pages(home, tmp_path):
