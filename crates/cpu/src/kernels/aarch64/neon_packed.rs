@@ -183,6 +183,10 @@ impl<const DOT: bool> Quant for Neon<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn half_of(p: *const u8, upper: bool) -> f32 {
+        unsafe { Self::half(p.add(2 * usize::from(upper)).cast::<u16>().read_unaligned()) }
+    }
+    #[inline(always)]
     unsafe fn w_splat(x: f32) -> Self::W {
         unsafe { [vdupq_n_f32(x); 4] }
     }

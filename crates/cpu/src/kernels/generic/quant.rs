@@ -184,6 +184,8 @@ pub(crate) trait Quant: Simd {
     /// `signed(table[c])`, codes below 16.
     unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C;
 
+    /// The first (or `upper`: the second) binary16 of the four bytes at `p`.
+    unsafe fn half_of(p: *const u8, upper: bool) -> f32;
     /// All lanes `x`.
     unsafe fn w_splat(x: f32) -> Self::W;
     /// 16 f32.

@@ -76,9 +76,22 @@ unsafe fn pairs(c: __m256i, x: __m256i, signed: bool) -> __m256i {
     }
 }
 
-/// The words at `p`, `p + stride`, …
+/// See [`Quant::half_of`].
 ///
-/// Loads of 32 bits start a register anew; inserting words would wait for what the register held before.
+/// A load of 32 bits starts a register anew; a word inserted into one would wait for what it held before.
+///
+/// # Safety
+/// The processor has F16C; `p` is valid for four bytes.
+#[inline(always)]
+pub(super) unsafe fn half_of(p: *const u8, upper: bool) -> f32 {
+    // SAFETY: the caller's bytes and feature.
+    unsafe {
+        let both = _mm_loadu_si32(p);
+        _mm_cvtss_f32(_mm_cvtph_ps(if upper { _mm_srli_epi32::<16>(both) } else { both }))
+    }
+}
+
+/// The words at `p`, `p + stride`, …; loaded as in [`half_of`].
 ///
 /// # Safety
 /// The processor has AVX2; four bytes can be read at each of the eight places.
@@ -250,6 +263,10 @@ impl Quant for Avx2 {
         }
     }
 
+    #[inline(always)]
+    unsafe fn half_of(p: *const u8, upper: bool) -> f32 {
+        unsafe { half_of(p, upper) }
+    }
     #[inline(always)]
     unsafe fn w_splat(x: f32) -> [__m256; 2] {
         unsafe { [_mm256_set1_ps(x); 2] }

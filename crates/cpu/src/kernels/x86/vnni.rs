@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
-use super::avx2_packed::{halves8, six_bits};
+use super::avx2_packed::{half_of, halves8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::{Panel, sweep_body};
@@ -148,6 +148,10 @@ impl Quant for Avx512 {
         }
     }
 
+    #[inline(always)]
+    unsafe fn half_of(p: *const u8, upper: bool) -> f32 {
+        unsafe { half_of(p, upper) }
+    }
     #[inline(always)]
     unsafe fn w_splat(x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }

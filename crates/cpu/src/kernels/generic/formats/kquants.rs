@@ -3,7 +3,7 @@
 use puna_quant::TensorType;
 use puna_quant::tables::IQ4NL_VALUES;
 
-use super::{half, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
+use super::{half, last_half, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant};
 
 /// Declares a format of 256 weights and its constants.
@@ -104,7 +104,7 @@ codes(p, j) => {
 k_format!(Q6_K, 210, 16, Codes::Offset(32),
 scales(p) => {
     let scales = S::w_bytes16(u64_at(p.add(192)), u64_at(p.add(200)));
-    (S::w_mul(scales, S::w_splat(half::<S>(p.add(208)))), S::w_splat(0.0))
+    (S::w_mul(scales, S::w_splat(last_half::<S>(p.add(208)))), S::w_splat(0.0))
 },
 codes(p, j) => {
     // Each 128 weights: 64 bytes of low nibbles (first half) and high nibbles (second), 32 bytes of upper bits.
@@ -119,7 +119,7 @@ scales(p) => {
     const LOW4: u64 = 0x0f0f_0f0f_0f0f_0f0f;
     let scales = S::w_bytes16(low & LOW4, high & LOW4);
     let minimums = S::w_bytes16(low >> 4 & LOW4, high >> 4 & LOW4);
-    let (d, dmin) = (half::<S>(p.add(80)), half::<S>(p.add(82)));
+    let (d, dmin) = (half::<S>(p.add(80)), last_half::<S>(p.add(82)));
     (S::w_mul(scales, S::w_splat(d)), S::w_mul(minimums, S::w_splat(dmin)))
 },
 codes(p, j) => {
@@ -135,7 +135,7 @@ scales(p) => {
     let low = u64::from((a & LOW4) | (c << 4 & TOP2)) | u64::from((b & LOW4) | (c << 2 & TOP2)) << 32;
     let high = u64::from((a >> 4 & LOW4) | (c & TOP2)) | u64::from((b >> 4 & LOW4) | (c >> 2 & TOP2)) << 32;
     let scales = S::w_add(S::w_bytes16(low, high), S::w_splat(-32.0));
-    (S::w_mul(scales, S::w_splat(half::<S>(p.add(108)))), S::w_splat(0.0))
+    (S::w_mul(scales, S::w_splat(last_half::<S>(p.add(108)))), S::w_splat(0.0))
 },
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;

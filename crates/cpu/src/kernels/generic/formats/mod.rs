@@ -9,11 +9,18 @@ pub(crate) mod ternary;
 
 use super::Quant;
 
-/// The binary16 at `p`.
+/// The binary16 at `p`, which two more bytes of the block follow.
 #[inline(always)]
 unsafe fn half<S: Quant>(p: *const u8) -> f32 {
-    // SAFETY: the caller's two bytes and features.
-    unsafe { S::half(u16_at(p)) }
+    // SAFETY: the caller's bytes and features.
+    unsafe { S::half_of(p, false) }
+}
+
+/// The binary16 at `p`, before which there are two more bytes of the block.
+#[inline(always)]
+unsafe fn last_half<S: Quant>(p: *const u8) -> f32 {
+    // SAFETY: the caller's bytes and features.
+    unsafe { S::half_of(p.sub(2), true) }
 }
 
 #[inline(always)]

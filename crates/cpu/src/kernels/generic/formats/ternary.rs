@@ -2,19 +2,19 @@
 
 use puna_quant::TensorType;
 
-use super::half;
 use super::kquants::k_format;
+use super::last_half;
 use crate::kernels::generic::quant::{Codes, Format, Quant};
 
 k_format!(TQ2_0, 66, 32, Codes::Offset(1),
-scales(p) => (S::w_splat(half::<S>(p.add(64))), S::w_splat(0.0)),
+scales(p) => (S::w_splat(last_half::<S>(p.add(64))), S::w_splat(0.0)),
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
     S::fields(S::twice(p.add(32 * (j / 2))), shift, shift + 2, 3)
 });
 
 k_format!(TQ1_0, 54, 32, Codes::Offset(1),
-scales(p) => (S::w_splat(half::<S>(p.add(52))), S::w_splat(0.0)),
+scales(p) => (S::w_splat(last_half::<S>(p.add(52))), S::w_splat(0.0)),
 codes(p, j) => {
     let mut codes = [0u8; 64];
     trits(p, j, &mut codes);
