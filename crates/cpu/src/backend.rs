@@ -40,7 +40,7 @@ pub struct CpuBackend {
     programs: Vec<Program>,
     deal: Deal,
     arena: Arena,
-    q8: Vec<(usize, Q8Buffer)>,
+    q8: Vec<Q8Buffer>,
     /// Where the last result lies, and its size.
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
@@ -142,14 +142,12 @@ impl Backend for CpuBackend {
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
         let program = compile(&plan, &self.weights, &self.ropes, self.level)?;
         if self.arena.len() < program.arena {
-            self.arena = Arena::for_step(program.arena, "the values of a step")?;
+            self.arena = Arena::named(program.arena, "the values of a step")?;
         }
         for (i, &wanted) in program.q8.iter().enumerate() {
             match self.q8.get_mut(i) {
-                None => self.q8.push((wanted, Q8Buffer::new(wanted)?)),
-                Some((values, buffer)) if *values < wanted => {
-                    (*values, *buffer) = (wanted, Q8Buffer::new(wanted)?);
-                }
+                None => self.q8.push(Q8Buffer::new(wanted)?),
+                Some(buffer) if buffer.values() < wanted => *buffer = Q8Buffer::new(wanted)?,
                 Some(_) => {}
             }
         }
@@ -161,8 +159,6 @@ impl Backend for CpuBackend {
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
         check(input, program, self.cache.as_ref());
-        let q8 = std::mem::take(&mut self.q8);
-        let buffers: Vec<Q8Buffer> = q8.into_iter().map(|(_, b)| b).collect();
         let step = Step {
             level: self.level,
             threads: self.pool.threads(),
@@ -170,7 +166,7 @@ impl Backend for CpuBackend {
             ropes: &self.ropes,
             input,
             arena: &self.arena,
-            q8: &buffers,
+            q8: &self.q8,
             cache: self.cache.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
@@ -193,7 +189,6 @@ impl Backend for CpuBackend {
             self.pool.run(&|w| run(all, deal, &step, w, &mut locals[w.index()].lock().expect("own lock")));
         }
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
-        self.q8 = buffers.into_iter().map(|b| (b.codes.len(), b)).collect();
         self.programs = programs;
         self.gather_result();
     }
@@ -209,7 +204,7 @@ impl Backend for CpuBackend {
     }
 
     fn scratch_bytes(&self) -> usize {
-        let q8 = self.q8.iter().map(|(values, _)| values * 5 / 4).sum::<usize>();
+        let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
         self.arena.len() * 4 + q8 + own + self.gathered.capacity() * 4
     }

@@ -40,9 +40,7 @@ impl Cache {
             let row_bytes = ty.row_bytes(dim);
             let bytes = spec.pages.checked_mul(heads * spec.page_tokens * row_bytes);
             let bytes = bytes.ok_or(BackendError::OutOfMemory { what: "the cache", bytes: usize::MAX })?;
-            let bytes =
-                Shared::try_new(bytes).ok_or(BackendError::OutOfMemory { what: "the cache", bytes })?;
-            Ok(Half { ty, heads, dim, row_bytes, bytes })
+            Ok(Half { ty, heads, dim, row_bytes, bytes: Shared::named(bytes, "the cache")? })
         };
         let layers = spec
             .layers

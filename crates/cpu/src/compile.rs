@@ -245,7 +245,7 @@ impl Compiler<'_> {
         }
         let len = self.plan.capacity.rows(Rows::Tokens) * 2 * pairs;
         self.own_bytes += len * 4;
-        let angles: Angles = Arc::new(Shared::for_step(len, "the angles of positions")?);
+        let angles: Angles = Arc::new(Shared::named(len, "the angles of positions")?);
         self.angles.insert(rope, Arc::clone(&angles));
         self.push(RopeTable { rope: rope as usize, pairs, angles: Arc::clone(&angles) });
         Ok(angles)
@@ -302,16 +302,16 @@ impl Compiler<'_> {
         self.own_bytes += (input_q8 + hidden_q8) * 5 / 4;
         const WHAT: &str = "the experts' values";
         let state = Arc::new(State {
-            starts: Shared::for_step(experts + 1, WHAT)?,
-            tokens: Shared::for_step(slots, WHAT)?,
-            slots: Shared::for_step(slots, WHAT)?,
-            weights: Shared::for_step(slots, WHAT)?,
-            input: Shared::for_step(input, WHAT)?,
+            starts: Shared::named(experts + 1, WHAT)?,
+            tokens: Shared::named(slots, WHAT)?,
+            slots: Shared::named(slots, WHAT)?,
+            weights: Shared::named(slots, WHAT)?,
+            input: Shared::named(input, WHAT)?,
             input_q8: Q8Buffer::new(input_q8)?,
-            gate: Shared::for_step(gate, WHAT)?,
-            up: Shared::for_step(up, WHAT)?,
+            gate: Shared::named(gate, WHAT)?,
+            up: Shared::named(up, WHAT)?,
             hidden_q8: Q8Buffer::new(hidden_q8)?,
-            down: Shared::for_step(down, WHAT)?,
+            down: Shared::named(down, WHAT)?,
         });
         self.states.insert(key, Arc::clone(&state));
         Ok(state)

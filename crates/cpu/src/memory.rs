@@ -30,14 +30,14 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
     /// A buffer of `len` zeros.
     ///
     /// # Panics
-    /// If there is no memory; see [`Shared::for_step`].
+    /// If there is no memory; see [`Shared::named`].
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("no memory for a buffer of {len} elements"))
     }
 
-    /// A buffer of `len` zeros for steps; `what` names it to the user. Its memory is taken from the system when it is
-    /// first touched.
-    pub fn for_step(len: usize, what: &'static str) -> Result<Self, BackendError> {
+    /// A buffer of `len` zeros; `what` names it to the user where there is no memory. Its memory is taken from the system
+    /// when it is first touched.
+    pub fn named(len: usize, what: &'static str) -> Result<Self, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
         Self::try_new(len).ok_or(BackendError::OutOfMemory { what, bytes })
     }

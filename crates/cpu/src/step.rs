@@ -20,10 +20,15 @@ impl Q8Buffer {
     pub fn new(values: usize) -> Result<Self, BackendError> {
         const WHAT: &str = "rounded activations";
         Ok(Self {
-            codes: Shared::for_step(values, WHAT)?,
-            scales: Shared::for_step(values / 32, WHAT)?,
-            sums: Shared::for_step(values / 16, WHAT)?,
+            codes: Shared::named(values, WHAT)?,
+            scales: Shared::named(values / 32, WHAT)?,
+            sums: Shared::named(values / 16, WHAT)?,
         })
+    }
+
+    /// Values that it has room for.
+    pub fn values(&self) -> usize {
+        self.codes.len()
     }
 
     /// Rows `first .. first + rows` of length `k`.
