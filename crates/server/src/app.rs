@@ -119,13 +119,6 @@ impl App {
             return Err(Failure::bad_request(error.to_string()));
         }
         let arrived = Instant::now();
-        if !model.adapters.is_empty() {
-            // Answers without it would be those of another model.
-            return Err(Failure::bad_request(format!(
-                "model '{}' has an adapter, and adapters cannot be applied yet: create it without ADAPTER, or from weights with the adapter merged in",
-                model.name
-            )));
-        }
         let config = self.config();
         let weights = match &model.weights {
             Weights::File(path) => Some(path.clone()),
