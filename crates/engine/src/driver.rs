@@ -4,6 +4,7 @@
 //! step short while others wait for their next token.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use crate::error::EngineError;
 use crate::job::Finish;
 use crate::pages::{PAGE_TOKENS, Pages};
 use crate::sequence::{Held, JobId, Sequence};
+use crate::speculate::Guess;
+use crate::speculate::speculator::{Limits, Ran, Speculator};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
 
@@ -58,6 +61,7 @@ pub struct Driver {
     preempted: u64,
     /// Prompt tokens a second, as last seen.
     prefill_rate: f64,
+    speculator: Speculator,
 }
 
 /// A sequence's part of a step.
@@ -66,8 +70,10 @@ struct Part {
     rows: usize,
     /// Whether the rows are a prompt's.
     prompt: bool,
-    /// Row of the result with its logits.
-    output: Option<usize>,
+    /// Rows of the result with its logits.
+    outputs: Range<usize>,
+    /// Its rows behind those, if they are a guess.
+    guess: Option<Guess>,
 }
 
 impl Driver {
@@ -79,6 +85,7 @@ impl Driver {
         num_batch: usize,
         max_sequences: usize,
     ) -> Self {
+        let speculator = Speculator::new(stepper.backend.exact_rows());
         Self {
             stepper,
             tokenizer,
@@ -94,6 +101,7 @@ impl Driver {
             admissions: 0,
             preempted: 0,
             prefill_rate: 0.0,
+            speculator,
         }
     }
 
@@ -344,15 +352,19 @@ impl Driver {
             std::thread::sleep(SLOW_LISTENER_PAUSE);
             return Ok(());
         }
+        let guesses = self.guess(&chosen);
         for &(id, rows) in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == id) {
                 self.make_room(at, self.running[at].computed + rows);
             }
         }
-        let (input, parts) = self.assemble(&chosen);
+        let guesses = self.make_room_for(guesses);
+        let (input, parts) = self.assemble(&chosen, guesses);
         if parts.is_empty() {
             return Ok(());
         }
+        // Making a program would spoil the measurement.
+        self.stepper.prepare(Want::Logits, &input)?;
         let start = Instant::now();
         let Some(cols) = self.stepper.run(Want::Logits, &input)? else {
             return Err(EngineError::CannotGenerate);
@@ -364,11 +376,45 @@ impl Driver {
             self.prefill_rate =
                 if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
         }
-        self.hand_out(&parts, cols, prompt_rows);
+        let came_true = self.hand_out(&parts, cols, prompt_rows);
+        if prompt_rows == 0 {
+            let (sequences, rows) = (parts.len(), input.tokens.len());
+            self.speculator.ran(Ran { sequences, rows, seconds, came_true });
+        }
         Ok(())
     }
 
-    fn assemble(&self, chosen: &[(JobId, usize)]) -> (StepInput, Vec<Part>) {
+    /// Guesses for a step in which nobody reads a prompt.
+    fn guess(&mut self, chosen: &[(JobId, usize)]) -> Vec<(JobId, Guess)> {
+        let decoding = |s: &Sequence| s.is_decoding() && chosen.iter().any(|(id, _)| *id == s.id);
+        let mut company: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
+        if company.len() < chosen.len() {
+            return Vec::new();
+        }
+        let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
+        self.speculator.guess(&mut company, &self.tokenizer, limits)
+    }
+
+    /// Shortens guesses to what there are pages for: nobody is sent away for a guess.
+    fn make_room_for(&mut self, mut guesses: Vec<(JobId, Guess)>) -> HashMap<JobId, Guess> {
+        for (id, guess) in &mut guesses {
+            let Some(s) = self.running.iter_mut().find(|s| s.id == *id) else { continue };
+            let wanted = s.computed + 1 + guess.tokens.len();
+            while s.held.room() < wanted
+                && let Some(page) = self.pages.take()
+            {
+                s.held.own.push(page);
+            }
+            guess.tokens.truncate(s.held.room().saturating_sub(s.computed + 1));
+        }
+        guesses.into_iter().filter(|(_, guess)| !guess.tokens.is_empty()).collect()
+    }
+
+    fn assemble(
+        &self,
+        chosen: &[(JobId, usize)],
+        mut guesses: HashMap<JobId, Guess>,
+    ) -> (StepInput, Vec<Part>) {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
         for &(id, rows) in chosen {
@@ -380,32 +426,39 @@ impl Driver {
             }
             let (first_row, past) = (input.tokens.len(), s.computed);
             input.tokens.extend_from_slice(&s.tokens[past..past + rows]);
-            input.positions.extend((past..past + rows).map(|p| p as u32));
-            let output = (past + rows == s.tokens.len()).then(|| {
-                input.outputs.push((first_row + rows - 1) as u32);
-                input.outputs.len() - 1
-            });
-            input.segments.push(Segment { first_row, rows, past, pages: s.held.list(&self.pages) });
-            parts.push(Part { running, rows, prompt: !s.is_decoding(), output });
+            let guess = guesses.remove(&id);
+            input.tokens.extend(guess.iter().flat_map(|guess| &guess.tokens));
+            let all = input.tokens.len() - first_row;
+            input.positions.extend((past..past + all).map(|p| p as u32));
+            let first_output = input.outputs.len();
+            if past + rows == s.tokens.len() {
+                input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
+            }
+            let outputs = first_output..input.outputs.len();
+            input.segments.push(Segment { first_row, rows: all, past, pages: s.held.list(&self.pages) });
+            parts.push(Part { running, rows, prompt: !s.is_decoding(), outputs, guess });
         }
         (input, parts)
     }
 
-    /// Advances the sequences of a step.
-    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) {
-        let mut logits = Vec::new();
+    /// Advances the sequences of a step. Returns how many guessed tokens came true.
+    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) -> usize {
         let mut ended = Vec::new();
+        let (mut generated, mut all_true) = (0, 0);
         for part in parts {
             let s = &mut self.running[part.running];
             s.computed += part.rows;
-            let open = match part.output {
-                Some(row) => {
-                    logits.clear();
-                    logits.extend_from_slice(&self.stepper.backend.result()[row * cols..(row + 1) * cols]);
-                    s.prefill_progress() && s.advance(&mut logits, &self.tokenizer)
+            let mut open = s.prefill_progress();
+            if open && !part.outputs.is_empty() {
+                let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
+                let came_true;
+                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer);
+                if let Some(guess) = &part.guess {
+                    self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
                 }
-                None => s.prefill_progress(),
-            };
+                generated += 1 + came_true;
+                all_true += came_true;
+            }
             if !open {
                 ended.push(s.id);
             }
@@ -422,7 +475,9 @@ impl Driver {
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += 1;
         stats.prompt_tokens += prompt_rows as u64;
-        stats.generated_tokens += parts.iter().filter(|p| p.output.is_some()).count() as u64;
+        stats.generated_tokens += generated as u64;
+        stats.speculated = self.speculator.counts;
+        all_true
     }
 
     /// Says before the work what there is to do: should a step hang, that is what is seen of it.

@@ -15,11 +15,16 @@ use crate::error::EngineError;
 use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec};
 use crate::sequence::{JobId, Sequence};
+use crate::speculate::lookup::Lookup;
+use crate::speculate::{Drafter, Speculation};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
 
 /// Name of the thread that runs a model's loop.
 pub const THREAD: &str = "puna-engine";
+
+/// Makes what guesses from the text of a new sequence.
+pub(crate) type Drafters = Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>;
 
 /// A loaded model and its loop. Clones share it; the loop ends with the last one.
 #[derive(Clone)]
@@ -34,6 +39,8 @@ struct Inner {
     planned: MemoryReport,
     device: Description,
     stats: Arc<Mutex<Stats>>,
+    speculation: Speculation,
+    drafters: Drafters,
     next_id: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -41,6 +48,16 @@ struct Inner {
 impl Engine {
     /// Loads a model: reads the file's keys, maps its weights, starts the loop. Weights are read when first used.
     pub fn open(view: View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+        Self::with_drafters(view, backend, options, Arc::new(|| Box::<Lookup>::default()))
+    }
+
+    /// The same with another way to guess from a sequence's text.
+    pub(crate) fn with_drafters(
+        view: View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+        drafters: Drafters,
+    ) -> Result<Self, EngineError> {
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
         let stepper = Stepper::new(&view, backend, options)?;
         let (info, planned) = (stepper.info.clone(), stepper.planned);
@@ -59,7 +76,19 @@ impl Engine {
         let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || driver.work(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let next_id = AtomicU64::new(1);
-        let inner = Inner { commands, tokenizer, info, planned, device, stats, next_id, thread };
+        let speculation = options.speculation;
+        let inner = Inner {
+            commands,
+            tokenizer,
+            info,
+            planned,
+            device,
+            stats,
+            speculation,
+            drafters,
+            next_id,
+            thread,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -79,14 +108,16 @@ impl Engine {
     }
 
     /// Generates; `sink` hears of it.
-    pub fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
+    pub fn submit(&self, mut job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
         let info = &self.inner.info;
         if !info.can_generate {
             return Err(EngineError::CannotGenerate);
         }
         self.check(&job.prompt)?;
         let id = self.next_id();
-        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab);
+        job.speculation.get_or_insert(self.inner.speculation);
+        let drafter = (self.inner.drafters)();
+        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab, drafter);
         self.send(Command::Submit(Box::new(sequence)))?;
         Ok(id)
     }

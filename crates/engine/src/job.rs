@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use puna_sampler::Params;
 
+use crate::speculate::{Speculated, Speculation};
+
 /// A text to generate.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -23,6 +25,8 @@ pub struct Job {
     pub logprobs: Option<usize>,
     /// Who asks; the loop is fair between different values.
     pub client: u64,
+    /// Whether and how to guess ahead; `None` as the engine's options say.
+    pub speculation: Option<Speculation>,
 }
 
 impl Job {
@@ -37,6 +41,7 @@ impl Job {
             shift: true,
             logprobs: None,
             client: 0,
+            speculation: None,
         }
     }
 }
@@ -98,6 +103,8 @@ pub struct Summary {
     pub decode: Duration,
     /// Time spent waiting in the queue.
     pub queued: Duration,
+    /// Tokens that were guessed ahead, and those of them that came true.
+    pub speculated: Speculated,
     /// Tokens dropped by context shifts.
     pub shifted_tokens: usize,
     /// All tokens of the sequence, prompt first, for callers that continue it.

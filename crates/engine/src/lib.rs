@@ -1,4 +1,4 @@
-//! Sequences, paged KV cache with a prefix tree, and the step loop.
+//! Sequences, paged KV cache with a prefix tree, the step loop, and speculation.
 //!
 //! [`Engine::open`] loads a model and starts its loop on a thread; [`Engine::submit`] generates, [`Engine::embed`] makes
 //! vectors. All jobs of a model share its steps. [`Evaluator`] feeds sequences by hand, for measuring and looking inside.
@@ -14,6 +14,7 @@ mod job;
 mod options;
 mod pages;
 mod sequence;
+mod speculate;
 mod stats;
 mod stepper;
 mod vocab;
@@ -26,4 +27,5 @@ pub use options::{EngineOptions, MemoryReport, ModelInfo, plan_memory};
 pub use pages::PAGE_TOKENS;
 pub use puna_models::Pooling;
 pub use sequence::JobId;
+pub use speculate::{Drafted, Speculated, Speculation};
 pub use stats::Stats;

@@ -6,6 +6,7 @@ use puna_models::{Model, Pooling};
 
 use crate::error::EngineError;
 use crate::pages::PAGE_TOKENS;
+use crate::speculate::Speculation;
 use crate::stepper::Stepper;
 
 /// How a model is to be loaded.
@@ -24,6 +25,8 @@ pub struct EngineOptions {
     /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need. With
     /// fewer, sequences take turns, and no context is longer than all pages together.
     pub cache_pages: Option<usize>,
+    /// Whether and how to guess ahead, where a job does not say.
+    pub speculation: Speculation,
 }
 
 impl Default for EngineOptions {
@@ -35,6 +38,7 @@ impl Default for EngineOptions {
             cache_v: KvType::F16,
             max_sequences: 4,
             cache_pages: None,
+            speculation: Speculation::AUTO,
         }
     }
 }

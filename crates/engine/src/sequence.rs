@@ -8,6 +8,8 @@ use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
 use crate::pages::{NodeId, PAGE_TOKENS, Pages};
+use crate::speculate::guesser::Guesser;
+use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
 
 /// A job's identity.
@@ -48,6 +50,7 @@ pub struct Sequence {
     sampler: Sampler,
     decoder: StreamDecoder,
     stop: StopMatcher,
+    pub guesser: Guesser,
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -62,7 +65,14 @@ pub struct Sequence {
 
 impl Sequence {
     /// A job as it arrives.
-    pub fn new(id: JobId, job: Job, sink: Box<dyn Sink>, tokenizer: &Arc<Tokenizer>, n_vocab: usize) -> Self {
+    pub fn new(
+        id: JobId,
+        job: Job,
+        sink: Box<dyn Sink>,
+        tokenizer: &Arc<Tokenizer>,
+        n_vocab: usize,
+        drafter: Box<dyn Drafter>,
+    ) -> Self {
         let mut sampling = job.sampling.clone();
         sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&token| (token, f32::NEG_INFINITY)));
         let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
@@ -76,6 +86,7 @@ impl Sequence {
             sampler,
             decoder: tokenizer.decoder(),
             stop: StopMatcher::new(job.stop.clone()),
+            guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
             submitted: Instant::now(),
             started: None,
             first_token: None,
@@ -114,6 +125,46 @@ impl Sequence {
             return true;
         }
         self.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
+    }
+
+    /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
+    /// limit, and the context holds them.
+    pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
+        let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
+        let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
+        most.min(left.saturating_sub(1)).min(n_ctx.saturating_sub(self.tokens.len()))
+    }
+
+    /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row
+    /// was computed for. Returns how many tokens of the guess came true, and whether the sequence goes on.
+    pub fn advance_through(
+        &mut self,
+        rows: &[f32],
+        cols: usize,
+        guess: Option<&Guess>,
+        tokenizer: &Tokenizer,
+    ) -> (usize, bool) {
+        // Counted as it happens: the draw that ends the sequence sends the counts.
+        if let Some(guess) = guess {
+            self.guesser.counts.guessed(guess.kind, guess.tokens.len());
+        }
+        let mut logits = Vec::with_capacity(cols);
+        let mut came_true = 0;
+        for row in rows.chunks_exact(cols) {
+            logits.clear();
+            logits.extend_from_slice(row);
+            if !self.advance(&mut logits, tokenizer) {
+                return (came_true, false);
+            }
+            let Some(guess) = guess else { break };
+            if guess.tokens.get(came_true) != self.tokens.last() {
+                break;
+            }
+            self.guesser.counts.came_true(guess.kind, 1);
+            self.computed += 1;
+            came_true += 1;
+        }
+        (came_true, true)
     }
 
     /// Draws the next token from `logits` and reports it; `false` when the sequence has ended.
@@ -177,6 +228,7 @@ impl Sequence {
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
         self.shifted += dropped;
+        self.guesser.forget();
         self.computed = 0;
     }
 
@@ -192,6 +244,7 @@ impl Sequence {
             generated_tokens: self.generated,
             decode: if self.generated == 0 { Duration::ZERO } else { now - first },
             queued: started - self.submitted,
+            speculated: self.guesser.counts,
             shifted_tokens: self.shifted,
             tokens: self.tokens.clone(),
         }

@@ -1,5 +1,7 @@
 //! What the loop is doing, for those who watch.
 
+use crate::speculate::Speculated;
+
 /// A snapshot of the loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -24,6 +26,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
+    /// Tokens guessed ahead since the start, and those of them that came true.
+    pub speculated: Speculated,
     /// Bytes of intermediate results.
     pub scratch_bytes: u64,
 }

@@ -16,8 +16,9 @@ pub struct Stepper {
     pub model: Model,
     pub info: ModelInfo,
     pub planned: MemoryReport,
-    /// Results of a step that every program has room for, so that their number makes no programs of its own.
-    sequences: usize,
+    /// Results of a step that every program has room for, so that their number makes no programs of its own: one for each
+    /// sequence, or the rows of a step that checks guesses.
+    results: usize,
     programs: HashMap<(Want, Capacity), (ProgramId, usize)>,
 }
 
@@ -55,8 +56,9 @@ impl Stepper {
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
         };
-        let (planned, sequences) = (MemoryReport::default(), options.max_sequences.max(1));
-        Ok(Self { backend, model, info, planned, sequences, programs: HashMap::new() })
+        let guessed = if options.speculation.is_on() && shape.causal { backend.exact_rows() } else { 1 };
+        let (planned, results) = (MemoryReport::default(), options.max_sequences.max(guessed).max(1));
+        Ok(Self { backend, model, info, planned, results, programs: HashMap::new() })
     }
 
     /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
@@ -65,14 +67,13 @@ impl Stepper {
         let weights = self.model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
         let spec = cache_spec(&self.model, options);
         let cache = spec.page_bytes() as u64 * spec.pages as u64;
-        let sequences = self.sequences;
         // An encoder sees a text as a whole, however long.
         let tokens = options.num_batch.max(if self.info.causal { 1 } else { self.info.n_ctx });
         let (want, results) =
-            if self.info.can_generate { (Want::Logits, sequences) } else { (Want::Hidden, tokens) };
-        let mut cols = 0;
+            if self.info.can_generate { (Want::Logits, self.results) } else { (Want::Hidden, tokens) };
+        let (mut cols, room) = (0, self.results);
         let mut with = |tokens: usize| -> Result<u64, EngineError> {
-            cols = self.program(want, Capacity::class(tokens, sequences))?.map_or(0, |(_, cols)| cols);
+            cols = self.program(want, Capacity::class(tokens, room))?.map_or(0, |(_, cols)| cols);
             Ok(self.backend.scratch_bytes() as u64)
         };
         let largest = with(tokens)?;
@@ -89,12 +90,20 @@ impl Stepper {
 
     /// Runs a step; the result has this many columns. `None` where the model has no such result.
     pub fn run(&mut self, want: Want, input: &StepInput) -> Result<Option<usize>, EngineError> {
-        // States of all tokens are the same steps whichever of them are wanted.
-        let outputs = if want == Want::Hidden { 1 } else { input.outputs.len() };
-        let capacity = Capacity::class(input.tokens.len(), outputs.max(self.sequences));
-        let Some((program, cols)) = self.program(want, capacity)? else { return Ok(None) };
+        let Some((program, cols)) = self.prepare(want, input)? else { return Ok(None) };
         self.backend.run(program, input);
         Ok(Some(cols))
+    }
+
+    /// Makes the program of a step, if there is none yet: whoever measures steps does so before.
+    pub fn prepare(
+        &mut self,
+        want: Want,
+        input: &StepInput,
+    ) -> Result<Option<(ProgramId, usize)>, EngineError> {
+        // States of all tokens are the same steps whichever of them are wanted.
+        let outputs = if want == Want::Hidden { 1 } else { input.outputs.len() };
+        self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))
     }
 
     /// The program of a size class and the columns of its result.

@@ -212,6 +212,13 @@ pub trait Backend: Send {
     /// The result of the last step: one row a wanted token (or a token, if the graph's result has those rows).
     fn result(&self) -> &[f32];
 
+    /// Rows of a step up to which each row's result has the very bits that it has in a step of its own, however they are
+    /// spread over sequences. Steps that check guesses have no more rows: so speculation never changes an answer. 1, which
+    /// switches it off, where nothing is promised.
+    fn exact_rows(&self) -> usize {
+        1
+    }
+
     /// Copies the first `tokens` tokens of a page, all layers.
     fn copy_page(&mut self, from: u32, to: u32, tokens: usize);
 

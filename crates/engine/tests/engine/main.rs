@@ -40,8 +40,7 @@ fn greedy() -> Params {
 
 fn job(engine: &Engine, text: &str) -> Job {
     let prompt = engine.tokenizer().encode(text, Encode { add_special: true, parse_special: true });
-    let (stop, logprobs, max_tokens) = (Vec::new(), None, Some(64));
-    Job { prompt, sampling: greedy(), stop, max_tokens, keep: 0, shift: true, logprobs, client: 0 }
+    Job { max_tokens: Some(64), ..Job::new(prompt, greedy()) }
 }
 
 fn chat(question: &str) -> String {

@@ -115,6 +115,7 @@ const CHUNKED: EngineOptions = EngineOptions {
     cache_v: KvType::F16,
     max_sequences: 1,
     cache_pages: None,
+    speculation: puna_engine::Speculation::AUTO,
 };
 
 #[test]

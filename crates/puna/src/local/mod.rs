@@ -60,7 +60,7 @@ impl Compute {
             cache_k: self.cache_k,
             cache_v: self.cache_v,
             max_sequences: self.sequences,
-            cache_pages: None,
+            ..EngineOptions::default()
         };
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
         Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())

@@ -93,7 +93,7 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
         cache_k: kind,
         cache_v: kind,
         max_sequences: options.parallel.max(1) as usize,
-        cache_pages: None,
+        ..EngineOptions::default()
     })
 }
 

@@ -133,6 +133,7 @@ impl Preparer {
             shift: task.shift,
             logprobs: task.logprobs,
             client: handle.client,
+            speculation: None,
         };
         let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
         if !handle.started(job) {

@@ -1,0 +1,301 @@
+//! Speculation on real steps: answers are those of plain decoding, whatever is guessed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_gguf::{Gguf, View};
+use puna_sampler::{Params, TokenLogprobs};
+use puna_tokenizer::Encode;
+
+use super::lookup::Lookup;
+use super::{Drafted, Drafter, Guess, Kind, Speculated, Speculation};
+use crate::engine::Drafters;
+use crate::pages::PAGE_TOKENS;
+use crate::{Engine, EngineOptions, Event, Finish, Job};
+
+const ALWAYS: Speculation = Speculation { always: true, ..Speculation::AUTO };
+
+/// Guesses that are right, or wrong from some token on: it knows the answer.
+struct Prophet {
+    text: Vec<u32>,
+    /// Tokens of each guess that are right; all others are wrong.
+    right: usize,
+}
+
+impl Drafter for Prophet {
+    fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Guess> {
+        let next = |i: usize| self.text.get(tokens.len() + i).copied().unwrap_or(0);
+        let tokens = (0..most).map(|i| if i < self.right { next(i) } else { next(i) ^ 1 }).collect();
+        Some(Guess { tokens, kind: Kind::Long })
+    }
+
+    fn forget(&mut self) {}
+}
+
+fn prophets(text: &[u32], right: usize) -> Drafters {
+    let text = text.to_vec();
+    Arc::new(move || Box::new(Prophet { text: text.clone(), right }))
+}
+
+fn lookups() -> Drafters {
+    Arc::new(|| Box::<Lookup>::default())
+}
+
+fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
+    let view = View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap();
+    let backend = CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()) }).unwrap();
+    Engine::with_drafters(view, Box::new(backend), options, drafters).unwrap()
+}
+
+/// All that a listener hears.
+#[derive(Debug, PartialEq)]
+struct Heard {
+    text: String,
+    pieces: Vec<(u32, Option<TokenLogprobs>)>,
+    tokens: Vec<u32>,
+    finish: Finish,
+    generated: usize,
+}
+
+fn start(engine: &Engine, job: &Job) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    engine.submit(job.clone(), Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    receiver
+}
+
+fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
+    let (mut text, mut pieces) = (String::new(), Vec::new());
+    loop {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+            Event::Prefill { .. } => {}
+            Event::Piece(piece) => {
+                text.push_str(&piece.text);
+                pieces.push((piece.token, piece.logprobs));
+            }
+            Event::Done(s) => {
+                let heard =
+                    Heard { text, pieces, tokens: s.tokens, finish: s.finish, generated: s.generated_tokens };
+                return (heard, s.speculated);
+            }
+            Event::Failed(reason) => panic!("{reason}"),
+        }
+    }
+}
+
+fn run(engine: &Engine, job: &Job, speculation: Speculation) -> (Heard, Speculated) {
+    hear(&start(engine, &Job { speculation: Some(speculation), ..job.clone() }))
+}
+
+const CRIA: &str = "models/cria/cria-q8_0.gguf";
+
+fn cria(options: &EngineOptions) -> Engine {
+    open(CRIA, options, lookups())
+}
+
+fn job(engine: &Engine, text: &str, sampling: Params) -> Job {
+    let text = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+    let prompt = engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
+    Job { max_tokens: Some(90), ..Job::new(prompt, sampling) }
+}
+
+fn greedy() -> Params {
+    Params { temperature: 0.0, ..Params::default() }
+}
+
+/// Never ends by itself, and repeats itself as small models do.
+fn endless(engine: &Engine, sampling: Params) -> Params {
+    let tokenizer = engine.tokenizer();
+    let ends = (0..tokenizer.vocab_size() as u32).filter(|&t| tokenizer.is_eog(t));
+    Params { logit_bias: ends.map(|t| (t, f32::NEG_INFINITY)).collect(), ..sampling }
+}
+
+const QUESTION: &str = "Repeat: one two three four, one two three four, one two three four.";
+
+#[test]
+fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
+    let engine = cria(&EngineOptions::default());
+    let chains = [
+        greedy(),
+        Params { seed: 5, temperature: 0.3, ..Params::default() },
+        Params { seed: 6, temperature: 1.2, top_k: 0, top_p: 1.0, ..Params::default() },
+        Params { seed: 7, mirostat: 2, ..Params::default() },
+        Params {
+            seed: 8,
+            repeat_penalty: 1.3,
+            frequency_penalty: 0.2,
+            dry_multiplier: 0.8,
+            ..Params::default()
+        },
+        Params { seed: 9, xtc_probability: 0.5, typical_p: 0.9, ..Params::default() },
+    ];
+    let mut all = (0, 0);
+    for sampling in chains {
+        let job = Job { logprobs: Some(3), ..job(&engine, QUESTION, endless(&engine, sampling.clone())) };
+        let (plain, none) = run(&engine, &job, Speculation::OFF);
+        assert_eq!(none, Speculated::default());
+        let (guessed, counts) = run(&engine, &job, ALWAYS);
+        assert_eq!(guessed, plain, "{sampling:?}");
+        all = (all.0 + counts.lookup.drafted, all.1 + counts.lookup.accepted);
+    }
+    assert!(all.1 > 20 && all.0 > all.1, "{all:?}: some are to come true, some not");
+    // The last event comes a moment before the loop counts.
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let counted = || engine.stats().speculated.lookup;
+    while counted() != (Drafted { drafted: all.0, accepted: all.1 }) {
+        assert!(std::time::Instant::now() < deadline, "{:?}, not {all:?}", counted());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn guesses_that_are_always_right_or_wrong_change_no_answer() {
+    let plain_engine = cria(&EngineOptions::default());
+    let sampling = endless(&plain_engine, Params { seed: 3, temperature: 0.9, ..Params::default() });
+    let job = Job { logprobs: Some(2), ..job(&plain_engine, QUESTION, sampling) };
+    let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
+    for right in 0..=3 {
+        let engine = open(CRIA, &EngineOptions::default(), prophets(&plain.tokens, right));
+        let (guessed, counts) = run(&engine, &job, ALWAYS);
+        assert_eq!(guessed, plain, "{right} tokens right");
+        let Speculated { lookup, steps, .. } = counts;
+        match right {
+            0 => assert_eq!(lookup.accepted, 0),
+            // All but the first token and the last few, for which there is no room to guess.
+            3 => assert!(lookup.accepted == lookup.drafted && steps < 27, "{counts:?}"),
+            _ => assert!(lookup.accepted >= (right as u64) * (steps - 2), "{counts:?}"),
+        }
+        assert!(lookup.drafted > 60, "{counts:?}");
+    }
+}
+
+#[test]
+fn every_architecture_answers_the_same_with_guesses() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+    let mut accepted = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if path.extension().is_none_or(|e| e != "gguf") {
+            continue;
+        }
+        let model = format!("tests/data/zoo/{name}.gguf");
+        let options = EngineOptions { num_ctx: Some(128), ..EngineOptions::default() };
+        let engine = open(&model, &options, lookups());
+        if !engine.info().can_generate {
+            continue;
+        }
+        let n = engine.info().n_vocab as u32;
+        let prompt: Vec<u32> = (0..40).map(|i| 5 + (i % 11) * 3 % (n - 5)).collect();
+        let job = Job { max_tokens: Some(24), ..Job::new(prompt, endless(&engine, greedy())) };
+        let (plain, _) = run(&engine, &job, Speculation::OFF);
+        let right = open(&model, &options, prophets(&plain.tokens, 2));
+        for engine in [&engine, &right] {
+            let (guessed, counts) = run(engine, &job, ALWAYS);
+            assert_eq!(guessed, plain, "{name}");
+            accepted += counts.lookup.accepted;
+        }
+    }
+    assert!(accepted > 100, "{accepted}");
+}
+
+#[test]
+fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
+    let options = EngineOptions { num_ctx: Some(6 * PAGE_TOKENS), ..EngineOptions::default() };
+    let plain_engine = cria(&options);
+    let sampling = endless(&plain_engine, greedy());
+    let job = Job { max_tokens: Some(3 * PAGE_TOKENS), ..job(&plain_engine, QUESTION, sampling.clone()) };
+    let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
+    // Every step leaves wrong keys and values behind the right ones, also across the ends of pages.
+    let engine = open(CRIA, &options, prophets(&plain.tokens, 1));
+    assert_eq!(run(&engine, &job, ALWAYS).0, plain);
+    for cut in [PAGE_TOKENS - 1, PAGE_TOKENS, 2 * PAGE_TOKENS + 7, plain.tokens.len() - 1] {
+        let next = Job { prompt: plain.tokens[..cut].to_vec(), max_tokens: Some(30), ..job.clone() };
+        let fresh = cria(&options);
+        assert_eq!(run(&engine, &next, Speculation::OFF).0, run(&fresh, &next, Speculation::OFF).0);
+    }
+}
+
+#[test]
+fn limits_stop_strings_and_ends_hold_amid_a_guess() {
+    let plain_engine = cria(&EngineOptions::default());
+    let base = job(&plain_engine, "Count from 1 to 9.", greedy());
+    let (whole, _) = run(&plain_engine, &base, Speculation::OFF);
+    assert_eq!(whole.finish, Finish::End);
+    let engine = open(CRIA, &EngineOptions::default(), prophets(&whole.tokens, 3));
+    assert_eq!(run(&engine, &base, ALWAYS).0, whole);
+    for max in 1..12 {
+        let job = Job { max_tokens: Some(max), ..base.clone() };
+        let (guessed, _) = run(&engine, &job, ALWAYS);
+        assert_eq!(guessed.generated, max.min(whole.generated));
+        assert_eq!(guessed, run(&plain_engine, &job, Speculation::OFF).0);
+    }
+    for at in (0..whole.text.len() - 2).step_by(3) {
+        let job = Job { stop: vec![whole.text[at..at + 2].to_owned()], ..base.clone() };
+        assert_eq!(run(&engine, &job, ALWAYS).0, run(&plain_engine, &job, Speculation::OFF).0);
+    }
+}
+
+#[test]
+fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
+    for shift in [false, true] {
+        let options = EngineOptions { num_ctx: Some(70), ..EngineOptions::default() };
+        let engine = cria(&options);
+        let sampling = endless(&engine, greedy());
+        let job = Job { shift, keep: 4, max_tokens: Some(120), ..job(&engine, "Go on.", sampling) };
+        let (plain, _) = run(&engine, &job, Speculation::OFF);
+        for right in [1, 3] {
+            let engine = open(CRIA, &options, prophets(&plain.tokens, right));
+            assert_eq!(run(&engine, &job, ALWAYS).0, plain, "shift {shift}, {right} right");
+        }
+    }
+}
+
+#[test]
+fn jobs_that_run_together_guess_without_changing_each_other() {
+    let engine = cria(&EngineOptions { max_sequences: 2, ..EngineOptions::default() });
+    let jobs = [QUESTION, "Count from 1 to 9."].map(|q| job(&engine, q, endless(&engine, greedy())));
+    let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+    let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
+    let together = jobs.each_ref().map(|job| start(&engine, job));
+    let together = together.each_ref().map(hear);
+    assert!(together.iter().map(|(_, counts)| counts.lookup.accepted).sum::<u64>() > 10);
+    assert_eq!(together.map(|(heard, _)| heard), alone);
+}
+
+#[test]
+fn scarce_pages_shorten_guesses_and_send_nobody_away() {
+    let options = EngineOptions {
+        num_ctx: Some(2 * PAGE_TOKENS),
+        max_sequences: 2,
+        cache_pages: Some(3),
+        ..EngineOptions::default()
+    };
+    let plain_engine = cria(&options);
+    let sampling = endless(&plain_engine, greedy());
+    let jobs = [3u32, 4].map(|k| {
+        let prompt = (0..PAGE_TOKENS as u32 - 8).map(|i| 300 + i * k % 500).collect();
+        Job { max_tokens: Some(40), ..Job::new(prompt, sampling.clone()) }
+    });
+    let alone = jobs.each_ref().map(|job| run(&plain_engine, job, Speculation::OFF).0);
+    let engine = open(CRIA, &options, Arc::new(|| Box::new(Prophet { text: Vec::new(), right: 0 })));
+    let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
+    let together = jobs.each_ref().map(|job| start(&engine, job));
+    assert_eq!(together.each_ref().map(|events| hear(events).0), alone);
+}
+
+#[test]
+fn guesses_are_made_by_default_and_not_when_switched_off() {
+    let on = cria(&EngineOptions::default());
+    let sampling = endless(&on, greedy());
+    // The default watches times, so that a test can only say that it guesses at all, if it is given long enough.
+    let job = Job { max_tokens: Some(300), speculation: None, ..job(&on, QUESTION, sampling) };
+    let (plain, counts) = hear(&start(&on, &job));
+    assert!(counts.steps > 0, "{counts:?}");
+    let off = cria(&EngineOptions { speculation: Speculation::OFF, ..EngineOptions::default() });
+    let (same, counts) = hear(&start(&off, &job));
+    assert_eq!((same, counts), (plain, Speculated::default()));
+}
