@@ -14,7 +14,7 @@ use crate::deal::Deal;
 use crate::kernels::{self, KernelError, Level};
 use crate::memory::Arena;
 use crate::pool::Pool;
-use crate::step::{Local, Q8Buffer, Step, run};
+use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
 use crate::topology;
 
 /// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
@@ -41,6 +41,7 @@ pub struct CpuBackend {
     deal: Deal,
     arena: Arena,
     q8: Vec<Q8Buffer>,
+    tiles: Vec<TileBuffer>,
     /// Where the last result lies, and its size.
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
@@ -89,6 +90,7 @@ impl CpuBackend {
             deal: Deal::new(threads),
             arena: Arena::new(0),
             q8: Vec::new(),
+            tiles: Vec::new(),
             result: (None, 0),
             gathered: Vec::new(),
             measuring: false,
@@ -151,6 +153,13 @@ impl Backend for CpuBackend {
                 Some(_) => {}
             }
         }
+        for (i, &wanted) in program.tiles.iter().enumerate() {
+            match self.tiles.get_mut(i) {
+                None => self.tiles.push(TileBuffer::new(wanted)?),
+                Some(buffer) if buffer.values() < wanted => *buffer = TileBuffer::new(wanted)?,
+                Some(_) => {}
+            }
+        }
         self.programs.push(program);
         Ok(ProgramId(self.programs.len() - 1))
     }
@@ -167,6 +176,7 @@ impl Backend for CpuBackend {
             input,
             arena: &self.arena,
             q8: &self.q8,
+            tiles: &self.tiles,
             cache: self.cache.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
@@ -210,8 +220,9 @@ impl Backend for CpuBackend {
 
     fn scratch_bytes(&self) -> usize {
         let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
+        let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
-        self.arena.len() * 4 + q8 + own + self.gathered.capacity() * 4
+        self.arena.len() * 4 + q8 + tiles + own + self.gathered.capacity() * 4
     }
 
     fn measure(&mut self, on: bool) {

@@ -8,14 +8,14 @@ use puna_graph::{
     BackendError, Capacity, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
 };
 
-use crate::kernels::{ActKind, Level, LinearKernel};
+use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::elementwise::{Add, GluRows, Map, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
-use crate::ops::norm::{NormKind, NormRows, Quantize};
+use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer};
 
@@ -26,6 +26,8 @@ pub struct Program {
     pub arena: usize,
     /// Values that each rounding buffer must have room for.
     pub q8: Vec<usize>,
+    /// Values that each buffer of tiles must have room for.
+    pub tiles: Vec<usize>,
     pub result: Place,
     /// Rows that a step may have.
     pub capacity: Capacity,
@@ -49,19 +51,21 @@ pub fn compile(
         angles: HashMap::new(),
         rounded: HashMap::new(),
         q8: Vec::new(),
+        tiles: Vec::new(),
         states: HashMap::new(),
         own_bytes: 0,
     };
     let nodes = plan.graph.nodes();
     let mut at = 0;
     while at < nodes.len() {
-        at += c.node(&nodes[at..], at)?;
+        at += c.node(&nodes[at..])?;
     }
     let result = plan.graph.result().expect("a planned graph has a result");
     Ok(Program {
         instructions: c.out,
         arena: plan.arena,
         q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
+        tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
         capacity: plan.capacity,
         own_bytes: c.own_bytes,
@@ -75,6 +79,23 @@ struct Buffer {
     last: usize,
 }
 
+/// Takes a buffer that no node from `now` on reads, for `values` values that are read until `last`.
+fn take(buffers: &mut Vec<Buffer>, values: usize, now: usize, last: usize) -> usize {
+    let buffer = buffers.iter().position(|b| b.last < now).unwrap_or_else(|| {
+        buffers.push(Buffer { values: 0, last: 0 });
+        buffers.len() - 1
+    });
+    buffers[buffer] = Buffer { values: buffers[buffer].values.max(values), last };
+    buffer
+}
+
+/// A value as the products that read it want it.
+#[derive(Clone, Copy)]
+struct Forms {
+    q8: Option<Rounded>,
+    tiles: Option<Tiled>,
+}
+
 struct Compiler<'a> {
     plan: &'a Plan,
     weights: &'a [Weight],
@@ -83,8 +104,9 @@ struct Compiler<'a> {
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
     /// Values that are rounded already, and where.
-    rounded: HashMap<ValueId, usize>,
+    rounded: HashMap<ValueId, Forms>,
     q8: Vec<Buffer>,
+    tiles: Vec<Buffer>,
     /// Intermediate results of mixtures, by the lengths of their buffers: one for all layers of the same form.
     states: HashMap<[usize; 8], Arc<State>>,
     own_bytes: usize,
@@ -99,13 +121,13 @@ impl Compiler<'_> {
         self.out.push(Box::new(instruction));
     }
 
-    /// Compiles the first of `nodes` (number `at` of the graph), perhaps with some that follow; returns how many.
-    fn node(&mut self, nodes: &[Node], at: usize) -> Result<usize, BackendError> {
+    /// Compiles the first of `nodes`, perhaps with some that follow; returns how many.
+    fn node(&mut self, nodes: &[Node]) -> Result<usize, BackendError> {
         let Node { op, out, .. } = &nodes[0];
         let out = self.place(*out);
         match *op {
             Op::Embed { table, index } => self.embed(table, index, out)?,
-            Op::Linear { x, .. } => return self.linears(nodes, x, at),
+            Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, .. } => {
                 let (w, x) = (self.floats(Some(w))?, self.place(x));
                 self.push(NormRows { x, out, w, b: Vec::new(), eps, kind: NormKind::Rms });
@@ -144,7 +166,7 @@ impl Compiler<'_> {
                 let x = self.place(x);
                 self.push(GatherOutputs { x, out });
             }
-            Op::Moe { .. } => self.moe(op, out, at)?,
+            Op::Moe { .. } => self.moe(op, out)?,
         }
         Ok(1)
     }
@@ -166,24 +188,26 @@ impl Compiler<'_> {
     /// Products that follow each other and read the same value become one instruction.
     ///
     /// Nothing else lies between them, so writing all results at the first one's turn overwrites no live value.
-    fn linears(&mut self, nodes: &[Node], input: ValueId, at: usize) -> Result<usize, BackendError> {
+    fn linears(&mut self, nodes: &[Node], input: ValueId) -> Result<usize, BackendError> {
         let reads = |node: &Node| matches!(node.op, Op::Linear { x, .. } if x == input);
         let count = nodes.iter().take_while(|node| reads(node)).count();
-        let mut groups: [Vec<Matrix>; 2] = Default::default();
+        // By whether they take 8 bits, and whether they take tiles.
+        let mut groups: [[Vec<Matrix>; 2]; 2] = Default::default();
         let x = self.place(input);
         for node in &nodes[..count] {
             let Op::Linear { w, scale, bias, .. } = node.op else { continue };
             let matrix = self.matrix(w, scale, bias, self.place(node.out))?;
-            groups[usize::from(matrix.kernel.acts == ActKind::Q8)].push(matrix);
+            let kernel = &matrix.kernel;
+            groups[usize::from(kernel.acts == ActKind::Q8)][usize::from(kernel.tiles.is_some())].push(matrix);
         }
         assert!(x.is_contiguous(), "products read whole values");
-        let [plain, rounded] = groups;
-        if !plain.is_empty() {
-            self.push(LinearGroup { matrices: plain, x, k: x.cols, q8: None });
-        }
-        if !rounded.is_empty() {
-            let q8 = Some(self.round(input, at + count - 1));
-            self.push(LinearGroup { matrices: rounded, x, k: x.cols, q8 });
+        let forms = self.round(input)?;
+        for (rounded, groups) in groups.into_iter().enumerate() {
+            for (tiled, matrices) in groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty()) {
+                let q8 = forms.q8.filter(|_| rounded == 1).map(|q8| q8.buffer);
+                let tiles = forms.tiles.filter(|_| tiled == 1);
+                self.push(LinearGroup { matrices, x, k: x.cols, q8, tiles });
+            }
         }
         Ok(count)
     }
@@ -216,26 +240,50 @@ impl Compiler<'_> {
         Ok(floats)
     }
 
-    /// The buffer with `value` rounded to 8 bits, to be read last by node `until`.
-    fn round(&mut self, value: ValueId, until: usize) -> usize {
-        let x = self.place(value);
-        if let Some(&buffer) = self.rounded.get(&value) {
-            self.q8[buffer].last = self.q8[buffer].last.max(until);
-            return buffer;
+    /// The forms of `value` that its readers want, made at the first of them.
+    fn round(&mut self, value: ValueId) -> Result<Forms, BackendError> {
+        if let Some(&forms) = self.rounded.get(&value) {
+            return Ok(forms);
         }
-        let nodes = self.plan.graph.nodes();
-        let now = nodes.iter().position(|n| n.op.inputs().any(|v| v == value)).unwrap_or(until);
-        let values = self.plan.capacity.rows(x.rows) * x.cols;
-        let last = nodes.iter().rposition(|n| n.op.inputs().any(|v| v == value)).unwrap_or(until).max(until);
-        let buffer = self.q8.iter().position(|b| b.last < now).unwrap_or_else(|| {
-            self.q8.push(Buffer { values: 0, last: 0 });
-            self.q8.len() - 1
+        let x = self.place(value);
+        let rows = self.plan.capacity.rows(x.rows);
+        let (mut few, mut always, mut form) = (false, false, None::<TileForm>);
+        let (mut first, mut last) = (usize::MAX, 0);
+        for (at, node) in self.plan.graph.nodes().iter().enumerate() {
+            if !node.op.inputs().any(|input| input == value) {
+                continue;
+            }
+            (first, last) = (first.min(at), at);
+            let (kernel, alone) = match &node.op {
+                Op::Linear { w, .. } => (self.kernel(&self.weights[w.index()])?, false),
+                Op::Moe { x, spec, .. } if *x == value => {
+                    (self.kernel(&self.weights[spec.gate.index()])?, true)
+                }
+                _ => continue,
+            };
+            // Experts see a few rows each: they take what the kernel for few rows takes.
+            let tiles = kernel.tiles.filter(|_| !alone && rows > STREAM_ROWS);
+            if kernel.acts == ActKind::Q8 {
+                few = true;
+                always |= tiles.is_none();
+            }
+            let parts = |form: Option<TileForm>| form.map_or(0, |form| form.parts);
+            form = if parts(tiles) > parts(form) { tiles } else { form };
+        }
+        let q8 = few.then(|| {
+            let values = if always { rows } else { rows.min(STREAM_ROWS) } * x.cols;
+            Rounded { buffer: take(&mut self.q8, values, first, last), always }
         });
-        self.rounded.retain(|_, b| *b != buffer);
-        self.q8[buffer] = Buffer { values: self.q8[buffer].values.max(values), last };
-        self.rounded.insert(value, buffer);
-        self.push(Quantize { x, buffer });
-        buffer
+        let tiles = form.map(|form| {
+            let values = form.parts * TileRows::part(rows, x.cols);
+            Tiled { buffer: take(&mut self.tiles, values, first, last), form }
+        });
+        let forms = Forms { q8, tiles };
+        if q8.is_some() || tiles.is_some() {
+            self.push(Quantize { x, q8, tiles });
+        }
+        self.rounded.insert(value, forms);
+        Ok(forms)
     }
 
     /// The table of angles of a rotary embedding, filled at its first use.
@@ -251,7 +299,7 @@ impl Compiler<'_> {
         Ok(angles)
     }
 
-    fn moe(&mut self, op: &Op, out: Place, at: usize) -> Result<(), BackendError> {
+    fn moe(&mut self, op: &Op, out: Place) -> Result<(), BackendError> {
         let Op::Moe { x: input, router, spec } = op else { return Ok(()) };
         let (x, router) = (self.place(*input), self.place(*router));
         let spec = (**spec).clone();
@@ -275,7 +323,7 @@ impl Compiler<'_> {
         let [hidden, result] = [slots * spec.hidden, slots * out.cols];
         let lengths = [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result];
         let state = self.state(spec.experts, slots, lengths)?;
-        let q8 = (gate.kernel.acts == ActKind::Q8).then(|| self.round(*input, at));
+        let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
         let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));

@@ -4,7 +4,7 @@ use puna_graph::{BackendError, Place, Rope, Rows, StepInput, Weight};
 
 use crate::cache::Cache;
 use crate::deal::Deal;
-use crate::kernels::{Level, Q8Rows, Scratch};
+use crate::kernels::{Level, Q8Rows, Scratch, TileRows};
 use crate::memory::{Arena, Shared};
 use crate::pool::Worker;
 
@@ -80,6 +80,54 @@ impl Q8Buffer {
     }
 }
 
+/// Activations in tiles, with room for the largest step.
+pub struct TileBuffer(pub Shared<u16>);
+
+impl TileBuffer {
+    /// Room for `values` bf16.
+    pub fn new(values: usize) -> Result<Self, BackendError> {
+        Ok(Self(Shared::named(values, "activations in tiles")?))
+    }
+
+    /// Values that it has room for.
+    pub fn values(&self) -> usize {
+        self.0.len()
+    }
+
+    /// All of `rows` rows of `k` values.
+    ///
+    /// # Safety
+    /// Nobody writes them while the view lives.
+    pub unsafe fn rows(&self, rows: usize, k: usize, parts: usize) -> TileRows<'_> {
+        // SAFETY: passed on.
+        TileRows { rows, k, parts, data: unsafe { self.0.slice(0, parts * TileRows::part(rows, k)) } }
+    }
+
+    /// The two parts of a piece, see [`TileRows::piece`]; the second is empty where there is one.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes that piece meanwhile.
+    #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
+    pub unsafe fn piece(
+        &self,
+        rows: usize,
+        k: usize,
+        parts: usize,
+        tile: usize,
+        slice: usize,
+    ) -> [&mut [u16]; 2] {
+        let piece = TileRows::piece(rows, k, tile, slice);
+        let low = if parts > 1 { piece.len() } else { 0 };
+        // SAFETY: passed on; parts lie apart.
+        unsafe {
+            [
+                self.0.slice_mut(piece.start, piece.len()),
+                self.0.slice_mut((parts - 1) * TileRows::part(rows, k) + piece.start, low),
+            ]
+        }
+    }
+}
+
 /// One step: everything that instructions read and write.
 pub struct Step<'a> {
     pub level: &'static Level,
@@ -89,6 +137,7 @@ pub struct Step<'a> {
     pub input: &'a StepInput,
     pub arena: &'a Arena,
     pub q8: &'a [Q8Buffer],
+    pub tiles: &'a [TileBuffer],
     pub cache: Option<&'a Cache>,
 }
 
@@ -159,6 +208,11 @@ pub fn run(
     let (mut at, mut round) = (0, 0);
     while at < program.len() {
         let tasks = program[at].tasks(step);
+        if tasks == 0 && program[at].is_static() {
+            // Every thread sees the same: nothing to do, nothing to wait for.
+            at += 1;
+            continue;
+        }
         if tasks <= 1 {
             // A run of small instructions: one thread does them all, for one barrier. An instruction whose tasks are not
             // known before is a run alone: a thread that comes late still asks for them while the run goes on.

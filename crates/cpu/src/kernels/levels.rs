@@ -35,10 +35,21 @@ pub fn levels() -> &'static [&'static Level] {
 
 /// The level of this name (see [`Level::name`]), if this machine runs it.
 pub fn level(name: &str) -> Result<&'static Level, KernelError> {
-    levels().iter().find(|level| level.name == name).copied().ok_or_else(|| KernelError::Unavailable {
-        name: name.to_owned(),
-        available: levels().iter().map(|level| level.name).collect(),
+    levels().iter().copied().chain(emulated()).find(|level| level.name == name).ok_or_else(|| {
+        KernelError::Unavailable {
+            name: name.to_owned(),
+            available: levels().iter().map(|level| level.name).collect(),
+        }
     })
+}
+
+/// A level that this machine does not have and computes as if it had, slowly: for proofs. Only with the feature
+/// `emulated-amx`, and where there is AVX-512.
+pub fn emulated() -> Option<&'static Level> {
+    #[cfg(all(target_arch = "x86_64", any(test, feature = "emulated-amx")))]
+    return super::x86::emulated_amx();
+    #[cfg(not(all(target_arch = "x86_64", any(test, feature = "emulated-amx"))))]
+    None
 }
 
 /// The fastest level of this machine.

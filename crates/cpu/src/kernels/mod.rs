@@ -12,10 +12,13 @@ mod levels;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use levels::{KernelError, best, level, levels};
+pub use levels::{KernelError, best, emulated, level, levels};
+
+pub use tiles::{Interleave, SLICE, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
 
 pub use puna_graph::KvType;
 use puna_quant::TensorType;
@@ -61,6 +64,8 @@ pub enum Acts<'a> {
     },
     /// See [`Q8Rows`].
     Q8(Q8Rows<'a>),
+    /// See [`TileRows`].
+    Tiles(TileRows<'a>),
 }
 
 impl<'a> Q8Rows<'a> {
@@ -78,12 +83,22 @@ impl<'a> Acts<'a> {
         match self {
             Acts::F32 { rows, .. } => *rows,
             Acts::Q8(x) => x.rows,
+            Acts::Tiles(x) => x.rows,
+        }
+    }
+
+    /// Values a row.
+    pub fn k(&self) -> usize {
+        match self {
+            Acts::F32 { k, .. } => *k,
+            Acts::Q8(x) => x.k,
+            Acts::Tiles(x) => x.k,
         }
     }
 
     /// The rows as f32, checked to fit the weights and the result. Panics otherwise.
     fn expect_f32(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> (usize, &'a [f32]) {
-        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got 8-bit ones") };
+        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got rounded ones") };
         assert!(k == w.k && x.len() >= rows.checked_mul(k).expect("the activations exist"));
         w.check(rows, out);
         (rows, x)
@@ -91,7 +106,7 @@ impl<'a> Acts<'a> {
 
     /// The rows in 8 bits, checked to fit the weights and the result. Panics otherwise.
     fn expect_q8(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> Q8Rows<'a> {
-        let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got f32 ones") };
+        let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got others") };
         assert_eq!(x.k, w.k);
         x.check();
         w.check(x.rows, out);
@@ -216,13 +231,19 @@ pub struct LinearKernel {
     pub panel: LinearFn,
     /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
     pub panel_rows: usize,
+    /// How `batch` and `panel` take [`Acts::Tiles`] as well, without having to round and interleave at each call; `None`
+    /// where they do not.
+    pub tiles: Option<TileForm>,
 }
+
+/// Activation rows up to which products are bound by reading the weights.
+pub const STREAM_ROWS: usize = 4;
 
 impl LinearKernel {
     /// The function made for this many rows of activations.
     pub fn for_rows(&self, rows: usize) -> LinearFn {
         match rows {
-            0..=4 => self.stream,
+            0..=STREAM_ROWS => self.stream,
             5..=32 => self.batch,
             _ => self.panel,
         }
@@ -298,7 +319,7 @@ pub struct VectorKernels {
 /// One kernel level: a name and its functions.
 #[derive(Debug)]
 pub struct Level {
-    /// `portable`, `avx2`, `avx512`, `avx512vnni`, `neon`, `dotprod`.
+    /// `portable`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`.
     pub name: &'static str,
     /// The product for a weight format, where the format can be a weight.
     pub linear: fn(TensorType) -> Option<LinearKernel>,

@@ -3,7 +3,8 @@
 use puna_graph::Place;
 use puna_quant::TensorType;
 
-use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
+use crate::kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
+use crate::ops::norm::Tiled;
 use crate::step::{Instruction, Local, Step};
 
 /// Bytes of weights that a task reads when weights are streamed: large enough for the prefetcher, small enough that a slow
@@ -27,7 +28,7 @@ impl Matrix {
     /// Weight rows a task takes with `rows` rows of activations.
     pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
         let unit = self.kernel.panel_rows.max(1);
-        let rows = if rows <= 4 {
+        let rows = if rows <= STREAM_ROWS {
             STREAM_BYTES / self.row_bytes.max(1)
         } else {
             // Enough tasks that threads finish together, and enough rows that the activations, which each call
@@ -45,12 +46,18 @@ pub struct LinearGroup {
     pub k: usize,
     /// The rounded input, where the kernels want it so.
     pub q8: Option<usize>,
+    /// The input in tiles, where the kernels for many rows want it so.
+    pub tiles: Option<Tiled>,
 }
 
 impl LinearGroup {
     /// The input in the form that the kernels take.
     fn acts<'a>(&self, step: &'a Step<'_>) -> Acts<'a> {
         let rows = step.rows(self.x.rows);
+        if let Some(tiled) = self.tiles.filter(|_| rows > STREAM_ROWS) {
+            // SAFETY: interleaved before a barrier; nobody writes it now.
+            return Acts::Tiles(unsafe { step.tiles[tiled.buffer].rows(rows, self.k, tiled.form.parts) });
+        }
         match self.q8 {
             // SAFETY: rounded before a barrier; nobody writes it now.
             Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(0, rows, self.k) }),
@@ -117,12 +124,8 @@ fn multiply(
     step: &Step<'_>,
     scratch: &mut Scratch,
 ) {
-    let k = match &acts {
-        Acts::F32 { k, .. } => *k,
-        Acts::Q8(q) => q.k,
-    };
     let data = &step.weight(m.w)[first * m.row_bytes..][..count * m.row_bytes];
-    let w = WeightRows { ty: m.ty, rows: count, k, data };
+    let w = WeightRows { ty: m.ty, rows: count, k: acts.k(), data };
     let start = |row: usize| m.out.start + first + row * m.out.stride;
     let base = step.arena.address(start(0), (rows - 1) * m.out.stride + count);
     // SAFETY: the window is in bounds, and tasks write disjoint columns of the result.

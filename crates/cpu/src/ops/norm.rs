@@ -2,6 +2,7 @@
 
 use puna_graph::Place;
 
+use crate::kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 
 /// RMS norm over groups of columns, or layer norm over rows.
@@ -55,11 +56,68 @@ unsafe impl Instruction for NormRows {
     }
 }
 
-/// Rounds rows to 8 bits.
+/// Rounds rows for the products that read them: to 8 bits for few rows, or to tiles for many, where kernels want that.
 pub struct Quantize {
     pub x: Place,
+    pub q8: Option<Rounded>,
+    pub tiles: Option<Tiled>,
+}
+
+/// Where rows rounded to 8 bits go.
+#[derive(Clone, Copy)]
+pub struct Rounded {
     /// Index of the buffer.
     pub buffer: usize,
+    /// Whether somebody reads them also in steps of many rows.
+    pub always: bool,
+}
+
+/// Where rows in tiles go, in steps of many rows.
+#[derive(Clone, Copy)]
+pub struct Tiled {
+    /// Index of the buffer.
+    pub buffer: usize,
+    pub form: TileForm,
+}
+
+/// Slices of K that a task interleaves of 16 rows.
+const SLICES_A_TASK: usize = 8;
+
+impl Quantize {
+    /// Tasks that round to 8 bits, and that interleave.
+    fn parts(&self, step: &Step<'_>) -> (usize, usize) {
+        let rows = step.rows(self.x.rows);
+        let rounds = self.q8.is_some_and(|q8| q8.always || rows <= STREAM_ROWS);
+        let interleaves = self.tiles.is_some() && rows > STREAM_ROWS;
+        let runs = self.x.cols.div_ceil(SLICE * SLICES_A_TASK);
+        (
+            if rounds { row_tasks(&self.x, step) } else { 0 },
+            if interleaves { rows.div_ceil(TILE_ROWS) * runs } else { 0 },
+        )
+    }
+
+    /// Interleaves 16 rows over some slices.
+    ///
+    /// # Safety
+    /// As for [`Instruction::run`].
+    unsafe fn interleave(&self, tiled: Tiled, task: usize, step: &Step<'_>) {
+        let (rows, k) = (step.rows(self.x.rows), self.x.cols);
+        let slices = k.div_ceil(SLICE);
+        let runs = slices.div_ceil(SLICES_A_TASK);
+        let (tile, run) = (task / runs, task % runs * SLICES_A_TASK);
+        let count = (rows - tile * TILE_ROWS).min(TILE_ROWS);
+        for slice in run..(run + SLICES_A_TASK).min(slices) {
+            let len = slice_len(k, slice);
+            let start = self.x.start + tile * TILE_ROWS * self.x.stride + slice * SLICE;
+            // SAFETY: the input was computed before a barrier; pieces do not overlap and each belongs to one task.
+            unsafe {
+                let x = step.arena.slice(start, (count - 1) * self.x.stride + len);
+                let to = &step.tiles[tiled.buffer];
+                let [high, low] = to.piece(rows, k, tiled.form.parts, tile, slice);
+                (tiled.form.interleave)(x, self.x.stride, count, len, high, low);
+            }
+        }
+    }
 }
 
 // SAFETY: a task writes rows of the result that are its own.
@@ -69,13 +127,22 @@ unsafe impl Instruction for Quantize {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        row_tasks(&self.x, step)
+        let (rounds, interleaves) = self.parts(step);
+        rounds + interleaves
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
-        for row in task_rows(task, &self.x, step) {
-            // SAFETY: each row belongs to one task.
-            unsafe { step.q8[self.buffer].quantize(step.level, row, step.arena.row(&self.x, row)) }
+        let (rounds, _) = self.parts(step);
+        match (self.q8, self.tiles) {
+            (Some(q8), _) if task < rounds => {
+                for row in task_rows(task, &self.x, step) {
+                    // SAFETY: each row belongs to one task.
+                    unsafe { step.q8[q8.buffer].quantize(step.level, row, step.arena.row(&self.x, row)) }
+                }
+            }
+            // SAFETY: passed on.
+            (_, Some(tiled)) => unsafe { self.interleave(tiled, task - rounds, step) },
+            _ => {}
         }
     }
 }

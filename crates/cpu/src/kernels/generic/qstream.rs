@@ -23,7 +23,7 @@ use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 /// Weight rows that all activation rows see before the next ones: they stay in the second-level cache.
 const ROWS: usize = 16;
 /// Room for a chunk of any format whose rows may end inside of one.
-pub(super) const CHUNK_BYTES: usize = 288;
+pub(crate) const CHUNK_BYTES: usize = 288;
 
 /// Activation rows as the weights of a format meet them, filled up with zeros to whole chunks.
 struct Activations<'a> {
@@ -252,7 +252,7 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
 
 /// `p`, or where fewer than the `bytes` of a chunk follow a copy of them.
 #[inline(always)]
-pub(super) unsafe fn padded(
+pub(crate) unsafe fn padded(
     p: *const u8,
     end: *const u8,
     bytes: usize,

@@ -131,6 +131,7 @@ macro_rules! float_shells {
                     batch: many::<R>,
                     panel: many::<R>,
                     panel_rows: <$S>::LANES,
+                    tiles: None,
                 }
             }
 
@@ -206,6 +207,7 @@ macro_rules! packed_shells {
                     batch: panel::<F>,
                     panel: panel::<F>,
                     panel_rows: <$S>::LANES,
+                    tiles: None,
                 }
             }
 

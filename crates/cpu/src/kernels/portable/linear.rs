@@ -12,6 +12,7 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
         batch: linear,
         panel: linear,
         panel_rows: 16,
+        tiles: None,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use puna_quant::TensorType;
 
-use crate::kernels::{Acts, Level, Q8Rows, levels};
+use crate::kernels::{Acts, Level, Q8Rows, SLICE, TILE_K, TILE_ROWS, TileRows, emulated, levels};
 
 /// splitmix64.
 pub(super) struct Random(pub u64);
@@ -27,9 +27,14 @@ impl Random {
     }
 }
 
-/// The levels to test: all but the oracle.
+/// The levels to test: those of this machine, and those that it can emulate.
+pub(super) fn all() -> impl Iterator<Item = &'static Level> {
+    levels().iter().copied().chain(emulated())
+}
+
+/// All but the oracle.
 pub(super) fn others() -> impl Iterator<Item = &'static Level> {
-    levels()[1..].iter().copied()
+    all().skip(1)
 }
 
 /// Where a format keeps its binary16 scales inside of a block.
@@ -98,14 +103,39 @@ pub(super) struct Rounded {
     pub codes: Vec<i8>,
     pub scales: Vec<f32>,
     pub sums: Vec<i16>,
+    /// Both parts of the exact values, see [`TileRows`].
+    pub tiles: Vec<u16>,
+}
+
+/// `x` as the sum of `parts` bf16, each the nearest to what is left.
+pub(super) fn bf16(x: f32, parts: usize) -> f32 {
+    let high = half::bf16::from_f32(x).to_f32();
+    if parts > 1 { high + half::bf16::from_f32(x - high).to_f32() } else { high }
+}
+
+/// Rows in tiles of two parts, value by value.
+pub(super) fn tiles(x: &[f32], rows: usize, k: usize) -> Vec<u16> {
+    let part = TileRows::part(rows, k);
+    let mut data = vec![0; 2 * part];
+    for (row, x) in x.chunks(k.max(1)).enumerate() {
+        for (i, &x) in x.iter().enumerate() {
+            let piece = TileRows::piece(rows, k, row / TILE_ROWS, i / SLICE);
+            let (tile, pair) = (i % SLICE / TILE_K, i % TILE_K / 2);
+            let at = piece.start + 512 * tile + 32 * pair + 2 * (row % TILE_ROWS) + i % 2;
+            data[at] = half::bf16::from_f32(x).to_bits();
+            data[part + at] = half::bf16::from_f32(x - bf16(x, 1)).to_bits();
+        }
+    }
+    data
 }
 
 impl Rounded {
     pub fn new(rows: usize, k: usize, exact: Vec<f32>) -> Self {
         let n = rows * k;
         assert_eq!(exact.len(), n);
-        let mut x =
-            Self { rows, k, exact, codes: vec![0; n], scales: vec![0.0; n / 32], sums: vec![0; n / 16] };
+        let tiles = tiles(&exact, rows, k);
+        let (codes, scales, sums) = (vec![0; n], vec![0.0; n / 32], vec![0; n / 16]);
+        let mut x = Self { rows, k, exact, codes, scales, sums, tiles };
         (levels()[0].vector.quantize_q8)(&x.exact, &mut x.codes, &mut x.scales, &mut x.sums);
         x
     }
@@ -113,6 +143,10 @@ impl Rounded {
     pub fn q8(&self) -> Acts<'_> {
         let Self { rows, k, .. } = *self;
         Acts::Q8(Q8Rows { rows, k, codes: &self.codes, scales: &self.scales, sums: &self.sums })
+    }
+
+    pub fn tiles(&self) -> Acts<'_> {
+        Acts::Tiles(TileRows { rows: self.rows, k: self.k, parts: 2, data: &self.tiles })
     }
 
     pub fn f32(&self) -> Acts<'_> {

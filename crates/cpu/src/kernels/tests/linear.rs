@@ -2,10 +2,13 @@
 
 use puna_quant::TensorType;
 
-use super::data::{Random, Rounded, half_fields, others, weights};
-use crate::kernels::{ActKind, Level, LinearFn, OutMut, Scratch, WeightRows, is_weight_type, levels};
+use super::data::{Random, Rounded, all, bf16, half_fields, others, tiles, weights};
+use crate::kernels::{
+    ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows, WeightRows,
+    is_weight_type, levels, slice_len,
+};
 
-fn run(f: LinearFn, w: WeightRows<'_>, acts: crate::kernels::Acts<'_>) -> Vec<f32> {
+fn run(f: LinearFn, w: WeightRows<'_>, acts: Acts<'_>) -> Vec<f32> {
     let rows = acts.rows();
     // One column more than is written, to see that it stays.
     let stride = w.rows + 1;
@@ -17,8 +20,38 @@ fn run(f: LinearFn, w: WeightRows<'_>, acts: crate::kernels::Acts<'_>) -> Vec<f3
     (0..rows).flat_map(|t| out[t * stride..][..w.rows].to_vec()).collect()
 }
 
+/// One function of a kernel with activations in one form that it takes.
+struct Way<'a> {
+    name: &'static str,
+    f: LinearFn,
+    acts: Acts<'a>,
+    /// bf16 that a weight and an activation are rounded to; 0 where they are not.
+    parts: usize,
+}
+
+fn ways<'a>(kernel: &LinearKernel, x: &'a Rounded) -> Vec<Way<'a>> {
+    let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
+    let parts = kernel.tiles.map_or(0, |form| form.parts);
+    let mut ways = vec![
+        Way { name: "stream", f: kernel.stream, acts, parts: 0 },
+        Way { name: "batch", f: kernel.batch, acts, parts },
+        Way { name: "panel", f: kernel.panel, acts, parts },
+    ];
+    if parts > 0 {
+        ways.push(Way { name: "batch of tiles", f: kernel.batch, acts: x.tiles(), parts });
+        ways.push(Way { name: "panel of tiles", f: kernel.panel, acts: x.tiles(), parts });
+    }
+    ways
+}
+
+/// Each value rounded to `parts` bf16, or as it is for 0.
+fn rounded(x: &[f32], parts: usize) -> Vec<f32> {
+    x.iter().map(|&x| if parts == 0 { x } else { bf16(x, parts) }).collect()
+}
+
 /// Products with rounded activations may differ from those with the same values in f32 only by rounding of sums:
-/// 2⁻²⁰ of `Σ (|w| + offset) · |x|`, the offset being what a level adds to codes to make them unsigned.
+/// 2⁻²⁰ of `Σ (|w| + offset) · |x|`, the offset being what a level adds to codes to make them unsigned; where values have
+/// two parts, the product of the second parts is left out: up to 2⁻¹⁶.
 fn compare(level: &Level, ty: TensorType, rows: usize, k: usize, tokens: &[usize], random: &mut Random) {
     let data = weights(ty, rows, k, random);
     // Misaligned on purpose, and no byte after the last row.
@@ -26,35 +59,34 @@ fn compare(level: &Level, ty: TensorType, rows: usize, k: usize, tokens: &[usize
     shifted[1..].copy_from_slice(&data);
     let w = WeightRows { ty, rows, k, data: &shifted[1..] };
     let kernel = (level.linear)(ty).unwrap();
-    let oracle = (levels()[0].linear)(ty).unwrap();
+    let oracle = (levels()[0].linear)(TensorType::F32).unwrap();
     let mut values = vec![0.0; rows * k];
     puna_quant::dequantize(ty, &data, &mut values).unwrap();
     for &m in tokens {
         let exact = random.normals(m * k);
-        let (x, acts_exact);
-        match kernel.acts {
-            ActKind::F32 => {
-                x = Rounded { rows: m, k, exact, codes: vec![], scales: vec![], sums: vec![] };
-                acts_exact = x.exact.clone();
-            }
-            ActKind::Q8 => {
-                x = Rounded::new(m, k, exact);
-                acts_exact = x.rounded();
-            }
-        }
-        let expected = run(oracle.stream, w, crate::kernels::Acts::F32 { rows: m, k, x: &acts_exact });
-        for (regime, f) in [("stream", kernel.stream), ("batch", kernel.batch), ("panel", kernel.panel)] {
-            let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
+        let x = if kernel.acts == ActKind::F32 {
+            let tiles = tiles(&exact, m, k);
+            Rounded { rows: m, k, exact, codes: vec![], scales: vec![], sums: vec![], tiles }
+        } else {
+            Rounded::new(m, k, exact)
+        };
+        for Way { name, f, acts, parts } in ways(&kernel, &x) {
+            let seen = if matches!(acts, Acts::Q8(_)) { x.rounded() } else { x.exact.clone() };
+            let (seen, values) = (rounded(&seen, parts), rounded(&values, parts));
+            let bytes: Vec<u8> = values.iter().flat_map(|w| w.to_le_bytes()).collect();
+            let plain = WeightRows { ty: TensorType::F32, rows, k, data: &bytes };
+            let expected = run(oracle.stream, plain, Acts::F32 { rows: m, k, x: &seen });
             let got = run(f, w, acts);
+            let tolerance = if parts > 1 { 1.6e-5 } else { 1e-6 };
             for (i, (got, want)) in got.iter().zip(&expected).enumerate() {
                 let (t, r) = (i / rows, i % rows);
                 let row = &values[r * k..][..k];
                 let largest = row.iter().fold(0.0f32, |m, w| m.max(w.abs()));
                 let scale: f32 =
-                    row.iter().zip(&acts_exact[t * k..]).map(|(w, x)| (w.abs() + largest) * x.abs()).sum();
+                    row.iter().zip(&seen[t * k..]).map(|(w, x)| (w.abs() + largest) * x.abs()).sum();
                 assert!(
-                    (got - want).abs() <= 1e-6 * scale + 1e-30,
-                    "{} {ty} {regime}: {m} tokens, {rows} rows of {k}, product ({t}, {r}) is {got}, not {want} (scale {scale})",
+                    (got - want).abs() <= tolerance * scale + 1e-30,
+                    "{} {ty} {name}: {m} tokens, {rows} rows of {k}, product ({t}, {r}) is {got}, not {want} (scale {scale})",
                     level.name
                 );
             }
@@ -69,7 +101,7 @@ fn formats(level: &Level) -> impl Iterator<Item = TensorType> {
 
 #[test]
 fn every_level_has_a_kernel_for_every_weight_format() {
-    for level in levels() {
+    for level in all() {
         for ty in TensorType::all() {
             assert_eq!((level.linear)(ty).is_some(), is_weight_type(ty), "{} {ty}", level.name);
         }
@@ -129,7 +161,7 @@ fn many_tokens_cross_the_bounds_of_blocks_of_tokens() {
 fn products_of_integers_are_exact() {
     use TensorType::*;
     let mut random = Random(15);
-    for level in levels() {
+    for level in all() {
         for ty in [
             Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
             Q1_0, Q2_0,
@@ -153,17 +185,16 @@ fn products_of_integers_are_exact() {
             let mut values = vec![0.0; rows * k];
             puna_quant::dequantize(ty, &data, &mut values).unwrap();
             let x = Rounded::new(m, k, exact);
-            let expected: Vec<f32> = (0..m * rows)
-                .map(|i| {
-                    let (w, x) = (&values[i % rows * k..][..k], &x.exact[i / rows * k..]);
-                    w.iter().zip(x).map(|(w, x)| (*w as i64) * (*x as i64)).sum::<i64>() as f32
-                })
-                .collect();
             let w = WeightRows { ty, rows, k, data: &data };
             let kernel = (level.linear)(ty).unwrap();
-            for f in [kernel.stream, kernel.batch, kernel.panel] {
-                let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
-                assert_eq!(run(f, w, acts), expected, "{} {ty}", level.name);
+            for Way { name, f, acts, parts } in ways(&kernel, &x) {
+                let values = rounded(&values, parts);
+                let product = |i: usize| {
+                    let (w, x) = (&values[i % rows * k..][..k], &x.exact[i / rows * k..]);
+                    w.iter().zip(x).map(|(w, x)| (*w as i64) * (*x as i64)).sum::<i64>() as f32
+                };
+                let expected: Vec<f32> = (0..m * rows).map(product).collect();
+                assert_eq!(run(f, w, acts), expected, "{} {ty} {name}", level.name);
             }
         }
     }
@@ -171,7 +202,7 @@ fn products_of_integers_are_exact() {
 
 #[test]
 fn zero_scales_give_zero_and_broken_ones_no_panic() {
-    for level in levels() {
+    for level in all() {
         for ty in formats(level) {
             let k = ty.block_values().max(32) * 3;
             let kernel = (level.linear)(ty).unwrap();
@@ -179,8 +210,8 @@ fn zero_scales_give_zero_and_broken_ones_no_panic() {
             for byte in [0, 0xff, 0x7c, 0x80] {
                 let data = vec![byte; 17 * ty.row_bytes(k).unwrap()];
                 let w = WeightRows { ty, rows: 17, k, data: &data };
-                for f in [kernel.stream, kernel.batch, kernel.panel] {
-                    let out = run(f, w, if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() });
+                for Way { f, acts, .. } in ways(&kernel, &x) {
+                    let out = run(f, w, acts);
                     // MXFP4's smallest scale is 2⁻¹²⁸, not zero: offsets cancel to that rounding.
                     assert!(byte != 0 || out.iter().all(|&y| y.abs() < 1e-30), "{} {ty}", level.name);
                 }
@@ -192,7 +223,7 @@ fn zero_scales_give_zero_and_broken_ones_no_panic() {
 #[test]
 fn a_nan_in_one_row_stays_in_its_products() {
     let mut random = Random(17);
-    for level in levels() {
+    for level in all() {
         for ty in formats(level) {
             let k = ty.block_values().max(32) * 2;
             let kernel = (level.linear)(ty).unwrap();
@@ -201,8 +232,8 @@ fn a_nan_in_one_row_stays_in_its_products() {
             exact[2 * k + 5] = f32::NAN;
             let x = Rounded::new(6, k, exact);
             let w = WeightRows { ty, rows: 20, k, data: &data };
-            for f in [kernel.stream, kernel.batch, kernel.panel] {
-                let out = run(f, w, if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() });
+            for Way { f, acts, .. } in ways(&kernel, &x) {
+                let out = run(f, w, acts);
                 for (i, y) in out.iter().enumerate() {
                     assert_eq!(
                         y.is_nan(),
@@ -213,6 +244,41 @@ fn a_nan_in_one_row_stays_in_its_products() {
                         i % 20
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_interleaved_as_the_layout_says() {
+    let mut random = Random(18);
+    for level in all() {
+        let Some(form) = (level.linear)(TensorType::F16).unwrap().tiles else { continue };
+        for (rows, k) in [(1, 7), (5, 32), (16, 256), (17, 300), (40, 545)] {
+            let mut x = random.normals(rows * k);
+            x[rows * k / 2] = f32::INFINITY;
+            let expected = tiles(&x, rows, k);
+            for parts in [1, 2] {
+                let mut got = vec![0xffff; parts * TileRows::part(rows, k)];
+                for slice in 0..k.div_ceil(SLICE) {
+                    for tile in 0..rows.div_ceil(TILE_ROWS) {
+                        let (first, len) = (tile * TILE_ROWS, slice_len(k, slice));
+                        let count = (rows - first).min(TILE_ROWS);
+                        let x = &x[first * k + slice * SLICE..][..(count - 1) * k + len];
+                        let (high, low) = got.split_at_mut(TileRows::part(rows, k));
+                        let piece = TileRows::piece(rows, k, tile, slice);
+                        let low = if parts > 1 { &mut low[piece.clone()] } else { &mut [] };
+                        (form.interleave)(x, k, count, len, &mut high[piece], low);
+                    }
+                }
+                // What infinity leaves is NaN of any kind.
+                let plain = |x: &u16| if half::bf16::from_bits(*x).is_nan() { 0x7fc0 } else { *x };
+                let expected: Vec<u16> = expected[..got.len()].iter().map(plain).collect();
+                assert_eq!(
+                    got.iter().map(plain).collect::<Vec<_>>(),
+                    expected,
+                    "{rows} rows of {k}, {parts}"
+                );
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Levels of x86-64.
 
+mod amx;
 mod avx2;
 mod avx2_packed;
 mod avx512;
@@ -16,6 +17,16 @@ pub(super) fn add_levels(found: &mut Vec<&'static Level>) {
         found.push(&avx512::LEVEL);
         if vnni::available() {
             found.push(&vnni::LEVEL);
+            if amx::available() {
+                found.push(&amx::LEVEL);
+            }
         }
     }
+}
+
+/// The level `amx-emulated`, where the processor has the vector instructions of `amx`.
+#[cfg(any(test, feature = "emulated-amx"))]
+pub(super) fn emulated_amx() -> Option<&'static Level> {
+    let vectors = avx2::available() && avx512::available() && vnni::available();
+    vectors.then(amx::emulated).flatten()
 }

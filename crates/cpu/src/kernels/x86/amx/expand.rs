@@ -1,0 +1,369 @@
+//! Weights from the file's formats to the A operand of `tdpbf16ps`: 16 rows of 32 bf16.
+//!
+//! Each weight is rounded once, to the nearest bf16 of its exact value. Formats of few codes go through a table: the up to
+//! 32 values that a run of weights with one scale can have are made in one or two multiplications, rounded, and then
+//! looked up by `vpermw`, 32 weights an instruction. Others are converted and multiplied, 16 weights a vector.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use puna_quant::TensorType;
+use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
+
+use super::interleave::{pack, rounded};
+use crate::kernels::generic::Format;
+use crate::kernels::generic::formats::{blocks, kquants};
+use crate::kernels::generic::qstream::{CHUNK_BYTES, padded};
+use crate::kernels::generic::quant::Codes;
+use crate::kernels::x86::avx512::Avx512;
+use crate::kernels::{SLICE, TILE_K};
+
+/// Bytes of a tile.
+pub(super) const TILE: usize = 1024;
+
+/// A weight format, as this level expands it.
+///
+/// # Safety
+/// For the method: the processor has the features of the level.
+pub(super) trait Expand: 'static {
+    const TYPE: TensorType;
+    /// Weights and bytes of a block.
+    const BLOCK: (usize, usize);
+    /// bf16 a weight.
+    const PARTS: usize = 1;
+    /// Whether rows are bf16 as they are.
+    const DIRECT: bool = false;
+    /// Bytes that are read for a slice, also where the row has fewer; 0 for a format that reads no more than it has.
+    const BYTES: usize = SLICE / Self::BLOCK.0 * Self::BLOCK.1;
+
+    /// Expands `len` weights of one row: 32 each to `to`, `to + TILE`…, the second part `low` bytes after. `p` is valid for
+    /// the weights, and for `BYTES`; `to` for eight runs of each part, with anything in those after `len`.
+    unsafe fn row(p: *const u8, len: usize, to: *mut u8, low: usize);
+}
+
+/// Some rows, at most 16, over some weights, at most a slice.
+pub(super) struct Strip {
+    /// First weight of the first row.
+    pub data: *const u8,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    pub rows: usize,
+    pub len: usize,
+    /// Where the matrix ends.
+    pub end: *const u8,
+    /// Bytes from the first part of the panel to the second.
+    pub low: usize,
+}
+
+/// A format as data.
+pub(super) struct Expander {
+    pub block: (usize, usize),
+    pub parts: usize,
+    pub direct: bool,
+    /// Expands a strip to tiles at the pointer, which has room for eight (twice, with two parts).
+    pub strip: unsafe fn(&Strip, *mut u8),
+}
+
+impl Expander {
+    pub(super) fn of<E: Expand>() -> Self {
+        Self { block: E::BLOCK, parts: E::PARTS, direct: E::DIRECT, strip: strip::<E> }
+    }
+}
+
+/// # Safety
+/// The strip's rows exist, `to` has room; the processor has the features of the level.
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi,avx2,fma,f16c"
+)]
+unsafe fn strip<E: Expand>(s: &Strip, to: *mut u8) {
+    let mut copy = [0; CHUNK_BYTES];
+    for r in 0..s.rows {
+        // SAFETY: the caller's rows; a chunk that the data ends in is copied.
+        unsafe {
+            let p = s.data.add(r * s.stride);
+            let p = if E::BYTES > 0 { padded(p, s.end, E::BYTES, &mut copy) } else { p };
+            E::row(p, s.len, to.add(64 * r), s.low);
+        }
+    }
+}
+
+/// Scales of a chunk, to be read one by one.
+#[repr(C, align(64))]
+struct Lanes([f32; 16]);
+
+#[inline(always)]
+unsafe fn lanes(x: __m512) -> Lanes {
+    let mut lanes = Lanes([0.0; 16]);
+    // SAFETY: features by the contract of the callers.
+    unsafe { _mm512_store_ps(lanes.0.as_mut_ptr(), x) };
+    lanes
+}
+
+/// Writes the weights `32 · i …`.
+#[inline(always)]
+unsafe fn put(to: *mut u8, i: usize, weights: __m512i) {
+    // SAFETY: the caller's run has room.
+    unsafe { _mm512_storeu_si512(to.add(TILE * i).cast(), weights) }
+}
+
+/// Values in nibbles: runs of 32 weights in 16 bytes, the first 16 in the low halves.
+pub(super) struct Nibbles<F>(PhantomData<F>);
+
+/// Where a chunk keeps nibbles, and what they mean before they are scaled.
+pub(super) trait NibbleFormat: Format {
+    const VALUES: [f32; 16];
+    /// Bytes before the nibbles of the first run, and from one run to the next.
+    const AT: (usize, usize);
+}
+
+const fn floats(values: &[i8; 16]) -> [f32; 16] {
+    let mut floats = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        floats[i] = values[i] as f32;
+        i += 1;
+    }
+    floats
+}
+
+/// 0, 1, 2…
+const COUNT: [f32; 16] = floats(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+
+impl NibbleFormat for blocks::Q4_0 {
+    const VALUES: [f32; 16] = floats(&[-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]);
+    const AT: (usize, usize) = (2, 18);
+}
+impl NibbleFormat for blocks::Q4_1 {
+    const VALUES: [f32; 16] = COUNT;
+    const AT: (usize, usize) = (4, 20);
+}
+impl NibbleFormat for blocks::IQ4_NL {
+    const VALUES: [f32; 16] = floats(&IQ4NL_VALUES);
+    const AT: (usize, usize) = (2, 18);
+}
+impl NibbleFormat for blocks::MXFP4 {
+    const VALUES: [f32; 16] = floats(&FP4_VALUES);
+    const AT: (usize, usize) = (1, 17);
+}
+impl NibbleFormat for kquants::IQ4_XS {
+    const VALUES: [f32; 16] = floats(&IQ4NL_VALUES);
+    const AT: (usize, usize) = (8, 16);
+}
+
+impl<F: NibbleFormat> Expand for Nibbles<F> {
+    const TYPE: TensorType = F::TYPE;
+    const BLOCK: (usize, usize) = F::BLOCK;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
+        // SAFETY: the chunk is whole; features by the contract.
+        unsafe {
+            let (scales, minimums) = F::scales::<Avx512>(p);
+            let (scales, minimums) = (lanes(scales), lanes(minimums));
+            let values = _mm512_loadu_ps(F::VALUES.as_ptr());
+            // Bytes 0…7 and 8…15 as words, twice.
+            let spread = _mm512_broadcast_i64x4(_mm256_cvtepu8_epi16(_mm_setr_epi8(
+                0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+            )));
+            let spread = _mm512_or_si512(spread, _mm512_set1_epi16(-0x8000));
+            let shifts = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
+            for i in 0..8 {
+                let scale = _mm512_set1_ps(scales.0[i]);
+                let values = if F::CODES.minimum() {
+                    _mm512_fmsub_ps(values, scale, _mm512_set1_ps(minimums.0[i]))
+                } else {
+                    _mm512_mul_ps(values, scale)
+                };
+                let bytes = _mm_loadu_si128(p.add(F::AT.0 + F::AT.1 * i).cast());
+                let words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), spread);
+                // The table is there twice, so that the fifth bit of an index does not matter.
+                let index = _mm512_srlv_epi16(words, shifts);
+                put(to, i, _mm512_permutexvar_epi16(index, pack(values, values)));
+            }
+        }
+    }
+}
+
+/// Q4_K: 32 bytes hold one run in their low halves and the next in their high ones.
+pub(super) struct Q4K;
+
+impl Expand for Q4K {
+    const TYPE: TensorType = TensorType::Q4_K;
+    const BLOCK: (usize, usize) = (256, 144);
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
+        // SAFETY: the chunk is whole; features by the contract.
+        unsafe {
+            let (scales, minimums) = kquants::Q4_K::scales::<Avx512>(p);
+            let (scales, minimums) = (lanes(scales), lanes(minimums));
+            let count = _mm512_loadu_ps(COUNT.as_ptr());
+            let table = |i: usize| {
+                let (scale, minimum) = (_mm512_set1_ps(scales.0[i]), _mm512_set1_ps(minimums.0[i]));
+                let values = _mm512_fmsub_ps(count, scale, minimum);
+                pack(values, values)
+            };
+            for j in 0..4 {
+                let words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.add(16 + 32 * j).cast()));
+                // As above: bits above the fourth of an index do not matter.
+                put(to, 2 * j, _mm512_permutexvar_epi16(words, table(2 * j)));
+                let high = _mm512_srli_epi16::<4>(words);
+                put(to, 2 * j + 1, _mm512_permutexvar_epi16(high, table(2 * j + 1)));
+            }
+        }
+    }
+}
+
+/// Any format whose codes are below 32, or below 16 with a scale for 16 weights.
+pub(super) struct Tables<F>(PhantomData<F>);
+
+impl<F: Format> Expand for Tables<F> {
+    const TYPE: TensorType = F::TYPE;
+    const BLOCK: (usize, usize) = F::BLOCK;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
+        const { assert!(F::CODES.top() <= if F::SUB == 32 { 31 } else { 15 }) };
+        // SAFETY: the chunk is whole; features by the contract.
+        unsafe {
+            let (scales, minimums) = F::scales::<Avx512>(p);
+            let (scales, minimums) = (lanes(scales), lanes(minimums));
+            let offset = if let Codes::Offset(offset) = F::CODES { offset as f32 } else { 0.0 };
+            let count = _mm512_sub_ps(_mm512_loadu_ps(COUNT.as_ptr()), _mm512_set1_ps(offset));
+            let sixteen = _mm512_set1_ps(16.0);
+            let values = |count: __m512, i: usize| {
+                let scale = _mm512_set1_ps(scales.0[i]);
+                if F::CODES.minimum() {
+                    _mm512_fmsub_ps(count, scale, _mm512_set1_ps(minimums.0[i]))
+                } else {
+                    _mm512_mul_ps(count, scale)
+                }
+            };
+            let mut codes = [0u8; SLICE];
+            for j in 0..4 {
+                _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), F::codes::<Avx512>(p, j));
+            }
+            let second = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(16));
+            for i in 0..8 {
+                let index = _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().add(32 * i).cast()));
+                let (table, index) = if F::SUB == 16 {
+                    let (a, b) = (values(count, 2 * i), values(count, 2 * i + 1));
+                    (pack(a, b), _mm512_or_si512(index, second))
+                } else if F::CODES.top() <= 15 {
+                    let a = values(count, i);
+                    (pack(a, a), index)
+                } else {
+                    (pack(values(count, i), values(_mm512_add_ps(count, sixteen), i)), index)
+                };
+                put(to, i, _mm512_permutexvar_epi16(index, table));
+            }
+        }
+    }
+}
+
+/// 32 weights of signed codes at `p`, the second half with another scale.
+#[inline(always)]
+unsafe fn products(p: *const i8, [a, b]: [f32; 2]) -> __m512i {
+    // SAFETY: the caller's codes; features by the contract of the callers.
+    unsafe {
+        let [x, y] = [p, p.add(16)]
+            .map(|p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast::<__m128i>()))));
+        pack(_mm512_mul_ps(x, _mm512_set1_ps(a)), _mm512_mul_ps(y, _mm512_set1_ps(b)))
+    }
+}
+
+/// Any format without minimums: codes times scales.
+pub(super) struct Products<F>(PhantomData<F>);
+
+impl<F: Format> Expand for Products<F> {
+    const TYPE: TensorType = F::TYPE;
+    const BLOCK: (usize, usize) = F::BLOCK;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
+        const { assert!(!F::CODES.minimum()) };
+        // SAFETY: the chunk is whole; features by the contract.
+        unsafe {
+            let scales = lanes(F::scales::<Avx512>(p).0);
+            let offset = _mm512_set1_epi8(F::CODES.offset::<Avx512>() as i8);
+            let mut codes = [0i8; SLICE];
+            for j in 0..4 {
+                let signed = _mm512_sub_epi8(F::codes::<Avx512>(p, j), offset);
+                _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), signed);
+            }
+            for i in 0..8 {
+                let at = if F::SUB == 16 { [2 * i, 2 * i + 1] } else { [i, i] };
+                put(to, i, products(codes.as_ptr().add(32 * i), at.map(|at| scales.0[at])));
+            }
+        }
+    }
+}
+
+/// Q8_0: signed codes as they are.
+pub(super) struct Q8;
+
+impl Expand for Q8 {
+    const TYPE: TensorType = TensorType::Q8_0;
+    const BLOCK: (usize, usize) = (32, 34);
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
+        // SAFETY: the chunk is whole; features by the contract.
+        unsafe {
+            let scales = lanes(blocks::Q8_0::scales::<Avx512>(p).0);
+            for i in 0..8 {
+                put(to, i, products(p.add(34 * i + 2).cast(), [scales.0[i]; 2]));
+            }
+        }
+    }
+}
+
+/// The mask of run `i`: of 32 values those before `len`.
+#[inline(always)]
+fn mask(len: usize, i: usize) -> u32 {
+    let left = len.saturating_sub(TILE_K * i);
+    if left >= TILE_K { u32::MAX } else { (1 << left) - 1 }
+}
+
+/// bf16 as it is.
+pub(super) struct Bf16;
+
+impl Expand for Bf16 {
+    const TYPE: TensorType = TensorType::BF16;
+    const BLOCK: (usize, usize) = (1, 2);
+    const DIRECT: bool = true;
+    const BYTES: usize = 0;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, len: usize, to: *mut u8, _: usize) {
+        for i in 0..len.div_ceil(TILE_K) {
+            // SAFETY: masked to the row's weights; features by the contract.
+            unsafe { put(to, i, _mm512_maskz_loadu_epi16(mask(len, i), p.add(64 * i).cast())) }
+        }
+    }
+}
+
+/// binary16 as the sum of two bf16: exact, for 8 and 3 bits of mantissa are its 11, where the exponent is in range.
+pub(super) struct F16;
+
+impl Expand for F16 {
+    const TYPE: TensorType = TensorType::F16;
+    const BLOCK: (usize, usize) = (1, 2);
+    const PARTS: usize = 2;
+    const BYTES: usize = 0;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, len: usize, to: *mut u8, low: usize) {
+        for i in 0..len.div_ceil(TILE_K) {
+            // SAFETY: masked to the row's weights; features by the contract.
+            unsafe {
+                let x = _mm512_maskz_loadu_epi16(mask(len, i), p.add(64 * i).cast());
+                let a = _mm512_cvtph_ps(_mm512_castsi512_si256(x));
+                let b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x));
+                let [high, rest] = rounded::<2>(a, b);
+                put(to, i, high);
+                put(to.add(low), i, rest);
+            }
+        }
+    }
+}
