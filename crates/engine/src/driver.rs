@@ -15,9 +15,10 @@ use puna_tokenizer::Tokenizer;
 
 use crate::embed::EmbedJob;
 use crate::error::EngineError;
+use crate::held::Held;
 use crate::job::Finish;
 use crate::pages::{PAGE_TOKENS, Pages};
-use crate::sequence::{Held, JobId, Sequence};
+use crate::sequence::{JobId, Sequence};
 use crate::speculate::Guess;
 use crate::speculate::speculator::{Limits, Ran, Speculator};
 use crate::stats::Stats;
@@ -84,8 +85,8 @@ impl Driver {
         pages: usize,
         num_batch: usize,
         max_sequences: usize,
+        speculator: Speculator,
     ) -> Self {
-        let speculator = Speculator::new(stepper.backend.exact_rows());
         Self {
             stepper,
             tokenizer,
@@ -220,60 +221,24 @@ impl Driver {
 
     /// Finds what the tree holds of a sequence's tokens. The last token is always computed: its logits are wanted.
     fn begin(&mut self, sequence: &mut Sequence) {
-        let found = self.pages.find(&sequence.tokens[..sequence.tokens.len() - 1]);
-        self.pages.retain(&found.path);
-        let mut computed = found.path.len() * PAGE_TOKENS;
-        sequence.held = Held { path: found.path, own: Vec::new() };
-        if let Some((node, tokens)) = found.partial {
-            // Retained meanwhile, so that taking a page does not drop it.
-            self.pages.retain(&[node]);
-            if let Some(page) = self.pages.take() {
-                self.stepper.backend.copy_page(self.pages.page(node), page, tokens);
-                sequence.held.own.push(page);
-                computed += tokens;
-            }
-            self.pages.release(&[node]);
-        }
+        let known = &sequence.tokens[..sequence.tokens.len() - 1];
+        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, known);
+        sequence.held = held;
         sequence.start(computed);
     }
 
     /// Gives a sequence's pages to the tree.
     fn release(&mut self, sequence: &mut Sequence) {
-        self.publish(sequence);
+        self.speculator.leave(sequence);
         let held = std::mem::take(&mut sequence.held);
-        let done = held.path.len() * PAGE_TOKENS;
-        for (i, page) in held.own.into_iter().enumerate() {
-            let tokens = &sequence.tokens[done.min(sequence.computed)..sequence.computed];
-            if i == 0 && !tokens.is_empty() {
-                self.pages.insert(held.path.last().copied(), page, tokens);
-            } else {
-                self.pages.give_back(page);
-            }
-        }
-        self.pages.release(&held.path);
+        held.release(&mut self.pages, &sequence.tokens[..sequence.computed]);
         sequence.computed = 0;
-    }
-
-    /// Puts a sequence's full pages into the tree, where others find them at once.
-    fn publish(&mut self, sequence: &mut Sequence) {
-        let held = &mut sequence.held;
-        while !held.own.is_empty() && sequence.computed >= (held.path.len() + 1) * PAGE_TOKENS {
-            let start = held.path.len() * PAGE_TOKENS;
-            let tokens = &sequence.tokens[start..start + PAGE_TOKENS];
-            let node = self.pages.insert(held.path.last().copied(), held.own.remove(0), tokens);
-            self.pages.retain(&[node]);
-            held.path.push(node);
-        }
     }
 
     /// Makes room for `tokens` tokens of a running sequence, if need be by sending the newest one back to the queue.
     /// Returns the sequence's new index, or `None` if it was sent back itself.
     fn make_room(&mut self, mut at: usize, tokens: usize) -> Option<usize> {
-        while self.running[at].held.room() < tokens {
-            if let Some(page) = self.pages.take() {
-                self.running[at].held.own.push(page);
-                continue;
-            }
+        while !self.running[at].held.grow(&mut self.pages, tokens) {
             let newest = (0..self.running.len()).max_by_key(|&i| self.running[i].admitted)?;
             let mut sequence = self.running.remove(newest);
             self.release(&mut sequence);
@@ -352,7 +317,7 @@ impl Driver {
             std::thread::sleep(SLOW_LISTENER_PAUSE);
             return Ok(());
         }
-        let guesses = self.guess(&chosen);
+        let guesses = self.guess(&chosen)?;
         for &(id, rows) in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == id) {
                 self.make_room(at, self.running[at].computed + rows);
@@ -385,11 +350,11 @@ impl Driver {
     }
 
     /// Guesses for a step in which nobody reads a prompt.
-    fn guess(&mut self, chosen: &[(JobId, usize)]) -> Vec<(JobId, Guess)> {
+    fn guess(&mut self, chosen: &[(JobId, usize)]) -> Result<Vec<(JobId, Guess)>, EngineError> {
         let decoding = |s: &Sequence| s.is_decoding() && chosen.iter().any(|(id, _)| *id == s.id);
         let mut company: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
         if company.len() < chosen.len() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
         self.speculator.guess(&mut company, &self.tokenizer, limits)
@@ -400,11 +365,7 @@ impl Driver {
         for (id, guess) in &mut guesses {
             let Some(s) = self.running.iter_mut().find(|s| s.id == *id) else { continue };
             let wanted = s.computed + 1 + guess.tokens.len();
-            while s.held.room() < wanted
-                && let Some(page) = self.pages.take()
-            {
-                s.held.own.push(page);
-            }
+            s.held.grow(&mut self.pages, wanted);
             guess.tokens.truncate(s.held.room().saturating_sub(s.computed + 1));
         }
         guesses.into_iter().filter(|(_, guess)| !guess.tokens.is_empty()).collect()
@@ -463,9 +424,9 @@ impl Driver {
                 ended.push(s.id);
             }
         }
-        let mut running = std::mem::take(&mut self.running);
-        running.iter_mut().for_each(|s| self.publish(s));
-        self.running = running;
+        for s in &mut self.running {
+            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
+        }
         for id in &ended {
             if let Some(at) = self.running.iter().position(|s| s.id == *id) {
                 let mut sequence = self.running.swap_remove(at);

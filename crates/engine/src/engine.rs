@@ -16,6 +16,8 @@ use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec};
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::lookup::Lookup;
+use crate::speculate::model::{DraftModel, Drafts, name_of};
+use crate::speculate::speculator::Speculator;
 use crate::speculate::{Drafter, Speculation};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
@@ -25,6 +27,10 @@ pub const THREAD: &str = "puna-engine";
 
 /// Makes what guesses from the text of a new sequence.
 pub(crate) type Drafters = Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>;
+
+fn lookups() -> Drafters {
+    Arc::new(|| Box::<Lookup>::default())
+}
 
 /// A loaded model and its loop. Clones share it; the loop ends with the last one.
 #[derive(Clone)]
@@ -48,20 +54,40 @@ struct Inner {
 impl Engine {
     /// Loads a model: reads the file's keys, maps its weights, starts the loop. Weights are read when first used.
     pub fn open(view: View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
-        Self::with_drafters(view, backend, options, Arc::new(|| Box::<Lookup>::default()))
+        Self::start(view, backend, options, None, lookups())
     }
 
-    /// The same with another way to guess from a sequence's text.
-    pub(crate) fn with_drafters(
+    /// The same with a small model that guesses ahead. Answers are the same; they may come faster.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`].
+    pub fn open_with_draft(
         view: View,
         backend: Box<dyn Backend>,
         options: &EngineOptions,
+        draft: DraftModel,
+    ) -> Result<Self, EngineError> {
+        Self::start(view, backend, options, Some(draft), lookups())
+    }
+
+    /// The same with some other way to guess from a sequence's text.
+    pub(crate) fn start(
+        view: View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+        draft: Option<DraftModel>,
         drafters: Drafters,
     ) -> Result<Self, EngineError> {
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
         let stepper = Stepper::new(&view, backend, options)?;
-        let (info, planned) = (stepper.info.clone(), stepper.planned);
+        // What the model was shortened to holds for both.
+        let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
+        let drafts =
+            draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
+        let drafted = drafts.as_ref().map_or(0, |drafts| drafts.planned().total());
+        let (info, planned) = (stepper.info.clone(), MemoryReport { draft: drafted, ..stepper.planned });
         let device = stepper.backend.describe();
+        let speculator = Speculator::new(stepper.backend.exact_rows(), drafts);
         let pages = cache_spec(&stepper.model, options).pages;
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
@@ -72,11 +98,11 @@ impl Engine {
             pages,
             options.num_batch,
             options.max_sequences,
+            speculator,
         );
         let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || driver.work(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
-        let next_id = AtomicU64::new(1);
-        let speculation = options.speculation;
+        let (speculation, next_id) = (options.speculation, AtomicU64::new(1));
         let inner = Inner {
             commands,
             tokenizer,

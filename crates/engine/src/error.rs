@@ -42,6 +42,19 @@ pub enum EngineError {
     /// A model without that output was asked for embeddings.
     #[error("this model cannot make embeddings")]
     CannotEmbed,
+    /// A draft model whose tokens are not those of the model that it is to guess for.
+    #[error(
+        "`{draft}` cannot be the draft model of `{model}`: {difference}; take a small model of the same family, with the same \
+         tokenizer"
+    )]
+    DraftVocabulary {
+        /// The draft model.
+        draft: String,
+        /// The model.
+        model: String,
+        /// The first difference.
+        difference: String,
+    },
     /// The loop has ended.
     #[error("the engine has stopped")]
     Stopped,

@@ -7,6 +7,7 @@ use puna_models::{Model, Pooling};
 use crate::error::EngineError;
 use crate::pages::PAGE_TOKENS;
 use crate::speculate::Speculation;
+use crate::speculate::model::{DraftModel, Drafts};
 use crate::stepper::Stepper;
 
 /// How a model is to be loaded.
@@ -77,12 +78,14 @@ pub struct MemoryReport {
     pub cache: u64,
     /// Intermediate results.
     pub scratch: u64,
+    /// All of that for the draft model, where there is one.
+    pub draft: u64,
 }
 
 impl MemoryReport {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.cache + self.scratch
+        self.weights + self.cache + self.scratch + self.draft
     }
 }
 
@@ -94,6 +97,17 @@ pub fn plan_memory(
     options: &EngineOptions,
 ) -> Result<MemoryReport, EngineError> {
     Stepper::bare(view, backend, options)?.memory(options)
+}
+
+/// The same with a draft model, which has a cache for as many and as long sequences.
+pub fn plan_memory_with_draft(
+    view: &View,
+    backend: Box<dyn Backend>,
+    options: &EngineOptions,
+    draft: DraftModel,
+) -> Result<MemoryReport, EngineError> {
+    let draft = Drafts::plan(draft, options)?.total();
+    Ok(MemoryReport { draft, ..plan_memory(view, backend, options)? })
 }
 
 /// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds. So

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, StopMatcher, Vocab, log_probs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
+use crate::held::Held;
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
-use crate::pages::{NodeId, PAGE_TOKENS, Pages};
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
@@ -15,27 +15,6 @@ use crate::vocab::SamplerVocab;
 /// A job's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub u64);
-
-/// Pages of a sequence: those shared with the tree, then its own.
-#[derive(Debug, Default)]
-pub struct Held {
-    /// Full pages of the tree, retained.
-    pub path: Vec<NodeId>,
-    /// Pages that only this sequence has, in order.
-    pub own: Vec<u32>,
-}
-
-impl Held {
-    /// Page numbers in order.
-    pub fn list(&self, pages: &Pages) -> Vec<u32> {
-        self.path.iter().map(|&id| pages.page(id)).chain(self.own.iter().copied()).collect()
-    }
-
-    /// Tokens that there is room for.
-    pub fn room(&self) -> usize {
-        (self.path.len() + self.own.len()) * PAGE_TOKENS
-    }
-}
 
 /// A job that is running or waiting.
 pub struct Sequence {

@@ -85,7 +85,7 @@ impl Stepper {
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
         // The result as it is handed out.
         let results = 4 * results as u64 * cols as u64;
-        Ok(MemoryReport { weights, cache, scratch: largest + smaller + results })
+        Ok(MemoryReport { weights, cache, scratch: largest + smaller + results, draft: 0 })
     }
 
     /// Runs a step; the result has this many columns. `None` where the model has no such result.

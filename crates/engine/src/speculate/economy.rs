@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::newest::Newest;
+
 /// What guesses must promise, in plain steps a plain step, before they are made.
 const WORTHWHILE: f64 = 1.03;
 /// Part of a plain step that each step adds to the credit.
@@ -30,31 +32,6 @@ const TAKEN_FROM_OTHERS: f64 = 1.10;
 const RATIO_MOST: f64 = 4.0;
 const PLAIN_TIMES: usize = 3;
 const RATIOS: usize = 7;
-
-/// The newest few of some measurements.
-#[derive(Debug, Clone, Default)]
-struct Newest {
-    values: Vec<f64>,
-    next: usize,
-}
-
-impl Newest {
-    fn push(&mut self, value: f64, most: usize) {
-        if self.values.len() < most {
-            self.values.push(value);
-        } else {
-            self.values[self.next % most] = value;
-            self.next += 1;
-        }
-    }
-
-    /// The median, the lower one of two: what is measured is sometimes far too long, never too short.
-    fn median(&self) -> Option<f64> {
-        let mut sorted = self.values.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len().saturating_sub(1) / 2).copied()
-    }
-}
 
 /// What a step of some rows costs beside the plain one of as many sequences.
 #[derive(Debug, Clone, Default)]
@@ -187,6 +164,13 @@ impl Economy {
         self.since_plain = 0;
         self.plain.push(seconds, PLAIN_TIMES);
         self.earn(INTEREST);
+    }
+
+    /// Takes note of time spent on guesses of which none was good enough to be checked.
+    pub fn lost(&mut self, seconds: f64) {
+        if let Some(plain) = self.plain.median() {
+            self.earn(-(seconds / plain).min(RATIO_MOST));
+        }
     }
 
     /// Takes note of a step with guesses: of its `n` sequences, its rows, its time with that of making the guesses, and the

@@ -11,7 +11,7 @@
 //! log-probabilities. To the last bit it is as long as the backend computes a row in company as it does alone, and no
 //! step with guesses has more rows than [`puna_graph::Backend::exact_rows`].
 //!
-//! - [`lookup`]: guesses from the sequence's own text;
+//! - [`lookup`]: guesses from the sequence's own text; [`model`]: those of a small model;
 //! - [`record`]: how often guesses came true;
 //! - [`economy`]: how many guesses pay;
 //! - [`guesser`]: the state of a sequence; [`speculator`]: that of the loop.
@@ -21,6 +21,8 @@ pub mod economy;
 mod exact;
 pub mod guesser;
 pub mod lookup;
+pub mod model;
+pub mod newest;
 pub mod record;
 pub mod speculator;
 #[cfg(test)]

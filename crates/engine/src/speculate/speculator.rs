@@ -5,9 +5,14 @@ use std::time::Duration;
 use puna_tokenizer::Tokenizer;
 
 use super::economy::{Bounds, Economy, Offer, all_of};
+use super::model::{Drafts, Question};
 use super::record::Record;
 use super::{Guess, Kind, Speculated};
+use crate::error::EngineError;
 use crate::sequence::{JobId, Sequence};
+
+/// By how much likelier the draft model's guesses must be than those from the text, which cost nothing.
+const BETTER: f64 = 0.15;
 
 /// Bounds that the loop sets.
 #[derive(Debug, Clone, Copy)]
@@ -33,39 +38,50 @@ pub struct Ran {
 pub struct Speculator {
     economy: Economy,
     record: Record,
+    drafts: Option<Drafts>,
     /// Rows of a step whose results do not depend on each other's company.
     exact_rows: usize,
+    /// Seconds that the draft model took for the guesses of this step.
+    guessing: f64,
     pub counts: Speculated,
 }
 
+/// Where a sequence's guess is to come from.
+enum Plan {
+    Nothing,
+    Known(Guess),
+    Ask,
+}
+
 impl Speculator {
-    pub fn new(exact_rows: usize) -> Self {
-        let (economy, record) = (Economy::default(), Record::of_loop());
-        Self { economy, record, exact_rows, counts: Speculated::default() }
+    pub fn new(exact_rows: usize, drafts: Option<Drafts>) -> Self {
+        let (economy, record, counts) = (Economy::default(), Record::of_loop(), Speculated::default());
+        Self { economy, record, drafts, exact_rows, guessing: 0.0, counts }
     }
 
     /// Guesses for a step of these sequences, all of which only lack their newest token.
+    ///
+    /// # Errors
+    /// The draft model cannot be computed.
     pub fn guess(
         &mut self,
         company: &mut [&mut Sequence],
         tokenizer: &Tokenizer,
         limits: Limits,
-    ) -> Vec<(JobId, Guess)> {
+    ) -> Result<Vec<(JobId, Guess)>, EngineError> {
+        self.guessing = 0.0;
         let n = company.len();
         let rows = limits.rows.min(self.exact_rows);
         if n >= rows {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let mut offers = Vec::with_capacity(n);
-        let mut guesses = Vec::with_capacity(n);
+        let mut plans = Vec::with_capacity(n);
         for s in company.iter_mut() {
             let most = s.guesses_at_most(limits.n_ctx).min(rows - n);
-            s.guesser.settle(&s.tokens, &mut self.record);
-            let guess = s.guesser.look_up(&s.tokens, most, |token| tokenizer.is_eog(token));
-            offers.push(guess.as_ref().map_or_else(Offer::default, |guess| {
-                Offer::new(guess.tokens.len(), s.guesser.record.chance(guess.kind, &self.record))
-            }));
-            guesses.push(guess);
+            let (plan, offer) = self.plan(s, most, tokenizer);
+            plans.push(plan);
+            offers.push(offer);
         }
         self.economy.meet(company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)));
         let bounds = Bounds { rows, target: limits.target };
@@ -73,18 +89,69 @@ impl Speculator {
             true => all_of(&offers, rows),
             false => self.economy.decide(&offers, bounds),
         };
+        self.ask(company, &mut plans, &taken, tokenizer)?;
         let mut chosen = Vec::new();
-        for ((s, guess), taken) in company.iter_mut().zip(guesses).zip(taken) {
-            match guess {
-                Some(mut guess) if taken > 0 => {
+        for ((s, plan), taken) in company.iter_mut().zip(plans).zip(taken) {
+            match plan {
+                Plan::Known(mut guess) if taken > 0 => {
                     guess.tokens.truncate(taken);
                     chosen.push((s.id, guess));
                 }
-                Some(guess) => s.guesser.keep(guess, &s.tokens),
-                None => {}
+                Plan::Known(guess) => s.guesser.keep(guess, &s.tokens),
+                Plan::Nothing | Plan::Ask => {}
             }
         }
-        chosen
+        Ok(chosen)
+    }
+
+    /// Where a sequence's guess may come from, and what it may be worth.
+    fn plan(&mut self, s: &mut Sequence, most: usize, tokenizer: &Tokenizer) -> (Plan, Offer) {
+        s.guesser.settle(&s.tokens, &mut self.record);
+        let found = s.guesser.look_up(&s.tokens, most, |token| tokenizer.is_eog(token));
+        let chance = |kind| s.guesser.record.chance(kind, &self.record);
+        let known = found.as_ref().map_or(0.0, |guess| chance(guess.kind));
+        let asks = s.guesser.speculation.draft && most > 0;
+        match (found, self.drafts.as_ref().filter(|_| asks)) {
+            (found, Some(drafts)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
+                let offer = Offer::new(most, chance(Kind::Model));
+                (Plan::Ask, Offer { making: drafts.token_seconds(), ..offer })
+            }
+            (Some(guess), _) => {
+                let offer = Offer::new(guess.tokens.len(), known);
+                (Plan::Known(guess), offer)
+            }
+            (None, _) => (Plan::Nothing, Offer::default()),
+        }
+    }
+
+    /// Asks the draft model for the sequences that are to have its guesses.
+    fn ask(
+        &mut self,
+        company: &[&mut Sequence],
+        plans: &mut [Plan],
+        taken: &[usize],
+        tokenizer: &Tokenizer,
+    ) -> Result<(), EngineError> {
+        let Some(drafts) = &mut self.drafts else { return Ok(()) };
+        let asks = |i: &usize| matches!(plans[*i], Plan::Ask) && taken[*i] > 0;
+        let who: Vec<usize> = (0..plans.len()).filter(asks).collect();
+        if who.is_empty() {
+            return Ok(());
+        }
+        let question = |&i: &usize| {
+            let s = &company[i];
+            Question { id: s.id, tokens: &s.tokens, most: taken[i], always: s.guesser.speculation.always }
+        };
+        let questions: Vec<_> = who.iter().map(question).collect();
+        let known = |token: u32| (token as usize) < tokenizer.vocab_size();
+        let answers = drafts.ask(&questions, |token| tokenizer.is_eog(token) || !known(token))?;
+        self.guessing = answers.guessing;
+        for (i, tokens) in who.into_iter().zip(answers.guesses) {
+            if !tokens.is_empty() {
+                plans[i] = Plan::Known(Guess { tokens, kind: Kind::Model });
+            }
+        }
+        Ok(())
     }
 
     /// Takes note of what a step made of a sequence's guess.
@@ -96,9 +163,18 @@ impl Speculator {
 
     /// Takes note of a step's time.
     pub fn ran(&mut self, ran: Ran) {
-        match ran.rows > ran.sequences {
-            true => self.economy.checked(ran.sequences, ran.rows, ran.seconds, 0.0, ran.came_true),
-            false => self.economy.plain(ran.seconds),
+        if ran.rows > ran.sequences {
+            self.economy.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.came_true);
+        } else {
+            self.economy.plain(ran.seconds);
+            self.economy.lost(self.guessing);
+        }
+    }
+
+    /// A sequence ends or gives up its pages.
+    pub fn leave(&mut self, s: &Sequence) {
+        if let Some(drafts) = &mut self.drafts {
+            drafts.leave(s.id, &s.tokens);
         }
     }
 }

@@ -14,7 +14,9 @@ use super::lookup::Lookup;
 use super::{Drafted, Drafter, Guess, Kind, Speculated, Speculation};
 use crate::engine::Drafters;
 use crate::pages::PAGE_TOKENS;
-use crate::{Engine, EngineOptions, Event, Finish, Job};
+use crate::{
+    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Job, plan_memory, plan_memory_with_draft,
+};
 
 const ALWAYS: Speculation = Speculation { always: true, ..Speculation::AUTO };
 
@@ -44,11 +46,22 @@ fn lookups() -> Drafters {
     Arc::new(|| Box::<Lookup>::default())
 }
 
-fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {
+fn view(model: &str) -> View {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(model);
-    let view = View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap();
-    let backend = CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()) }).unwrap();
-    Engine::with_drafters(view, Box::new(backend), options, drafters).unwrap()
+    View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap()
+}
+
+fn backend() -> Box<CpuBackend> {
+    Box::new(CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()) }).unwrap())
+}
+
+fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {
+    Engine::start(view(model), backend(), options, None, drafters).unwrap()
+}
+
+fn open_with_draft(model: &str, draft: &str, options: &EngineOptions) -> Result<Engine, EngineError> {
+    let draft = DraftModel { view: view(draft), backend: backend() };
+    Engine::open_with_draft(view(model), backend(), options, draft)
 }
 
 /// All that a listener hears.
@@ -298,4 +311,90 @@ fn guesses_are_made_by_default_and_not_when_switched_off() {
     let off = cria(&EngineOptions { speculation: Speculation::OFF, ..EngineOptions::default() });
     let (same, counts) = hear(&start(&off, &job));
     assert_eq!((same, counts), (plain, Speculated::default()));
+}
+
+/// Guesses of the draft model alone.
+const MODEL: Speculation = Speculation { lookup: false, ..ALWAYS };
+
+#[test]
+fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_greedy() {
+    let options = EngineOptions::default();
+    let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
+    let job = job(&engine, QUESTION, endless(&engine, greedy()));
+    let (plain, none) = run(&engine, &job, Speculation::OFF);
+    assert_eq!(none, Speculated::default());
+    let (guessed, counts) = run(&engine, &job, MODEL);
+    assert_eq!(guessed, plain);
+    assert!(counts.model.drafted > 40 && counts.model.accepted == counts.model.drafted, "{counts:?}");
+    assert_eq!(counts.lookup, Default::default());
+    // Another turn finds both models' caches warm.
+    let next = Job { prompt: plain.tokens.clone(), ..job };
+    let (guessed, _) = run(&engine, &next, MODEL);
+    assert_eq!(guessed, run(&engine, &next, Speculation::OFF).0);
+}
+
+#[test]
+fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
+    // The same vocabulary; weights that are not alike.
+    let options = EngineOptions { max_sequences: 2, num_batch: 16, ..EngineOptions::default() };
+    let (model, draft) = ("tests/data/zoo/llama-q8_0.gguf", "tests/data/zoo/llama-q4_0.gguf");
+    let engine = open_with_draft(model, draft, &options).unwrap();
+    let n = engine.info().n_vocab as u32;
+    let mut all = Speculated::default();
+    for sampling in [greedy(), Params { seed: 3, temperature: 0.05, ..Params::default() }] {
+        let jobs = [3u32, 7].map(|k| {
+            let prompt: Vec<u32> = (0..50).map(|i| 5 + i * k % (n - 5)).collect();
+            Job { max_tokens: Some(60), ..Job::new(prompt, endless(&engine, sampling.clone())) }
+        });
+        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+        for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
+            let jobs = jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
+            let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
+            let counts = together.each_ref().map(|(_, counts)| *counts);
+            assert_eq!(together.map(|(heard, _)| heard), alone, "{speculation:?}");
+            counts.iter().for_each(|c| all.model.drafted += c.model.drafted);
+            counts.iter().for_each(|c| all.model.accepted += c.model.accepted);
+        }
+    }
+    assert!(all.model.accepted > 0, "{all:?}");
+}
+
+#[test]
+fn a_draft_model_follows_shifts_scarce_pages_and_its_own_smaller_context() {
+    for options in [
+        EngineOptions { num_ctx: Some(70), ..EngineOptions::default() },
+        EngineOptions { num_ctx: Some(2 * PAGE_TOKENS), cache_pages: Some(3), ..EngineOptions::default() },
+    ] {
+        let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
+        let job =
+            Job { keep: 4, max_tokens: Some(150), ..job(&engine, "Go on.", endless(&engine, greedy())) };
+        let (plain, _) = run(&engine, &job, Speculation::OFF);
+        let jobs = [(); 2].map(|()| start(&engine, &Job { speculation: Some(MODEL), ..job.clone() }));
+        for events in &jobs {
+            assert_eq!(hear(events).0, plain);
+        }
+        assert!(engine.stats().speculated.model.accepted > 50);
+    }
+}
+
+#[test]
+fn a_draft_model_of_another_vocabulary_is_refused_with_both_names() {
+    let error = open_with_draft(CRIA, "tests/data/zoo/llama.gguf", &EngineOptions::default()).err().unwrap();
+    assert!(matches!(error, EngineError::DraftVocabulary { .. }));
+    let text = error.to_string();
+    assert!(text.contains("cannot be the draft model of") && text.contains("token"), "{text}");
+    let encoder = open_with_draft(CRIA, "tests/data/zoo/bert-mean.gguf", &EngineOptions::default());
+    assert!(encoder.is_err());
+}
+
+#[test]
+fn a_draft_models_memory_is_planned_beside_the_models() {
+    let options = EngineOptions { num_ctx: Some(256), ..EngineOptions::default() };
+    let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
+    let alone = plan_memory(&view(CRIA), backend(), &options).unwrap();
+    let draft = DraftModel { view: view(CRIA), backend: backend() };
+    let planned = plan_memory_with_draft(&view(CRIA), backend(), &options, draft).unwrap();
+    assert_eq!(planned, engine.memory());
+    assert_eq!(planned.total(), alone.total() + planned.draft);
+    assert!(planned.draft > alone.weights + alone.cache);
 }

@@ -1,0 +1,83 @@
+//! The pages that a sequence holds, and how they come from the tree and go back to it.
+
+use puna_graph::Backend;
+
+use crate::pages::{NodeId, PAGE_TOKENS, Pages};
+
+/// Pages of a sequence: those shared with the tree, then its own.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Full pages of the tree, retained.
+    path: Vec<NodeId>,
+    /// Pages that only this sequence has, in order.
+    own: Vec<u32>,
+}
+
+impl Held {
+    /// What the tree holds of a sequence's `tokens`, and how many tokens that are. The beginning of a page that agrees
+    /// only so far is copied.
+    pub fn find(pages: &mut Pages, backend: &mut dyn Backend, tokens: &[u32]) -> (Self, usize) {
+        let found = pages.find(tokens);
+        pages.retain(&found.path);
+        let mut computed = found.path.len() * PAGE_TOKENS;
+        let mut held = Self { path: found.path, own: Vec::new() };
+        if let Some((node, tokens)) = found.partial {
+            // Retained meanwhile, so that taking a page does not drop it.
+            pages.retain(&[node]);
+            if let Some(page) = pages.take() {
+                backend.copy_page(pages.page(node), page, tokens);
+                held.own.push(page);
+                computed += tokens;
+            }
+            pages.release(&[node]);
+        }
+        (held, computed)
+    }
+
+    /// Page numbers in order.
+    pub fn list(&self, pages: &Pages) -> Vec<u32> {
+        self.path.iter().map(|&id| pages.page(id)).chain(self.own.iter().copied()).collect()
+    }
+
+    /// Tokens that there is room for.
+    pub fn room(&self) -> usize {
+        (self.path.len() + self.own.len()) * PAGE_TOKENS
+    }
+
+    /// Takes pages until there is room for `tokens` tokens; `false` when there are no more.
+    pub fn grow(&mut self, pages: &mut Pages, tokens: usize) -> bool {
+        while self.room() < tokens {
+            match pages.take() {
+                Some(page) => self.own.push(page),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Puts full pages into the tree, where others find them at once. `computed` are the sequence's tokens as far as they
+    /// were computed: what a refused guess left behind them is never seen.
+    pub fn publish(&mut self, pages: &mut Pages, computed: &[u32]) {
+        while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
+            let start = self.path.len() * PAGE_TOKENS;
+            let tokens = &computed[start..start + PAGE_TOKENS];
+            let node = pages.insert(self.path.last().copied(), self.own.remove(0), tokens);
+            pages.retain(&[node]);
+            self.path.push(node);
+        }
+    }
+
+    /// Gives all pages to the tree.
+    pub fn release(mut self, pages: &mut Pages, computed: &[u32]) {
+        self.publish(pages, computed);
+        let rest = &computed[(self.path.len() * PAGE_TOKENS).min(computed.len())..];
+        for (i, page) in self.own.into_iter().enumerate() {
+            if i == 0 && !rest.is_empty() {
+                pages.insert(self.path.last().copied(), page, rest);
+            } else {
+                pages.give_back(page);
+            }
+        }
+        pages.release(&self.path);
+    }
+}
