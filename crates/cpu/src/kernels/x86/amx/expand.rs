@@ -91,12 +91,60 @@ unsafe fn strip<E: Expand>(s: &Strip, to: *mut u8) {
 #[repr(C, align(64))]
 struct Lanes([f32; 16]);
 
-#[inline(always)]
-unsafe fn lanes(x: __m512) -> Lanes {
-    let mut lanes = Lanes([0.0; 16]);
-    // SAFETY: features by the contract of the callers.
-    unsafe { _mm512_store_ps(lanes.0.as_mut_ptr(), x) };
-    lanes
+impl Lanes {
+    #[inline(always)]
+    unsafe fn new(x: __m512) -> Self {
+        let mut lanes = Lanes([0.0; 16]);
+        // SAFETY: features by the contract of the callers. Through memory, out of the compiler's sight: it would move
+        // lanes by shuffles, for which there is one port, where loads that broadcast cost nothing.
+        unsafe { _mm512_store_ps(lanes.0.as_mut_ptr(), x) };
+        std::hint::black_box(&mut lanes);
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn splat(&self, i: usize) -> __m512 {
+        // SAFETY: features by the contract of the callers.
+        unsafe { _mm512_set1_ps(self.0[i]) }
+    }
+}
+
+/// What up to 16 codes stand for: `codes · scale - minimum`.
+struct Values {
+    codes: __m512,
+    scales: Lanes,
+    minimums: Option<Lanes>,
+}
+
+impl Values {
+    #[inline(always)]
+    unsafe fn new<F: Format>(p: *const u8, codes: &[f32; 16]) -> Self {
+        // SAFETY: the chunk is whole; features by the contract of the callers.
+        unsafe {
+            let (scales, minimums) = F::scales::<Avx512>(p);
+            let minimums = if F::CODES.minimum() { Some(Lanes::new(minimums)) } else { None };
+            Self { codes: _mm512_loadu_ps(codes.as_ptr()), scales: Lanes::new(scales), minimums }
+        }
+    }
+
+    /// With scale `i`.
+    #[inline(always)]
+    unsafe fn of(&self, codes: __m512, i: usize) -> __m512 {
+        // SAFETY: features by the contract of the callers.
+        unsafe {
+            match &self.minimums {
+                Some(minimums) => _mm512_fmsub_ps(codes, self.scales.splat(i), minimums.splat(i)),
+                None => _mm512_mul_ps(codes, self.scales.splat(i)),
+            }
+        }
+    }
+
+    /// A table of the codes with scale `i`, then with scale `i + 1`: rounding two tables at once costs what one does.
+    #[inline(always)]
+    unsafe fn two(&self, i: usize) -> __m512i {
+        // SAFETY: features by the contract of the callers.
+        unsafe { pack(self.of(self.codes, i), self.of(self.codes, i + 1)) }
+    }
 }
 
 /// Writes the weights `32 · i …`.
@@ -158,27 +206,26 @@ impl<F: NibbleFormat> Expand for Nibbles<F> {
     unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
-            let (scales, minimums) = F::scales::<Avx512>(p);
-            let (scales, minimums) = (lanes(scales), lanes(minimums));
-            let values = _mm512_loadu_ps(F::VALUES.as_ptr());
+            let values = Values::new::<F>(p, &F::VALUES);
             // Bytes 0…7 and 8…15 as words, twice.
             let spread = _mm512_broadcast_i64x4(_mm256_cvtepu8_epi16(_mm_setr_epi8(
                 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
             )));
             let spread = _mm512_or_si512(spread, _mm512_set1_epi16(-0x8000));
             let shifts = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
-            for i in 0..8 {
-                let scale = _mm512_set1_ps(scales.0[i]);
-                let values = if F::CODES.minimum() {
-                    _mm512_fmsub_ps(values, scale, _mm512_set1_ps(minimums.0[i]))
-                } else {
-                    _mm512_mul_ps(values, scale)
-                };
+            let (low, sixteen) = (_mm512_set1_epi16(15), _mm512_set1_epi16(16));
+            let words = |i: usize| {
                 let bytes = _mm_loadu_si128(p.add(F::AT.0 + F::AT.1 * i).cast());
                 let words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), spread);
-                // The table is there twice, so that the fifth bit of an index does not matter.
-                let index = _mm512_srlv_epi16(words, shifts);
-                put(to, i, _mm512_permutexvar_epi16(index, pack(values, values)));
+                _mm512_srlv_epi16(words, shifts)
+            };
+            for i in (0..8).step_by(2) {
+                let table = values.two(i);
+                let first = _mm512_and_si512(words(i), low);
+                put(to, i, _mm512_permutexvar_epi16(first, table));
+                // (words & low) | sixteen
+                let second = _mm512_ternarylogic_epi32::<0xea>(words(i + 1), low, sixteen);
+                put(to, i + 1, _mm512_permutexvar_epi16(second, table));
             }
         }
     }
@@ -195,20 +242,16 @@ impl Expand for Q4K {
     unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
-            let (scales, minimums) = kquants::Q4_K::scales::<Avx512>(p);
-            let (scales, minimums) = (lanes(scales), lanes(minimums));
-            let count = _mm512_loadu_ps(COUNT.as_ptr());
-            let table = |i: usize| {
-                let (scale, minimum) = (_mm512_set1_ps(scales.0[i]), _mm512_set1_ps(minimums.0[i]));
-                let values = _mm512_fmsub_ps(count, scale, minimum);
-                pack(values, values)
-            };
+            let values = Values::new::<kquants::Q4_K>(p, &COUNT);
             for j in 0..4 {
+                let table = values.two(2 * j);
                 let words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.add(16 + 32 * j).cast()));
-                // As above: bits above the fourth of an index do not matter.
-                put(to, 2 * j, _mm512_permutexvar_epi16(words, table(2 * j)));
-                let high = _mm512_srli_epi16::<4>(words);
-                put(to, 2 * j + 1, _mm512_permutexvar_epi16(high, table(2 * j + 1)));
+                // The ninth bit becomes the fifth: the second table.
+                let words = _mm512_or_si512(words, _mm512_set1_epi16(0x100));
+                let first = _mm512_and_si512(words, _mm512_set1_epi16(15));
+                put(to, 2 * j, _mm512_permutexvar_epi16(first, table));
+                let second = _mm512_srli_epi16::<4>(words);
+                put(to, 2 * j + 1, _mm512_permutexvar_epi16(second, table));
             }
         }
     }
@@ -226,36 +269,37 @@ impl<F: Format> Expand for Tables<F> {
         const { assert!(F::CODES.top() <= if F::SUB == 32 { 31 } else { 15 }) };
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
-            let (scales, minimums) = F::scales::<Avx512>(p);
-            let (scales, minimums) = (lanes(scales), lanes(minimums));
-            let offset = if let Codes::Offset(offset) = F::CODES { offset as f32 } else { 0.0 };
-            let count = _mm512_sub_ps(_mm512_loadu_ps(COUNT.as_ptr()), _mm512_set1_ps(offset));
-            let sixteen = _mm512_set1_ps(16.0);
-            let values = |count: __m512, i: usize| {
-                let scale = _mm512_set1_ps(scales.0[i]);
-                if F::CODES.minimum() {
-                    _mm512_fmsub_ps(count, scale, _mm512_set1_ps(minimums.0[i]))
-                } else {
-                    _mm512_mul_ps(count, scale)
-                }
-            };
+            let mut values = Values::new::<F>(p, &COUNT);
+            if let Codes::Offset(offset) = F::CODES {
+                values.codes = _mm512_sub_ps(values.codes, _mm512_set1_ps(offset as f32));
+            }
+            let above = _mm512_add_ps(values.codes, _mm512_set1_ps(16.0));
             let mut codes = [0u8; SLICE];
             for j in 0..4 {
                 _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), F::codes::<Avx512>(p, j));
             }
-            let second = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(16));
+            // Through memory as well: loads extend bytes to words.
+            std::hint::black_box(&mut codes);
+            let index = |i: usize| {
+                _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().add(32 * i).cast::<__m256i>()))
+            };
+            let sixteen = _mm512_set1_epi16(16);
             for i in 0..8 {
-                let index = _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().add(32 * i).cast()));
-                let (table, index) = if F::SUB == 16 {
-                    let (a, b) = (values(count, 2 * i), values(count, 2 * i + 1));
-                    (pack(a, b), _mm512_or_si512(index, second))
-                } else if F::CODES.top() <= 15 {
-                    let a = values(count, i);
-                    (pack(a, a), index)
+                let weights = if F::SUB == 16 {
+                    let half = _mm512_inserti64x4::<0>(sixteen, _mm256_setzero_si256());
+                    _mm512_permutexvar_epi16(_mm512_or_si512(index(i), half), values.two(2 * i))
+                } else if F::CODES.top() > 15 {
+                    let table = pack(values.of(values.codes, i), values.of(above, i));
+                    _mm512_permutexvar_epi16(index(i), table)
+                } else if i % 2 == 0 {
+                    let table = values.two(i);
+                    let second = _mm512_or_si512(index(i + 1), sixteen);
+                    put(to, i + 1, _mm512_permutexvar_epi16(second, table));
+                    _mm512_permutexvar_epi16(index(i), table)
                 } else {
-                    (pack(values(count, i), values(_mm512_add_ps(count, sixteen), i)), index)
+                    continue;
                 };
-                put(to, i, _mm512_permutexvar_epi16(index, table));
+                put(to, i, weights);
             }
         }
     }
@@ -263,12 +307,12 @@ impl<F: Format> Expand for Tables<F> {
 
 /// 32 weights of signed codes at `p`, the second half with another scale.
 #[inline(always)]
-unsafe fn products(p: *const i8, [a, b]: [f32; 2]) -> __m512i {
+unsafe fn products(p: *const i8, scales: &Lanes, [a, b]: [usize; 2]) -> __m512i {
     // SAFETY: the caller's codes; features by the contract of the callers.
     unsafe {
         let [x, y] = [p, p.add(16)]
             .map(|p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast::<__m128i>()))));
-        pack(_mm512_mul_ps(x, _mm512_set1_ps(a)), _mm512_mul_ps(y, _mm512_set1_ps(b)))
+        pack(_mm512_mul_ps(x, scales.splat(a)), _mm512_mul_ps(y, scales.splat(b)))
     }
 }
 
@@ -284,16 +328,17 @@ impl<F: Format> Expand for Products<F> {
         const { assert!(!F::CODES.minimum()) };
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
-            let scales = lanes(F::scales::<Avx512>(p).0);
+            let scales = Lanes::new(F::scales::<Avx512>(p).0);
             let offset = _mm512_set1_epi8(F::CODES.offset::<Avx512>() as i8);
             let mut codes = [0i8; SLICE];
             for j in 0..4 {
                 let signed = _mm512_sub_epi8(F::codes::<Avx512>(p, j), offset);
                 _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), signed);
             }
+            std::hint::black_box(&mut codes);
             for i in 0..8 {
                 let at = if F::SUB == 16 { [2 * i, 2 * i + 1] } else { [i, i] };
-                put(to, i, products(codes.as_ptr().add(32 * i), at.map(|at| scales.0[at])));
+                put(to, i, products(codes.as_ptr().add(32 * i), &scales, at));
             }
         }
     }
@@ -310,9 +355,9 @@ impl Expand for Q8 {
     unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
-            let scales = lanes(blocks::Q8_0::scales::<Avx512>(p).0);
+            let scales = Lanes::new(blocks::Q8_0::scales::<Avx512>(p).0);
             for i in 0..8 {
-                put(to, i, products(p.add(34 * i + 2).cast(), [scales.0[i]; 2]));
+                put(to, i, products(p.add(34 * i + 2).cast(), &scales, [i; 2]));
             }
         }
     }
@@ -365,5 +410,65 @@ impl Expand for F16 {
                 put(to.add(low), i, rest);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::kernels::generic::formats::codebook;
+
+    /// How fast weights in the first-level cache are expanded, on one thread:
+    /// `cargo test --release -p puna-cpu --lib expanded -- --ignored --nocapture`
+    #[test]
+    #[ignore = "measures"]
+    fn weights_are_expanded_at_a_speed_to_compare_with_the_tiles() {
+        fn rate<E: Expand>() {
+            if crate::kernels::emulated().is_none() {
+                return;
+            }
+            let bytes = SLICE / E::BLOCK.0 * E::BLOCK.1;
+            let data = vec![0x35u8; 16 * bytes + 64];
+            let mut panel = vec![0u64; 4 * TILE];
+            let to = panel.as_mut_ptr().cast::<u8>();
+            let to = to.wrapping_add(to.align_offset(64));
+            let strip = Strip {
+                data: data.as_ptr(),
+                stride: bytes,
+                rows: 16,
+                len: SLICE,
+                end: data.as_ptr_range().end,
+                low: 8 * TILE,
+            };
+            let expander = Expander::of::<E>();
+            let mut best = f64::MAX;
+            for _ in 0..200 {
+                let start = Instant::now();
+                for _ in 0..100 {
+                    // SAFETY: the strip's rows exist, the panel has room for 16 tiles, the features were found.
+                    unsafe { (expander.strip)(black_box(&strip), to) };
+                }
+                best = best.min(start.elapsed().as_secs_f64());
+            }
+            println!("{:8} {:6.1} G weights/s", E::TYPE.name(), (100 * 16 * SLICE) as f64 / best / 1e9);
+        }
+        rate::<Nibbles<blocks::Q4_0>>();
+        rate::<Nibbles<blocks::Q4_1>>();
+        rate::<Nibbles<blocks::MXFP4>>();
+        rate::<Nibbles<kquants::IQ4_XS>>();
+        rate::<Q4K>();
+        rate::<Q8>();
+        rate::<Tables<blocks::Q5_0>>();
+        rate::<Tables<kquants::Q5_K>>();
+        rate::<Tables<kquants::Q2_K>>();
+        rate::<Tables<kquants::Q3_K>>();
+        rate::<Products<kquants::Q6_K>>();
+        rate::<Products<codebook::IQ3_S>>();
+        rate::<Products<codebook::IQ2_XXS>>();
+        rate::<Bf16>();
+        rate::<F16>();
     }
 }
