@@ -171,7 +171,9 @@ mod units {
 
     pub(super) fn int8_chains(level: &str) -> Option<Chains> {
         match level {
-            "avx512vnni" | "amx" => {
+            // SAFETY: the level was found on this machine.
+            "amx" => Some(unsafe { crate::kernels::tile_peaks() }[1]),
+            "avx512vnni" => {
                 // SAFETY: the level was found on this machine, and it has AVX-512 VNNI.
                 Some((|rounds| unsafe { int8_vnni(rounds) }, (CHAINS * 64) as u64))
             }
@@ -184,8 +186,11 @@ mod units {
     }
 
     pub(super) fn bf16_chains(level: &str) -> Option<Chains> {
-        let level_has = matches!(level, "avx512vnni" | "amx");
-        if level_has && is_x86_feature_detected!("avx512bf16") {
+        if level == "amx" {
+            // SAFETY: the level was found on this machine.
+            return Some(unsafe { crate::kernels::tile_peaks() }[0]);
+        }
+        if level == "avx512vnni" && is_x86_feature_detected!("avx512bf16") {
             // SAFETY: just detected.
             return Some((|rounds| unsafe { bf16_avx512(rounds) }, (CHAINS * 32) as u64));
         }

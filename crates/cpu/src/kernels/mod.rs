@@ -18,10 +18,15 @@ mod x86;
 
 pub use levels::{KernelError, best, emulated, level, levels};
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::tile_peaks;
+
 pub use tiles::{Interleave, SLICE, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
 
 pub use puna_graph::KvType;
 use puna_quant::TensorType;
+
+use crate::memory::{HUGE_PAGE, advise_huge};
 
 /// How a kernel wants its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -201,16 +206,23 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// At least `len` bytes, 64-byte aligned, with any content.
+    /// At least `len` bytes, 64-byte aligned, with any content. Much memory starts on a large page.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        let words = len.div_ceil(8) + 8;
+        let align = if len >= Self::LARGE { HUGE_PAGE } else { 64 };
+        let words = (len.next_multiple_of(align) + align) / 8;
         if self.bytes.len() < words {
-            self.bytes.resize(words, 0);
+            // Not resized: what was there need not be kept, and fresh memory is not touched.
+            self.bytes = Vec::new();
+            self.bytes = vec![0; words];
+            advise_huge(self.bytes.as_mut_ptr().cast(), 8 * words);
         }
         let all: &mut [u8] = bytemuck::cast_slice_mut(&mut self.bytes);
-        let skip = all.as_ptr().align_offset(64);
+        let skip = all.as_ptr().align_offset(align);
         &mut all[skip..skip + len]
     }
+
+    /// Bytes that are worth a large page.
+    const LARGE: usize = 256 << 10;
 }
 
 /// `out[t][r] = Σ_k w[r][k] · x[t][k]`.

@@ -6,6 +6,8 @@ mod avx2_packed;
 mod avx512;
 mod vnni;
 
+pub(crate) use amx::peaks as tile_peaks;
+
 use super::Level;
 
 /// Appends the levels that this processor runs, best last.

@@ -11,6 +11,7 @@
 mod expand;
 mod interleave;
 mod multiply;
+mod peak;
 mod unit;
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -79,6 +80,21 @@ pub(super) fn emulated() -> Option<&'static Level> {
     static LEVEL: Level =
         Level { name: "amx-emulated", linear: linear::<unit::Emulated>, vector: avx512::LEVEL.vector };
     vectors().then_some(&LEVEL)
+}
+
+/// Some rounds of multiply-adds, and how many a round has.
+pub(crate) type Peak = (fn(u32) -> f32, u64);
+
+/// Multiply-adds on tiles, for probes: of bf16 and of int8.
+///
+/// # Safety
+/// The level was handed out.
+pub(crate) unsafe fn peaks() -> [Peak; 2] {
+    // SAFETY: the processor has AMX, says the caller.
+    let bf16 = |rounds| unsafe { peak::bf16::<Hardware>(rounds) };
+    // SAFETY: as above.
+    let int8 = |rounds| unsafe { peak::int8::<Hardware>(rounds) };
+    [(bf16, peak::BF16_MACS), (int8, peak::INT8_MACS)]
 }
 
 fn linear<U: Unit>(ty: TensorType) -> Option<LinearKernel> {

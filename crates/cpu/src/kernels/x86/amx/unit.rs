@@ -18,6 +18,8 @@ pub(super) trait Unit: Sized + 'static {
     unsafe fn store<const T: usize>(&self, p: *mut u8, stride: usize);
     /// `C[m][n] += Σ_k A[m][k] · B[k/2][n][k%2]`: 16 × 16 f32, 16 × 32 bf16, 16 lines of 16 pairs of bf16.
     unsafe fn dot_bf16<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// `C[m][n] += Σ_k A[m][k] · B[k/4][n][k%4]`: 16 × 16 i32, 16 × 64 i8, 16 lines of 16 fours of i8.
+    unsafe fn dot_i8<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
 /// The processor's tiles. They are configured while this lives: never across a wait, for the system would have to save
@@ -79,6 +81,13 @@ impl Unit for Hardware {
                 options(nostack, preserves_flags, nomem));
         }
     }
+    #[inline(always)]
+    unsafe fn dot_i8<const C: usize, const A: usize, const B: usize>(&mut self) {
+        unsafe {
+            asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, preserves_flags, nomem));
+        }
+    }
 }
 
 impl Drop for Hardware {
@@ -137,6 +146,21 @@ impl Unit for Emulated {
                 let c = &mut self.tiles[C][16 * m + n];
                 let sum = flush(even + odd);
                 *c = flush(flush(f32::from_bits(*c)) + sum).to_bits();
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_i8<const C: usize, const A: usize, const B: usize>(&mut self) {
+        let (a, b) = (self.tiles[A], self.tiles[B]);
+        for m in 0..16 {
+            for k in 0..16 {
+                let four = a[16 * m + k].to_le_bytes();
+                for n in 0..16 {
+                    let products = four.iter().zip(b[16 * k + n].to_le_bytes());
+                    let sum: i32 = products.map(|(&x, y)| i32::from(x as i8) * i32::from(y as i8)).sum();
+                    let c = &mut self.tiles[C][16 * m + n];
+                    *c = c.wrapping_add(sum as u32);
+                }
             }
         }
     }
