@@ -26,6 +26,22 @@ pub struct Cli {
 
 const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
+const BENCH_HELP: &str = "\
+MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
+
+Examples:
+  puna bench model.gguf -p 512,2048 -n 64            reading a prompt, generating
+  puna bench model.gguf -p 512 -n 32 -d 0,4096       the same behind 4096 tokens
+  puna bench model.gguf -p 0 -n 32 -b 1,4,16         generating for several at once
+  puna bench minilm.gguf -e                          64 texts of mixed lengths
+  puna bench model.gguf -p 0 --busy 2                beside a process with two busy threads
+  puna bench model.gguf --memory --start             memory, and the wait for the first word
+  llama-bench -m model.gguf -o json > peer.json
+  puna bench model.gguf --compare peer.json --plot chart.svg
+
+Environment Variables:
+      OLLAMA_MODELS              The path to the models directory
+      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
 const SERVE_HELP: &str = "\
 Environment Variables:
       OLLAMA_DEBUG               Log more: debug information (1), traces too (2)
@@ -123,7 +139,7 @@ pub enum Command {
     #[command(after_help = STORE_HELP)]
     Detokenize(DetokenizeArgs),
     /// Measure speed, beside the limits of the machine
-    #[command(after_help = STORE_HELP)]
+    #[command(after_help = BENCH_HELP)]
     Bench(BenchArgs),
     /// Measure how well a model predicts a text
     #[command(after_help = STORE_HELP)]
@@ -149,6 +165,13 @@ pub enum Command {
     Manual {
         /// The folder; it is made where it is missing
         folder: PathBuf,
+    },
+    /// Keep threads busy until standard input ends (started by bench)
+    #[command(hide = true)]
+    Spin {
+        /// How many
+        #[arg(value_parser = positive)]
+        threads: usize,
     },
     /// Compute for a server (started by it)
     #[command(hide = true)]
@@ -336,12 +359,27 @@ pub struct BenchArgs {
     /// Tokens in the context before; a list too
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
-    /// Sequences at once; a list too
-    #[arg(short = 'b', long, value_delimiter = ',', default_value = "1", value_parser = positive)]
+    /// Sequences at once, or texts of a batch of embeddings; a list too [default: 1, texts: 64]
+    #[arg(short = 'b', long, value_delimiter = ',', value_parser = positive)]
     pub sequences: Vec<usize>,
+    /// Embed texts of mixed lengths, the longest as long as -p says; models that do nothing else do this anyway
+    #[arg(short, long)]
+    pub embed: bool,
+    /// Every test again beside a process that keeps this many threads busy
+    #[arg(long, value_name = "THREADS", value_parser = positive)]
+    pub busy: Option<usize>,
+    /// From the start of a `puna run` to its first output too
+    #[arg(long)]
+    pub start: bool,
+    /// Resident memory beyond the mapped file and the cache too
+    #[arg(long)]
+    pub memory: bool,
     /// Threads
     #[arg(short, long)]
     pub threads: Option<usize>,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
     /// Repetitions, of which the median is reported
     #[arg(short, long, default_value = "3", value_parser = positive)]
     pub repetitions: usize,
@@ -357,11 +395,12 @@ pub struct BenchArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-    /// Results to compare with, of `puna bench --json` or `llama-bench -o json`
-    #[arg(long)]
-    pub compare: Option<PathBuf>,
-    /// Draw the results
-    #[arg(long)]
+    /// Results to compare with, of `puna bench --json`, `llama-bench -o json` or `llama-batched-bench --output-format
+    /// jsonl`; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub compare: Vec<PathBuf>,
+    /// Draw the results, as SVG
+    #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }
 

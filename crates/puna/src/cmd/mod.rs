@@ -40,6 +40,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),
         Command::Manual { folder } => manual::run(&folder),
+        Command::Spin { threads } => bench::spin(threads),
         Command::Serve => serve::run(),
         Command::Runner { args } => serve::runner(&args),
         Command::Create(args) => create::run(&args),

@@ -1,0 +1,100 @@
+//! Embeddings of a batch of texts of mixed lengths, as the server makes them.
+
+use std::sync::mpsc::channel;
+
+use anyhow::{Context, Result, bail};
+use puna_engine::{Engine, EngineOptions, Feed, Outputs};
+use puna_gguf::View;
+
+use super::measure::{self, Cost, Measured, Test, tokens};
+use super::plan::Plan;
+use crate::local::ModelFile;
+
+/// Tokens of the shortest text.
+const SHORTEST: usize = 8;
+
+/// Lengths of `count` texts from 8 tokens to `longest`, evenly spread over their logarithms and in no order.
+pub fn lengths(count: usize, longest: usize) -> Vec<usize> {
+    let shortest = SHORTEST.min(longest);
+    let ratio = longest as f64 / shortest.max(1) as f64;
+    // A step that shares no factor with most counts mixes long ones with short ones.
+    let step = if count.is_multiple_of(37) { 1 } else { 37 };
+    let part = |i: usize| (i * step % count) as f64 / (count.max(2) - 1) as f64;
+    (0..count).map(|i| (shortest as f64 * ratio.powf(part(i))).round() as usize).collect()
+}
+
+/// The texts of a test, in tokens.
+fn texts(test: &Test, n_vocab: usize) -> Vec<Vec<u32>> {
+    let lengths = lengths(test.sequences, test.prompt);
+    lengths.iter().enumerate().map(|(i, &n)| tokens(n, i + 7, n_vocab as u32)).collect()
+}
+
+/// Runs a test: the same steps once by hand, to count, once to warm up, then timed.
+pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<Vec<Measured>> {
+    let options = EngineOptions {
+        num_ctx: plan.compute.num_ctx,
+        num_batch: plan.compute.num_batch,
+        cache_k: plan.compute.cache_k,
+        cache_v: plan.compute.cache_v,
+        max_sequences: plan.compute.sequences,
+        cache_pages: None,
+    };
+    let view = View::new(file.gguf.clone())?;
+    let engine = Engine::open(view, Box::new(plan.compute.backend()?), &options);
+    let engine = engine.with_context(|| file.shown.clone())?;
+    let texts = texts(test, engine.info().n_vocab);
+    let cost = count(file, &texts, plan)?;
+    once(&engine, &texts)?;
+    measure::repeat(test, plan, &cost, || once(&engine, &texts))
+}
+
+fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {
+    let (sender, receiver) = channel();
+    let done = Box::new(move |vectors| {
+        // Nobody stops listening before the answer.
+        let _ = sender.send(vectors);
+    });
+    engine.embed(texts.to_vec(), done)?;
+    let vectors = receiver.recv().context("the engine ended")??;
+    if vectors.len() != texts.len() {
+        bail!("{} texts have {} vectors", texts.len(), vectors.len());
+    }
+    Ok(())
+}
+
+/// Bytes and multiply-adds of a batch: as many texts a step as fit it.
+fn count(file: &ModelFile, texts: &[Vec<u32>], plan: &Plan) -> Result<Cost> {
+    let mut evaluator = plan.compute.evaluator(file)?;
+    evaluator.measure(true);
+    let mut left = texts;
+    while !left.is_empty() {
+        let mut rows = 0;
+        let fits = |text: &&Vec<u32>| {
+            rows += text.len();
+            rows <= plan.compute.num_batch
+        };
+        let (step, rest) = left.split_at(left.iter().take_while(fits).count().max(1));
+        (0..step.len()).for_each(|sequence| evaluator.truncate(sequence, 0));
+        let feed = |(sequence, tokens)| Feed { sequence, tokens, outputs: Outputs::Last };
+        let feeds: Vec<Feed<'_>> = step.iter().map(Vec::as_slice).enumerate().map(feed).collect();
+        evaluator.hidden(&feeds)?;
+        left = rest;
+    }
+    Ok(Cost { tokens: texts.iter().map(Vec::len).sum(), times: evaluator.measured() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_short_and_long_in_no_order() {
+        let found = lengths(64, 256);
+        let mut sorted = found.clone();
+        sorted.sort_unstable();
+        assert_eq!((sorted[0], sorted[63], found.len()), (8, 256, 64));
+        assert!(found != sorted && sorted[31].abs_diff(45) < 3, "{sorted:?}");
+        assert_eq!(lengths(1, 5), [5]);
+        assert_eq!(lengths(2, 4), [4, 4]);
+    }
+}

@@ -1,0 +1,115 @@
+//! What a command line asks for.
+
+use anyhow::{Result, bail};
+use puna_models::{LoadOptions, Model};
+
+use super::measure::{BATCH, Test};
+use crate::cli::BenchArgs;
+use crate::cmd::debug::kv_type;
+use crate::local::{Compute, ModelFile};
+use crate::usage;
+
+/// Texts of a batch of embeddings where nothing else is said.
+const TEXTS: usize = 64;
+
+/// The tests, and how to run them.
+pub struct Plan {
+    pub compute: Compute,
+    pub tests: Vec<Test>,
+    pub repetitions: usize,
+    pub with_ops: bool,
+    /// Threads of the neighbour beside which every test runs again.
+    pub busy: Option<usize>,
+}
+
+impl Plan {
+    /// Checks what was asked for against the model.
+    pub fn new(args: &BenchArgs, file: &ModelFile) -> Result<Self> {
+        let model = Model::load(&file.view, LoadOptions::default())?;
+        let embed = args.embed || !model.shape().has_logits;
+        let n_ctx = model.shape().n_ctx;
+        let tests = if embed { embeddings(args, n_ctx) } else { tests(args) };
+        if tests.is_empty() && !args.start {
+            return Err(usage::wrong("nothing to measure: give -p or -n a number above 0"));
+        }
+        let longest = tests.iter().map(|test| test.depth + test.prompt + test.generate).max().unwrap_or(1);
+        if n_ctx < longest {
+            bail!("{longest} tokens are more than the context of {n_ctx}");
+        }
+        let compute = Compute {
+            cache_k: kv_type(&args.cache_type_k)?,
+            cache_v: kv_type(&args.cache_type_v)?,
+            num_ctx: Some(longest.max(BATCH)),
+            num_batch: BATCH,
+            sequences: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
+            ..Compute::new(args.threads, args.kernels.clone())
+        };
+        let (repetitions, with_ops, busy) = (args.repetitions, args.ops, args.busy);
+        Ok(Self { compute, tests, repetitions, with_ops, busy })
+    }
+
+    /// Whether texts are embedded.
+    pub fn embeds(&self) -> bool {
+        self.tests.iter().any(|test| test.embed)
+    }
+}
+
+/// Every combination that was asked for: prompts and generations, at every depth and number of sequences.
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let mut tests = Vec::new();
+    let sequences = if args.sequences.is_empty() { &[1][..] } else { &args.sequences };
+    for &depth in &args.depth {
+        for &sequences in sequences {
+            let test = Test { depth, sequences, ..Test::default() };
+            tests.extend(args.n_prompt.iter().filter(|n| **n > 0).map(|&prompt| Test { prompt, ..test }));
+            tests.extend(args.n_gen.iter().filter(|n| **n > 0).map(|&generate| Test { generate, ..test }));
+        }
+    }
+    tests
+}
+
+/// A batch for every number of texts and every length of the longest, which is no longer than the model takes.
+fn embeddings(args: &BenchArgs, n_ctx: usize) -> Vec<Test> {
+    let sequences = if args.sequences.is_empty() { &[TEXTS][..] } else { &args.sequences };
+    let mut longest: Vec<usize> = args.n_prompt.iter().filter(|n| **n > 0).map(|&n| n.min(n_ctx)).collect();
+    longest.dedup();
+    let batch = |&sequences| {
+        let test = Test { sequences, embed: true, ..Test::default() };
+        longest.iter().map(move |&prompt| Test { prompt, ..test }).collect::<Vec<_>>()
+    };
+    sequences.iter().flat_map(batch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn args(line: &str) -> BenchArgs {
+        let words = ["puna", "bench", "cria"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Some(Command::Bench(args)) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn names(tests: &[Test]) -> Vec<String> {
+        tests.iter().map(Test::name).collect()
+    }
+
+    #[test]
+    fn lists_are_combined() {
+        assert_eq!(names(&super::tests(&args(""))), ["pp512", "tg128"]);
+        let found = super::tests(&args("-p 0 -n 32 -d 0,4096 -b 1,8"));
+        assert_eq!(names(&found), ["tg32", "tg32 × 8", "tg32 @ d4096", "tg32 @ d4096 × 8"]);
+        assert_eq!(super::tests(&args("-p 0 -n 0")), []);
+    }
+
+    #[test]
+    fn texts_are_no_longer_than_the_model_takes() {
+        assert_eq!(names(&embeddings(&args(""), 256)), ["embed256 × 64"]);
+        assert_eq!(names(&embeddings(&args("-p 64,512 -b 8"), 256)), ["embed64 × 8", "embed256 × 8"]);
+    }
+}
