@@ -1,0 +1,136 @@
+"""What the scripts of this folder compute, without running anything: python -m unittest discover benches."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import peer
+import puna
+import results
+import rows
+import servers
+import synth
+from rows import File, Row, Test
+
+
+class Rows(unittest.TestCase):
+    def test_every_row_of_the_issue_is_there_and_measured_once(self):
+        all_ = rows.rows(["portable", "avx2", "avx512", "avx512vnni", "amx"])
+        self.assertEqual({row.group for row in all_}, set(rows.GROUPS))
+        self.assertEqual(len({row.id for row in all_}), len(all_))
+        decode = [str(row.file) for row in all_ if row.group == "decode" and row.file.shape == rows.SMALL]
+        self.assertEqual(decode, [f"llama-3.2-1b {kind}" for kind in ("Q4_K_M", "Q4_0", "Q8_0", "Q6_K", "MXFP4")])
+        against = {(row.level, row.build): (row.ratio, row.share) for row in all_ if row.group == "prefill"}
+        self.assertEqual(against, {("amx", "avx512"): (8, 0.45), ("amx", "amx"): (1.5, 0.45), ("avx512vnni", "avx512"): (2.5, 0.55), ("avx2", "avx2"): (1.5, 0.55)})
+
+    def test_levels_that_a_machine_lacks_have_no_rows(self):
+        levels = {row.level for row in rows.rows(["portable", "avx2"], quick=True) if row.group == "prefill"}
+        self.assertEqual(levels, {"avx2"})
+        self.assertEqual({row.level for row in rows.rows(["portable", "neon"]) if row.group == "prefill"}, {None})
+
+    def test_quick_rows_are_of_the_small_shape(self):
+        shapes = {row.file.shape for row in rows.rows(["portable"], quick=True) if not row.file.real}
+        self.assertEqual(shapes, {rows.SMALL, "qwen3-30b-a3b"})
+
+    def test_one_run_measures_what_lies_behind_the_same_depth(self):
+        jobs = rows.jobs([row for row in rows.rows(["portable"]) if row.group in ("batch", "depth", "moe")])
+        self.assertEqual([(job.how, job.depth, len(job.rows)) for job in jobs], [("bench", 4096, 1), ("bench", 16384, 1), ("batch", 16, 5), ("bench", 0, 2)])
+        self.assertTrue(all(job.cost > 0 for job in jobs))
+
+
+class Results(unittest.TestCase):
+    row = Row("decode", File("llama-3.2-1b", "Q4_0"), Test(generate=64), ratio=1.8, share=0.85)
+
+    def test_medians_are_compared_with_the_best_rival_and_the_limit(self):
+        found = results.evaluate(self.row, [40, 20, 36], {"avx512": [10, 12, 20], "amx": [15]}, [0.9, 0.8, 0.86])
+        self.assertEqual((found["puna"], found["peer"], found["peer_build"], found["ratio"], found["share"]), (36, 15, "amx", 2.4, 0.86))
+        self.assertIs(found["met"], True)
+        self.assertIs(results.evaluate(self.row, [36], {"a": [30]}, [0.9])["met"], False)
+        self.assertIs(results.evaluate(self.row, [36], {}, [0.9])["met"], None)
+        self.assertIs(results.evaluate(self.row, [36], {}, [0.2])["met"], False)
+        self.assertIs(results.evaluate(Row("real", self.row.file, Test(generate=1)), [1], {"a": [2]}, [0.1])["met"], None)
+
+    def test_less_time_and_less_memory_are_better(self):
+        start = results.evaluate(Row("start", self.row.file, how="start", ratio=2.0), [0.2], {"a": [0.6], "b": [0.5]}, [])
+        self.assertEqual((start["peer"], start["ratio"], start["met"]), (0.5, 2.5, True))
+        memory = Row("memory", self.row.file, how="memory", share=200e6, limit="bytes")
+        self.assertIs(results.evaluate(memory, [150e6], {}, [])["met"], True)
+        self.assertIs(results.evaluate(memory, [250e6], {}, [])["met"], False)
+
+    def test_a_line_says_everything(self):
+        found = results.evaluate(self.row, [36, 40], {"avx512": [19]}, [0.8])
+        self.assertEqual(results.line(self.row, found), "| decode | llama-3.2-1b Q4_0 | 38.0 (36.0–40.0) | 19.0 | 2.00× | ≥ 1.8× | 80 % of reading | ≥ 85 % | **no** |")
+        self.assertIn("skipped: no room", results.line(self.row, {"skipped": "no room"}))
+        memory = Row("memory", self.row.file, how="memory", share=200e6, limit="bytes")
+        self.assertIn("| 150 |  |  |  |  | ≤ 200 MB | yes |", results.line(memory, results.evaluate(memory, [150e6], {}, [])))
+
+    def test_the_table_replaces_what_lies_between_its_markers(self):
+        machine = {"cpu": "c", "threads": 2, "cores": 2, "memory_gb": 8, "os": "o", "date": "d", "commit": "abc", "peer": "p", "limits": {"read_gbs": [20.0, 30.0], "levels": {"avx2": {"int8_gmacs": [1.0], "bf16_gmacs": [2.0]}}}}
+        found = {self.row.id: results.evaluate(self.row, [36], {"a": [30]}, [0.9]) | {"commit": "old", "date": "then"}}
+        section = results.table([self.row], found, machine, "x")
+        self.assertIn("reading 20.0–30.0 GB/s; `avx2` 1.00 G", section)
+        self.assertIn("**no** (old, then) |", section)
+        self.assertIn("Targets met: 0 of 1.", section)
+        once = results.write_between("# A\n\ntext\n", section)
+        again = results.write_between(once + "\n## After\n", "new\\1\n")
+        self.assertTrue(once.startswith("# A\n\ntext\n\n## ") and results.BEGIN in once)
+        self.assertIn("new\\1\n" + results.END + "\n\n## After", again)
+        self.assertNotIn("36.0", again)
+
+    def test_results_of_another_machine_are_not_kept(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "a" / "r.json"
+            results.store(path, {"cpu": "a"}, {"x": {"puna": 1}})
+            self.assertEqual(results.load(path, {"cpu": "a"}), {"x": {"puna": 1}})
+            self.assertEqual(results.load(path, {"cpu": "b"}), {})
+            path.write_text("{")
+            self.assertEqual(results.load(path, {"cpu": "a"}), {})
+
+
+class Peer(unittest.TestCase):
+    def test_builds_follow_the_processor(self):
+        flags = peer.cpu_flags("processor: 0\nflags\t\t: fpu avx2 avx512f avx512_vnni amx_int8 amx_tile\n")
+        found = peer.builds(flags, "x86_64")
+        self.assertEqual(list(found), ["avx2", "avx512", "amx"])
+        self.assertIn("-DGGML_AVX512_VNNI=ON", found["avx512"])
+        self.assertNotIn("-DGGML_AVX512_BF16=ON", found["amx"])
+        self.assertIn("-DGGML_AMX_INT8=ON", found["amx"])
+        self.assertEqual(list(peer.builds(set(), "aarch64")), ["native"])
+
+    def test_outputs_are_read(self):
+        text = 'loading\n[{"n_prompt":512,"n_gen":0,"n_depth":0,"flash_attn":1,"samples_ts":[1.5,2.5]},{"n_prompt":0,"n_gen":32,"n_depth":64,"flash_attn":false,"avg_ts":3.0}]'
+        self.assertEqual(peer.parse_bench(text), {(512, 0, 0, "1"): [1.5, 2.5], (0, 32, 64, "0"): [3.0]})
+        self.assertRaises(peer.Failed, peer.parse_bench, "x")
+        self.assertEqual(peer.parse_batched('x\n{"pl":4,"speed_tg":2.0}\n{"pl":8,"speed_tg":3.0}\n'), {4: [2.0], 8: [3.0]})
+
+    def test_a_program_that_fails_says_why(self):
+        with self.assertRaisesRegex(peer.Failed, "status 3: no"):
+            peer.run(sys.executable, ["-c", "import sys; print('no', file=sys.stderr); sys.exit(3)"], 30)
+        with self.assertRaisesRegex(peer.Failed, "signal 11"):
+            peer.run(sys.executable, ["-c", "import os; os.kill(os.getpid(), 11)"], 30)
+        self.assertRaises(peer.Failed, peer.run, "/nowhere/x", [], 1)
+
+
+class Others(unittest.TestCase):
+    def test_sizes_are_those_of_published_files(self):
+        self.assertAlmostEqual(synth.size("llama-3.2-1b", "Q4_K_M") / 1e9, 0.80, places=2)
+        self.assertAlmostEqual(synth.size("llama-3.1-8b", "Q4_K_M") / 1e9, 4.91, places=2)
+        self.assertAlmostEqual(synth.size("qwen3-30b-a3b", "Q4_K_M") / 1e9, 18.5, places=0)
+
+    def test_every_type_of_the_table_can_be_made(self):
+        kinds = {row.file.kind for row in rows.rows(["avx2"]) if not row.file.real}
+        self.assertLessEqual(kinds, set(synth.TYPES))
+
+    def test_shares_and_texts(self):
+        self.assertEqual(puna.fair_share(2, 2, 2), 0.5)
+        self.assertEqual(puna.fair_share(2, 2, 8), 1.0)
+        texts = servers.texts()
+        lengths = [len(t.split()) for t in texts]
+        self.assertEqual((len(texts), min(lengths), max(lengths)), (64, 4, 180))
+        self.assertEqual(texts, servers.texts())
+        self.assertNotEqual(lengths, sorted(lengths))
+
+
+if __name__ == "__main__":
+    unittest.main()
