@@ -10,7 +10,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use puna_cpu::kernels::{
-    ActKind, Acts, KvRows, KvType, Level, OutMut, Q8Rows, Scratch, WeightRows, best, level,
+    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax, Scratch,
+    WeightRows, best, level,
 };
 use puna_quant::TensorType;
 
@@ -144,43 +145,45 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
 
 fn attention(level: &Level) {
     println!(
-        "G multiply-adds/s of scores and of accumulate; rows of 64 and 128 values, pages of 64 in a cache of 16 MiB"
+        "attention over a cache of 32 MiB in pages of 64 positions: GB/s of cache and G multiply-adds/s"
     );
-    println!(
-        "{:6} {:>5} {:>14} {:>14} {:>14} {:>14}",
-        "type", "rows", "scores 64", "sums 64", "scores 128", "sums 128"
-    );
+    println!("{:6} {:>5} {:>12} {:>12} {:>12} {:>12}", "type", "rows", "64: GB/s", "G/s", "128: GB/s", "G/s");
     for ty in KvType::ALL {
-        for g in [1, 4, 8, 32, 64] {
+        let layout = if ty.block_values() == 1 { KvLayout::Columns } else { KvLayout::Rows };
+        for g in [1, 4, 8, 16, 32, 64] {
             print!("{:6} {g:>5}", ty.name());
             for dim in [64, 128] {
-                let (row, page) = (ty.row_bytes(dim), 64);
-                let rows = (16 << 20) / row / page * page;
-                let data = random_weights(TensorType::F16, rows * row);
-                let q = vec![0.5; g * dim];
-                let mut scores = vec![0.1; g * page];
+                let page = RUN * ty.row_bytes(dim);
+                let pages = (16 << 20) / page;
+                let data = random_weights(TensorType::F16, 2 * pages * page);
+                let q = vec![0.5 / (dim as f32).sqrt(); g * dim];
+                let visible = vec![(0, RUN); g];
+                let mut sums = vec![0.0; g * (dim + 2)];
                 let mut scratch = Scratch::default();
-                let macs = (16 * page * dim * g) as f64 / 1e9;
-                // 16 pages a piece.
-                let mut pages = |i: usize, f: &mut dyn FnMut(KvRows<'_>, &mut [f32], &mut Scratch)| {
-                    let from = i % (rows / page / 16) * 16 * page * row;
-                    for data in data[from..].chunks_exact(page * row).take(16) {
-                        f(KvRows { ty, rows: page, stride: row, dim, data }, &mut scores, &mut scratch);
+                let run = |i: usize| {
+                    let rows = |layout, at: usize| KvRows {
+                        ty,
+                        layout,
+                        rows: RUN,
+                        stride: if layout == KvLayout::Rows { ty.row_bytes(dim) } else { ty.row_bytes(RUN) },
+                        dim,
+                        data: &data[at * page..][..page],
+                    };
+                    let (max, rest) = sums.split_at_mut(g);
+                    let (sum, acc) = rest.split_at_mut(g);
+                    let mut state = RunningSoftmax { max, sum, acc };
+                    for at in 0..8 {
+                        let at = (8 * i + at) % pages;
+                        let (keys, values) = (rows(layout, at), rows(KvLayout::Rows, pages + at));
+                        let after = (at + 1) % pages;
+                        let next = [rows(layout, after).data, rows(KvLayout::Rows, pages + after).data];
+                        let run = AttendRun { q: &q, keys, values, visible: &visible, next, softcap: None };
+                        (level.vector.attend)(&run, &mut state, &mut scratch);
                     }
                 };
-                let s = rate(macs, |i| {
-                    pages(i, &mut |kv, scores, scratch| {
-                        (level.vector.scores)(&q, g, kv, scores, page, scratch)
-                    });
-                });
-                let mut acc = vec![0.0; g * dim];
-                let a = rate(macs, |i| {
-                    acc.fill(0.0);
-                    pages(i, &mut |kv, p, scratch| {
-                        (level.vector.accumulate)(p, page, g, kv, &mut acc, scratch)
-                    });
-                });
-                print!(" {s:>14.1} {a:>14.1}");
+                let runs = rate(8.0, run);
+                let (gbs, macs) = (2.0 * runs * page as f64 / 1e9, 2.0 * runs * (RUN * dim * g) as f64 / 1e9);
+                print!(" {gbs:>12.1} {macs:>12.1}");
             }
             println!();
         }

@@ -1,8 +1,9 @@
-//! The paged cache: for each layer, pages of keys and of values; in a page, each head's rows follow each other.
+//! The paged cache: for each layer, pages of keys and of values; in a page, each head's rows follow each other. Keys of types
+//! without blocks lie in columns, as attention's kernel wants them.
 
 use puna_graph::{BackendError, CacheSpec, KvType};
 
-use crate::kernels::KvRows;
+use crate::kernels::{KvLayout, KvRows, Level, RUN};
 use crate::memory::Shared;
 
 /// Keys and values of all layers.
@@ -14,6 +15,7 @@ pub struct Cache {
 /// Keys or values of one layer.
 struct Half {
     ty: KvType,
+    layout: KvLayout,
     heads: usize,
     dim: usize,
     row_bytes: usize,
@@ -32,7 +34,10 @@ pub enum Kind {
 impl Cache {
     /// An empty cache. Its memory is reserved now and taken when pages are first written.
     pub fn new(spec: CacheSpec) -> Result<Self, BackendError> {
-        let half = |ty: KvType, heads: usize, dim: usize| {
+        // Columns hold whole runs.
+        let columns = spec.page_tokens.is_multiple_of(RUN) && spec.key_type.block_values() == 1;
+        let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
+        let half = |ty: KvType, layout: KvLayout, heads: usize, dim: usize| {
             let multiple = ty.block_values();
             if !dim.is_multiple_of(multiple) {
                 return Err(BackendError::CacheType { ty, multiple, dim });
@@ -40,15 +45,15 @@ impl Cache {
             let row_bytes = ty.row_bytes(dim);
             let bytes = spec.pages.checked_mul(heads * spec.page_tokens * row_bytes);
             let bytes = bytes.ok_or(BackendError::OutOfMemory { what: "the cache", bytes: usize::MAX })?;
-            Ok(Half { ty, heads, dim, row_bytes, bytes: Shared::named(bytes, "the cache")? })
+            Ok(Half { ty, layout, heads, dim, row_bytes, bytes: Shared::named(bytes, "the cache")? })
         };
         let layers = spec
             .layers
             .iter()
             .map(|l| {
                 Ok([
-                    half(spec.key_type, l.kv_heads, l.key_dim)?,
-                    half(spec.value_type, l.kv_heads, l.value_dim)?,
+                    half(spec.key_type, key_layout, l.kv_heads, l.key_dim)?,
+                    half(spec.value_type, KvLayout::Rows, l.kv_heads, l.value_dim)?,
                 ])
             })
             .collect::<Result<_, _>>()?;
@@ -68,7 +73,7 @@ impl Cache {
         }
     }
 
-    /// Rows `first .. first + rows` of a head in a page.
+    /// Positions `first .. first + rows` of a head in a page: at most a run, `first` being a multiple of one.
     ///
     /// # Safety
     /// Nobody writes them while the slice lives.
@@ -82,40 +87,71 @@ impl Cache {
         rows: usize,
     ) -> KvRows<'_> {
         let half = &self.layers[layer][kind as usize];
-        let start = self.offset(half, page, head, first);
+        let page_tokens = self.spec.page_tokens;
+        assert!(head < half.heads && first + rows <= page_tokens);
+        let start = self.head_start(half, page, head);
+        let (start, stride, bytes) = match half.layout {
+            KvLayout::Rows => (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes),
+            KvLayout::Columns => {
+                let stride = half.ty.row_bytes(page_tokens);
+                (start + half.ty.row_bytes(first), stride, (half.dim - 1) * stride + half.ty.row_bytes(RUN))
+            }
+        };
         // SAFETY: passed on.
-        let data = unsafe { half.bytes.slice(start, rows * half.row_bytes) };
-        KvRows { ty: half.ty, rows, stride: half.row_bytes, dim: half.dim, data }
+        let data = unsafe { half.bytes.slice(start, bytes) };
+        KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
-    /// One row of a head in a page, for writing.
+    /// Writes one position of a head in a page.
     ///
     /// # Safety
-    /// Nobody else reads or writes it while the slice lives.
-    #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-    pub unsafe fn row_mut(
+    /// Nobody else reads or writes it meanwhile.
+    #[allow(clippy::too_many_arguments)] // a place has five coordinates
+    pub unsafe fn store(
         &self,
+        level: &Level,
         layer: usize,
         kind: Kind,
         page: u32,
         head: usize,
         token: usize,
-    ) -> &mut [u8] {
+        values: &[f32],
+    ) {
         let half = &self.layers[layer][kind as usize];
-        let start = self.offset(half, page, head, token);
-        // SAFETY: passed on.
-        unsafe { half.bytes.slice_mut(start, half.row_bytes) }
+        assert!(head < half.heads && token < self.spec.page_tokens && values.len() == half.dim);
+        let start = self.head_start(half, page, head);
+        match half.layout {
+            KvLayout::Rows => {
+                // SAFETY: passed on.
+                let row = unsafe { half.bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
+                (level.vector.store_kv)(half.ty, values, row);
+            }
+            KvLayout::Columns => {
+                let (bytes, stride) = (half.ty.row_bytes(1), half.ty.row_bytes(self.spec.page_tokens));
+                for (i, values) in values.chunks(RUN).enumerate() {
+                    let mut row = [0u8; 4 * RUN];
+                    let row = &mut row[..values.len() * bytes];
+                    (level.vector.store_kv)(half.ty, values, row);
+                    for (d, value) in row.chunks_exact(bytes).enumerate() {
+                        let at = start + (i * RUN + d) * stride + token * bytes;
+                        // SAFETY: passed on; other positions of the column are not touched.
+                        unsafe { half.bytes.slice_mut(at, bytes) }.copy_from_slice(value);
+                    }
+                }
+            }
+        }
     }
 
-    fn offset(&self, half: &Half, page: u32, head: usize, token: usize) -> usize {
-        assert!(head < half.heads && token < self.spec.page_tokens);
-        ((page as usize * half.heads + head) * self.spec.page_tokens + token) * half.row_bytes
+    /// Where the positions of a head in a page begin.
+    fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
+        (page as usize * half.heads + head) * self.spec.page_tokens * half.row_bytes
     }
 
-    /// Copies the first `tokens` tokens of a page, all layers.
+    /// Copies the first `tokens` tokens of a page, all layers; what is behind them may change.
     pub fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
         let page_tokens = self.spec.page_tokens;
         for half in self.layers.iter_mut().flatten() {
+            let tokens = if half.layout == KvLayout::Columns { page_tokens } else { tokens };
             for head in 0..half.heads {
                 let start = |page: u32| (page as usize * half.heads + head) * page_tokens * half.row_bytes;
                 let (from, to, len) = (start(from), start(to), tokens * half.row_bytes);

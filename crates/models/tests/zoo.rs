@@ -10,8 +10,8 @@ use puna_graph::{Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, Segment,
 use puna_models::{LoadOptions, Model, Want, known_architectures};
 use serde_json::Value;
 
-const PAGE: usize = 16;
-const PAGES_A_SEQUENCE: usize = 8;
+const PAGE: usize = 64;
+const PAGES_A_SEQUENCE: usize = 2;
 
 fn zoo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo")

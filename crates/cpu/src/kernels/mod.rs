@@ -262,38 +262,92 @@ impl LinearKernel {
     }
 }
 
-/// Consecutive cached rows of one KV head: row i starts at byte `i · stride`.
+/// Positions that attention's kernel takes at once.
+pub const RUN: usize = 64;
+
+/// How cached values lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvLayout {
+    /// The values of a position follow each other; position i starts at byte `i · stride`.
+    Rows,
+    /// One value of all positions follows another: value d starts at byte `d · stride`, with room for [`RUN`] positions.
+    Columns,
+}
+
+/// A run of cached positions of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {
-    /// Storage type.
+    /// Storage type; in columns one without blocks.
     pub ty: KvType,
-    /// Number of rows (positions).
+    /// How they lie.
+    pub layout: KvLayout,
+    /// Number of positions.
     pub rows: usize,
-    /// Bytes from one row to the next.
+    /// Bytes from one position (in columns: value) to the next.
     pub stride: usize,
-    /// Values a row.
+    /// Values a position.
     pub dim: usize,
-    /// The rows; `data.len() ≥ (rows - 1) · stride + bytes of a row`.
+    /// From the first value of the first position to the last of the last, in columns with room for whole runs.
     pub data: &'a [u8],
 }
 
 impl KvRows<'_> {
-    /// Panics unless the data has all rows, `g` rows of `dim` values make `values`, and `g` rows of scores fit.
-    fn check(&self, values: usize, g: usize, scores: usize, stride: usize) {
-        assert!(
-            self.dim > 0 && g.checked_mul(self.dim) == Some(values),
-            "{values} values for {g} rows of {}",
-            self.dim
-        );
+    /// Panics unless the data has everything.
+    fn check(&self) {
         assert!(self.dim.is_multiple_of(self.ty.block_values()), "a cache row has whole blocks");
-        if g > 0 && self.rows > 0 {
-            let end =
-                |rows: usize, stride: usize, last: usize| (rows - 1).checked_mul(stride)?.checked_add(last);
-            let bytes = end(self.rows, self.stride, self.ty.row_bytes(self.dim));
-            assert!(bytes.is_some_and(|bytes| bytes <= self.data.len()));
-            assert!(self.rows <= stride && end(g, stride, self.rows).is_some_and(|end| end <= scores));
-        }
+        let (count, bytes) = match self.layout {
+            KvLayout::Rows => (self.rows, self.ty.row_bytes(self.dim)),
+            KvLayout::Columns => {
+                assert!(self.ty.block_values() == 1 && self.rows <= RUN);
+                (self.dim, self.ty.row_bytes(RUN))
+            }
+        };
+        let end =
+            count.checked_sub(1).map_or(Some(0), |last| last.checked_mul(self.stride)?.checked_add(bytes));
+        assert!(end.is_some_and(|end| end <= self.data.len()), "the cached rows exist");
     }
+}
+
+/// Query rows that meet a run of at most [`RUN`] positions.
+#[derive(Debug, Clone, Copy)]
+pub struct AttendRun<'a> {
+    /// The query rows, contiguous and already scaled.
+    pub q: &'a [f32],
+    /// Keys of the run.
+    pub keys: KvRows<'a>,
+    /// Values of the run, in rows.
+    pub values: KvRows<'a>,
+    /// For each query row the first position that it sees and one past the last, counted from the run's first.
+    pub visible: &'a [(usize, usize)],
+    /// Keys and values that come next, or nothing: a hint.
+    pub next: [&'a [u8]; 2],
+    /// Scores become `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+}
+
+impl AttendRun<'_> {
+    /// Panics unless queries, keys, values and sums belong together.
+    fn check(&self, state: &RunningSoftmax<'_>) {
+        let (g, n) = (self.visible.len(), self.keys.rows);
+        self.keys.check();
+        self.values.check();
+        assert!(n <= RUN && self.values.rows == n && self.values.layout == KvLayout::Rows);
+        assert!(Some(self.q.len()) == g.checked_mul(self.keys.dim));
+        assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
+        assert!(state.max.len() == g && state.sum.len() == g);
+        assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
+    }
+}
+
+/// A softmax-weighted sum of values that is not finished, for some query rows: `acc / sum` once it is.
+#[derive(Debug)]
+pub struct RunningSoftmax<'a> {
+    /// Largest score so far, a row; -∞ before the first.
+    pub max: &'a mut [f32],
+    /// Sum of `e^(score - max)`, a row.
+    pub sum: &'a mut [f32],
+    /// Sum of `e^(score - max) · value`, a row of values each.
+    pub acc: &'a mut [f32],
 }
 
 /// Arithmetic on rows of f32 and on cached rows.
@@ -320,12 +374,8 @@ pub struct VectorKernels {
     pub max: fn(x: &[f32]) -> f32,
     /// Rounds values to a cached row.
     pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
-    /// Scores of `g` query rows (`g × dim`, contiguous) against cached keys: `scores[h · stride + i] = q[h] · k[i]`.
-    pub scores:
-        fn(q: &[f32], g: usize, k: KvRows<'_>, scores: &mut [f32], stride: usize, scratch: &mut Scratch),
-    /// `acc[h] += Σ_i p[h · stride + i] · v[i]` for `g` rows of `acc` (`g × dim`, contiguous).
-    pub accumulate:
-        fn(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch),
+    /// Takes a run of positions into the running softmax of its query rows.
+    pub attend: fn(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
 }
 
 /// One kernel level: a name and its functions.

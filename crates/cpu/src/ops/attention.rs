@@ -9,16 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use puna_graph::{AttentionSpec, Mask, Place, Segment};
 
 use crate::cache::Kind;
-use crate::kernels::{KvRows, KvType, Scratch};
+use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 use crate::memory::Shared;
 use crate::step::{Instruction, Local, Step};
 
 /// Query rows (tokens × heads) of a task, at most.
 const BLOCK_ROWS: usize = 64;
-/// Shorter spans are not worth merging.
-const MIN_SPAN: usize = 256;
-/// Rows of keys looked at together when they are not cached.
-const RUN: usize = 64;
+/// Positions after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
+/// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
+const SPAN: usize = 512;
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
@@ -57,8 +56,7 @@ unsafe impl Instruction for StoreKv {
                 let values = unsafe { step.arena.row(place, row) };
                 for (head, values) in values.chunks_exact(dim).enumerate() {
                     // SAFETY: each token's rows belong to one task; pages being written belong to one sequence.
-                    let out = unsafe { cache.row_mut(self.layer, kind, page, head, token) };
-                    (step.level.vector.store_kv)(cache.ty(kind), values, out);
+                    unsafe { cache.store(step.level, self.layer, kind, page, head, token, values) };
                 }
             }
         }
@@ -125,19 +123,16 @@ impl Attend {
         let block_rows = (BLOCK_ROWS / group).max(1);
         let mut work = Work::default();
         let blocks: usize = step.input.segments.iter().map(|s| s.rows.div_ceil(block_rows)).sum();
-        let wanted = (step.threads * 4).div_ceil((blocks * self.spec.kv_heads).max(1));
+        let cut = step.threads > 1 && blocks * self.spec.kv_heads < step.threads * 4;
         for (index, s) in step.input.segments.iter().enumerate() {
             for row in (0..s.rows).step_by(block_rows) {
                 let rows = block_rows.min(s.rows - row);
                 let (from, to) = visible(self.spec.mask, s, row, rows);
-                let spans = if wanted > 1 && step.threads > 1 {
-                    wanted.min((to - from) / MIN_SPAN).max(1)
-                } else {
-                    1
-                };
+                // Whole runs, so that a position always takes part in the same one.
+                let from = from / RUN * RUN;
                 for kv_head in 0..self.spec.kv_heads {
                     let block = Block { segment: index, row, rows, kv_head, from, to, partial: None };
-                    work.push(block, spans, rows * group * (self.spec.value_dim + 2));
+                    work.push(block, cut, rows * group * (self.spec.value_dim + 2));
                 }
             }
         }
@@ -146,27 +141,27 @@ impl Attend {
 }
 
 impl Work {
-    /// Adds a block, cut into spans; each span's results take `len` floats.
-    fn push(&mut self, block: Block, spans: usize, len: usize) {
-        if spans == 1 {
+    /// Adds a block, cut into spans if it has several; each span's results take `len` floats.
+    fn push(&mut self, block: Block, cut: bool, len: usize) {
+        let spans: Vec<_> = spans(block.from, block.to).collect();
+        if !cut || spans.len() == 1 {
             return self.blocks.push(block);
         }
-        let each = (block.to - block.from).div_ceil(spans).next_multiple_of(RUN);
         let first = self.partial_len;
-        let mut count = 0;
-        for from in (block.from..block.to).step_by(each) {
-            let to = (from + each).min(block.to);
-            self.blocks.push(Block {
-                from,
-                to,
-                partial: Some((self.partial_len, self.merges.len())),
-                ..block
-            });
+        for &(from, to) in &spans {
+            let partial = Some((self.partial_len, self.merges.len()));
+            self.blocks.push(Block { from, to, partial, ..block });
             self.partial_len += len;
-            count += 1;
         }
-        self.merges.push(Merge { block, partial: first, spans: count, left: AtomicUsize::new(count) });
+        let left = AtomicUsize::new(spans.len());
+        self.merges.push(Merge { block, partial: first, spans: spans.len(), left });
     }
+}
+
+/// The spans of the positions `from .. to`.
+fn spans(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+    let first = from / SPAN;
+    (first..to.div_ceil(SPAN).max(first + 1)).map(move |i| (from.max(i * SPAN), to.min((i + 1) * SPAN)))
 }
 
 /// Positions that any row of a block sees.
@@ -230,14 +225,32 @@ unsafe impl Instruction for Attend {
     }
 }
 
-/// A running softmax over `rows` rows.
-struct Running<'a> {
-    /// Largest score so far, a row.
-    max: &'a mut [f32],
-    /// Sum of exponentials, a row.
-    sum: &'a mut [f32],
-    /// Weighted values, `value_dim` a row.
-    acc: &'a mut [f32],
+/// The results of a task or a span: for each row the largest score, the sum of exponentials, and the weighted values.
+fn results(memory: &mut [f32], rows: usize) -> RunningSoftmax<'_> {
+    let (max, rest) = memory.split_at_mut(rows);
+    let (sum, acc) = rest.split_at_mut(rows);
+    RunningSoftmax { max, sum, acc }
+}
+
+fn restart(state: &mut RunningSoftmax<'_>) {
+    state.max.fill(f32::NEG_INFINITY);
+    state.sum.fill(0.0);
+    state.acc.fill(0.0);
+}
+
+/// Adds the results of the next span of positions.
+fn combine(total: &mut RunningSoftmax<'_>, span: &RunningSoftmax<'_>, dim: usize) {
+    for r in 0..total.max.len() {
+        if span.max[r] == f32::NEG_INFINITY {
+            continue;
+        }
+        let max = total.max[r].max(span.max[r]);
+        let (before, new) = ((total.max[r] - max).exp(), (span.max[r] - max).exp());
+        total.max[r] = max;
+        total.sum[r] = total.sum[r] * before + span.sum[r] * new;
+        let acc = &mut total.acc[r * dim..][..dim];
+        acc.iter_mut().zip(&span.acc[r * dim..][..dim]).for_each(|(a, x)| *a = *a * before + x * new);
+    }
 }
 
 impl Attend {
@@ -246,44 +259,58 @@ impl Attend {
         let group = self.group();
         let s = &step.input.segments[block.segment];
         let rows = block.rows * group;
-        // Query rows, scores, running maximum, sum and values, then the kernels' own scratch.
-        memory.resize(rows * (key_dim + RUN + 2 + value_dim), 0.0);
+        let each = rows * (value_dim + 2);
+        // Query rows, the results of a span, those of all spans.
+        memory.resize(rows * key_dim + 2 * each, 0.0);
         let (q, rest) = memory.split_at_mut(rows * key_dim);
-        let (scores, rest) = rest.split_at_mut(rows * RUN);
-        let (max, rest) = rest.split_at_mut(rows);
-        let (sum, acc) = rest.split_at_mut(rows);
-        let mut running = Running { max, sum, acc };
-        running.max.fill(f32::NEG_INFINITY);
-        running.sum.fill(0.0);
-        running.acc.fill(0.0);
+        let (running, total) = rest.split_at_mut(each);
+        let (mut running, mut total) = (results(running, rows), results(total, rows));
         for (i, q) in q.chunks_exact_mut(group * key_dim).enumerate() {
             // SAFETY: computed before a barrier.
             let row = unsafe { step.arena.row(&self.q, s.first_row + block.row + i) };
             let heads = &row[block.kv_head * group * key_dim..][..group * key_dim];
             q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * scale);
         }
-        let mut at = block.from;
-        while at < block.to {
-            let (keys, values) = self.run_at(step, s, block.kv_head, at, block.to);
-            self.fold(block, s, at, keys, values, (q, scores), &mut running, step, scratch);
-            at += keys.rows;
-        }
-        match block.partial {
-            Some((offset, _)) => self.keep_partial(offset, &running),
-            None => {
-                for r in 0..rows {
-                    let (token, head) = (block.row + r / group, block.kv_head * group + r % group);
-                    let acc = &mut running.acc[r * value_dim..][..value_dim];
-                    let factor = self.finish(running.max[r], running.sum[r], head);
-                    // SAFETY: a token's head belongs to one task.
-                    let out = unsafe { step.arena.slice_mut(self.out_at(s, token, head), value_dim) };
-                    out.iter_mut().zip(acc).for_each(|(o, a)| *o = *a * factor);
+        let mut all_visible = [(0, 0); BLOCK_ROWS];
+        let mut long_visible = Vec::new();
+        let visible = if rows <= BLOCK_ROWS {
+            &mut all_visible[..rows]
+        } else {
+            long_visible.resize(rows, (0, 0));
+            &mut long_visible[..]
+        };
+        restart(&mut total);
+        for (from, to) in spans(block.from, block.to) {
+            restart(&mut running);
+            let mut at = from;
+            while at < to {
+                let (keys, values) = self.run_at(step, s, block.kv_head, at, to);
+                for (r, visible) in visible.iter_mut().enumerate() {
+                    let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + r / group);
+                    *visible = (from.saturating_sub(at).min(keys.rows), to.saturating_sub(at).min(keys.rows));
                 }
+                let next = match at + keys.rows {
+                    after if after < to => {
+                        let (keys, values) = self.run_at(step, s, block.kv_head, after, to);
+                        [keys.data, values.data]
+                    }
+                    _ => [&[][..]; 2],
+                };
+                let run = AttendRun { q, keys, values, visible, next, softcap: self.spec.softcap };
+                (step.level.vector.attend)(&run, &mut running, scratch);
+                at += keys.rows;
             }
+            match block.partial {
+                Some((offset, _)) => self.keep_partial(offset, &running),
+                None => combine(&mut total, &running, value_dim),
+            }
+        }
+        if block.partial.is_none() {
+            self.finish(block, &total, step);
         }
     }
 
-    /// Keys and values from position `at`, as far as they lie together (at most [`RUN`] and not past `to`).
+    /// Keys and values of the run at position `at`, not past `to` or the end of a page.
     fn run_at<'a>(
         &self,
         step: &'a Step<'_>,
@@ -292,73 +319,42 @@ impl Attend {
         at: usize,
         to: usize,
     ) -> (KvRows<'a>, KvRows<'a>) {
+        let rows = RUN.min(to - at);
         if self.spec.mask == Mask::Full {
-            let rows = RUN.min(to - at);
             let own = |place: &Place, dim: usize| {
                 let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
                 // SAFETY: computed before a barrier; nobody writes keys and values now.
                 let data = unsafe { step.arena.slice(start, (rows - 1) * place.stride + dim) };
-                KvRows {
-                    ty: KvType::F32,
-                    rows,
-                    stride: place.stride * 4,
-                    dim,
-                    data: bytemuck::cast_slice(data),
-                }
+                let data = bytemuck::cast_slice(data);
+                let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, place.stride * 4);
+                KvRows { ty, layout, rows, stride, dim, data }
             };
             return (own(&self.k, self.spec.key_dim), own(&self.v, self.spec.value_dim));
         }
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let (page, token) = (s.pages[at / cache.page_tokens()], at % cache.page_tokens());
-        let rows = (cache.page_tokens() - token).min(to - at).min(RUN);
+        let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: written before a barrier; nobody writes these positions now.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
         (half(Kind::Key), half(Kind::Value))
     }
 
-    /// Takes a run of keys and values into the running softmax.
-    #[allow(clippy::too_many_arguments)] // the state of one loop, split so that it can be read
-    fn fold(
-        &self,
-        block: Block,
-        s: &Segment,
-        at: usize,
-        keys: KvRows<'_>,
-        values: KvRows<'_>,
-        (q, scores): (&[f32], &mut [f32]),
-        running: &mut Running<'_>,
-        step: &Step<'_>,
-        scratch: &mut Scratch,
-    ) {
-        let (vector, group, n, dim) = (&step.level.vector, self.group(), keys.rows, self.spec.value_dim);
-        let rows = block.rows * group;
-        (vector.scores)(q, rows, keys, scores, RUN, scratch);
-        for r in 0..rows {
-            let row = &mut scores[r * RUN..][..n];
-            if let Some(cap) = self.spec.softcap {
-                row.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
-            }
-            let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + r / group);
-            row[..from.saturating_sub(at).min(n)].fill(f32::NEG_INFINITY);
-            row[to.saturating_sub(at).min(n)..].fill(f32::NEG_INFINITY);
-            let max = running.max[r].max((vector.max)(row));
-            if max == f32::NEG_INFINITY {
-                row.fill(0.0);
-                continue;
-            }
-            if max > running.max[r] {
-                let shrink = (running.max[r] - max).exp();
-                running.sum[r] *= shrink;
-                running.acc[r * dim..][..dim].iter_mut().for_each(|a| *a *= shrink);
-                running.max[r] = max;
-            }
-            running.sum[r] += (vector.exp_sum)(row, max);
+    /// Writes the rows of a block: the weighted values over the sum of weights.
+    fn finish(&self, block: Block, total: &RunningSoftmax<'_>, step: &Step<'_>) {
+        let (group, dim) = (self.group(), self.spec.value_dim);
+        let s = &step.input.segments[block.segment];
+        for r in 0..total.max.len() {
+            let (token, head) = (block.row + r / group, block.kv_head * group + r % group);
+            let factor = self.factor(total.max[r], total.sum[r], head);
+            let start = self.out.start + (s.first_row + token) * self.out.stride + head * dim;
+            // SAFETY: a token's head belongs to one block.
+            let out = unsafe { step.arena.slice_mut(start, dim) };
+            out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
         }
-        (vector.accumulate)(scores, RUN, rows, values, running.acc, scratch);
     }
 
     /// What the weighted values of a head are multiplied by at the end.
-    fn finish(&self, max: f32, sum: f32, head: usize) -> f32 {
+    fn factor(&self, max: f32, sum: f32, head: usize) -> f32 {
         let Some(&sink) = self.sinks.get(head) else { return 1.0 / sum };
         // The sink joins the sum: shift everything to the larger maximum.
         let top = max.max(sink);
@@ -366,11 +362,7 @@ impl Attend {
         shrink / (sum * shrink + (sink - top).exp())
     }
 
-    fn out_at(&self, s: &Segment, token: usize, head: usize) -> usize {
-        self.out.start + (s.first_row + token) * self.out.stride + head * self.spec.value_dim
-    }
-
-    fn keep_partial(&self, offset: usize, running: &Running<'_>) {
+    fn keep_partial(&self, offset: usize, running: &RunningSoftmax<'_>) {
         let rows = running.max.len();
         // SAFETY: each span has its own part.
         let out = unsafe { self.partials.slice_mut(offset, rows * (self.spec.value_dim + 2)) };
@@ -379,29 +371,17 @@ impl Attend {
         out[2 * rows..].copy_from_slice(running.acc);
     }
 
-    /// Merges the spans of a block.
+    /// Merges the spans of a block into the first one's results.
     fn merge(&self, m: &Merge, step: &Step<'_>) {
-        let (group, dim) = (self.group(), self.spec.value_dim);
-        let s = &step.input.segments[m.block.segment];
-        let rows = m.block.rows * group;
-        let len = rows * (dim + 2);
+        let rows = m.block.rows * self.group();
+        let len = rows * (self.spec.value_dim + 2);
         // SAFETY: every span is written, and this is the only task that goes on with them.
-        let partials = unsafe { self.partials.slice(m.partial, m.spans * len) };
-        for r in 0..rows {
-            let max = partials.chunks_exact(len).map(|p| p[r]).fold(f32::NEG_INFINITY, f32::max);
-            let (token, head) = (m.block.row + r / group, m.block.kv_head * group + r % group);
-            // SAFETY: a token's head belongs to one block.
-            let out = unsafe { step.arena.slice_mut(self.out_at(s, token, head), dim) };
-            out.fill(0.0);
-            let mut sum = 0.0;
-            for p in partials.chunks_exact(len).filter(|p| p[r] > f32::NEG_INFINITY) {
-                let shrink = (p[r] - max).exp();
-                sum += p[rows + r] * shrink;
-                let acc = &p[2 * rows + r * dim..][..dim];
-                out.iter_mut().zip(acc).for_each(|(o, a)| *o += a * shrink);
-            }
-            let factor = self.finish(max, sum, head);
-            out.iter_mut().for_each(|o| *o *= factor);
+        let partials = unsafe { self.partials.slice_mut(m.partial, m.spans * len) };
+        let (first, others) = partials.split_at_mut(len);
+        let mut total = results(first, rows);
+        for span in others.chunks_exact_mut(len) {
+            combine(&mut total, &results(span, rows), self.spec.value_dim);
         }
+        self.finish(m.block, &total, step);
     }
 }

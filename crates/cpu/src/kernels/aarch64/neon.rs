@@ -80,8 +80,7 @@ macro_rules! both {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const DOT: bool> Simd for Neon<DOT> {
     const LANES: usize = 8;
-    const SCORE_ROWS: usize = 2;
-    const ACCUMULATORS: usize = 12;
+    const TILE_ROWS: usize = 6;
     const PANEL_TOKENS: usize = 12;
     type F = [float32x4_t; 2];
 
@@ -167,16 +166,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     unsafe fn hmax(a: Self::F) -> f32 {
         unsafe { vmaxvq_f32(vmaxq_f32(a[0], a[1])) }
-    }
-    #[inline(always)]
-    unsafe fn sum4(a: [Self::F; 4]) -> [f32; 4] {
-        unsafe {
-            let [a, b, c, d] = a.map(|a| vaddq_f32(a[0], a[1]));
-            let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
-            let mut out = [0.0; 4];
-            vst1q_f32(out.as_mut_ptr(), sums);
-            out
-        }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {

@@ -1,36 +1,32 @@
-//! The inner loops of attention: query rows against cached keys, probabilities times cached values.
+//! The inner loop of attention: query rows against a run of cached positions, with a running softmax.
 //!
-//! Cached rows are read once: a few at a time are expanded to f32 into the first-level cache, where all query rows use
-//! them. From eight query rows on, scores go through the panel kernel (keys as weights).
+//! A run is [`RUN`] positions. Keys are wanted with positions in vector lanes (`[value][position]`, as the cache keeps them
+//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. For
+//! many query rows keys and values are expanded to f32 once, for few they are converted as they are read.
+//!
+//! What a query row gets does not depend on the rows beside it: every path adds in the same order.
 
 use puna_quant::float::f32_to_bf16;
 
-use super::rows::{F32, RowFormat};
-use super::{Simd, panel};
-use crate::kernels::{KvRows, KvType, OutMut, Scratch, portable};
+use super::rows::{F16, F32, RowFormat};
+use super::{Simd, vector};
+use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
 
-/// Query rows from which expanding pays.
-const MANY: usize = 8;
+/// Query rows from which expanding to f32 pays.
+const MANY: usize = 12;
+/// Vectors of lanes (positions or values) of a tile.
+const WIDE: usize = 4;
 
-/// Expands cached rows of a type to f32: `n` rows from `from`, contiguous.
-pub(crate) type Expand = fn(rows: KvRows<'_>, from: usize, n: usize, to: &mut [f32]);
-
-/// Cached rows expanded at once: few, to stay in the first-level cache; more where many query rows read them again.
-#[inline(always)]
-fn rows_at_once(g: usize) -> usize {
-    if g < MANY { 16 } else { 64 }
-}
+/// Expands rows of a type to f32, contiguous.
+pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
 
 /// See [`Expand`].
 #[inline(always)]
-pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, from: usize, n: usize, to: &mut [f32]) {
+pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f32]) {
     // SAFETY: the caller checked that the rows exist and that `to` has room; features by the module's contract.
     unsafe {
-        for i in 0..n {
-            let row = rows.data.as_ptr().add((from + i) * rows.stride);
-            for line in (0..R::BYTES * rows.dim / R::BLOCK).step_by(64) {
-                S::prefetch(row.wrapping_add(16 * rows.stride + line));
-            }
+        for i in 0..rows.rows {
+            let row = rows.data.as_ptr().add(i * rows.stride);
             let to = to.as_mut_ptr().add(i * rows.dim);
             let mut d = 0;
             while d + S::LANES <= rows.dim {
@@ -45,173 +41,284 @@ pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, from: usize
     }
 }
 
-/// `n` of `rows` from `from` as f32: themselves, or expanded into `values`.
-#[inline(always)]
-fn block<'a>(
-    rows: KvRows<'a>,
-    from: usize,
-    n: usize,
-    values: &'a mut [f32],
-    expand: Option<Expand>,
-) -> KvRows<'a> {
-    let Some(expand) = expand else {
-        return KvRows { rows: n, data: &rows.data[from * rows.stride..], ..rows };
-    };
-    expand(rows, from, n, values);
-    let data = bytemuck::cast_slice(&values[..n * rows.dim]);
-    KvRows { ty: KvType::F32, rows: n, stride: rows.dim * 4, dim: rows.dim, data }
+/// A matrix that tiles read: rows of values in `ty`, f32 or f16.
+#[derive(Clone, Copy)]
+struct Matrix {
+    ty: KvType,
+    data: *const u8,
+    stride: usize,
 }
 
-/// Scores of `g` query rows against the keys: see `VectorKernels::scores`.
-#[inline(always)]
-pub(crate) unsafe fn scores<S: Simd>(
-    q: &[f32],
-    g: usize,
-    k: KvRows<'_>,
-    scores: &mut [f32],
-    stride: usize,
-    scratch: &mut Scratch,
-    expand: Option<Expand>,
-) {
-    k.check(q.len(), g, scores.len(), stride);
-    if g == 0 || k.rows == 0 {
-        return;
+impl Matrix {
+    fn floats(data: &[f32], cols: usize) -> Self {
+        Self { ty: KvType::F32, data: data.as_ptr().cast(), stride: 4 * cols }
     }
-    let step = rows_at_once(g);
-    let values = step * k.dim;
-    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes((values + panel::room::<S>(g)) * 4));
-    let (values, room) = room.split_at_mut(values);
-    for from in (0..k.rows).step_by(step) {
-        let n = (k.rows - from).min(step);
-        let keys = block(k, from, n, values, expand);
-        let to = &mut scores[from..];
-        // SAFETY: `check` found all rows of keys, queries and scores; features by the module's contract.
-        unsafe {
-            if g >= MANY && n >= S::LANES {
-                let source =
-                    panel::Source { data: keys.data.as_ptr(), stride: keys.stride, rows: n, k: k.dim };
-                panel::multiply::<S, F32>(source, q, g, OutMut::new(to, stride, g, n), room);
-            } else {
-                score_block::<S>(q, g, keys, to, stride);
+
+    /// Rows as they are where tiles can read them, else expanded into `room`.
+    fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
+        if rows.ty == KvType::F32 || rows.ty == KvType::F16 && queries < MANY {
+            return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
+        }
+        expand(rows, room);
+        Self::floats(room, rows.dim)
+    }
+}
+
+/// See `VectorKernels::attend`; `expanders` are those of the keys' and the values' type.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd>(
+    run: &AttendRun<'_>,
+    state: &mut RunningSoftmax<'_>,
+    scratch: &mut Scratch,
+    expanders: [Expand; 2],
+) {
+    run.check(state);
+    let (g, keys, values) = (run.visible.len(), run.keys, run.values);
+    let sizes = [g * RUN, keys.dim * RUN, keys.dim.max(values.dim) * RUN];
+    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
+    let (scores, room) = room.split_at_mut(sizes[0]);
+    let (transposed, room) = room.split_at_mut(sizes[1]);
+    // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
+    unsafe {
+        // Few query rows wait for memory, and no processor foresees where the next run lies.
+        let next = if g < MANY { run.next } else { [&[][..]; 2] };
+        let columns = match keys.layout {
+            KvLayout::Columns => {
+                let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
+                Matrix::of(columns, g, transposed, expanders[0])
             }
+            KvLayout::Rows => {
+                let rows = if keys.ty == KvType::F32 {
+                    Matrix { ty: KvType::F32, data: keys.data.as_ptr(), stride: keys.stride }
+                } else {
+                    (expanders[0])(keys, room);
+                    Matrix::floats(room, keys.dim)
+                };
+                transpose::<S>(rows, keys.rows, keys.dim, transposed);
+                Matrix::floats(transposed, RUN)
+            }
+        };
+        match columns.ty {
+            KvType::F16 => score::<S, F16>(run.q, keys.dim, columns, scores, next[0]),
+            _ => score::<S, F32>(run.q, keys.dim, columns, scores, next[0]),
+        }
+        for row in 0..g {
+            fold::<S>(run, row, &mut scores[row * RUN..][..RUN], state);
+        }
+        let rows = Matrix::of(values, g, room, expanders[1]);
+        match rows.ty {
+            KvType::F16 => accumulate::<S, F16>(scores, g, rows, values, state.acc, next[1]),
+            _ => accumulate::<S, F32>(scores, g, rows, values, state.acc, next[1]),
         }
     }
 }
 
-/// Scores in tiles of registers: a few query rows against four keys.
+/// From `n` rows of `dim` f32 to `to[value][position]`; positions past the last hold zeros.
 #[inline(always)]
-unsafe fn score_block<S: Simd>(q: &[f32], g: usize, k: KvRows<'_>, to: &mut [f32], stride: usize) {
-    for i in (0..k.rows).step_by(4) {
-        let n = (k.rows - i).min(4);
-        let mut h = 0;
-        while h < g {
-            let rows = if g - h >= S::SCORE_ROWS { S::SCORE_ROWS } else { 1 };
-            let to = &mut to[h * stride + i..];
-            // SAFETY: the caller checked all rows.
-            unsafe {
-                let keys = k.data.as_ptr().add(i * k.stride);
-                let q = q.as_ptr().add(h * k.dim);
-                match rows {
-                    4 => score_tile::<S, 4>(q, keys, k.stride, n, k.dim, to, stride),
-                    2 => score_tile::<S, 2>(q, keys, k.stride, n, k.dim, to, stride),
-                    _ => score_tile::<S, 1>(q, keys, k.stride, n, k.dim, to, stride),
+unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32]) {
+    // SAFETY: the caller's rows exist and `to` has `RUN` places for each value; tails read no further than the row.
+    unsafe {
+        for d in (0..dim).step_by(S::LANES) {
+            for i in (0..RUN).step_by(S::LANES) {
+                let mut block = [S::splat(0.0); 16];
+                for (j, v) in block.iter_mut().enumerate().take(n.saturating_sub(i).min(S::LANES)) {
+                    let row = rows.data.add((i + j) * rows.stride);
+                    *v = if d + S::LANES <= dim {
+                        F32::load::<S>(row, d)
+                    } else {
+                        F32::tail::<S>(row, d, dim)
+                    };
+                }
+                let mut square = [0.0f32; 256];
+                S::transpose(&block, square.as_mut_ptr());
+                for j in 0..S::LANES.min(dim - d) {
+                    let column = S::load(square.as_ptr().add(j * S::LANES));
+                    S::store(to.as_mut_ptr().add((d + j) * RUN + i), column);
                 }
             }
-            h += rows;
         }
     }
 }
 
-/// `G` query rows against `n ≤ 4` keys.
+/// Memory that is read soon, asked for a few lines at a time.
+struct Ahead<'a> {
+    left: &'a [u8],
+    /// Bytes to ask for at once.
+    each: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// All of `bytes` in so many steps.
+    #[inline(always)]
+    fn new(bytes: &'a [u8], steps: usize) -> Self {
+        Self { left: bytes, each: bytes.len().div_ceil(steps.max(1)).next_multiple_of(64) }
+    }
+
+    #[inline(always)]
+    unsafe fn fetch<S: Simd>(&mut self) {
+        let (now, left) = self.left.split_at(self.each.min(self.left.len()));
+        for line in now.chunks(64) {
+            // SAFETY: features by the module's contract.
+            unsafe { S::prefetch(line.as_ptr()) }
+        }
+        self.left = left;
+    }
+}
+
+/// Scores of all query rows: `to[row · RUN + position]`.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, const G: usize>(
+unsafe fn score<S: Simd, R: RowFormat>(q: &[f32], dim: usize, keys: Matrix, to: &mut [f32], next: &[u8]) {
+    let rows = to.len() / RUN;
+    let mut ahead = Ahead::new(next, dim * RUN / (WIDE * S::LANES));
+    let mut h = 0;
+    while h < rows {
+        let n = tile_rows::<S>(rows - h);
+        for i in (0..RUN).step_by(WIDE * S::LANES) {
+            // SAFETY: the caller's queries and keys have `dim` values, keys RUN positions.
+            unsafe {
+                let (q, to) = (q.as_ptr().add(h * dim), to.as_mut_ptr().add(h * RUN + i));
+                match n {
+                    6 => score_tile::<S, R, 6>(q, dim, keys, i, to, &mut ahead),
+                    4 => score_tile::<S, R, 4>(q, dim, keys, i, to, &mut ahead),
+                    2 => score_tile::<S, R, 2>(q, dim, keys, i, to, &mut ahead),
+                    _ => score_tile::<S, R, 1>(q, dim, keys, i, to, &mut ahead),
+                }
+            }
+        }
+        h += n;
+    }
+}
+
+/// Query rows of the next tile, of `left`.
+#[inline(always)]
+fn tile_rows<S: Simd>(left: usize) -> usize {
+    if left >= S::TILE_ROWS {
+        S::TILE_ROWS
+    } else if left >= 4 && S::TILE_ROWS > 4 {
+        4
+    } else if left >= 2 {
+        2
+    } else {
+        1
+    }
+}
+
+#[inline(always)]
+unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
     q: *const f32,
-    keys: *const u8,
-    key_stride: usize,
-    n: usize,
     dim: usize,
-    to: &mut [f32],
-    stride: usize,
+    keys: Matrix,
+    i: usize,
+    to: *mut f32,
+    ahead: &mut Ahead<'_>,
 ) {
-    // SAFETY: the caller's n keys and G queries have `dim` values; a missing key is replaced by the first.
+    // SAFETY: as for `score`.
     unsafe {
-        let key = |j: usize| keys.add(if j < n { j * key_stride } else { 0 });
-        let key = [key(0), key(1), key(2), key(3)];
-        let mut acc = [[S::splat(0.0); 4]; G];
-        let mut d = 0;
-        while d < dim {
-            let full = d + S::LANES <= dim;
-            let mut kv = [S::splat(0.0); 4];
-            for j in 0..4 {
-                kv[j] = if full { F32::load::<S>(key[j], d) } else { F32::tail::<S>(key[j], d, dim) };
+        let mut acc = [[S::splat(0.0); WIDE]; G];
+        for d in 0..dim {
+            ahead.fetch::<S>();
+            let column = keys.data.add(d * keys.stride);
+            let mut lanes = [S::splat(0.0); WIDE];
+            for (j, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = R::load::<S>(column, i + j * S::LANES);
             }
             for (h, acc) in acc.iter_mut().enumerate() {
-                let q = q.add(h * dim).cast();
-                let q = if full { F32::load::<S>(q, d) } else { F32::tail::<S>(q, d, dim) };
-                for j in 0..4 {
-                    acc[j] = S::fma(q, kv[j], acc[j]);
+                let q = S::splat(*q.add(h * dim + d));
+                for j in 0..WIDE {
+                    acc[j] = S::fma(q, lanes[j], acc[j]);
                 }
             }
-            d += S::LANES;
         }
         for (h, acc) in acc.into_iter().enumerate() {
-            to[h * stride..][..n].copy_from_slice(&S::sum4(acc)[..n]);
+            for (j, acc) in acc.into_iter().enumerate() {
+                S::store(to.add(h * RUN + j * S::LANES), acc);
+            }
         }
     }
 }
 
-/// Adds probabilities times values: see `VectorKernels::accumulate`.
+/// Takes a row's scores into its running softmax; they become what its values are multiplied by.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<S: Simd>(
-    p: &[f32],
-    stride: usize,
-    g: usize,
-    v: KvRows<'_>,
-    acc: &mut [f32],
-    scratch: &mut Scratch,
-    expand: Option<Expand>,
-) {
-    v.check(acc.len(), g, p.len(), stride);
-    if g == 0 || v.rows == 0 {
+unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], state: &mut RunningSoftmax<'_>) {
+    let (from, to) = run.visible[row];
+    if from >= to {
+        scores.fill(0.0);
         return;
     }
-    let step = rows_at_once(g);
-    let values: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(step * v.dim * 4));
-    for from in (0..v.rows).step_by(step) {
-        let rows = block(v, from, (v.rows - from).min(step), values, expand);
-        // SAFETY: `check` found all rows of values, probabilities and sums; features by the module's contract.
-        unsafe { accumulate_block::<S>(&p[from..], stride, g, rows, acc) }
+    // SAFETY: RUN scores are whole vectors; features by the module's contract.
+    unsafe {
+        if let Some(cap) = run.softcap {
+            soft_cap::<S>(scores, cap);
+        }
+        scores[..from].fill(f32::NEG_INFINITY);
+        scores[to..].fill(f32::NEG_INFINITY);
+        let largest = vector::max::<S>(scores);
+        if largest == f32::NEG_INFINITY {
+            scores.fill(0.0);
+            return;
+        }
+        let dim = run.values.dim;
+        let max = state.max[row];
+        if largest > max {
+            let shrink = (max - largest).exp();
+            state.sum[row] *= shrink;
+            vector::scale::<S>(&mut state.acc[row * dim..][..dim], shrink);
+            state.max[row] = largest;
+        }
+        state.sum[row] += vector::exp_sum::<S>(scores, state.max[row]);
     }
 }
 
+/// `cap · tanh(x / cap)` for whole vectors of scores, as `cap - 2 · cap / (1 + e^(2x / cap))`.
 #[inline(always)]
-unsafe fn accumulate_block<S: Simd>(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32]) {
-    let wide = v.dim - v.dim % (4 * S::LANES);
-    let whole = v.dim - v.dim % S::LANES;
+unsafe fn soft_cap<S: Simd>(x: &mut [f32], cap: f32) {
+    for x in x.chunks_exact_mut(S::LANES) {
+        // SAFETY: a vector of scores; features by the module's contract.
+        unsafe {
+            let e = vector::exp::<S>(S::mul(S::load(x.as_ptr()), S::splat(2.0 / cap)));
+            let fraction = S::div(S::splat(2.0 * cap), S::add(S::splat(1.0), e));
+            S::store(x.as_mut_ptr(), S::sub(S::splat(cap), fraction));
+        }
+    }
+}
+
+/// Adds probabilities times values to `g` rows of sums.
+#[inline(always)]
+unsafe fn accumulate<S: Simd, R: RowFormat>(
+    p: &[f32],
+    g: usize,
+    v: Matrix,
+    values: KvRows<'_>,
+    acc: &mut [f32],
+    next: &[u8],
+) {
+    let (n, dim) = (values.rows, values.dim);
+    let mut ahead = Ahead::new(next, n * dim.div_ceil(WIDE * S::LANES));
+    let wide = dim - dim % (WIDE * S::LANES);
+    let whole = dim - dim % S::LANES;
     let mut h = 0;
     while h < g {
-        let rows = if g - h >= 4 && S::ACCUMULATORS >= 16 { 4 } else { (g - h).min(2) };
-        // SAFETY: the caller checked all rows.
+        let rows = tile_rows::<S>(g - h);
+        // SAFETY: the caller's rows of probabilities, values and sums exist.
         unsafe {
-            let p = p.as_ptr().add(h * stride);
-            let acc = acc.as_mut_ptr().add(h * v.dim);
-            for d in (0..wide).step_by(4 * S::LANES) {
+            let p = p.as_ptr().add(h * RUN);
+            let acc = acc.as_mut_ptr().add(h * dim);
+            for d in (0..wide).step_by(WIDE * S::LANES) {
                 match rows {
-                    4 => value_tile::<S, 4, 4>(p, stride, v, acc, d),
-                    2 => value_tile::<S, 2, 4>(p, stride, v, acc, d),
-                    _ => value_tile::<S, 1, 4>(p, stride, v, acc, d),
+                    6 => value_tile::<S, R, 6, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    4 => value_tile::<S, R, 4, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    2 => value_tile::<S, R, 2, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    _ => value_tile::<S, R, 1, WIDE>(p, v, n, acc, dim, d, &mut ahead),
                 }
             }
-            for d in (wide..whole).step_by(S::LANES) {
-                for h in 0..rows {
-                    value_tile::<S, 1, 1>(p.add(h * stride), stride, v, acc.add(h * v.dim), d);
+            for h in 0..rows {
+                let (p, acc) = (p.add(h * RUN), acc.add(h * dim));
+                for d in (wide..whole).step_by(S::LANES) {
+                    value_tile::<S, R, 1, 1>(p, v, n, acc, dim, d, &mut ahead);
                 }
-            }
-            for d in whole..v.dim {
-                for h in 0..rows {
-                    for i in 0..v.rows {
-                        let value = F32::one(v.data.as_ptr().add(i * v.stride), d);
-                        *acc.add(h * v.dim + d) += *p.add(h * stride + i) * value;
+                for d in whole..dim {
+                    for i in 0..n {
+                        *acc.add(d) += *p.add(i) * R::one(v.data.add(i * v.stride), d);
                     }
                 }
             }
@@ -220,31 +327,34 @@ unsafe fn accumulate_block<S: Simd>(p: &[f32], stride: usize, g: usize, v: KvRow
     }
 }
 
-/// `G` rows of sums, `D` vectors from value `d`, over all cached rows.
+/// `G` rows of sums, `D` vectors from value `d`, over `n` cached rows.
 #[inline(always)]
-unsafe fn value_tile<S: Simd, const G: usize, const D: usize>(
+unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
     p: *const f32,
-    stride: usize,
-    v: KvRows<'_>,
+    v: Matrix,
+    n: usize,
     acc: *mut f32,
+    dim: usize,
     d: usize,
+    ahead: &mut Ahead<'_>,
 ) {
     // SAFETY: the caller's rows have D vectors from d.
     unsafe {
         let mut sums = [[S::splat(0.0); D]; G];
         for (h, sums) in sums.iter_mut().enumerate() {
             for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = S::load(acc.add(h * v.dim + d + j * S::LANES));
+                *sum = S::load(acc.add(h * dim + d + j * S::LANES));
             }
         }
-        for i in 0..v.rows {
-            let row = v.data.as_ptr().add(i * v.stride);
+        for i in 0..n {
+            ahead.fetch::<S>();
+            let row = v.data.add(i * v.stride);
             let mut values = [S::splat(0.0); D];
             for (j, value) in values.iter_mut().enumerate() {
-                *value = F32::load::<S>(row, d + j * S::LANES);
+                *value = R::load::<S>(row, d + j * S::LANES);
             }
             for (h, sums) in sums.iter_mut().enumerate() {
-                let p = S::splat(*p.add(h * stride + i));
+                let p = S::splat(*p.add(h * RUN + i));
                 for j in 0..D {
                     sums[j] = S::fma(p, values[j], sums[j]);
                 }
@@ -252,7 +362,7 @@ unsafe fn value_tile<S: Simd, const G: usize, const D: usize>(
         }
         for (h, sums) in sums.into_iter().enumerate() {
             for (j, sum) in sums.into_iter().enumerate() {
-                S::store(acc.add(h * v.dim + d + j * S::LANES), sum);
+                S::store(acc.add(h * dim + d + j * S::LANES), sum);
             }
         }
     }

@@ -28,7 +28,7 @@ macro_rules! vector_shells {
         mod vector {
             use super::*;
             use $crate::kernels::generic::{attention, attention::Expand, rows, shells::shell, vector};
-            use $crate::kernels::{KvRows, KvType, Scratch, VectorKernels};
+            use $crate::kernels::{AttendRun, KvRows, KvType, RunningSoftmax, Scratch, VectorKernels};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
                 quantize_q8,
@@ -41,8 +41,7 @@ macro_rules! vector_shells {
                 exp_sum,
                 max,
                 store_kv,
-                scores,
-                accumulate,
+                attend,
             };
 
             shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
@@ -70,36 +69,25 @@ macro_rules! vector_shells {
             shell!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
             shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
                 attention::store_kv::<$S>(ty, x, row));
-            shell!($features, fn expand<R: rows::RowFormat>(
-                rows: KvRows<'_>, from: usize, n: usize, to: &mut [f32]
-            ), {
-                assert!(from + n <= rows.rows && n * rows.dim <= to.len());
-            }, attention::expand::<$S, R>(rows, from, n, to));
-            shell!($features, fn scores_by(
-                q: &[f32], g: usize, k: KvRows<'_>, to: &mut [f32], stride: usize, scratch: &mut Scratch,
-                expand: Option<Expand>
-            ), {}, attention::scores::<$S>(q, g, k, to, stride, scratch, expand));
-            shell!($features, fn accumulate_by(
-                p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch,
-                expand: Option<Expand>
-            ), {}, attention::accumulate::<$S>(p, stride, g, v, acc, scratch, expand));
+            shell!($features, fn expand<R: rows::RowFormat>(rows: KvRows<'_>, to: &mut [f32]), {
+                assert!(rows.rows * rows.dim <= to.len());
+            }, attention::expand::<$S, R>(rows, to));
+            shell!($features, fn attend_by(
+                run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
+            ), {}, attention::attend::<$S>(run, state, scratch, expanders));
 
-            fn expander(ty: KvType) -> Option<Expand> {
+            fn expander(ty: KvType) -> Expand {
                 match ty {
-                    KvType::F32 => None,
-                    KvType::F16 => Some(expand::<rows::F16>),
-                    KvType::Bf16 => Some(expand::<rows::Bf16>),
-                    KvType::Q8_0 => Some(expand::<rows::Q8Blocks>),
-                    KvType::Q4_0 => Some(expand::<rows::Q4Blocks>),
+                    KvType::F32 => expand::<rows::F32>,
+                    KvType::F16 => expand::<rows::F16>,
+                    KvType::Bf16 => expand::<rows::Bf16>,
+                    KvType::Q8_0 => expand::<rows::Q8Blocks>,
+                    KvType::Q4_0 => expand::<rows::Q4Blocks>,
                 }
             }
 
-            fn scores(q: &[f32], g: usize, k: KvRows<'_>, to: &mut [f32], stride: usize, scratch: &mut Scratch) {
-                scores_by(q, g, k, to, stride, scratch, expander(k.ty));
-            }
-
-            fn accumulate(p: &[f32], stride: usize, g: usize, v: KvRows<'_>, acc: &mut [f32], scratch: &mut Scratch) {
-                accumulate_by(p, stride, g, v, acc, scratch, expander(v.ty));
+            fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
+                attend_by(run, state, scratch, [expander(run.keys.ty), expander(run.values.ty)]);
             }
         }
     };

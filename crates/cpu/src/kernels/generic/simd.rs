@@ -11,10 +11,8 @@ use crate::kernels::OutMut;
 pub(crate) trait Simd: Copy + 'static {
     /// f32 lanes of one vector: 4, 8 or 16.
     const LANES: usize;
-    /// Query rows that `scores` keeps in registers against four keys.
-    const SCORE_ROWS: usize;
-    /// Accumulators that stay in registers beside a few temporaries.
-    const ACCUMULATORS: usize;
+    /// Rows of four vectors of sums that stay in registers beside four vectors and one broadcast: 2, 4 or 6.
+    const TILE_ROWS: usize;
     /// Activation rows of the panel kernel for f32 panels.
     const PANEL_TOKENS: usize;
 
@@ -48,8 +46,6 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn sum(a: Self::F) -> f32;
     /// Largest lane.
     unsafe fn hmax(a: Self::F) -> f32;
-    /// Sums of the lanes of four vectors.
-    unsafe fn sum4(a: [Self::F; 4]) -> [f32; 4];
 
     /// `LANES` binary16 at `p`.
     unsafe fn load_f16(p: *const u8) -> Self::F;

@@ -137,6 +137,16 @@ pub(crate) unsafe fn add<S: Simd>(y: &mut [f32], x: &[f32]) {
     }
 }
 
+/// `y *= factor`.
+#[inline(always)]
+pub(crate) unsafe fn scale<S: Simd>(y: &mut [f32], factor: f32) {
+    // SAFETY: loads and stores lie inside of the slice; features by the module's contract.
+    unsafe {
+        let (n, f, y) = (y.len(), S::splat(factor), y.as_mut_ptr());
+        each!(S, n, i, S::store(y.add(i), S::mul(S::load(y.add(i)), f)), *y.add(i) *= factor);
+    }
+}
+
 #[inline(always)]
 pub(crate) unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
     // SAFETY: loads lie inside `x`; features by the module's contract.

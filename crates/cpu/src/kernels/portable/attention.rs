@@ -3,7 +3,7 @@
 use puna_quant::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use super::linear::dot;
-use crate::kernels::{KvRows, KvType, Scratch};
+use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
 /// The values of one cached row.
 fn load_kv(ty: KvType, row: &[u8], x: &mut [f32]) {
@@ -99,43 +99,70 @@ fn store_q4_0(x: &[f32; 32], b: &mut [u8; 18]) {
     }
 }
 
-/// See [`VectorKernels::scores`](crate::kernels::VectorKernels).
-pub(super) fn scores(
-    q: &[f32],
-    g: usize,
-    k: KvRows<'_>,
-    scores: &mut [f32],
-    stride: usize,
-    scratch: &mut Scratch,
-) {
-    k.check(q.len(), g, scores.len(), stride);
-    let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(k.dim * 4));
-    for i in 0..k.rows {
-        load_kv(k.ty, &k.data[i * k.stride..], row);
-        for (h, q) in q.chunks_exact(k.dim).enumerate() {
-            scores[h * stride + i] = dot(q, row);
+/// The values of position `i`.
+fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
+    match rows.layout {
+        KvLayout::Rows => load_kv(rows.ty, &rows.data[i * rows.stride..], x),
+        KvLayout::Columns => {
+            let bytes = rows.ty.row_bytes(1);
+            for (d, x) in x.iter_mut().enumerate() {
+                load_kv(rows.ty, &rows.data[d * rows.stride + i * bytes..], std::slice::from_mut(x));
+            }
         }
     }
 }
 
-/// See [`VectorKernels::accumulate`](crate::kernels::VectorKernels).
-pub(super) fn accumulate(
-    p: &[f32],
-    stride: usize,
-    g: usize,
-    v: KvRows<'_>,
-    acc: &mut [f32],
-    scratch: &mut Scratch,
-) {
-    v.check(acc.len(), g, p.len(), stride);
-    let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(v.dim * 4));
-    for i in 0..v.rows {
-        load_kv(v.ty, &v.data[i * v.stride..], row);
-        for (h, acc) in acc.chunks_exact_mut(v.dim).enumerate() {
-            let p = p[h * stride + i];
+/// See [`VectorKernels::attend`](crate::kernels::VectorKernels).
+pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
+    run.check(state);
+    let (keys, values, g) = (&run.keys, &run.values, run.visible.len());
+    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * (g * RUN + keys.dim.max(values.dim))));
+    let (scores, row) = room.split_at_mut(g * RUN);
+    for i in 0..keys.rows {
+        load_position(keys, i, &mut row[..keys.dim]);
+        for (h, q) in q_rows(run).enumerate() {
+            let score = dot(q, &row[..keys.dim]);
+            scores[h * RUN + i] = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+        }
+    }
+    for (h, &(from, to)) in run.visible.iter().enumerate() {
+        fold(&mut scores[h * RUN..][..RUN], from, to, h, values.dim, state);
+    }
+    for i in 0..values.rows {
+        load_position(values, i, &mut row[..values.dim]);
+        for (h, acc) in state.acc.chunks_exact_mut(values.dim).enumerate() {
+            let p = scores[h * RUN + i];
             for (acc, v) in acc.iter_mut().zip(&*row) {
                 *acc += p * v;
             }
         }
+    }
+}
+
+fn q_rows<'a>(run: &AttendRun<'a>) -> std::slice::ChunksExact<'a, f32> {
+    run.q.chunks_exact(run.keys.dim)
+}
+
+/// Takes the scores `from .. to` of row `h` into its running softmax; they become probabilities, the others 0.
+fn fold(scores: &mut [f32], from: usize, to: usize, h: usize, dim: usize, state: &mut RunningSoftmax<'_>) {
+    scores[..from].fill(0.0);
+    scores[to.max(from)..].fill(0.0);
+    if from >= to {
+        return;
+    }
+    let seen = &mut scores[from..to];
+    let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if largest == f32::NEG_INFINITY {
+        return seen.fill(0.0);
+    }
+    if largest > state.max[h] {
+        let shrink = (state.max[h] - largest).exp();
+        state.sum[h] *= shrink;
+        state.acc[h * dim..][..dim].iter_mut().for_each(|a| *a *= shrink);
+        state.max[h] = largest;
+    }
+    for x in seen {
+        *x = (*x - state.max[h]).exp();
+        state.sum[h] += *x;
     }
 }

@@ -26,7 +26,6 @@ pub(crate) static LEVEL: Level = Level {
         exp_sum: vector::exp_sum,
         max: vector::max,
         store_kv,
-        scores: attention::scores,
-        accumulate: attention::accumulate,
+        attend: attention::attend,
     },
 };

@@ -1,7 +1,7 @@
 //! Vector kernels of every level against the portable ones.
 
 use super::data::{Random, others};
-use crate::kernels::{KvRows, KvType, Level, Scratch, levels};
+use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, Scratch, levels};
 
 const LENGTHS: [usize; 12] = [1, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257, 2048];
 
@@ -181,40 +181,131 @@ fn rows_are_stored_with_the_same_bits() {
     }
 }
 
-#[test]
-fn scores_and_sums_of_values_agree_for_every_cache_type_and_shape() {
-    let mut random = Random(7);
-    let mut scratch = Scratch::default();
-    for ty in KvType::ALL {
-        for dim in [32usize, 64, 80, 128, 13] {
-            if !dim.is_multiple_of(ty.block_values()) {
+/// A cache in columns: `[value][position]`, as long as whole runs.
+fn columns(ty: KvType, rows: usize, dim: usize, random: &mut Random) -> (Vec<u8>, usize) {
+    let (bytes, stride) = (ty.row_bytes(1), ty.row_bytes(RUN) + 2);
+    // What lies behind the last position is not a number.
+    let mut data = vec![0xff; (dim - 1) * stride + ty.row_bytes(RUN)];
+    for i in 0..rows {
+        let mut row = vec![0; ty.row_bytes(dim)];
+        (portable().vector.store_kv)(ty, &random.normals(dim), &mut row);
+        for (d, value) in row.chunks_exact(bytes).enumerate() {
+            data[d * stride + i * bytes..][..bytes].copy_from_slice(value);
+        }
+    }
+    (data, stride)
+}
+
+/// Running softmaxes of `g` rows that have seen something.
+#[derive(Clone, PartialEq, Debug)]
+struct Sums {
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    acc: Vec<f32>,
+}
+
+impl Sums {
+    fn random(g: usize, dim: usize, random: &mut Random) -> Self {
+        let mut max = random.normals(g);
+        // One row has seen nothing yet.
+        max[g / 2] = f32::NEG_INFINITY;
+        let mut sums = Self {
+            sum: random.normals(g).into_iter().map(f32::abs).collect(),
+            acc: random.normals(g * dim),
+            max,
+        };
+        sums.sum[g / 2] = 0.0;
+        sums.acc[g / 2 * dim..][..dim].fill(0.0);
+        sums
+    }
+
+    fn attend(&mut self, level: &Level, run: &AttendRun<'_>) {
+        let mut state = RunningSoftmax { max: &mut self.max, sum: &mut self.sum, acc: &mut self.acc };
+        (level.vector.attend)(run, &mut state, &mut Scratch::default());
+    }
+
+    /// Row `h` alone.
+    fn row(&self, h: usize, dim: usize) -> Self {
+        Self { max: vec![self.max[h]], sum: vec![self.sum[h]], acc: self.acc[h * dim..][..dim].to_vec() }
+    }
+}
+
+/// Calls `check` with runs of every cache type, layout and shape.
+fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mut Random)) {
+    for (ty, layout) in KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
+    {
+        if layout == KvLayout::Columns && ty.block_values() > 1 {
+            continue;
+        }
+        for (key_dim, value_dim) in [(32, 64), (64, 32), (80, 80), (128, 96), (13, 13), (192, 128)] {
+            if key_dim % ty.block_values() + value_dim % ty.block_values() > 0 {
                 continue;
             }
-            for (g, rows) in [(1, 1), (1, 9), (2, 33), (3, 5), (4, 16), (5, 31), (7, 64), (8, 17), (33, 70)] {
-                let (data, stride) = cache(ty, rows, dim, &mut random);
-                let kv = KvRows { ty, rows, stride, dim, data: &data };
-                let q = random.normals(g * dim);
-                let p: Vec<f32> = random.normals(g * (rows + 3)).into_iter().map(f32::abs).collect();
-                let mut expected = vec![f32::NAN; (g - 1) * (rows + 3) + rows];
-                let mut sums = random.normals(g * dim);
-                let before = sums.clone();
-                (portable().vector.scores)(&q, g, kv, &mut expected, rows + 3, &mut scratch);
-                (portable().vector.accumulate)(&p, rows + 3, g, kv, &mut sums, &mut scratch);
-                for level in others() {
-                    let what = format!("{} {ty:?} dim {dim} g {g} rows {rows}", level.name);
-                    let mut got = vec![f32::NAN; expected.len()];
-                    (level.vector.scores)(&q, g, kv, &mut got, rows + 3, &mut scratch);
-                    for h in 0..g {
-                        let range = h * (rows + 3)..h * (rows + 3) + rows;
-                        near(&got[range.clone()], &expected[range.clone()], 1e-5, 1e-4, &what);
-                        let gap = got.get(range.end).copied().unwrap_or(f32::NAN);
-                        assert!(gap.is_nan(), "{what}: wrote between rows of scores");
-                    }
-                    let mut got = before.clone();
-                    (level.vector.accumulate)(&p, rows + 3, g, kv, &mut got, &mut scratch);
-                    near(&got, &sums, 1e-5, 1e-4, &what);
-                }
+            for (g, rows) in [(1, 1), (1, 9), (2, 33), (3, 5), (4, 64), (5, 31), (7, 64), (8, 17), (33, 63)] {
+                let (keys, key_stride) = match layout {
+                    KvLayout::Rows => cache(ty, rows, key_dim, random),
+                    KvLayout::Columns => columns(ty, rows, key_dim, random),
+                };
+                let (values, value_stride) = cache(ty, rows, value_dim, random);
+                let q: Vec<f32> =
+                    random.normals(g * key_dim).iter().map(|x| x / (key_dim as f32).sqrt()).collect();
+                let mut visible: Vec<(usize, usize)> = (0..g).map(|h| (0, rows - h % rows)).collect();
+                visible[0] = (rows / 3, rows);
+                visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
+                let run = AttendRun {
+                    q: &q,
+                    keys: KvRows { ty, layout, rows, stride: key_stride, dim: key_dim, data: &keys },
+                    values: KvRows {
+                        ty,
+                        layout: KvLayout::Rows,
+                        rows,
+                        stride: value_stride,
+                        dim: value_dim,
+                        data: &values,
+                    },
+                    visible: &visible,
+                    next: [&keys, &values],
+                    softcap: (g == 5).then_some(2.0),
+                };
+                let what =
+                    format!("{ty:?} {layout:?} dims {key_dim} {value_dim}, {g} rows, {rows} positions");
+                check(&run, &what, random);
             }
         }
     }
+}
+
+#[test]
+fn attention_agrees_for_every_cache_type_layout_and_shape() {
+    each_run(&mut Random(7), |run, what, random| {
+        let before = Sums::random(run.visible.len(), run.values.dim, random);
+        let mut expected = before.clone();
+        expected.attend(portable(), run);
+        for level in others() {
+            let what = format!("{} {what}", level.name);
+            let mut got = before.clone();
+            got.attend(level, run);
+            near(&got.max, &expected.max, 1e-5, 1e-5, &what);
+            near(&got.sum, &expected.sum, 2e-5, 1e-6, &what);
+            near(&got.acc, &expected.acc, 2e-5, 1e-4, &what);
+        }
+    });
+}
+
+#[test]
+fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
+    each_run(&mut Random(8), |run, what, random| {
+        let dim = run.values.dim;
+        let before = Sums::random(run.visible.len(), dim, random);
+        for level in levels() {
+            let mut together = before.clone();
+            together.attend(level, run);
+            for h in 0..run.visible.len() {
+                let mut alone = before.row(h, dim);
+                let q = &run.q[h * run.keys.dim..][..run.keys.dim];
+                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], ..*run });
+                assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
+            }
+        }
+    });
 }

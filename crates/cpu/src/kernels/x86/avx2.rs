@@ -32,8 +32,7 @@ pub(crate) struct Avx2;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     const LANES: usize = 8;
-    const SCORE_ROWS: usize = 2;
-    const ACCUMULATORS: usize = 12;
+    const TILE_ROWS: usize = 2;
     const PANEL_TOKENS: usize = 12;
     type F = __m256;
 
@@ -110,16 +109,6 @@ impl Simd for Avx2 {
             let four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn sum4(a: [__m256; 4]) -> [f32; 4] {
-        unsafe {
-            let pairs = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
-            let sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-            let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), sums);
-            out
         }
     }
     #[inline(always)]

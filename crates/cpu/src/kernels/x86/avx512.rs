@@ -36,8 +36,7 @@ pub(crate) struct Avx512;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     const LANES: usize = 16;
-    const SCORE_ROWS: usize = 4;
-    const ACCUMULATORS: usize = 24;
+    const TILE_ROWS: usize = 6;
     const PANEL_TOKENS: usize = 24;
     type F = __m512;
 
@@ -104,22 +103,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn hmax(a: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(a) }
-    }
-    #[inline(always)]
-    unsafe fn sum4(a: [__m512; 4]) -> [f32; 4] {
-        unsafe {
-            // In each 128-bit lane: pairs of a[0], a[1], then all four.
-            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
-            let cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
-            let low = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
-            let high = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
-            let lanes = _mm512_add_ps(low, high);
-            let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), four);
-            out
-        }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> __m512 {
