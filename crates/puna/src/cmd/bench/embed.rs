@@ -37,7 +37,7 @@ pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<Vec<Measured>> 
         cache_k: plan.compute.cache_k,
         cache_v: plan.compute.cache_v,
         max_sequences: plan.compute.sequences,
-        cache_pages: None,
+        ..EngineOptions::default()
     };
     let view = View::new(file.gguf.clone())?;
     let engine = Engine::open(view, Box::new(plan.compute.backend()?), &options);
