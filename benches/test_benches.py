@@ -1,4 +1,6 @@
 """What the scripts of this folder compute, without running anything: python -m unittest discover benches."""
+import importlib.machinery
+import importlib.util
 import pathlib
 import sys
 import tempfile
@@ -12,6 +14,19 @@ import rows
 import servers
 import synth
 from rows import File, Row, Test
+
+
+def script(name):
+    """A program of this folder as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(pathlib.Path(__file__).resolve().parent / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.dont_write_bytecode = True
+    loader.exec_module(module)
+    return module
+
+
+instructions = script("instructions")
+quality = script("quality")
 
 
 class Rows(unittest.TestCase):
@@ -110,6 +125,53 @@ class Peer(unittest.TestCase):
         with self.assertRaisesRegex(peer.Failed, "signal 11"):
             peer.run(sys.executable, ["-c", "import os; os.kill(os.getpid(), 11)"], 30)
         self.assertRaises(peer.Failed, peer.run, "/nowhere/x", [], 1)
+
+
+class Instructions(unittest.TestCase):
+    def test_a_record_is_read_as_it_was_written(self):
+        counts = {"avx2 linear Q4_K stream": 11385, "portable exp_sum": 5}
+        self.assertEqual(instructions.parse(instructions.text("rustc 1.95.0 (x)", counts)), ("rustc 1.95.0 (x)", counts))
+
+    def test_more_than_recorded_fails_and_fewer_is_told(self):
+        recorded = {"avx2 a": 1000, "avx2 b": 1000, "avx2 c": 1000, "avx2 gone": 1, "wide d": 1}
+        complaints, notes = instructions.compare(recorded, {"avx2 a": 1031, "avx2 b": 1029, "avx2 c": 960, "avx2 new": 2})
+        self.assertEqual([line.split(":")[0] for line in complaints], ["avx2 a", "avx2 new", "avx2 gone"])
+        self.assertIn("(+3.1%)", complaints[0])
+        self.assertEqual([line.split(":")[0] for line in notes], ["avx2 c"])
+
+    def test_levels_need_far_fewer_than_the_portable_one(self):
+        counts = {"portable linear F16 stream": 1000, "avx2 linear F16 stream": 300, "portable linear Q8_0 stream": 1000, "avx2 linear Q8_0 stream": 100, "portable add": 1, "avx2 add": 1}
+        self.assertEqual([line.split(":")[0] for line in instructions.ratios(counts)], ["avx2 linear F16 stream"])
+
+    def test_the_record_of_this_tree_is_whole(self):
+        compiler, counts = instructions.parse(instructions.RECORD.read_text())
+        self.assertTrue(compiler.startswith("rustc ") and len(counts) > 60)
+        self.assertEqual(instructions.ratios(counts), [])
+
+    def test_a_count_is_found_in_a_dump(self):
+        self.assertEqual(instructions.total("version: 1\nevents: Ir\nsummary: 123\n\nfn=(1) x\ntotals: 123\n"), 123)
+        self.assertEqual(instructions.total("nothing"), 0)
+
+
+class Quality(unittest.TestCase):
+    def test_what_llama_perplexity_prints_is_read(self):
+        text = "====== KL divergence statistics ======\nMean    KLD:   0.003950 ±   0.000074\nMaximum KLD:   0.1\n99.0%   KLD:   0.013820\nMedian  KLD:   0.003\nSame top p: 95.400 ± 0.4 %\n"
+        self.assertEqual(quality.parse_peer(text), {"mean": 0.00395, "p99": 0.01382, "same": 95.4})
+        self.assertRaises(quality.Failed, quality.parse_peer, "no")
+
+    def test_divergence_is_that_of_the_definition(self):
+        half, quarter = [0.0, 0.0], [quality.math.log(3.0), 0.0]
+        want = 0.5 * quality.math.log(0.5 / 0.75) + 0.5 * quality.math.log(0.5 / 0.25)
+        self.assertAlmostEqual(quality.divergence(half, quarter), want)
+        self.assertEqual(quality.divergence([1.0, 2.0], [1.0, 2.0]), 0.0)
+
+    def test_rows_say_whether_the_error_is_no_larger(self):
+        told = {"kl_mean": 0.004, "kl_p99": 0.01, "top1_agreement": 0.95}
+        theirs = {"mean": 0.0039, "p99": 0.02, "same": 96.0}
+        row = quality.compared("Q4_0", {"avx2": told}, theirs, extra="0.1")[0]
+        self.assertEqual(row, ["Q4_0", "`avx2`", "0.00400", "0.0100", "95.0 %", "0.00390", "0.0200", "96.0 %", "**no**", "0.1"])
+        self.assertEqual(quality.verdict(0.0039, 0.0039), "yes")
+        self.assertEqual(quality.compared("Q4_0", {"avx2": told}, None)[0][-1], "")
 
 
 class Others(unittest.TestCase):

@@ -429,6 +429,12 @@ pub struct PerplexityArgs {
     /// Kernel level
     #[arg(long)]
     pub kernels: Option<String>,
+    /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values: f32, f16, bf16, q8_0 or q4_0
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
     /// Threads
     #[arg(short, long)]
     pub threads: Option<usize>,

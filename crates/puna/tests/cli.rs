@@ -319,6 +319,9 @@ fn a_model_is_compared_with_its_saved_logits() {
     let again = puna.json(&[&base[..], &["--kl-base", saved]].concat());
     assert_eq!(again["perplexity"], first["perplexity"]);
     assert!(again["kl_mean"].as_f64().unwrap() < 1e-5 && again["top1_agreement"] == 1.0, "{again}");
+    let coarse = ["--kl-base", saved, "--cache-type-k", "q4_0", "--cache-type-v", "q4_0"];
+    let coarse = puna.json(&[&base[..], &coarse].concat());
+    assert!(coarse["kl_mean"].as_f64() > again["kl_mean"].as_f64(), "{coarse}");
     let (status, error) =
         puna.fails(&["perplexity", "cria", "--file", text, "--ctx", "32", "--kl-base", saved]);
     assert!(status == 1 && error.contains("saved for another text"), "{error}");

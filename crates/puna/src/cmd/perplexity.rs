@@ -9,6 +9,7 @@ use puna_engine::{Evaluator, Feed, Outputs};
 use puna_tokenizer::Encode;
 use serde_json::{Value, json};
 
+use super::debug::kv_type;
 use crate::cli::PerplexityArgs;
 use crate::local::{Compute, ModelFile};
 use crate::{out, usage};
@@ -23,7 +24,12 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let text = String::from_utf8_lossy(&bytes);
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let windows = windows(tokens.len(), args)?;
-    let compute = Compute { num_ctx: Some(args.ctx), ..Compute::new(args.threads, args.kernels.clone()) };
+    let compute = Compute {
+        num_ctx: Some(args.ctx),
+        cache_k: kv_type(&args.cache_type_k)?,
+        cache_v: kv_type(&args.cache_type_v)?,
+        ..Compute::new(args.threads, args.kernels.clone())
+    };
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
     if !info.can_generate {
@@ -323,6 +329,8 @@ mod tests {
             save_logits,
             chunks: None,
             kernels,
+            cache_type_k: "f16".into(),
+            cache_type_v: "f16".into(),
             threads: None,
             json: false,
         }

@@ -1,0 +1,133 @@
+//! Kernels on fixed data, one call after the other, for counting their instructions under callgrind.
+//!
+//! Every case runs once to warm up (scratch memory is taken then) and once inside [`measured_region`], by which the counter
+//! is switched on and off; the name of the case is printed. `benches/instructions` at the root of the project runs it and
+//! compares the counts with recorded ones.
+
+use std::hint::black_box;
+
+use puna_cpu::kernels::{
+    ActKind, Acts, KvRows, KvType, Level, OutMut, Q8Rows, Scratch, WeightRows, level, levels,
+};
+use puna_quant::TensorType;
+
+/// Values a row: several blocks of every format.
+const K: usize = 1024;
+/// Weight rows of a case.
+const ROWS: usize = 32;
+/// Rows of activations by regime.
+const REGIMES: [(&str, usize); 3] = [("stream", 1), ("batch", 16), ("panel", 48)];
+const FORMATS: [TensorType; 9] = {
+    use TensorType::*;
+    [F16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K, IQ4_XS, MXFP4]
+};
+/// Cached positions, and values of a head.
+const POSITIONS: usize = 64;
+const DIM: usize = 128;
+
+fn main() {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    let chosen: Vec<&Level> = match names.is_empty() {
+        true => levels().to_vec(),
+        // A level that this machine, or the counter, does not have says nothing.
+        false => names.iter().filter_map(|name| level(name).ok()).collect(),
+    };
+    for level in chosen {
+        for ty in FORMATS {
+            linear(level, ty);
+        }
+        attention(level);
+        vectors(level);
+    }
+}
+
+/// What is counted: the calls of kernels, and nothing else. Its name is how the counter finds it.
+#[inline(never)]
+fn measured_region(work: &mut dyn FnMut()) {
+    work();
+    black_box(());
+}
+
+fn case(name: &str, work: &mut dyn FnMut()) {
+    work();
+    measured_region(work);
+    println!("{name}");
+}
+
+fn linear(level: &Level, ty: TensorType) {
+    let Some(kernel) = (level.linear)(ty) else { return };
+    let row_bytes = ty.row_bytes(K).expect("whole blocks");
+    let data = weights(ROWS * row_bytes);
+    let mut scratch = Scratch::default();
+    for (regime, rows) in REGIMES {
+        let n = rows * K;
+        let x = values(n);
+        let (mut codes, mut scales, mut sums) = (vec![0; n], vec![0.0; n / 32], vec![0; n / 16]);
+        (level.vector.quantize_q8)(&x, &mut codes, &mut scales, &mut sums);
+        let acts = match kernel.acts {
+            ActKind::F32 => Acts::F32 { rows, k: K, x: &x },
+            _ => Acts::Q8(Q8Rows { rows, k: K, codes: &codes, scales: &scales, sums: &sums }),
+        };
+        let run = kernel.for_rows(rows);
+        let mut out = vec![0.0; rows * ROWS];
+        case(&format!("{} linear {} {regime}", level.name, ty.name()), &mut || {
+            let w = WeightRows { ty, rows: ROWS, k: K, data: &data };
+            run(w, acts, OutMut::new(&mut out, ROWS, rows, ROWS), &mut scratch);
+        });
+        black_box(&out);
+    }
+}
+
+fn attention(level: &Level) {
+    let mut scratch = Scratch::default();
+    for ty in [KvType::F16, KvType::Q8_0] {
+        let stride = ty.row_bytes(DIM);
+        let mut data = vec![0; stride * POSITIONS];
+        for row in data.chunks_exact_mut(stride) {
+            (level.vector.store_kv)(ty, &values(DIM), row);
+        }
+        let kv = KvRows { ty, rows: POSITIONS, stride, dim: DIM, data: &data };
+        for heads in [4, 64] {
+            let (q, mut scores) = (values(heads * DIM), vec![0.0; heads * POSITIONS]);
+            let mut sums = vec![0.0; heads * DIM];
+            let name = |what: &str| format!("{} {what} {} {heads}", level.name, ty.name());
+            case(&name("scores"), &mut || {
+                (level.vector.scores)(&q, heads, kv, &mut scores, POSITIONS, &mut scratch);
+            });
+            case(&name("accumulate"), &mut || {
+                (level.vector.accumulate)(&scores, POSITIONS, heads, kv, &mut sums, &mut scratch);
+            });
+            black_box(&sums);
+        }
+    }
+}
+
+fn vectors(level: &Level) {
+    let (v, x, w) = (&level.vector, values(K), values(K));
+    let mut y = x.clone();
+    let (mut codes, mut scales, mut sums) = (vec![0; K], vec![0.0; K / 32], vec![0; K / 16]);
+    let name = |what: &str| format!("{} {what}", level.name);
+    case(&name("quantize_q8"), &mut || (v.quantize_q8)(&x, &mut codes, &mut scales, &mut sums));
+    case(&name("rms_norm"), &mut || (v.rms_norm)(&x, &w, 1e-5, &mut y));
+    case(&name("swiglu"), &mut || (v.swiglu)(&mut y, &w));
+    case(&name("geglu"), &mut || (v.geglu)(&mut y, &w));
+    case(&name("exp_sum"), &mut || _ = black_box((v.exp_sum)(&mut y, 3.0)));
+    black_box(&y);
+}
+
+/// The same values every time, from -1.7 to 1.7.
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 300.0).collect()
+}
+
+/// Bytes that are harmless as scales of every format: exponents stay small.
+fn weights(bytes: usize) -> Vec<u8> {
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x & 0xbf) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
