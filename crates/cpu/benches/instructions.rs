@@ -7,7 +7,8 @@
 use std::hint::black_box;
 
 use puna_cpu::kernels::{
-    ActKind, Acts, KvRows, KvType, Level, OutMut, Q8Rows, Scratch, WeightRows, level, levels,
+    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax, Scratch,
+    WeightRows, level, levels,
 };
 use puna_quant::TensorType;
 
@@ -21,8 +22,7 @@ const FORMATS: [TensorType; 9] = {
     use TensorType::*;
     [F16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K, IQ4_XS, MXFP4]
 };
-/// Cached positions, and values of a head.
-const POSITIONS: usize = 64;
+/// Values of a head.
 const DIM: usize = 128;
 
 fn main() {
@@ -36,8 +36,11 @@ fn main() {
         for ty in FORMATS {
             linear(level, ty);
         }
-        attention(level);
-        vectors(level);
+        // The portable level is there to be compared with; its functions are those of the system's library.
+        if level.name != "portable" {
+            attention(level);
+            vectors(level);
+        }
     }
 }
 
@@ -78,26 +81,32 @@ fn linear(level: &Level, ty: TensorType) {
     }
 }
 
+/// A run of cached positions under the queries of a group of heads, and under a block of tokens.
 fn attention(level: &Level) {
     let mut scratch = Scratch::default();
     for ty in [KvType::F16, KvType::Q8_0] {
-        let stride = ty.row_bytes(DIM);
-        let mut data = vec![0; stride * POSITIONS];
-        for row in data.chunks_exact_mut(stride) {
+        let layout = if ty.block_values() == 1 { KvLayout::Columns } else { KvLayout::Rows };
+        let mut data = vec![0; ty.row_bytes(DIM) * RUN];
+        for row in data.chunks_exact_mut(ty.row_bytes(DIM)) {
             (level.vector.store_kv)(ty, &values(DIM), row);
         }
-        let kv = KvRows { ty, rows: POSITIONS, stride, dim: DIM, data: &data };
+        let rows = |layout| {
+            let stride = if layout == KvLayout::Rows { ty.row_bytes(DIM) } else { ty.row_bytes(RUN) };
+            KvRows { ty, layout, rows: RUN, stride, dim: DIM, data: &data }
+        };
         for heads in [4, 64] {
-            let (q, mut scores) = (values(heads * DIM), vec![0.0; heads * POSITIONS]);
-            let mut sums = vec![0.0; heads * DIM];
-            let name = |what: &str| format!("{} {what} {} {heads}", level.name, ty.name());
-            case(&name("scores"), &mut || {
-                (level.vector.scores)(&q, heads, kv, &mut scores, POSITIONS, &mut scratch);
+            let (q, visible) = (values(heads * DIM), vec![(0, RUN); heads]);
+            let (keys, values, next) = (rows(layout), rows(KvLayout::Rows), [&[][..]; 2]);
+            let run = AttendRun { q: &q, keys, values, visible: &visible, next, softcap: None };
+            let (mut max, mut sum, mut acc) = (vec![0.0; heads], vec![0.0; heads], vec![0.0; heads * DIM]);
+            case(&format!("{} attend {} {heads}", level.name, ty.name()), &mut || {
+                max.fill(f32::NEG_INFINITY);
+                sum.fill(0.0);
+                acc.fill(0.0);
+                let mut state = RunningSoftmax { max: &mut max, sum: &mut sum, acc: &mut acc };
+                (level.vector.attend)(&run, &mut state, &mut scratch);
             });
-            case(&name("accumulate"), &mut || {
-                (level.vector.accumulate)(&scores, POSITIONS, heads, kv, &mut sums, &mut scratch);
-            });
-            black_box(&sums);
+            black_box(&acc);
         }
     }
 }
