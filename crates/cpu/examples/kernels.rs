@@ -40,8 +40,11 @@ fn main() {
             list.split(',').map(|name| TensorType::from_name(name).expect("a format's name")).collect()
         }
     };
-    println!("{:8} {:>12} {:>12} {:>12}   G multiply-adds/s", "", "stream 1", "stream 2", "stream 4");
-    print!("{:8} {:>12} {:>12} {:>12} ", "", "GB/s", "GB/s", "GB/s");
+    println!(
+        "{:8} {:>12} {:>12} {:>12} {:>12} {:>12}   G multiply-adds/s",
+        "", "stream 1", "2", "4", "8", "16"
+    );
+    print!("{:8} {:>12} {:>12} {:>12} {:>12} {:>12} ", "", "GB/s", "G/s", "G/s", "G/s", "G/s");
     let batches = [8, 16, 32, 64, 128, 512];
     batches.iter().for_each(|m| print!("{:>8}", format!("{m} rows")));
     println!();
@@ -114,7 +117,7 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
     let acts = Activations::new(level, *batches.iter().max().expect("some"));
     let mut scratch = Scratch::default();
     print!("{:8}", ty.name());
-    for m in [1, 2, 4] {
+    for m in [1, 2, 4, 8, 16] {
         // 2 MiB a piece.
         let piece = ((2 << 20) / row_bytes).min(rows);
         let mut out = vec![0.0; m * piece];
@@ -125,7 +128,8 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
             let acts = acts.acts(kernel.acts, m);
             (kernel.stream)(w, acts, OutMut::new(&mut out, piece, m, piece), &mut scratch);
         });
-        print!(" {gbs:>12.1}");
+        let gmacs = gbs * (K * m) as f64 / row_bytes as f64;
+        print!(" {:>12.1}", if m == 1 { gbs } else { gmacs });
     }
     print!(" ");
     // Pieces of 64 rows, as the pool would give them.

@@ -11,7 +11,7 @@ use puna_graph::{
 use crate::cache::Cache;
 use crate::compile::{Program, compile};
 use crate::deal::Deal;
-use crate::kernels::{self, KernelError, Level};
+use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
 use crate::pool::Pool;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
@@ -207,15 +207,15 @@ impl Backend for CpuBackend {
         &self.gathered
     }
 
-    fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
+    fn copy_page(&mut self, from: u32, to: u32) {
         if let Some(cache) = &mut self.cache {
-            cache.copy_page(from, to, tokens);
+            cache.copy_page(from, to);
         }
     }
 
     fn exact_rows(&self) -> usize {
-        // The other levels look at several rows of attention together, and sum in another order then.
-        if self.level.name == "portable" { 4 } else { 1 }
+        // Attention and everything else do each row by itself.
+        STREAM_ROWS
     }
 
     fn scratch_bytes(&self) -> usize {

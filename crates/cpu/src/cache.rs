@@ -10,6 +10,10 @@ use crate::memory::Shared;
 pub struct Cache {
     spec: CacheSpec,
     layers: Vec<[Half; 2]>,
+    /// Page after page, in each the layers one after the other: large pages of the system are touched one by one as the
+    /// cache fills.
+    bytes: Shared<u8>,
+    page_bytes: usize,
 }
 
 /// Keys or values of one layer.
@@ -19,7 +23,8 @@ struct Half {
     heads: usize,
     dim: usize,
     row_bytes: usize,
-    bytes: Shared<u8>,
+    /// Where they begin in a page.
+    offset: usize,
 }
 
 /// Which half of a layer.
@@ -37,15 +42,15 @@ impl Cache {
         // Columns hold whole runs.
         let columns = spec.page_tokens.is_multiple_of(RUN) && spec.key_type.block_values() == 1;
         let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
-        let half = |ty: KvType, layout: KvLayout, heads: usize, dim: usize| {
+        let mut offset = 0;
+        let mut half = |ty: KvType, layout: KvLayout, heads: usize, dim: usize| {
             let multiple = ty.block_values();
             if !dim.is_multiple_of(multiple) {
                 return Err(BackendError::CacheType { ty, multiple, dim });
             }
-            let row_bytes = ty.row_bytes(dim);
-            let bytes = spec.pages.checked_mul(heads * spec.page_tokens * row_bytes);
-            let bytes = bytes.ok_or(BackendError::OutOfMemory { what: "the cache", bytes: usize::MAX })?;
-            Ok(Half { ty, layout, heads, dim, row_bytes, bytes: Shared::named(bytes, "the cache")? })
+            let half = Half { ty, layout, heads, dim, row_bytes: ty.row_bytes(dim), offset };
+            offset += heads * spec.page_tokens * half.row_bytes;
+            Ok(half)
         };
         let layers = spec
             .layers
@@ -57,7 +62,8 @@ impl Cache {
                 ])
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { spec, layers })
+        let bytes = spec.pages.saturating_mul(offset);
+        Ok(Self { layers, bytes: Shared::named(bytes, "the cache")?, page_bytes: offset, spec })
     }
 
     /// Tokens a page.
@@ -98,7 +104,7 @@ impl Cache {
             }
         };
         // SAFETY: passed on.
-        let data = unsafe { half.bytes.slice(start, bytes) };
+        let data = unsafe { self.bytes.slice(start, bytes) };
         KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
@@ -123,7 +129,7 @@ impl Cache {
         match half.layout {
             KvLayout::Rows => {
                 // SAFETY: passed on.
-                let row = unsafe { half.bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
+                let row = unsafe { self.bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
                 (level.vector.store_kv)(half.ty, values, row);
             }
             KvLayout::Columns => {
@@ -135,7 +141,7 @@ impl Cache {
                     for (d, value) in row.chunks_exact(bytes).enumerate() {
                         let at = start + (i * RUN + d) * stride + token * bytes;
                         // SAFETY: passed on; other positions of the column are not touched.
-                        unsafe { half.bytes.slice_mut(at, bytes) }.copy_from_slice(value);
+                        unsafe { self.bytes.slice_mut(at, bytes) }.copy_from_slice(value);
                     }
                 }
             }
@@ -144,19 +150,12 @@ impl Cache {
 
     /// Where the positions of a head in a page begin.
     fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
-        (page as usize * half.heads + head) * self.spec.page_tokens * half.row_bytes
+        page as usize * self.page_bytes + half.offset + head * self.spec.page_tokens * half.row_bytes
     }
 
-    /// Copies the first `tokens` tokens of a page, all layers; what is behind them may change.
-    pub fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
-        let page_tokens = self.spec.page_tokens;
-        for half in self.layers.iter_mut().flatten() {
-            let tokens = if half.layout == KvLayout::Columns { page_tokens } else { tokens };
-            for head in 0..half.heads {
-                let start = |page: u32| (page as usize * half.heads + head) * page_tokens * half.row_bytes;
-                let (from, to, len) = (start(from), start(to), tokens * half.row_bytes);
-                half.bytes.get_mut().copy_within(from..from + len, to);
-            }
-        }
+    /// Makes the page `to` a copy of `from`.
+    pub fn copy_page(&mut self, from: u32, to: u32) {
+        let (from, to) = (from as usize * self.page_bytes, to as usize * self.page_bytes);
+        self.bytes.get_mut().copy_within(from..from + self.page_bytes, to);
     }
 }

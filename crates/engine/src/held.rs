@@ -25,7 +25,7 @@ impl Held {
             // Retained meanwhile, so that taking a page does not drop it.
             pages.retain(&[node]);
             if let Some(page) = pages.take() {
-                backend.copy_page(pages.page(node), page, tokens);
+                backend.copy_page(pages.page(node), page);
                 held.own.push(page);
                 computed += tokens;
             }

@@ -219,8 +219,8 @@ pub trait Backend: Send {
         1
     }
 
-    /// Copies the first `tokens` tokens of a page, all layers.
-    fn copy_page(&mut self, from: u32, to: u32, tokens: usize);
+    /// Makes the page `to` a copy of `from`, all layers.
+    fn copy_page(&mut self, from: u32, to: u32);
 
     /// Bytes that the backend allocated itself, beyond weights and cache.
     fn scratch_bytes(&self) -> usize;

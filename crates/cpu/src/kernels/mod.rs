@@ -235,9 +235,11 @@ pub type LinearFn = fn(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch:
 pub struct LinearKernel {
     /// What all three take.
     pub acts: ActKind,
-    /// 1…4 rows: bound by reading the weights.
+    /// Few rows: bound by reading the weights. What a row gets does not depend on the others.
     pub stream: LinearFn,
-    /// 5…32 rows: each weight block is unpacked once for all of them.
+    /// Rows up to which `stream` is the fastest, at least [`STREAM_ROWS`].
+    pub stream_rows: usize,
+    /// Up to 32 rows: each weight block is unpacked once for all of them.
     pub batch: LinearFn,
     /// More: weight rows are expanded into a panel that stays in the cache, for all tokens.
     pub panel: LinearFn,
@@ -248,16 +250,18 @@ pub struct LinearKernel {
     pub tiles: Option<TileForm>,
 }
 
-/// Activation rows up to which products are bound by reading the weights.
-pub const STREAM_ROWS: usize = 4;
+/// Activation rows up to which products of every format are streamed, and so have the same bits as those of one row.
+pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
     /// The function made for this many rows of activations.
     pub fn for_rows(&self, rows: usize) -> LinearFn {
-        match rows {
-            0..=STREAM_ROWS => self.stream,
-            5..=32 => self.batch,
-            _ => self.panel,
+        if rows <= self.stream_rows {
+            self.stream
+        } else if rows <= 32 {
+            self.batch
+        } else {
+            self.panel
         }
     }
 }

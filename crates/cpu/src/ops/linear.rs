@@ -28,7 +28,7 @@ impl Matrix {
     /// Weight rows a task takes with `rows` rows of activations.
     pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
         let unit = self.kernel.panel_rows.max(1);
-        let rows = if rows <= STREAM_ROWS {
+        let rows = if rows <= self.kernel.stream_rows {
             STREAM_BYTES / self.row_bytes.max(1)
         } else {
             // Enough tasks that threads finish together, and enough rows that the activations, which each call

@@ -45,8 +45,8 @@ impl Backend for Hanging {
     fn result(&self) -> &[f32] {
         self.inner.result()
     }
-    fn copy_page(&mut self, from: u32, to: u32, tokens: usize) {
-        self.inner.copy_page(from, to, tokens);
+    fn copy_page(&mut self, from: u32, to: u32) {
+        self.inner.copy_page(from, to);
     }
     fn scratch_bytes(&self) -> usize {
         self.inner.scratch_bytes()

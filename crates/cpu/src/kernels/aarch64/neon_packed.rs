@@ -100,6 +100,7 @@ impl<const DOT: bool> Quant for Neon<DOT> {
     type A = float32x4_t;
     type I = [int32x4_t; 2];
     const BIAS: i32 = 0;
+    const STREAM_ROWS: usize = 8;
     const TOKENS: usize = 4;
 
     #[inline(always)]
@@ -175,6 +176,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         c
     }
     #[inline(always)]
+    unsafe fn look(table: &[u8; 16], c: Self::C) -> Self::C {
+        unsafe {
+            let table = vld1q_u8(table.as_ptr());
+            c.map(|c| vqtbl1q_u8(table, c))
+        }
+    }
+    #[inline(always)]
     unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C {
         unsafe {
             let table = vld1q_u8(table.as_ptr().cast());
@@ -222,6 +230,21 @@ impl<const DOT: bool> Quant for Neon<DOT> {
             let wide = |half| vcvtq_f32_u32(vmovl_u16(half));
             let zero = vdupq_n_f32(0.0);
             [wide(vget_low_u16(x)), wide(vget_high_u16(x)), zero, zero]
+        }
+    }
+    #[inline(always)]
+    unsafe fn w_powers(x: u64) -> Self::W {
+        unsafe {
+            let x = vmovl_u8(vcreate_u8(x));
+            let powers = |half| {
+                let x = vmovl_u16(half);
+                let normal = vshlq_n_u32::<23>(vsubq_u32(x, vdupq_n_u32(1)));
+                // The two smallest have no normal exponent.
+                let small = vshlq_u32(vdupq_n_u32(0x0020_0000), vreinterpretq_s32_u32(x));
+                vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(x, vdupq_n_u32(2)), small, normal))
+            };
+            let zero = vdupq_n_f32(0.0);
+            [powers(vget_low_u16(x)), powers(vget_high_u16(x)), zero, zero]
         }
     }
     #[inline(always)]
@@ -303,7 +326,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_quarters(acc: float32x4_t, c: &[Self::C; 4], x: *const i8, w: Self::W) -> float32x4_t {
+    unsafe fn dot_quarters(
+        acc: float32x4_t,
+        c: &[Self::C; 4],
+        x: *const i8,
+        w: Self::W,
+        _: bool,
+    ) -> float32x4_t {
         unsafe {
             let mut acc = acc;
             for i in 0..4 {

@@ -4,7 +4,11 @@ use super::rows::RowFormat;
 use super::{Simd, panel};
 use crate::kernels::{Acts, OutMut, Scratch, WeightRows};
 
-/// Each weight row against tiles of up to four activation rows.
+/// Chains of sums of a product.
+const CHAINS: usize = 4;
+
+/// Each weight row against tiles of a few activation rows, each product in as many chains: one that has company has the
+/// same bits as one alone.
 #[inline(always)]
 pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
     let (m, x) = x.expect_f32(&w, &out);
@@ -17,9 +21,10 @@ pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(w: WeightRows<'_>, x: Acts<'_
             while t < m {
                 let x = x.as_ptr().add(t * k);
                 t += match m - t {
-                    1 => store(&mut out, t, r, dot::<S, R, 1, 4>(row, x, k)),
-                    2 | 3 => store(&mut out, t, r, dot::<S, R, 2, 2>(row, x, k)),
-                    _ => store(&mut out, t, r, dot::<S, R, 4, 1>(row, x, k)),
+                    1 => store(&mut out, t, r, dot::<S, R, 1, CHAINS>(row, x, k)),
+                    2 | 3 => store(&mut out, t, r, dot::<S, R, 2, CHAINS>(row, x, k)),
+                    _ if S::TILE_ROWS > 2 => store(&mut out, t, r, dot::<S, R, 4, CHAINS>(row, x, k)),
+                    _ => store(&mut out, t, r, dot::<S, R, 2, CHAINS>(row, x, k)),
                 };
             }
         }

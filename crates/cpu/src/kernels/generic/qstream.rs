@@ -2,14 +2,14 @@
 //! Nothing is fetched ahead by hand: processors follow a row by themselves, and hints that miss the translation cache cost
 //! up to a third of the speed on files mapped in pages of 4 KiB.
 //!
-//! A chunk of 256 weights is unpacked and multiplied with up to four activation rows. Integer sums are converted and
+//! A chunk of 256 weights is unpacked and multiplied with up to eight activation rows. Integer sums are converted and
 //! multiplied by (weight scale × activation scale), of which one vector holds 16. What depends on the activations alone is
 //! made once a call ([`Activations`]).
 //!
 //! Codes come in one of two orders. In the natural one each 64 codes make a vector of sums that is converted and scaled
-//! by itself. Codes below 32 with a scale for 32 weights come *by quarters* ([`Format::quarters`]): a scale then belongs to
-//! four sums instead of eight, sums of eight products fit 16 bits, and one vector of sums stands for the whole chunk. The
-//! activations are brought into the same order. The codes of rare formats pass through memory ([`Memory`]), which takes up
+//! by itself. Codes with a scale for 32 weights can come *by quarters* ([`Format::quarters`]): a scale then belongs to
+//! four sums instead of eight, and one vector of sums stands for the whole chunk. The activations are brought into the
+//! same order. Of codes below 32 eight products fit 16 bits, which saves an instruction more. The codes of rare formats pass through memory ([`Memory`]), which takes up
 //! to twice the time and keeps the number of compiled variants small.
 
 use std::ops::Range;
@@ -134,7 +134,7 @@ fn place(from: &[i8; CHUNK], to: &mut [i8; CHUNK], quarters: bool) {
     }
 }
 
-/// Any number of activation rows, in tiles of four. Codes of the usual formats stay in registers; with `packing` (then
+/// Any number of activation rows, in tiles of up to eight: what a row gets does not depend on its company. Codes of the usual formats stay in registers; with `packing` (then
 /// `F` is [`Memory`]) they pass through memory.
 #[inline(always)]
 pub(crate) unsafe fn stream<S: Quant, F: Format>(
@@ -144,7 +144,7 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
     scratch: &mut Scratch,
     packing: Option<&Packing>,
 ) {
-    let x = Activations::new(x.expect_q8(&w, &out), F::SUB, by_quarters::<F>(), scratch);
+    let x = Activations::new(x.expect_q8(&w, &out), F::SUB, F::BY_QUARTERS, scratch);
     for r in (0..w.rows).step_by(ROWS) {
         let rows = r..(r + ROWS).min(w.rows);
         let mut t = 0;
@@ -154,16 +154,14 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
                 match x.rows - t {
                     1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out, packing),
                     2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out, packing),
+                    8.. if F::BY_QUARTERS && S::STREAM_ROWS >= 8 => {
+                        tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing)
+                    }
                     _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out, packing),
                 }
             };
         }
     }
-}
-
-/// Whether codes come by quarters: sums of eight products (code × ±127) fit 16 bits.
-const fn by_quarters<F: Format>() -> bool {
-    F::SUB == 32 && F::CODES.top() <= 31
 }
 
 /// A chunk in memory: [`Unpacked`] with 16 scales.
@@ -296,11 +294,12 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
                 sums.bias[j] = S::w_nfma(s, load::<S, F>(x[j].sums), sums.bias[j]);
             }
         }
-        if by_quarters::<F>() {
+        if F::BY_QUARTERS {
             let quarters = F::quarters::<S>(p);
             for j in 0..M {
                 let acc = &mut sums.acc[j][0];
-                *acc = S::dot_quarters(*acc, &quarters, x[j].codes, S::w_double(scales[j]));
+                *acc =
+                    S::dot_quarters(*acc, &quarters, x[j].codes, S::w_double(scales[j]), F::CODES.top() > 31);
             }
             return;
         }

@@ -29,6 +29,9 @@ pub(crate) trait Format: Copy + 'static {
     /// What codes are.
     const CODES: Codes;
 
+    /// Whether few activation rows meet the codes by quarters; where codes are below 32 sums of products are then shorter.
+    const BY_QUARTERS: bool = Self::SUB == 32 && Self::CODES.top() <= 31;
+
     /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
     /// Codes of weights `64 · j…`; `j` is below 4 and constant after inlining.
@@ -150,6 +153,8 @@ pub(crate) trait Quant: Simd {
     type A: Copy;
     /// What [`Quant::signed`] adds to codes: 128 where products need unsigned codes, else 0.
     const BIAS: i32;
+    /// Activation rows that stay in registers while weights are streamed: 4 or 8.
+    const STREAM_ROWS: usize;
     /// Activation rows of the panel kernel for packed weights.
     const TOKENS: usize;
 
@@ -181,6 +186,8 @@ pub(crate) trait Quant: Simd {
     unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C;
     /// Signed codes in the form that products want.
     unsafe fn signed(c: Self::C) -> Self::C;
+    /// `table[c]`, codes below 16.
+    unsafe fn look(table: &[u8; 16], c: Self::C) -> Self::C;
     /// `signed(table[c])`, codes below 16.
     unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C;
 
@@ -199,6 +206,8 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W;
     /// 8 unsigned bytes, lowest first, then zeros.
     unsafe fn w_bytes8(x: u64) -> Self::W;
+    /// 8 powers of two as half of E8M0 numbers, lowest byte first, then anything.
+    unsafe fn w_powers(x: u64) -> Self::W;
     /// 16 signed bytes.
     unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
     /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.
@@ -226,8 +235,8 @@ pub(crate) trait Quant: Simd {
         signed: bool,
     ) -> Self::A;
     /// Adds the products of a chunk by quarters with 256 activation codes in the same order at `x`; lanes 2i and 2i + 1 of
-    /// `w` hold the scale of run i. Codes are below 32.
-    unsafe fn dot_quarters(acc: Self::A, c: &[Self::C; 4], x: *const i8, w: Self::W) -> Self::A;
+    /// `w` hold the scale of run i. Codes are below 32, or with `wide` any that products take.
+    unsafe fn dot_quarters(acc: Self::A, c: &[Self::C; 4], x: *const i8, w: Self::W, wide: bool) -> Self::A;
     unsafe fn a_add(a: Self::A, b: Self::A) -> Self::A;
     unsafe fn a_sum(a: Self::A) -> f32;
 

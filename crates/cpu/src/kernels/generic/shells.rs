@@ -101,7 +101,7 @@ macro_rules! float_shells {
 
             use super::*;
             use $crate::kernels::generic::{Simd, linear, panel, panel::Place, rows, shells::shell};
-            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
+            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
                 match ty {
@@ -116,6 +116,7 @@ macro_rules! float_shells {
                 LinearKernel {
                     acts: ActKind::F32,
                     stream: stream::<R>,
+                    stream_rows: STREAM_ROWS,
                     batch: many::<R>,
                     panel: many::<R>,
                     panel_rows: <$S>::LANES,
@@ -149,8 +150,8 @@ macro_rules! packed_shells {
             use super::*;
             use $crate::kernels::generic::formats::{blocks, codebook, kquants, ternary};
             use $crate::kernels::generic::quant::{self, Codes, Packing, Unpacked};
-            use $crate::kernels::generic::{Format, Simd, qpanel, qstream, shells::shell};
-            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows};
+            use $crate::kernels::generic::{Format, Quant, Simd, qpanel, qstream, shells::shell};
+            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(in $crate::kernels) fn kernel(ty: TensorType) -> Option<LinearKernel> {
                 Some(match ty {
@@ -185,13 +186,17 @@ macro_rules! packed_shells {
 
             /// With a kernel of its own for few activation rows.
             fn kernel_of<F: Format>() -> LinearKernel {
-                LinearKernel { stream: stream::<F>, ..rare::<F>() }
+                // Eight rows at once unpack a block half as often as the panel does for so few.
+                let eight = F::BY_QUARTERS && <$S as Quant>::STREAM_ROWS >= 8;
+                let stream_rows = if eight { 2 * STREAM_ROWS } else { STREAM_ROWS };
+                LinearKernel { stream: stream::<F>, stream_rows, ..rare::<F>() }
             }
 
             fn rare<F: Format>() -> LinearKernel {
                 LinearKernel {
                     acts: ActKind::Q8,
                     stream: stream_rare::<F>,
+                    stream_rows: STREAM_ROWS,
                     batch: panel::<F>,
                     panel: panel::<F>,
                     panel_rows: <$S>::LANES,

@@ -2,13 +2,14 @@
 
 use puna_quant::{TensorType, dequantize, dequantizer};
 
-use crate::kernels::{ActKind, Acts, LinearKernel, OutMut, Scratch, WeightRows, is_weight_type};
+use crate::kernels::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows, is_weight_type};
 
 /// The portable kernel of a format: the same function in all three regimes.
 pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
     (is_weight_type(ty) && dequantizer(ty).is_some()).then_some(LinearKernel {
         acts: ActKind::F32,
         stream: linear,
+        stream_rows: STREAM_ROWS,
         batch: linear,
         panel: linear,
         panel_rows: 16,

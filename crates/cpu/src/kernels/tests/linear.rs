@@ -122,6 +122,28 @@ fn products_agree_for_one_to_forty_rows_and_tokens() {
 }
 
 #[test]
+fn streamed_rows_have_the_same_bits_alone_and_beside_others() {
+    let mut random = Random(19);
+    for level in all() {
+        for ty in formats(level) {
+            let (n, rows, k) = (21, 5, ty.block_values().max(32) * 3);
+            let (data, x) = (weights(ty, rows, k, &mut random), random.normals(n * k));
+            let w = WeightRows { ty, rows, k, data: &data };
+            let kernel = (level.linear)(ty).unwrap();
+            let products = |x: &[f32], n: usize| {
+                let x = Rounded::new(n, k, x.to_vec());
+                run(kernel.stream, w, if kernel.acts == ActKind::Q8 { x.q8() } else { x.f32() })
+            };
+            let together = products(&x, n);
+            for (t, x) in x.chunks_exact(k).enumerate() {
+                let alone = products(x, 1);
+                assert!(alone == together[t * rows..][..rows], "{} {ty}: row {t}", level.name);
+            }
+        }
+    }
+}
+
+#[test]
 fn products_agree_for_one_to_many_blocks() {
     let mut random = Random(12);
     for level in others() {

@@ -133,6 +133,23 @@ pub(super) unsafe fn six_bits(p: *const u8) -> (__m256, __m256) {
     }
 }
 
+/// 8 powers of two as half of E8M0 numbers: 2^(x − 128).
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn powers8(x: u64) -> __m256 {
+    // SAFETY: register arithmetic with a feature that the caller has.
+    unsafe {
+        let x = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
+        let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(x, _mm256_set1_epi32(1)));
+        // The two smallest have no normal exponent.
+        let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), x);
+        let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), x);
+        _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small))
+    }
+}
+
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Quant for Avx2 {
@@ -141,6 +158,7 @@ impl Quant for Avx2 {
     type A = __m256;
     type I = __m256i;
     const BIAS: i32 = 0;
+    const STREAM_ROWS: usize = 4;
     const TOKENS: usize = 4;
 
     #[inline(always)]
@@ -256,6 +274,13 @@ impl Quant for Avx2 {
         c
     }
     #[inline(always)]
+    unsafe fn look(table: &[u8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, c[0]), _mm256_shuffle_epi8(table, c[1])]
+        }
+    }
+    #[inline(always)]
     unsafe fn lookup(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
@@ -300,6 +325,10 @@ impl Quant for Avx2 {
             let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
             [_mm256_cvtepi32_ps(wide), _mm256_setzero_ps()]
         }
+    }
+    #[inline(always)]
+    unsafe fn w_powers(x: u64) -> [__m256; 2] {
+        unsafe { [powers8(x), _mm256_setzero_ps()] }
     }
     #[inline(always)]
     unsafe fn w_bytes16(low: u64, high: u64) -> [__m256; 2] {
@@ -382,11 +411,28 @@ impl Quant for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_quarters(acc: __m256, c: &[[__m256i; 2]; 4], x: *const i8, w: [__m256; 2]) -> __m256 {
+    unsafe fn dot_quarters(
+        acc: __m256,
+        c: &[[__m256i; 2]; 4],
+        x: *const i8,
+        w: [__m256; 2],
+        wide: bool,
+    ) -> __m256 {
         unsafe {
             let (mut acc, one) = (acc, _mm256_set1_epi16(1));
             for half in 0..2 {
                 let x = x.cast::<__m256i>().add(half);
+                if wide {
+                    let products = |q: usize| {
+                        let x = _mm256_loadu_si256(x.add(2 * q));
+                        _mm256_madd_epi16(pairs(c[q][half], x, true), one)
+                    };
+                    let even = _mm256_add_epi32(products(0), products(1));
+                    let odd = _mm256_add_epi32(products(2), products(3));
+                    let sums = _mm256_cvtepi32_ps(_mm256_hadd_epi32(even, odd));
+                    acc = _mm256_fmadd_ps(sums, w[half], acc);
+                    continue;
+                }
                 let even = _mm256_add_epi16(
                     _mm256_maddubs_epi16(c[0][half], _mm256_loadu_si256(x)),
                     _mm256_maddubs_epi16(c[1][half], _mm256_loadu_si256(x.add(2))),

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
-use super::avx2_packed::{half_of, halves8, six_bits};
+use super::avx2_packed::{half_of, halves8, powers8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::{Panel, sweep_body};
@@ -46,6 +46,7 @@ impl Quant for Avx512 {
     type A = __m512;
     type I = __m512i;
     const BIAS: i32 = 128;
+    const STREAM_ROWS: usize = 8;
     const TOKENS: usize = 12;
 
     #[inline(always)]
@@ -141,6 +142,10 @@ impl Quant for Avx512 {
         unsafe { _mm512_xor_si512(c, _mm512_set1_epi8(-128)) }
     }
     #[inline(always)]
+    unsafe fn look(table: &[u8; 16], c: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), c) }
+    }
+    #[inline(always)]
     unsafe fn lookup(table: &[i8; 16], c: __m512i) -> __m512i {
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
@@ -182,6 +187,10 @@ impl Quant for Avx512 {
             let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
             _mm512_zextps256_ps512(_mm256_cvtepi32_ps(wide))
         }
+    }
+    #[inline(always)]
+    unsafe fn w_powers(x: u64) -> __m512 {
+        unsafe { _mm512_zextps256_ps512(powers8(x)) }
     }
     #[inline(always)]
     unsafe fn w_bytes16(low: u64, high: u64) -> __m512 {
@@ -247,7 +256,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_quarters(acc: __m512, c: &[__m512i; 4], x: *const i8, w: __m512) -> __m512 {
+    unsafe fn dot_quarters(acc: __m512, c: &[__m512i; 4], x: *const i8, w: __m512, wide: bool) -> __m512 {
         unsafe {
             let zero = _mm512_setzero_si512();
             let x = x.cast::<__m512i>();
@@ -256,7 +265,14 @@ impl Quant for Avx512 {
             let odd = _mm512_dpbusd_epi32(zero, c[2], _mm512_loadu_si512(x.add(2)));
             let odd = _mm512_dpbusd_epi32(odd, c[3], _mm512_loadu_si512(x.add(3)));
             // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
-            let sums = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), _mm512_set1_epi16(1));
+            let sums = if wide {
+                let (even, odd) = (_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
+                let first = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(even, odd));
+                let second = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(even, odd));
+                _mm512_add_epi32(first, second)
+            } else {
+                _mm512_madd_epi16(_mm512_packs_epi32(even, odd), _mm512_set1_epi16(1))
+            };
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), w, acc)
         }
     }

@@ -1,7 +1,7 @@
 //! Blocks of 32, 64 or 128 weights with one or two scales.
 
 use puna_quant::TensorType;
-use puna_quant::float::{e8m0_half, ue4m3_half};
+use puna_quant::float::ue4m3_half;
 use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 
 use super::{half, spread_crumbs, u16_at, u32_at, u64_at};
@@ -43,7 +43,8 @@ macro_rules! nibble_blocks {
                 // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
                 unsafe { $unpack }
             }
-            $(#[inline(always)]
+            $(const BY_QUARTERS: bool = true;
+            #[inline(always)]
             unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
                 // SAFETY: the chunk has eight blocks; features by the contract.
                 unsafe { $quarters }
@@ -73,13 +74,24 @@ unsafe fn with_minimum<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S:
 unsafe fn powers<S: Quant>(p: *const u8) -> (S::W, S::W) {
     // SAFETY: the caller's chunk has eight blocks of 17 bytes; features by the contract.
     unsafe {
-        let mut scales = [0.0; 16];
-        for (i, scale) in scales.iter_mut().enumerate().take(8) {
-            *scale = e8m0_half(*p.add(17 * i));
+        let mut powers = 0;
+        for i in 0..8 {
+            powers |= u64::from(*p.add(17 * i)) << (8 * i);
         }
-        (S::w_new(&scales), S::w_splat(0.0))
+        (S::w_powers(powers), S::w_splat(0.0))
     }
 }
+
+/// [`FP4_VALUES`] as unsigned codes.
+const FP4_CODES: [u8; 16] = {
+    let mut codes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = (FP4_VALUES[i] + 16) as u8;
+        i += 1;
+    }
+    codes
+};
 
 /// Quarters of eight blocks whose 16 bytes hold the first half of a run in their low nibbles, the second in the high ones.
 #[inline(always)]
@@ -111,9 +123,19 @@ nibble_blocks!(Q5_1, 24, Codes::Minimum(31),
 nibble_blocks!(Q8_0, 34, Codes::Signed,
     (p, j) => S::signed(S::pair(p.add(68 * j + 2), p.add(68 * j + 36))), plain::<S, 34>);
 nibble_blocks!(IQ4_NL, 18, Codes::Signed,
-    (p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20))), plain::<S, 18>);
-nibble_blocks!(MXFP4, 17, Codes::Signed,
-    (p, j) => S::lookup(&FP4_VALUES, S::nibbles(p.add(34 * j + 1), p.add(34 * j + 18))), powers::<S>);
+(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20))), plain::<S, 18>,
+quarters(p) => {
+    let [a, b, c, d] = halves_of_blocks::<S>(p.add(2), 18);
+    let table = &IQ4NL_VALUES;
+    [S::lookup(table, a), S::lookup(table, b), S::lookup(table, c), S::lookup(table, d)]
+});
+nibble_blocks!(MXFP4, 17, Codes::Offset(16),
+(p, j) => S::look(&FP4_CODES, S::nibbles(p.add(34 * j + 1), p.add(34 * j + 18))), powers::<S>,
+quarters(p) => {
+    let [a, b, c, d] = halves_of_blocks::<S>(p.add(1), 17);
+    let table = &FP4_CODES;
+    [S::look(table, a), S::look(table, b), S::look(table, c), S::look(table, d)]
+});
 
 /// 64 weights: four scales, then for each 16 weights 8 bytes of nibbles.
 #[derive(Clone, Copy)]

@@ -30,7 +30,8 @@ macro_rules! k_format {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $unpack }
             }
-            $(#[inline(always)]
+            $(const BY_QUARTERS: bool = true;
+            #[inline(always)]
             unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $quarters }
@@ -146,9 +147,15 @@ codes(p, j) => {
 });
 
 k_format!(IQ4_XS, 136, 32, Codes::Signed,
-    scales(p) => {
-        let scales = spread_nibbles(u32_at(p.add(4))) | spread_crumbs(u16_at(p.add(2))) << 4;
-        let scales = S::w_add(S::w_bytes8(scales), S::w_splat(-32.0));
-        (S::w_mul(scales, S::w_splat(half::<S>(p))), S::w_splat(0.0))
-    },
-    codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))));
+scales(p) => {
+    let scales = spread_nibbles(u32_at(p.add(4))) | spread_crumbs(u16_at(p.add(2))) << 4;
+    let scales = S::w_add(S::w_bytes8(scales), S::w_splat(-32.0));
+    (S::w_mul(scales, S::w_splat(half::<S>(p))), S::w_splat(0.0))
+},
+codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))),
+quarters(p) => {
+    // 16 bytes hold the first half of a run in their low nibbles, the second in the high ones.
+    let [even, odd] = S::even_odd(p.add(8));
+    let code = |c, shift| S::lookup(&IQ4NL_VALUES, S::fields(c, shift, shift, 0x0f));
+    [code(even, 0), code(even, 4), code(odd, 0), code(odd, 4)]
+});

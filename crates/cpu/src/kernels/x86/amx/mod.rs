@@ -21,7 +21,7 @@ use puna_quant::TensorType;
 use self::expand::Expand;
 use self::unit::{Hardware, Unit};
 use super::{avx512, vnni};
-use crate::kernels::{Acts, Level, LinearKernel, OutMut, Scratch, TileForm, WeightRows};
+use crate::kernels::{Acts, Level, LinearKernel, OutMut, STREAM_ROWS, Scratch, TileForm, WeightRows};
 
 /// Whether this processor runs the level and the system lets it, given that it runs `avx512vnni`.
 pub(super) fn available() -> bool {
@@ -137,6 +137,7 @@ fn linear<U: Unit>(ty: TensorType) -> Option<LinearKernel> {
 
 fn kernel<U: Unit, E: Expand>(base: LinearKernel) -> LinearKernel {
     LinearKernel {
+        stream_rows: STREAM_ROWS,
         batch: run::<U, E>,
         panel: run::<U, E>,
         panel_rows: multiply::PANEL_ROWS,
