@@ -33,7 +33,9 @@ impl Matrix {
         } else {
             // Enough tasks that threads finish together, and enough rows that the activations, which each call
             // packs for itself, are packed rarely.
-            (self.n / (threads * 4)).clamp(4 * unit, 16 * unit)
+            // Tiles are packed once for all: there more threads count for more.
+            let least = if self.kernel.tiles.is_some() { unit } else { 4 * unit };
+            (self.n / (threads * 4)).clamp(least, 16 * unit)
         };
         rows.next_multiple_of(unit).max(unit)
     }

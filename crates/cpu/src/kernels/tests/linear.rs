@@ -5,7 +5,7 @@ use puna_quant::TensorType;
 use super::data::{Random, Rounded, all, bf16, half_fields, others, tiles, weights};
 use crate::kernels::{
     ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows, WeightRows,
-    is_weight_type, levels, slice_len,
+    emulated, is_weight_type, level, levels, slice_len,
 };
 
 fn run(f: LinearFn, w: WeightRows<'_>, acts: Acts<'_>) -> Vec<f32> {
@@ -302,6 +302,28 @@ fn rows_are_interleaved_as_the_layout_says() {
                     "{rows} rows of {k}, {parts}"
                 );
             }
+        }
+    }
+}
+
+/// What the plain code of `amx-emulated` proves holds for the processor's tiles too.
+#[test]
+fn tiles_of_the_processor_give_the_bits_of_the_emulated_ones() {
+    let (Ok(amx), Some(emulated)) = (level("amx"), emulated()) else {
+        return eprintln!("SKIPPED: this machine has no AMX");
+    };
+    let mut random = Random(19);
+    for ty in formats(amx) {
+        let k = ty.block_values().max(32) * 3;
+        for (rows, m) in [(18, 5), (50, 20), (70, 40)] {
+            let data = weights(ty, rows, k, &mut random);
+            let w = WeightRows { ty, rows, k, data: &data };
+            let x = Rounded::new(m, k, random.normals(m * k));
+            let [got, want] = [amx, emulated].map(|level| {
+                let kernel = (level.linear)(ty).unwrap();
+                ways(&kernel, &x).into_iter().map(|way| run(way.f, w, way.acts)).collect::<Vec<_>>()
+            });
+            assert_eq!(got, want, "{ty}: {rows} rows of {k}, {m} tokens");
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::arch::x86_64::*;
 
 use super::expand::{Expander, Strip, TILE};
-use super::interleave::interleave;
+use super::interleave::{interleave, interleave_q8};
 use super::unit::Unit;
 use crate::kernels::x86::avx512::transpose16;
 use crate::kernels::{Acts, OutMut, SLICE, Scratch, TILE_K, TILE_ROWS, TileRows, WeightRows, slice_len};
@@ -91,7 +91,6 @@ fn strips_at_once(token_tiles: usize) -> usize {
 fn tile(x: &Acts<'_>, first: usize, rows: usize, parts: usize, to: &mut [u16]) {
     let k = x.k();
     let (high, low) = to.split_at_mut(TileRows::part(rows, k));
-    let mut plain = [0.0; TILE_ROWS * SLICE];
     for slice in 0..k.div_ceil(SLICE) {
         let len = slice_len(k, slice);
         for tile in 0..rows.div_ceil(TILE_ROWS) {
@@ -105,19 +104,7 @@ fn tile(x: &Acts<'_>, first: usize, rows: usize, parts: usize, to: &mut [u16]) {
                     let x = &x[t * k + slice * SLICE..][..(count - 1) * k + len];
                     interleave(x, k, count, len, high, low);
                 }
-                Acts::Q8(x) => {
-                    for (row, to) in plain.chunks_exact_mut(SLICE).enumerate().take(count) {
-                        let at = (t + row) * k + slice * SLICE;
-                        let codes = x.codes[at..][..len].as_chunks::<32>().0;
-                        let scales = &x.scales[at / 32..];
-                        for ((to, codes), scale) in
-                            to.as_chunks_mut::<32>().0.iter_mut().zip(codes).zip(scales)
-                        {
-                            to.iter_mut().zip(codes).for_each(|(to, &code)| *to = f32::from(code) * scale);
-                        }
-                    }
-                    interleave(&plain, SLICE, count, len, high, low);
-                }
+                Acts::Q8(x) => interleave_q8(x, (t, slice * SLICE), count, len, high, low),
                 Acts::Tiles(_) => unreachable!("they are tiles already"),
             }
         }
