@@ -185,3 +185,71 @@ fn high(pair: u32) -> f32 {
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::arch::naked_asm;
+
+    use super::*;
+
+    /// The operands of `Hardware`, as the assembler encodes them, against the encodings of the manual: the sums in
+    /// ModRM.reg, A in ModRM.rm, B in VEX.vvvv; tiles in memory by base and index, the index being the stride.
+    #[test]
+    fn instructions_are_encoded_as_the_manual_says() {
+        macro_rules! bytes {
+            ($n:literal, $($line:literal),*) => {{
+                #[unsafe(naked)]
+                extern "C" fn code() {
+                    naked_asm!($($line),*)
+                }
+                // SAFETY: the function is at least these bytes long; it is read, never called.
+                unsafe { std::ptr::read_volatile(code as *const [u8; $n]) }
+            }};
+        }
+        assert_eq!(bytes!(5, "tdpbf16ps tmm0, tmm4, tmm6", "ret"), [0xc4, 0xe2, 0x4a, 0x5c, 0xc4]);
+        assert_eq!(bytes!(5, "tdpbssd tmm3, tmm5, tmm7", "ret"), [0xc4, 0xe2, 0x43, 0x5e, 0xdd]);
+        assert_eq!(bytes!(6, "tileloadd tmm4, [rsi + rax*1]", "ret"), [0xc4, 0xe2, 0x7b, 0x4b, 0x24, 0x06]);
+        assert_eq!(bytes!(6, "tilestored [rsi + rax*1], tmm3", "ret"), [0xc4, 0xe2, 0x7a, 0x4b, 0x1c, 0x06]);
+        assert_eq!(bytes!(5, "tilezero tmm2", "ret"), [0xc4, 0xe2, 0x7b, 0x49, 0xd0]);
+        assert_eq!(bytes!(5, "ldtilecfg [rdi]", "ret"), [0xc4, 0xe2, 0x78, 0x49, 0x07]);
+        assert_eq!(bytes!(5, "tilerelease", "ret"), [0xc4, 0xe2, 0x78, 0x49, 0xc0]);
+    }
+
+    #[test]
+    fn the_configuration_has_the_layout_of_the_manual() {
+        assert_eq!((size_of::<Config>(), align_of::<Config>()), (64, 64));
+        // SAFETY: 64 bytes of plain data without padding.
+        let bytes = unsafe { std::mem::transmute_copy::<Config, [u8; 64]>(&CONFIG) };
+        assert_eq!((bytes[0], bytes[1]), (1, 0), "palette, first row");
+        for tile in 0..8 {
+            assert_eq!(u16::from_le_bytes([bytes[16 + 2 * tile], bytes[17 + 2 * tile]]), 64, "bytes a row");
+            assert_eq!(bytes[48 + tile], 16, "rows");
+        }
+        assert!(bytes[2..16].iter().chain(&bytes[32..48]).chain(&bytes[56..]).all(|&b| b == 0), "reserved");
+    }
+
+    #[test]
+    fn the_emulated_unit_flushes_denormals_and_adds_even_and_odd_values_apart() {
+        // SAFETY: the emulated unit asks for nothing; tiles are 1 KiB.
+        let dot = |a: [f32; 4], b: [f32; 4], c: f32| unsafe {
+            let bf16 = |x: f32| x.to_bits() >> 16;
+            let mut unit = Emulated::configure();
+            unit.tiles[0][0] = c.to_bits();
+            for k in 0..2 {
+                unit.tiles[4][k] = bf16(a[2 * k]) | bf16(a[2 * k + 1]) << 16;
+                unit.tiles[6][16 * k] = bf16(b[2 * k]) | bf16(b[2 * k + 1]) << 16;
+            }
+            unit.dot_bf16::<0, 4, 6>();
+            f32::from_bits(unit.tiles[0][0])
+        };
+        assert_eq!(dot([1.0, 2.0, 3.0, 4.0], [1.0, 10.0, 100.0, 1000.0], 0.5), 4321.5);
+        // In one chain 1 would be lost beside 2^30 before -2^30 comes; apart, even values cancel first.
+        let big = 2f32.powi(15);
+        assert_eq!(dot([big, 1.0, -big, 0.0], [big, 1.0, big, 0.0], 0.0), 1.0);
+        // Rounded to even at each addition: 2^24 + 1 + 1.
+        assert_eq!(dot([4096.0, 0.0, 1.0, 0.0], [4096.0, 0.0, 1.0, 0.0], 1.0), 16_777_216.0);
+        let denormal = f32::from_bits(0x0040_0000);
+        assert_eq!(dot([denormal, 0.0, 0.0, 0.0], [big, 0.0, 0.0, 0.0], 0.0), 0.0);
+        assert_eq!(dot([2f32.powi(-70), 0.0, 0.0, 0.0], [2f32.powi(-60), 0.0, 0.0, 0.0], 0.0), 0.0);
+    }
+}
