@@ -118,6 +118,12 @@ pub trait Sink: Send {
         true
     }
 
+    /// Pieces that would be taken now. Guesses that come true bring several in one step, and no more than this many are
+    /// made.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
     /// Takes an event; `false` says that nobody listens any more, and cancels the job.
     fn send(&mut self, event: Event) -> bool;
 }

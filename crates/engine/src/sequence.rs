@@ -107,11 +107,12 @@ impl Sequence {
     }
 
     /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
-    /// limit, and the context holds them.
+    /// limit, the context holds them, and the listener takes them.
     pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
-        most.min(left.saturating_sub(1)).min(n_ctx.saturating_sub(self.tokens.len()))
+        let room = self.sink.room().saturating_sub(1);
+        most.min(room).min(left.saturating_sub(1)).min(n_ctx.saturating_sub(self.tokens.len()))
     }
 
     /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row

@@ -57,6 +57,7 @@ Environment Variables:
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
       OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
+      PUNA_SPECULATE             As --speculate (default \"auto\")
       PUNA_KERNELS               Kernel level to use instead of the best
       PUNA_THREADS               Threads of a model instead of one a core";
 const RUN_HELP: &str = "\
@@ -92,7 +93,7 @@ Environment Variables:
 pub enum Command {
     /// Start the server
     #[command(visible_alias = "start", after_help = SERVE_HELP)]
-    Serve,
+    Serve(ServeArgs),
     /// Create a model from a Modelfile
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),
@@ -188,6 +189,13 @@ fn positive(text: &str) -> Result<usize, String> {
 }
 
 #[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Guess ahead: auto, off, ngram (from the text alone), always, or the draft model of all models that it fits
+    #[arg(long, value_name = "HOW")]
+    pub speculate: Option<String>,
+}
+
+#[derive(Args, Debug)]
 pub struct CreateArgs {
     /// Name of the new model
     pub model: String,
@@ -197,6 +205,9 @@ pub struct CreateArgs {
     /// Quantize model to this level (e.g. q4_K_M)
     #[arg(short, long)]
     pub quantize: Option<String>,
+    /// Quantize the DRAFT model to this level
+    #[arg(long, value_name = "TYPE")]
+    pub draft_quantize: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -251,6 +262,9 @@ pub struct RunArgs {
     /// Hide thinking output
     #[arg(long)]
     pub hidethinking: bool,
+    /// Guess ahead: auto, off, ngram (from the text alone), always, or the name of a draft model; answers stay the same
+    #[arg(long, value_name = "HOW")]
+    pub speculate: Option<String>,
     /// For embedding models: truncate inputs exceeding context length
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub truncate: Option<bool>,

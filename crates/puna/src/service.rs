@@ -21,6 +21,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a server that listens may take for its first answer, which costs it nothing.
 const CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the draft model of a file is called in the store that exists for the file alone.
+pub const DRAFT_NAME: &str = "draft-of-the-file";
+
 /// A server that answers, and the runtime on which to ask it.
 pub struct Service {
     client: Client,
@@ -89,15 +92,22 @@ impl Service {
         Ok(Self::new(client, None, runtime))
     }
 
-    /// A server of its own for a file that is in no store, and the name that the model has there.
-    pub fn for_file(path: &Path) -> Result<(Self, String)> {
+    /// A server of its own for a file that is in no store, and the name that the model has there. The file of its draft
+    /// model is called [`DRAFT_NAME`] there.
+    pub fn for_file(path: &Path, draft: Option<&Path>) -> Result<(Self, String)> {
         crate::local::check_file(path)?;
         // What is wrong with the file is said of the file, not of the model that it would be.
         puna_gguf::Gguf::open(path).with_context(|| path.display().to_string())?;
         let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = name_of(&stem);
-        Store::open(dir.path())?.link_file(&name, path)?;
+        let store = Store::open(dir.path())?;
+        store.link_file(&name, path)?;
+        if let Some(draft) = draft {
+            crate::local::check_file(draft)?;
+            puna_gguf::Gguf::open(draft).with_context(|| draft.display().to_string())?;
+            store.link_file(&ModelName::parse(DRAFT_NAME)?, draft)?;
+        }
         let mut config = Config::from_env()?;
         config.models = dir.path().to_owned();
         let runtime = runtime()?;

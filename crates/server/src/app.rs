@@ -1,5 +1,6 @@
 //! What all routes share: the configuration, the store, the models in memory.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use crate::runner::launch::Launcher;
 use crate::runner::link::Events;
 use crate::runner::protocol::LoadSpec;
 use crate::scheduler::{Key, Limits, LoadOptions};
+use crate::speculate::{Draft, Wish};
 
 /// Context of a model when nobody says otherwise and there is no large graphics card.
 const DEFAULT_CONTEXT: u32 = 4096;
@@ -81,7 +83,7 @@ impl App {
     }
 
     /// Options of a request over those of the model over the server's.
-    pub(crate) fn options(
+    pub(crate) async fn options(
         &self,
         model: &Model,
         request: Option<&serde_json::Map<String, serde_json::Value>>,
@@ -100,10 +102,49 @@ impl App {
             parallel: if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) },
             parallel_auto: config.num_parallel.is_none(),
             adapters: model.adapters.clone(),
+            draft: None,
         };
         let mut run = RunOptions { num_predict: -1, num_keep: 4, ..RunOptions::default() };
-        options::apply(&model.params, request, &mut load, &mut run)?;
+        if let Wish::Mode(mode) = config.speculate {
+            run.speculate = mode;
+        }
+        let asked = options::apply(&model.params, request, &mut load, &mut run)?;
+        if !embeds && run.speculate.takes_drafts() && run.draft_num_predict != Some(0) {
+            load.draft = self.draft(model, asked).await?;
+        }
         Ok((load, run))
+    }
+
+    /// The draft model that is asked for, else the model's own, else that of the configuration.
+    async fn draft(&self, model: &Model, asked: Option<String>) -> Result<Option<Draft>, Failure> {
+        let asked = asked.filter(|name| !name.is_empty());
+        if let Some(name) = &asked {
+            return self.stored_draft(name).await.map(Some);
+        }
+        if let Some(path) = &model.draft {
+            let name = format!("the DRAFT of {}", model.name);
+            return Ok(Some(Draft { name, weights: Some(path.clone()), optional: false }));
+        }
+        let Wish::Model(name) = &self.config().speculate else { return Ok(None) };
+        if name.contains('/') && Path::new(name).is_file() {
+            return Ok(Some(Draft { name: name.clone(), weights: Some(name.into()), optional: true }));
+        }
+        match self.stored_draft(name).await {
+            Ok(draft) => Ok(Some(Draft { optional: true, ..draft }).filter(|d| !is_weights(model, d))),
+            Err(failure) => {
+                tracing::warn!(draft = name, "PUNA_SPECULATE: {failure}; going without");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn stored_draft(&self, name: &str) -> Result<Draft, Failure> {
+        let found = self.find(&Name::to_run(name)?, || format!("draft model '{name}' not found")).await?;
+        if found.facts.pooling.is_some() {
+            let reason = format!("'{name}' cannot be a draft model: it makes embeddings, not text");
+            return Err(Failure::bad_request(reason));
+        }
+        Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
     }
 
     /// Waits until a model is in memory for a client.
@@ -120,12 +161,8 @@ impl App {
         }
         let arrived = Instant::now();
         let config = self.config();
-        let weights = match &model.weights {
-            Weights::File(path) => Some(path.clone()),
-            Weights::Embedded => None,
-        };
         let spec = LoadSpec {
-            weights,
+            weights: weights(model),
             options,
             kv_cache_type: config.kv_cache_type.clone(),
             kernels: config.kernels.clone(),
@@ -136,6 +173,19 @@ impl App {
         let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await?;
         Ok(Loaded { lease, client, arrived, load: arrived.elapsed() })
     }
+}
+
+/// The file of a model's weights; `None` is the model inside this program.
+fn weights(model: &Model) -> Option<PathBuf> {
+    match &model.weights {
+        Weights::File(path) => Some(path.clone()),
+        Weights::Embedded => None,
+    }
+}
+
+/// Whether a draft model is the model itself.
+fn is_weights(model: &Model, draft: &Draft) -> bool {
+    weights(model) == draft.weights
 }
 
 /// What models are told apart by in memory.

@@ -10,6 +10,8 @@ use puna_sampler::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::speculate::{Guesses, Mode};
+
 /// What a runner is asked to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
@@ -119,6 +121,10 @@ pub struct RunOptions {
     pub num_predict: i64,
     /// Prompt tokens that survive a context shift; negative is all of them.
     pub num_keep: i64,
+    /// Whether and how to guess ahead.
+    pub speculate: Mode,
+    /// Guesses a step at most; `None` is automatic.
+    pub draft_num_predict: Option<u32>,
 }
 
 /// Form of the answer.
@@ -216,6 +222,8 @@ pub struct Done {
     pub generated_tokens: u64,
     /// Time spent generating them.
     pub decode: Duration,
+    /// Tokens that were guessed ahead.
+    pub guesses: Guesses,
     /// Messages that were left out of the prompt.
     pub dropped_messages: u64,
     /// Tokens that were cut from the prompt or shifted out of the context.

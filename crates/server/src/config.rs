@@ -10,6 +10,7 @@ use std::time::Duration;
 use puna_api::{KeepAlive, parse_duration};
 
 use crate::http::origins::{Origins, OriginsError};
+use crate::speculate::Wish;
 
 /// Port on which Ollama's clients look for a server.
 pub const DEFAULT_PORT: u16 = 11434;
@@ -76,6 +77,8 @@ pub struct Config {
     pub kernels: Option<String>,
     /// `PUNA_THREADS`: threads of a model instead of one a core.
     pub threads: Option<usize>,
+    /// `PUNA_SPECULATE`: `auto`, `off`, `ngram`, `always`, or the draft model of all models that it fits.
+    pub speculate: Wish,
     /// Values that could not be understood, for the log.
     pub warnings: Vec<Warning>,
 }
@@ -133,6 +136,7 @@ impl Config {
             debug: read.debug(),
             kernels: read.text("KERNELS"),
             threads: Some(read.number("THREADS", 0) as usize).filter(|n| *n > 0),
+            speculate: Wish::parse(&read.text("SPECULATE").unwrap_or_default()),
             warnings: read.warnings,
         })
     }

@@ -22,6 +22,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 mod show;
+pub mod speculate;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use crate::canonical::{Failure, Task};
 use crate::memory::human;
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
-use crate::runner::protocol::LoadSpec;
+use crate::runner::protocol::{Counts, LoadSpec, MemoryParts};
 use crate::scheduler::{
     Action, Event, Exit, Key, Limits, Memory, Refusal, Request, RequestId, RunId, Scheduler,
 };
@@ -56,6 +56,10 @@ pub(crate) struct Running {
     pub(crate) context: u32,
     /// When it goes unless it is used; `None` is never.
     pub(crate) expires: Option<SystemTime>,
+    /// Where its memory goes.
+    pub(crate) memory: MemoryParts,
+    /// What it has done, as it last said.
+    pub(crate) counts: Counts,
 }
 
 /// A model that a request may use until this is dropped.
@@ -409,9 +413,10 @@ impl Manager {
                 Some(left) => wall + left,
                 None => wall - now.duration_since(at),
             });
-            let used = runner.link.memory().total();
-            let size = if view.ready && used > 0 { used } else { view.size };
-            Some(Running { about: runner.about.clone(), size, context: view.context, expires })
+            let (memory, counts) = (runner.link.memory(), runner.link.counts());
+            let size = if view.ready && memory.total() > 0 { memory.total() } else { view.size };
+            let (about, context) = (runner.about.clone(), view.context);
+            Some(Running { about, size, context, expires, memory, counts })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }

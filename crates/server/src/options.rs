@@ -5,22 +5,30 @@ use serde_json::{Map, Value};
 
 use crate::canonical::{Failure, RunOptions};
 use crate::scheduler::LoadOptions;
+use crate::speculate::{Mode, Wish};
 
 /// Reads the parameters of a model and then the options of a request; unknown names are logged and ignored, `null` is
-/// as good as absent. `load` and `run` hold the defaults.
+/// as good as absent. `load` and `run` hold the defaults. Returns the name of the draft model that is asked for.
 pub fn apply(
     params: &Map<String, Value>,
     options: Option<&Map<String, Value>>,
     load: &mut LoadOptions,
     run: &mut RunOptions,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
+    let mut draft = None;
     for (name, value) in params.iter().chain(options.into_iter().flatten()) {
-        if !value.is_null() {
-            one(name, value, load, run)?;
+        match name.as_str() {
+            _ if value.is_null() => {}
+            "draft_model" => draft = Some(string(name, value)?),
+            "speculate" => match wish(name, value)? {
+                Wish::Mode(mode) => run.speculate = mode,
+                Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
+            },
+            _ => one(name, value, load, run)?,
         }
     }
     load.num_ctx = load.num_ctx.max(4);
-    Ok(())
+    Ok(draft)
 }
 
 fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<(), Failure> {
@@ -49,8 +57,8 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "presence_penalty" => sampling.presence_penalty = float(name, value)?,
         "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
         "logit_bias" => sampling.logit_bias = biases(name, value)?,
-        // Speculation never changes an answer, so that any value of its length is kept by doing without.
-        "draft_num_predict" => drop(integer(name, value)?),
+        // Negative is automatic, as absent is; 0 switches speculation off.
+        "draft_num_predict" => run.draft_num_predict = u32::try_from(integer(name, value)?).ok(),
         // Not in the original; named as in llama.cpp's server.
         "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
         "dry_base" => sampling.dry_base = float(name, value)?,
@@ -97,6 +105,18 @@ fn float(name: &str, value: &Value) -> Result<f32, Failure> {
     Some(number as f32).filter(|x| x.is_finite()).ok_or_else(|| {
         Failure::bad_request(format!("option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"))
     })
+}
+
+fn string(name: &str, value: &Value) -> Result<String, Failure> {
+    value.as_str().map(str::to_owned).ok_or_else(|| wrong(name, "string"))
+}
+
+/// A mode of speculation, or the name of a draft model.
+fn wish(name: &str, value: &Value) -> Result<Wish, Failure> {
+    match value {
+        Value::Bool(on) => Ok(Wish::Mode(if *on { Mode::Auto } else { Mode::Off })),
+        _ => string(name, value).map(|text| Wish::parse(&text)),
+    }
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
@@ -182,6 +202,23 @@ mod tests {
         let (load, _) = read(json!({}), json!({"num_ctx": 1e300})).unwrap();
         assert_eq!(load.num_ctx, u32::MAX);
         assert!(read(json!({}), json!({"num_batch": 0})).is_err());
+    }
+
+    #[test]
+    fn speculation_is_asked_for_by_mode_by_model_or_by_length() {
+        let of = |options: Value| {
+            let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
+            let params = json!({"draft_num_predict": 3});
+            let draft = apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run).unwrap();
+            (draft, run.speculate, run.draft_num_predict)
+        };
+        assert_eq!(of(json!({})), (None, Mode::Auto, Some(3)));
+        assert_eq!(of(json!({"speculate": "off"})), (None, Mode::Off, Some(3)));
+        assert_eq!(of(json!({"speculate": false, "draft_num_predict": -1})), (None, Mode::Off, None));
+        assert_eq!(of(json!({"speculate": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
+        assert_eq!(of(json!({"draft_model": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
+        let error = read(json!({}), json!({"draft_model": 5})).unwrap_err();
+        assert_eq!(error, "option \"draft_model\" must be of type string");
     }
 
     #[test]

@@ -48,6 +48,10 @@ const TESTS: &[Test] = &[
         "a_killed_runner_costs_its_requests_an_error_and_nothing_else",
         a_killed_runner_costs_its_requests_an_error_and_nothing_else,
     ),
+    (
+        "a_draft_model_is_loaded_beside_the_model_and_changes_no_answer",
+        a_draft_model_is_loaded_beside_the_model_and_changes_no_answer,
+    ),
     ("a_client_that_leaves_lets_its_runner_rest", a_client_that_leaves_lets_its_runner_rest),
     ("an_unloaded_model_leaves_no_process", an_unloaded_model_leaves_no_process),
     ("runners_end_with_their_server", runners_end_with_their_server),
@@ -176,6 +180,37 @@ fn the_embedded_model_answers_and_is_listed(server: &Server) {
     assert_eq!(list.models[0].name, "cria:latest");
     assert!(answer.message.content.contains("Paris"), "{}", answer.message.content);
     assert!(answer.done && answer.metrics.eval_count > 0 && answer.metrics.prompt_eval_count > 0);
+}
+
+fn a_draft_model_is_loaded_beside_the_model_and_changes_no_answer(server: &Server) {
+    let ask = |speculate: &str| {
+        let request = request(40);
+        let mut options = request.options.clone().unwrap();
+        options.insert("speculate".into(), speculate.into());
+        server.runtime.block_on(async {
+            let request = ChatRequest { options: Some(options), ..request };
+            let mut stream = server.client.chat(&request).await?;
+            let (mut text, mut metrics) = (String::new(), Default::default());
+            while let Some(line) = stream.next().await {
+                let line = line?;
+                metrics = line.metrics;
+                text.push_str(&all_of(line.message));
+            }
+            Ok::<_, ClientError>((text, metrics))
+        })
+    };
+    let memory = || server.runtime.block_on(server.client.ps()).unwrap().models[0].size;
+    // The second answer finds the prompt in the cache, as the third does.
+    ask("off").unwrap();
+    let (plain, _) = ask("off").unwrap();
+    let before = memory();
+    // The model as its own draft model.
+    ask("cria").unwrap();
+    let (guessed, _) = ask("cria").unwrap();
+    assert_eq!(guessed, plain);
+    assert!(memory() > before, "the draft model takes memory");
+    let missing = ask("nobody").unwrap_err();
+    assert!(missing.to_string().contains("draft model 'nobody' not found"), "{missing}");
 }
 
 fn a_killed_runner_costs_its_requests_an_error_and_nothing_else(server: &Server) {

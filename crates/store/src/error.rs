@@ -86,10 +86,18 @@ pub enum StoreError {
     Quantize { tensor: String, reason: String },
     #[error("{}: not an importance matrix: {reason}", path.display())]
     Imatrix { path: PathBuf, reason: String },
+    #[error("DRAFT must not reference the same local path as FROM: {}", path.display())]
+    DraftIsModel { path: PathBuf },
+    #[error("DRAFT cannot be used with remote models")]
+    DraftRemote,
     #[error(
-        "DRAFT models are not supported yet: leave the DRAFT line out, the model answers the same without it"
+        "DRAFT names {files} models: a model has one draft model (the parts of a split one count as one)"
     )]
-    Draft,
+    ManyDrafts { files: usize },
+    #[error(
+        "DRAFT names {kind}: a draft model is one that generates text, smaller than the model and of the same vocabulary"
+    )]
+    NotADraft { kind: String },
     #[error(
         "{}LoRA adapters are not supported yet: merge the adapter into the weights of its model (as llama.cpp's \
          llama-export-lora or PEFT's merge_and_unload do) and create the model from the merged file",
@@ -129,7 +137,10 @@ impl StoreError {
                 | Template(_)
                 | Info { .. }
                 | Requires
-                | Draft
+                | DraftIsModel { .. }
+                | DraftRemote
+                | ManyDrafts { .. }
+                | NotADraft { .. }
                 | Adapter { .. }
                 | ManyModels { .. }
                 | UnknownBuiltIn { .. }

@@ -132,6 +132,18 @@ pub struct Metrics {
     /// Time spent generating them.
     #[serde(skip_serializing_if = "is_default")]
     pub eval_duration: u64,
+    /// Tokens that were guessed from the text and checked (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub ngram_draft_count: u64,
+    /// Those of them that came true (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub ngram_accepted_count: u64,
+    /// Tokens that the draft model guessed and that were checked (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub model_draft_count: u64,
+    /// Those of them that came true (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub model_accepted_count: u64,
     /// Messages that were left out because the conversation was too long (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_messages: u64,

@@ -39,6 +39,8 @@ pub struct Options {
     pub save_history: bool,
     /// The program that Ctrl-G starts, with arguments.
     pub editor: String,
+    /// Options that every request has from the start.
+    pub parameters: Map<String, Value>,
 }
 
 /// What follows a message or a command.
@@ -98,7 +100,7 @@ impl<'a> Session<'a> {
         screen: Screen,
     ) -> Result<Self> {
         let think_is_explicit = options.think.is_some();
-        let name = options.model.clone();
+        let (name, parameters) = (options.model.clone(), options.parameters.clone());
         let mut session = Self {
             backend,
             interrupt,
@@ -107,7 +109,7 @@ impl<'a> Session<'a> {
             model: Model::default(),
             think_is_explicit,
             system: String::new(),
-            parameters: Map::new(),
+            parameters,
             messages: Vec::new(),
         };
         session.switch_to(name)?;

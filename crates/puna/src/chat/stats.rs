@@ -32,6 +32,15 @@ pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
         row("eval duration:", true, format_duration(Duration::from_nanos(eval_duration)))?;
         row("eval rate:", true, format!("{:.2} tokens/s", rate(eval_count, eval_duration)))?;
     }
+    let Metrics { ngram_draft_count, ngram_accepted_count, model_draft_count, model_accepted_count, .. } =
+        *metrics;
+    for (label, drafted, accepted) in [
+        ("guessed from text:", ngram_draft_count, ngram_accepted_count),
+        ("guessed by draft:", model_draft_count, model_accepted_count),
+    ] {
+        let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
+        row(label, drafted > 0, format!("{drafted} token(s), {accepted} accepted ({percent:.0} %)"))?;
+    }
     Ok(())
 }
 
@@ -104,6 +113,12 @@ eval duration:        4.115061s
 eval rate:            19.93 tokens/s
 ";
         assert_eq!(stats(&metrics), want);
+    }
+
+    #[test]
+    fn guesses_are_shown_by_source_where_there_were_any() {
+        let metrics = Metrics { ngram_draft_count: 40, ngram_accepted_count: 30, ..Metrics::default() };
+        assert_eq!(stats(&metrics), "guessed from text:    40 token(s), 30 accepted (75 %)\n");
     }
 
     #[test]

@@ -134,6 +134,8 @@ fn request(args: &CreateArgs, plan: LocalPlan) -> CreateRequest {
         from: text(made.from),
         files: made.files,
         adapters: made.adapters,
+        draft_files: made.draft_files,
+        draft_quantize: text(args.draft_quantize.clone()),
         template: text(made.template),
         system: text(made.system),
         license: Some(License(made.license)).filter(|license| !license.0.is_empty()),

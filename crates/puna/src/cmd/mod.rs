@@ -41,7 +41,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Completion { shell } => completion::run(shell),
         Command::Manual { folder } => manual::run(&folder),
         Command::Spin { threads } => bench::spin(threads),
-        Command::Serve => serve::run(),
+        Command::Serve(args) => serve::run(&args),
         Command::Runner { args } => serve::runner(&args),
         Command::Create(args) => create::run(&args),
         Command::Show(args) => show::run(&args),

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Read, Write};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::{
@@ -10,7 +10,9 @@ use puna_api::native::{
     ShowResponse, Think,
 };
 use puna_api::{ClientError, KeepAlive};
-use serde_json::Value;
+use puna_server::speculate::Wish;
+use puna_store::{ModelRef, Store, Weights};
+use serde_json::{Map, Value};
 
 use super::library::is_not_found;
 use super::{list, show};
@@ -21,7 +23,7 @@ use crate::chat::{
 use crate::cli::RunArgs;
 use crate::local::is_a_path;
 use crate::progress::Display;
-use crate::service::Service;
+use crate::service::{DRAFT_NAME, Service};
 use crate::{out, usage};
 
 pub fn run(args: &RunArgs) -> Result<()> {
@@ -39,11 +41,16 @@ pub fn run(args: &RunArgs) -> Result<()> {
         .join(" ");
 
     let path = Path::new(&args.model);
-    let (service, model) = if is_a_path(&args.model) {
-        Service::for_file(path)?
-    } else {
-        (Service::connect_or_start()?, args.model.clone())
+    let draft = args.speculate.as_deref().filter(|how| matches!(Wish::parse(how), Wish::Model(_)));
+    let (service, model) = match (is_a_path(&args.model), draft) {
+        (true, draft) => Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?,
+        (false, Some(draft)) if is_a_path(draft) => bail!(
+            "--speculate {draft}: a stored model takes a stored draft model; store it with `puna create`, or write \
+             DRAFT {draft} into a Modelfile"
+        ),
+        (false, _) => (Service::connect_or_start()?, args.model.clone()),
     };
+    let parameters = parameters(args, draft);
     let info = known(&service, &model, args.insecure)?;
     let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
     if can("embedding") {
@@ -65,12 +72,43 @@ pub fn run(args: &RunArgs) -> Result<()> {
             history_file: crate::env::home().map(|home| home.join(".ollama").join("history")),
             save_history: !crate::env::no_history(),
             editor: crate::env::editor(),
+            parameters,
         };
         return crate::chat::run(options, &mut Http { service: &service }, &interrupt);
     }
     let think = think.or_else(|| can("thinking").then_some(Think::On));
-    let request = GenerateRequest { model, prompt, format, keep_alive, think, ..GenerateRequest::default() };
+    let options = Some(parameters).filter(|parameters| !parameters.is_empty());
+    let request =
+        GenerateRequest { model, prompt, format, keep_alive, think, options, ..GenerateRequest::default() };
     answer_once(&service, request, can("vision") || can("audio"), args, &interrupt)
+}
+
+/// The file of a draft model for a model that is a file itself; none where every store has it.
+fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
+    if is_a_path(draft) {
+        return Ok(Some(PathBuf::from(draft)));
+    }
+    let store = Store::open(crate::env::models_dir()?)?;
+    match store
+        .resolve(&ModelRef::parse(draft)?.name)
+        .with_context(|| format!("--speculate {draft}"))?
+        .weights
+    {
+        Weights::File(path) => Ok(Some(path)),
+        Weights::Embedded => Ok(None),
+    }
+}
+
+/// Options that the command line sets.
+fn parameters(args: &RunArgs, draft: Option<&str>) -> Map<String, Value> {
+    let how = args.speculate.as_deref().map(|how| match draft {
+        // In the store of a single file its draft model has a name of its own.
+        Some(draft) if is_a_path(&args.model) && draft_file(draft).is_ok_and(|file| file.is_some()) => {
+            DRAFT_NAME
+        }
+        _ => how,
+    });
+    how.map(|how| ("speculate".to_owned(), Value::from(how))).into_iter().collect()
 }
 
 /// What comes through a pipe or from a file; `None` where a person types, or nothing came.

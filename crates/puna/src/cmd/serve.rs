@@ -4,10 +4,16 @@ use std::io::IsTerminal;
 
 use anyhow::Result;
 use puna_server::Config;
+use puna_server::speculate::Wish;
 use tracing_subscriber::EnvFilter;
 
-pub fn run() -> Result<()> {
-    let config = Config::from_env()?;
+use crate::cli::ServeArgs;
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let mut config = Config::from_env()?;
+    if let Some(how) = &args.speculate {
+        config.speculate = Wish::parse(how);
+    }
     log(config.debug);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {

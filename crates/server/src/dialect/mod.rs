@@ -119,6 +119,10 @@ pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
         prompt_eval_duration: nanos(done.prefill),
         eval_count: done.generated_tokens,
         eval_duration: nanos(done.decode),
+        ngram_draft_count: done.guesses.ngram,
+        ngram_accepted_count: done.guesses.ngram_accepted,
+        model_draft_count: done.guesses.model,
+        model_accepted_count: done.guesses.model_accepted,
         truncated_messages: done.dropped_messages,
         truncated_tokens: done.dropped_tokens,
     }

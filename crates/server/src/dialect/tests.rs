@@ -33,6 +33,7 @@ fn done(reason: Reason) -> Event {
         prefill: Duration::from_nanos(173884000),
         generated_tokens: 2,
         decode: Duration::from_nanos(748000000),
+        guesses: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: vec![1, 4093, 198],

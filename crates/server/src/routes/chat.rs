@@ -70,7 +70,7 @@ pub(super) async fn prepare(
     model: &Model,
 ) -> Result<Prepared, Failure> {
     native::check_chat(&request, model, name)?;
-    let (load, run) = app.options(model, request.options.as_ref())?;
+    let (load, run) = app.options(model, request.options.as_ref()).await?;
     let keep_alive = request.keep_alive;
     let task = Task::Generate(Box::new(native::chat(request, model, run, app.config())?));
     let loaded = app.load(model, load, keep_alive, client).await?;

@@ -99,7 +99,7 @@ pub(super) async fn vectors(
     if !has(&model, "embedding") {
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
-    let (load, _) = app.options(&model, wanted.options.as_ref())?;
+    let (load, _) = app.options(&model, wanted.options.as_ref()).await?;
     let loaded = app.load(&model, load, wanted.keep_alive, client).await?;
     if wanted.inputs.is_empty() {
         return Ok(Vectors::default());

@@ -48,7 +48,7 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
         return Ok(Started::Nothing("unload"));
     }
     native::check_generate(&request, &model, &name)?;
-    let (load, run) = app.options(&model, request.options.as_ref())?;
+    let (load, run) = app.options(&model, request.options.as_ref()).await?;
     let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
     let task = native::generate(request, &model, run, app.config())?;
     let loaded = app.load(&model, load, keep_alive, client).await?;

@@ -8,6 +8,7 @@ mod create;
 mod embed;
 mod generate;
 mod library;
+mod metrics;
 mod openai;
 mod ps;
 mod root;
@@ -28,6 +29,7 @@ pub(crate) fn all() -> Vec<Route> {
     const DELETE: &[&str] = &["DELETE"];
     vec![
         Route::new("/", READ, get(root::root)),
+        Route::new("/metrics", GET, get(metrics::metrics)),
         Route::new("/api/version", READ, get(root::version)),
         Route::new("/api/status", GET, get(cloud::status)),
         Route::new("/api/tags", READ, get(library::tags)),

@@ -11,6 +11,7 @@ use puna_sampler::TokenLogprobs;
 use super::generator::Generator;
 use super::worker::Handle;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::speculate::Guesses;
 
 /// A model that says the same more often than this, token for token, is not going to say anything else.
 const REPEATS: u32 = 30;
@@ -145,6 +146,7 @@ impl Answer {
             prefill: summary.prefill,
             generated_tokens: summary.generated_tokens as u64,
             decode: summary.decode,
+            guesses: summary.speculated.into(),
             dropped_messages: self.dropped_messages,
             dropped_tokens: self.cut_tokens + summary.shifted_tokens as u64,
             context: self.without_bos(summary.tokens),
@@ -162,6 +164,7 @@ impl Answer {
             prefill: first - self.started,
             generated_tokens: self.generated,
             decode: now - first,
+            guesses: Guesses::default(),
             dropped_messages: self.dropped_messages,
             dropped_tokens: self.cut_tokens,
             context: self.without_bos(self.prompt.clone()),
@@ -185,6 +188,10 @@ impl Sink for Answer {
     fn ready(&self) -> bool {
         // A piece may come to two events.
         self.handle.state.may_send(2)
+    }
+
+    fn room(&self) -> usize {
+        self.handle.state.room() / 2
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::launch::Launched;
 use super::protocol::{
-    FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
+    Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
 };
 use crate::canonical::{Event, Failure, Task};
 use crate::scheduler::Exit;
@@ -49,6 +49,7 @@ struct Shared {
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
     memory: Mutex<MemoryParts>,
+    counts: Mutex<Counts>,
     next_task: AtomicU64,
 }
 
@@ -69,6 +70,7 @@ impl Link {
             tasks: Mutex::default(),
             kill: Mutex::new(Some(launched.kill)),
             memory: Mutex::default(),
+            counts: Mutex::default(),
             next_task: AtomicU64::new(1),
         }));
         let (read, write) = launched.stream.into_split();
@@ -107,6 +109,11 @@ impl Link {
     /// Where its memory goes, as it last said.
     pub(crate) fn memory(&self) -> MemoryParts {
         *lock(&self.0.memory)
+    }
+
+    /// What it has done, as it last said.
+    pub(crate) fn counts(&self) -> Counts {
+        *lock(&self.0.counts)
     }
 
     /// Has a task of a client done. The runner gives it up when the events are dropped.
@@ -284,6 +291,7 @@ impl Reader {
             FromRunner::Event(id, event) => self.link.deliver(id, event),
             FromRunner::Heartbeat(pulse) => {
                 *lock(&self.link.0.memory) = pulse.memory;
+                *lock(&self.link.0.counts) = pulse.counts;
                 self.watch.take(Instant::now(), &pulse)?;
             }
         }

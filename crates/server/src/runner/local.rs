@@ -1,9 +1,12 @@
 //! The engine of this program as a [`Generator`].
 
+use std::path::Path;
 use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
-use puna_engine::{Engine, EngineError, EngineOptions, Job, Pooling, Sink, plan_memory};
+use puna_engine::{
+    DraftModel, Engine, EngineError, EngineOptions, Job, Pooling, Sink, plan_memory, plan_memory_with_draft,
+};
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
 use puna_store::embedded;
@@ -11,7 +14,9 @@ use puna_tokenizer::{Encode, Tokenizer};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::is_out_of_memory;
-use super::protocol::{LoadSpec, MemoryParts, Pulse};
+use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse};
+use crate::scheduler::LoadOptions;
+use crate::speculate::Draft;
 
 /// Prompt tokens of a step unless a request says otherwise.
 const BATCH: u32 = 512;
@@ -25,21 +30,21 @@ pub(crate) struct LocalLoader;
 impl Loader for LocalLoader {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
         // Its threads would only be in the way.
-        let backend = CpuBackend::new(&Config { threads: Some(1), kernels: spec.kernels.clone() });
-        let backend = Box::new(backend.map_err(load_error)?);
-        let report = plan_memory(&view(spec)?, backend, &engine_options(spec)?).map_err(engine_error)?;
-        Ok(parts(&report))
+        let config = Config { threads: Some(1), kernels: spec.kernels.clone() };
+        let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
+        let report = match &spec.options.draft {
+            Some(draft) => {
+                plan_memory_with_draft(&view, backend(&config)?, &options, draft_model(draft, &config)?)
+            }
+            None => plan_memory(&view, backend(&config)?, &options),
+        };
+        Ok(parts(&report.map_err(engine_error)?))
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
-        let view = view(spec)?;
-        let chat_template =
-            view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
-        let threads = threads.map(usable_threads);
-        let config = Config { threads, kernels: spec.kernels.clone() };
-        let backend = CpuBackend::new(&config).map_err(load_error)?;
-        let engine = Engine::open(view, Box::new(backend), &engine_options(spec)?).map_err(engine_error)?;
+        let config = Config { threads: threads.map(usable_threads), kernels: spec.kernels.clone() };
+        let (engine, chat_template) = open(spec, &config)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
             token.map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned()).unwrap_or_default()
@@ -69,8 +74,36 @@ fn usable_threads(wanted: usize) -> usize {
     wanted.min(processors)
 }
 
-fn view(spec: &LoadSpec) -> Result<View, LoadError> {
-    let gguf = match &spec.weights {
+fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {
+    CpuBackend::new(config).map(Box::new).map_err(load_error)
+}
+
+fn draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
+    Ok(DraftModel { view: view(draft.weights.as_deref())?, backend: backend(config)? })
+}
+
+/// Loads a model, with its draft model if it has one, and its file's chat template.
+fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Option<String>), LoadError> {
+    let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
+    let chat_template = view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
+    let Some(draft) = &spec.options.draft else {
+        let engine = Engine::open(view, backend(config)?, &options).map_err(engine_error)?;
+        return Ok((engine, chat_template));
+    };
+    match Engine::open_with_draft(view, backend(config)?, &options, draft_model(draft, config)?) {
+        Ok(engine) => Ok((engine, chat_template)),
+        Err(error @ EngineError::DraftVocabulary { .. }) if draft.optional => {
+            tracing::warn!(draft = draft.name, "{error}; going without");
+            let options = LoadOptions { draft: None, ..spec.options.clone() };
+            open(&LoadSpec { options, ..spec.clone() }, config)
+        }
+        Err(error) => Err(engine_error(error)),
+    }
+}
+
+/// The file at a path; without one the model inside this program.
+fn view(weights: Option<&Path>) -> Result<View, LoadError> {
+    let gguf = match weights {
         Some(path) => Gguf::open(path),
         None => Gguf::from_bytes(embedded::weights()),
     };
@@ -110,7 +143,13 @@ fn load_error(error: impl std::fmt::Display) -> LoadError {
 }
 
 fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
-    MemoryParts { weights: report.weights, kv: report.cache, scratch: report.scratch, other: 0 }
+    MemoryParts {
+        weights: report.weights,
+        kv: report.cache,
+        scratch: report.scratch,
+        draft: report.draft,
+        other: 0,
+    }
 }
 
 struct Local {
@@ -175,7 +214,9 @@ impl Generator for Local {
     fn pulse(&self) -> Pulse {
         let stats = self.engine.stats();
         let works = stats.running + stats.waiting > 0;
-        Pulse { memory: parts(&self.engine.memory()), rounds: stats.rounds, works }
+        let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
+        let counts = Counts { prompt_tokens, generated_tokens, guesses: stats.speculated.into() };
+        Pulse { memory: parts(&self.engine.memory()), rounds: stats.rounds, works, counts }
     }
 }
 

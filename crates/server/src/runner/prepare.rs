@@ -113,7 +113,7 @@ impl Preparer {
         }
         let tokens = self.tokens(&text.prompt, &task)?;
         let num_ctx = self.generator.facts().num_ctx;
-        let RunOptions { mut sampling, stop, num_predict, .. } = task.options;
+        let RunOptions { mut sampling, stop, num_predict, speculate, draft_num_predict, .. } = task.options;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = text.template.filter(|_| thinks).and_then(|template| template.think_tags());
         let splitter = tags.map(|tags| ThinkingSplitter::new(tags, &text.prompt));
@@ -133,7 +133,7 @@ impl Preparer {
             shift: task.shift,
             logprobs: task.logprobs,
             client: handle.client,
-            speculation: None,
+            speculation: Some(speculate.speculation(draft_num_predict)),
         };
         let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
         if !handle.started(job) {

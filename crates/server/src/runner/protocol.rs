@@ -9,9 +9,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::canonical::{Event, Task};
 use crate::scheduler::LoadOptions;
+use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -90,6 +91,8 @@ pub struct MemoryParts {
     pub kv: u64,
     /// Intermediate results.
     pub scratch: u64,
+    /// All of that for the draft model.
+    pub draft: u64,
     /// Everything else.
     pub other: u64,
 }
@@ -103,12 +106,25 @@ pub struct Pulse {
     pub rounds: u64,
     /// Whether there is work.
     pub works: bool,
+    /// What it has done.
+    pub counts: Counts,
+}
+
+/// What a runner has done since its model was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Prompt tokens computed.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Tokens guessed ahead.
+    pub guesses: Guesses,
 }
 
 impl MemoryParts {
     /// All together.
     pub fn total(&self) -> u64 {
-        [self.weights, self.kv, self.scratch, self.other]
+        [self.weights, self.kv, self.scratch, self.draft, self.other]
             .iter()
             .fold(0, |sum, part| sum.saturating_add(*part))
     }

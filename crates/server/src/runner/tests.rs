@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
-use super::protocol::{LoadSpec, MemoryParts, Pulse, WINDOW};
+use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, WINDOW};
 use super::worker;
 use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task};
 use crate::scheduler::Exit;
@@ -188,6 +188,7 @@ impl Generator for FakeEngine {
                 generated_tokens: most,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
+                speculated: Default::default(),
                 shifted_tokens: 0,
                 tokens: job.prompt,
             }));
@@ -208,7 +209,12 @@ impl Generator for FakeEngine {
 
     fn pulse(&self) -> Pulse {
         let rounds = self.fake.rounds.load(Ordering::Relaxed);
-        Pulse { memory: self.memory, rounds, works: self.fake.works.load(Ordering::Relaxed) > 0 }
+        Pulse {
+            memory: self.memory,
+            rounds,
+            works: self.fake.works.load(Ordering::Relaxed) > 0,
+            counts: Counts::default(),
+        }
     }
 }
 

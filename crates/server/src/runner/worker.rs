@@ -132,6 +132,11 @@ impl TaskState {
         self.credit.load(Ordering::Acquire) >= events + 2
     }
 
+    /// Events that may be sent now, as [`Self::may_send`] counts them.
+    pub(crate) fn room(&self) -> usize {
+        usize::try_from(self.credit.load(Ordering::Acquire) - 2).unwrap_or(0)
+    }
+
     pub(crate) fn sent(&self) {
         self.credit.fetch_sub(1, Ordering::AcqRel);
     }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::speculate::Draft;
+
 /// Contexts to which an automatic one is reduced when memory does not suffice, in order.
 pub const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];
 
@@ -32,6 +34,8 @@ pub struct LoadOptions {
     pub parallel_auto: bool,
     /// Adapters to apply.
     pub adapters: Vec<PathBuf>,
+    /// A small model that guesses ahead.
+    pub draft: Option<Draft>,
 }
 
 impl LoadOptions {
@@ -47,11 +51,17 @@ impl LoadOptions {
             || self.use_mmap.unwrap_or(true) != wanted.use_mmap.unwrap_or(true)
             || self.num_thread != wanted.num_thread
             || self.adapters != wanted.adapters
+            // One that nobody wants does no harm.
+            || (wanted.draft.is_some() && wanted.draft != self.draft)
     }
 
-    /// Takes less memory, as far as its size is automatic: first one conversation at a time, then the next smaller
-    /// context. Returns whether that was possible.
+    /// Takes less memory, as far as its size is automatic: first without a draft model that nobody asked for, then one
+    /// conversation at a time, then the next smaller context. Returns whether that was possible.
     pub fn reduce(&mut self) -> bool {
+        if self.draft.as_ref().is_some_and(|draft| draft.optional) {
+            self.draft = None;
+            return true;
+        }
         if self.parallel_auto && self.parallel > 1 {
             self.parallel = 1;
             return true;
@@ -106,6 +116,19 @@ mod tests {
         assert!(loaded().needs_reload(&LoadOptions { use_mmap: Some(false), ..loaded() }));
         assert!(!loaded().needs_reload(&LoadOptions { use_mmap: Some(true), ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { adapters: vec!["a".into()], ..loaded() }));
+    }
+
+    #[test]
+    fn a_draft_model_is_loaded_when_wanted_kept_when_not_and_given_up_first() {
+        let draft = |name: &str, optional| Some(Draft { name: name.into(), weights: None, optional });
+        let with = LoadOptions { draft: draft("a", true), ..loaded() };
+        assert!(loaded().needs_reload(&with) && !with.needs_reload(&loaded()));
+        assert!(with.needs_reload(&LoadOptions { draft: draft("b", true), ..loaded() }));
+        let mut reduced = LoadOptions { num_ctx: 8192, num_ctx_auto: true, num_ctx_train: 0, ..with };
+        assert!(reduced.reduce());
+        assert_eq!((reduced.draft, reduced.num_ctx), (None, 8192));
+        let mut asked = LoadOptions { draft: draft("a", false), ..loaded() };
+        assert!(!asked.reduce() && asked.draft.is_some());
     }
 
     #[test]

@@ -19,8 +19,8 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty()) && request.draft_files.is_empty() {
         return Err(StoreError::DraftQuantize);
     }
-    if !request.draft_files.is_empty() {
-        return Err(StoreError::Draft);
+    if !request.draft_files.is_empty() && request.remote_host.as_ref().is_some_and(|host| !host.is_empty()) {
+        return Err(StoreError::DraftRemote);
     }
     let from = request.from.as_deref().filter(|from| !from.is_empty());
     if let Some(host) = request.remote_host.as_ref().filter(|host| !host.is_empty()) {
@@ -39,7 +39,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if let (Some(template), Some(check)) = (&request.template, hooks.check_template) {
         check(template).map_err(StoreError::Template)?;
     }
-    if let Some(kind) = request.quantize.as_ref().filter(|kind| !kind.is_empty()) {
+    for kind in [&request.quantize, &request.draft_quantize].into_iter().flatten().filter(|k| !k.is_empty()) {
         super::files::quantize_type(kind)?;
     }
     if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {

@@ -50,6 +50,7 @@ pub fn plan_local(
     let mut planner = Planner { plan: LocalPlan::default(), base, home, progress };
     let mut values: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut sources: BTreeMap<PathBuf, Digest> = BTreeMap::new();
+    let mut drafts: BTreeMap<PathBuf, Digest> = BTreeMap::new();
     for instruction in &modelfile.instructions {
         let request = &mut planner.plan.request;
         match instruction {
@@ -58,7 +59,10 @@ pub fn plan_local(
                 Source::Files(files) => sources.extend(files),
             },
             Instruction::Adapter(_) => return Err(StoreError::Adapter { model: String::new() }),
-            Instruction::Draft(_) => return Err(StoreError::Draft),
+            Instruction::Draft(text) => match planner.local(text)? {
+                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
+                Source::Files(files) => drafts.extend(files),
+            },
             Instruction::Template(text) => request.template = Some(text.clone()),
             Instruction::System(text) => request.system = Some(text.clone()),
             Instruction::License(text) => request.license.push(text.clone()),
@@ -77,6 +81,12 @@ pub fn plan_local(
         }
     }
     let mut plan = planner.plan;
+    // Digests stand under one name, whatever they are of.
+    let same = |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
+    if let Some(path) = drafts.keys().find(same) {
+        return Err(StoreError::DraftIsModel { path: path.clone() });
+    }
+    plan.request.draft_files = named(&drafts);
     if !sources.is_empty() {
         plan.request.files = Some(named(&sources));
     }

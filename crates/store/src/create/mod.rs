@@ -45,7 +45,8 @@ impl Store {
         let mut draft = Draft::default();
         let made = self.make(name, request, hooks, progress, &mut draft);
         // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
-        let files = request.files.iter().flatten().filter_map(|(_, digest)| digest.parse().ok());
+        let files = request.files.iter().flatten().chain(&request.draft_files);
+        let files = files.filter_map(|(_, digest)| digest.parse().ok());
         self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
         made
     }
@@ -63,7 +64,9 @@ impl Store {
             Some(from) => draft.take_model(self, from)?,
             None => draft.take_files(self, request, hooks, progress)?,
         }
-        draft.quantize(self, request, progress)?;
+        draft.quantize(self, request.quantize.as_deref(), media::MODEL, progress)?;
+        draft.take_draft_files(self, request, progress)?;
+        draft.quantize(self, request.draft_quantize.as_deref(), media::DRAFT, progress)?;
         draft.edit(self, request)?;
         draft.describe(self, request)?;
         for layer in &draft.layers {
@@ -177,19 +180,45 @@ impl Draft {
         Ok(())
     }
 
-    /// Replaces the weights by their quantized form, where the request asks for it.
-    fn quantize(
+    /// Makes the layer of the draft model, which replaces one that the model had before.
+    fn take_draft_files(
         &mut self,
         store: &Store,
         request: &CreateRequest,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
-        let Some(kind) = request.quantize.as_deref().filter(|kind| !kind.is_empty()) else { return Ok(()) };
+        if request.draft_files.is_empty() {
+            return Ok(());
+        }
+        let mut files = Sources::of(store, &request.draft_files)?.into_layers(store, progress)?;
+        let (Some(SourceFile { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice()) else {
+            return Err(StoreError::ManyDrafts { files: files.len() + 1 });
+        };
+        if layer.media_type != media::MODEL || facts.pooling.is_some() {
+            let kind = if facts.pooling.is_some() { "an embedding model" } else { facts.kind.as_str() };
+            return Err(StoreError::NotADraft { kind: kind.to_owned() });
+        }
+        layer.media_type = media::DRAFT.into();
+        self.layers.retain(|l| l.layer.media_type != media::DRAFT);
+        self.layers.push(DraftLayer { layer, is_new, status: None });
+        Ok(())
+    }
+
+    /// Replaces the weights of the model or its draft model by their quantized form, where the request asks for it.
+    fn quantize(
+        &mut self,
+        store: &Store,
+        kind: Option<&str>,
+        media_type: &str,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        let Some(kind) = kind.filter(|kind| !kind.is_empty()) else { return Ok(()) };
         let target = files::quantize_type(kind)?;
-        for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media::MODEL) {
+        for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media_type) {
             if let Some(SourceFile { layer, is_new, .. }) =
                 files::quantized_layer(store, &draft.layer, target, progress)?
             {
+                let layer = Layer { media_type: media_type.into(), ..layer };
                 *draft = DraftLayer { layer, is_new, status: None };
             }
         }

@@ -10,11 +10,12 @@ enum Kind {
     Int,
     Float,
     Bool,
+    Text,
     Strings,
 }
 
 /// Every parameter with its type.
-const PARAMETERS: [(&str, Kind); 20] = [
+const PARAMETERS: [(&str, Kind); 22] = [
     ("num_ctx", Kind::Int),
     ("num_batch", Kind::Int),
     ("num_gpu", Kind::Int),
@@ -22,6 +23,9 @@ const PARAMETERS: [(&str, Kind); 20] = [
     ("use_mmap", Kind::Bool),
     ("num_thread", Kind::Int),
     ("draft_num_predict", Kind::Int),
+    // Not in the original.
+    ("draft_model", Kind::Text),
+    ("speculate", Kind::Text),
     ("num_keep", Kind::Int),
     ("seed", Kind::Int),
     ("num_predict", Kind::Int),
@@ -80,6 +84,7 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
             "0" | "f" | "F" | "false" | "FALSE" | "False" => false.into(),
             _ => return Err(bad("bool")),
         },
+        Kind::Text => last.into(),
         Kind::Strings => values.iter().copied().collect(),
     }))
 }

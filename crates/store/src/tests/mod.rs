@@ -2,6 +2,7 @@
 
 mod crash;
 mod create;
+mod draft;
 mod layout;
 mod minilm;
 
