@@ -15,15 +15,14 @@ use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
 use crate::pool::Pool;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
-use crate::topology;
-
-/// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
-const MAX_THREADS: usize = 512;
+use crate::topology::{self, System};
+use crate::watch::Watch;
 
 /// How the CPU is to be used.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// Threads, 512 at most; `None` takes one a physical core that this process may use.
+    /// Threads, 512 at most; `None` takes one a physical core that this process may use and has time for, and follows
+    /// when that changes.
     pub threads: Option<usize>,
     /// Kernel level by name; `None` takes the best.
     pub kernels: Option<String>,
@@ -32,6 +31,8 @@ pub struct Config {
 /// The CPU backend.
 pub struct CpuBackend {
     level: &'static Level,
+    /// Says which threads there should be.
+    watch: Watch,
     pool: Pool,
     locals: Vec<Mutex<Local>>,
     weights: Vec<Weight>,
@@ -76,18 +77,24 @@ impl CpuBackend {
             Some(name) => kernels::level(name)?,
             None => kernels::best(),
         };
-        let threads = config.threads.filter(|&n| n > 0).unwrap_or_else(topology::default_threads);
-        let threads = threads.min(MAX_THREADS);
+        Self::on(System::real(), config.threads.filter(|&n| n > 0), level)
+    }
+
+    fn on(system: System, threads: Option<usize>, level: &'static Level) -> Result<Self, CpuError> {
+        let watch = Watch::new(system, threads, Instant::now());
+        let threads = watch.layout().threads();
+        let pool = Pool::new(watch.layout())
+            .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?;
         Ok(Self {
             level,
-            locals: (0..threads).map(|_| Mutex::default()).collect(),
-            pool: Pool::new(threads)
-                .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?,
+            pool,
+            locals: locals(threads),
             weights: Vec::new(),
             ropes: Vec::new(),
             cache: None,
             programs: Vec::new(),
-            deal: Deal::new(threads),
+            deal: Deal::new(watch.layout()),
+            watch,
             arena: Arena::new(0),
             q8: Vec::new(),
             tiles: Vec::new(),
@@ -96,6 +103,16 @@ impl CpuBackend {
             measuring: false,
             measured: Vec::new(),
         })
+    }
+
+    /// Takes other threads for the next step where the process may now use more or less than before.
+    fn follow(&mut self, now: Instant) {
+        let Some(layout) = self.watch.changed(now) else { return };
+        // Where the system refuses threads, those that are there go on.
+        let Ok(pool) = Pool::new(layout) else { return };
+        self.pool = pool;
+        self.deal = Deal::new(layout);
+        self.locals = locals(layout.threads());
     }
 
     fn note(&mut self, op: &'static str, seconds: f64, (bytes, macs): (u64, u64)) {
@@ -165,6 +182,7 @@ impl Backend for CpuBackend {
     }
 
     fn run(&mut self, program: ProgramId, input: &StepInput) {
+        self.follow(Instant::now());
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
         check(input, program, self.cache.as_ref());
@@ -233,6 +251,11 @@ impl Backend for CpuBackend {
     fn measured(&self) -> Vec<OpTime> {
         self.measured.clone()
     }
+}
+
+/// For each thread what is its own: nothing yet, so that its memory is first touched, and so placed, by the thread itself.
+fn locals(threads: usize) -> Vec<Mutex<Local>> {
+    (0..threads).map(|_| Mutex::default()).collect()
 }
 
 impl CpuBackend {

@@ -3,6 +3,7 @@
 //! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that are dealt
 //! out to the pool's threads, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
 
+mod affinity;
 mod backend;
 mod cache;
 mod compile;
@@ -12,8 +13,10 @@ mod memory;
 mod ops;
 mod pool;
 pub mod probe;
+mod quota;
 mod step;
 mod topology;
+mod watch;
 
 pub use backend::{Config, CpuBackend, CpuError};
 pub use topology::default_threads;

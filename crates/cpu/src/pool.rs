@@ -2,14 +2,22 @@
 //!
 //! A step of a small model is hundreds of operations of a few microseconds, so threads enter the pool once a step and
 //! meet at barriers between operations. A thread that waits spins for a few microseconds, then offers its core to
-//! others, then sleeps: when another process takes a core, nobody burns the other one waiting for it.
+//! others, then sleeps: when another process takes a core, nobody burns the other one waiting for it. Where there are more
+//! threads than processors or time for them, nobody spins at all.
+//!
+//! On machines with several memory nodes each thread is kept on the processors of its node, the caller during a run. Memory
+//! that is a thread's own is first touched by it, so it lies in its node.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Loads of the flag before the core is offered to others; about 20 µs.
-const SPINS: u32 = 1500;
+use crate::affinity;
+use crate::topology::Layout;
+
+/// How long a thread looks for what it waits for before it offers its core to others.
+const SPIN: Duration = Duration::from_micros(20);
 /// Offers before the thread sleeps.
 const YIELDS: u32 = 100;
 
@@ -17,6 +25,8 @@ const YIELDS: u32 = 100;
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    /// Processors that the caller is kept on during a run; none where it may run anywhere.
+    first: Vec<usize>,
 }
 
 /// The job of a step: called once a thread with its [`Worker`].
@@ -24,6 +34,8 @@ type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
     threads: usize,
+    /// How often a waiting thread looks before it offers its core.
+    spins: u32,
     /// Odd or even: which job is current. Workers wait for it to change.
     epoch: Gate,
     /// The current job; valid between the change of `epoch` and the last arrival at `done`.
@@ -47,31 +59,41 @@ impl Worker<'_> {
 
     /// Waits until all threads have come here; what they wrote before is visible after.
     pub fn barrier(&self) {
-        self.shared.barrier.wait(self.shared.threads);
+        self.shared.barrier.wait(self.shared.threads, self.shared.spins);
     }
 }
 
 impl Pool {
-    /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one.
+    /// A pool of the threads of a layout, of which the caller of [`Pool::run`] is the first.
     ///
     /// # Errors
     /// If the system refuses a thread; those that were started end.
-    pub fn new(threads: usize) -> std::io::Result<Self> {
-        let threads = threads.max(1);
+    pub fn new(layout: &Layout) -> std::io::Result<Self> {
+        let threads = layout.threads();
         let shared = Arc::new(Shared {
             threads,
+            spins: if layout.crowded { 0 } else { spins() },
             epoch: Gate::default(),
             job: Mutex::new(None),
             barrier: Barrier::default(),
             done: Barrier::default(),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Self { shared, handles: Vec::new() };
-        for index in 1..threads {
+        let mut places =
+            layout.groups.iter().flat_map(|group| (0..group.threads).map(|_| group.cpus.clone()));
+        let first = places.next().unwrap_or_default();
+        let mut pool = Self { shared, handles: Vec::new(), first };
+        for (index, cpus) in (1..).zip(places) {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("puna-cpu-{index}"));
+            let body = move || {
+                if !cpus.is_empty() {
+                    affinity::set(&cpus);
+                }
+                work(&shared, index);
+            };
             // A pool that is dropped half-made stops what it has.
-            pool.handles.push(thread.spawn(move || work(&shared, index))?);
+            pool.handles.push(thread.spawn(body)?);
         }
         Ok(pool)
     }
@@ -89,6 +111,8 @@ impl Pool {
         if shared.threads == 1 {
             return job(&Worker { index: 0, shared });
         }
+        // Given back after each run: what the process may use is read from the caller's own set between runs.
+        let _kept = (!self.first.is_empty()).then(|| affinity::Kept::on(&self.first));
         // SAFETY: only the lifetime changes. The reference is dropped by every worker before it arrives at `done`, and
         // this function returns only after all have arrived there; a panic of the caller's own part aborts.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
@@ -96,7 +120,7 @@ impl Pool {
         shared.epoch.advance();
         let guard = AbortOnUnwind;
         job(&Worker { index: 0, shared });
-        shared.done.wait(shared.threads);
+        shared.done.wait(shared.threads, shared.spins);
         std::mem::forget(guard);
     }
 }
@@ -124,7 +148,7 @@ impl Drop for Pool {
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        seen = shared.epoch.wait_past(seen);
+        seen = shared.epoch.wait_past(seen, shared.spins);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
@@ -132,8 +156,29 @@ fn work(shared: &Shared, index: usize) {
         let guard = AbortOnUnwind;
         job.expect("an epoch starts after its job is set")(&Worker { index, shared });
         std::mem::forget(guard);
-        shared.done.wait(shared.threads);
+        shared.done.wait(shared.threads, shared.spins);
     }
+}
+
+/// How many looks take [`SPIN`]: a pause is 10 to 150 cycles, by the processor.
+fn spins() -> u32 {
+    static SPINS: OnceLock<u32> = OnceLock::new();
+    *SPINS.get_or_init(|| {
+        const LOOKS: u32 = 200;
+        let gate = Gate::default();
+        let look = || {
+            let start = Instant::now();
+            for _ in 0..LOOKS {
+                std::hint::black_box(gate.value.load(Ordering::Acquire));
+                std::hint::spin_loop();
+            }
+            start.elapsed().as_nanos().max(1)
+        };
+        // The fastest: a thread that loses its core meanwhile seems slow.
+        let fastest = (0..8).map(|_| look()).min().unwrap_or(1);
+        let spins = SPIN.as_nanos() * u128::from(LOOKS) / fastest;
+        u32::try_from(spins).unwrap_or(u32::MAX).clamp(LOOKS, 50 * LOOKS)
+    })
 }
 
 /// A counter that threads wait on.
@@ -156,14 +201,14 @@ impl Gate {
         }
     }
 
-    /// Waits until the value differs from `seen` and returns it.
-    fn wait_past(&self, seen: u32) -> u32 {
-        for i in 0..SPINS + YIELDS {
+    /// Waits until the value differs from `seen` and returns it. Looks `spins` times before it lets others run.
+    fn wait_past(&self, seen: u32, spins: u32) -> u32 {
+        for i in 0..spins + YIELDS {
             let value = self.value.load(Ordering::Acquire);
             if value != seen {
                 return value;
             }
-            if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if i < spins { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.lock.lock().expect("nobody panics while waiting");
@@ -188,7 +233,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn wait(&self, threads: usize) {
+    fn wait(&self, threads: usize, spins: u32) {
         if threads == 1 {
             return;
         }
@@ -197,7 +242,7 @@ impl Barrier {
             self.arrived.store(0, Ordering::Relaxed);
             self.gate.advance();
         } else {
-            self.gate.wait_past(round);
+            self.gate.wait_past(round, spins);
         }
     }
 }
@@ -205,11 +250,16 @@ impl Barrier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Group;
+
+    fn pool(threads: usize) -> Pool {
+        Pool::new(&Layout::of(&[threads])).unwrap()
+    }
 
     #[test]
     fn every_thread_runs_the_job_once() {
         for threads in [1, 2, 5] {
-            let mut pool = Pool::new(threads).unwrap();
+            let mut pool = pool(threads);
             for _ in 0..50 {
                 let seen = AtomicUsize::new(0);
                 pool.run(&|w| {
@@ -223,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_is_written_before_a_barrier_is_read_after_it() {
-        let mut pool = Pool::new(4).unwrap();
+        let mut pool = pool(4);
         let cells: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         pool.run(&|w| {
             for round in 1..2000 {
@@ -237,7 +287,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake_up() {
-        let mut pool = Pool::new(3).unwrap();
+        let mut pool = pool(3);
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(30));
             let ran = AtomicUsize::new(0);
@@ -246,5 +296,42 @@ mod tests {
             });
             assert_eq!(ran.load(Ordering::Relaxed), 3);
         }
+    }
+
+    #[test]
+    fn threads_that_have_no_time_to_spin_meet_too() {
+        let mut layout = Layout::of(&[3]);
+        layout.crowded = true;
+        let mut pool = Pool::new(&layout).unwrap();
+        let met = AtomicUsize::new(0);
+        pool.run(&|w| {
+            for round in 1..200 {
+                met.fetch_add(1, Ordering::Relaxed);
+                w.barrier();
+                assert_eq!(met.load(Ordering::Relaxed), 3 * round);
+                w.barrier();
+            }
+        });
+    }
+
+    #[test]
+    fn looking_takes_some_20_microseconds() {
+        // Between a pause of 2 ns and one of 100 ns.
+        assert!((200..=10_000).contains(&spins()), "{}", spins());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_of_a_node_run_on_its_processors_and_the_caller_is_set_free() {
+        let before = affinity::get().unwrap();
+        let (first, last) = (before[0], before[before.len() - 1]);
+        let group = |threads, cpu| Group { threads, cpus: vec![cpu] };
+        let layout = Layout { groups: vec![group(2, first), group(1, last)], crowded: true };
+        let mut pool = Pool::new(&layout).unwrap();
+        let seen: Vec<Mutex<Vec<usize>>> = (0..3).map(|_| Mutex::default()).collect();
+        pool.run(&|w| *seen[w.index()].lock().unwrap() = affinity::get().unwrap());
+        let seen: Vec<_> = seen.into_iter().map(|s| s.into_inner().unwrap()).collect();
+        assert_eq!(seen, [vec![first], vec![first], vec![last]]);
+        assert_eq!(affinity::get().unwrap(), before);
     }
 }

@@ -1,26 +1,191 @@
-//! What processors this process may use.
+//! What processors this process may use, and which threads run where.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::affinity;
+use crate::quota::{self, MilliCpus};
+
+/// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
+const MAX_THREADS: usize = 512;
+
+/// Processors are numbered below this.
+const MAX_CPUS: usize = 1 << 16;
+
+/// Where facts about the machine are read.
+#[derive(Debug, Clone)]
+pub struct System {
+    /// The folder that holds `proc` and `sys`; `/` but in tests.
+    pub root: PathBuf,
+    /// The processors of a simulated machine's process.
+    pub affinity: Option<Vec<usize>>,
+}
+
+impl System {
+    /// The machine this runs on.
+    pub fn real() -> Self {
+        Self { root: "/".into(), affinity: None }
+    }
+
+    /// What may change while the process runs, and is cheap to ask for: one call and a few small files.
+    pub fn limits(&self) -> Limits {
+        let cpus = self.affinity.clone().or_else(affinity::get).filter(|cpus| !cpus.is_empty());
+        let cpus = cpus.unwrap_or_else(|| {
+            let count = std::thread::available_parallelism().map_or(1, usize::from);
+            (0..count).collect()
+        });
+        Limits { cpus, quota: quota::read(&self.root) }
+    }
+
+    fn list(&self, path: &str) -> Option<BTreeSet<usize>> {
+        read_list(&self.root.join("sys/devices/system").join(path))
+    }
+
+    /// The processors of each memory node, where the system tells.
+    fn nodes(&self) -> Vec<BTreeSet<usize>> {
+        let Ok(entries) = fs::read_dir(self.root.join("sys/devices/system/node")) else { return Vec::new() };
+        let number = |name: String| name.strip_prefix("node")?.parse::<usize>().ok();
+        let numbers: BTreeSet<usize> =
+            entries.flatten().filter_map(|entry| number(entry.file_name().into_string().ok()?)).collect();
+        numbers.iter().filter_map(|n| self.list(&format!("node/node{n}/cpulist"))).collect()
+    }
+
+    /// A name for the core that a processor is a thread of: its first sibling.
+    fn core(&self, cpu: usize) -> usize {
+        let list = |name: &str| self.list(&format!("cpu/cpu{cpu}/topology/{name}"));
+        // The second name is that of older systems.
+        let siblings = list("core_cpus_list").or_else(|| list("thread_siblings_list"));
+        siblings.and_then(|list| list.first().copied()).unwrap_or(cpu)
+    }
+}
+
+/// What this process may use at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Processors that it may run on, in order; not empty.
+    pub cpus: Vec<usize>,
+    /// Time that control groups allow it.
+    pub quota: Option<MilliCpus>,
+}
+
+/// The part of the machine that this process may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// Its memory nodes in order of their numbers; one at least.
+    pub nodes: Vec<Node>,
+    /// Time that control groups allow the process.
+    pub quota: Option<MilliCpus>,
+}
+
+/// Processors that are near the same memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Those that the process may use, in order.
+    pub cpus: Vec<usize>,
+    /// Physical cores that they belong to.
+    pub cores: usize,
+}
+
+impl Topology {
+    /// Sorts what `limits` leave of the machine into nodes and cores.
+    pub fn new(system: &System, limits: &Limits) -> Self {
+        let online = system.list("cpu/online");
+        let usable = |cpu: &usize| online.as_ref().is_none_or(|list| list.contains(cpu));
+        let mut cpus: Vec<usize> = limits.cpus.iter().copied().filter(usable).collect();
+        if cpus.is_empty() {
+            cpus.clone_from(&limits.cpus);
+        }
+        let known = system.nodes();
+        // What belongs to no node is counted to the first.
+        let home = |cpu: usize| known.iter().position(|node| node.contains(&cpu)).unwrap_or(0);
+        let mut nodes: BTreeMap<usize, (Vec<usize>, BTreeSet<usize>)> = BTreeMap::new();
+        for cpu in cpus {
+            let (cpus, cores) = nodes.entry(home(cpu)).or_default();
+            cpus.push(cpu);
+            cores.insert(system.core(cpu));
+        }
+        let node = |(cpus, cores): (Vec<usize>, BTreeSet<usize>)| Node { cpus, cores: cores.len() };
+        Self { nodes: nodes.into_values().map(node).collect(), quota: limits.quota }
+    }
+
+    /// Processors that may be used.
+    pub fn cpus(&self) -> usize {
+        self.nodes.iter().map(|node| node.cpus.len()).sum()
+    }
+
+    /// Physical cores that may be used.
+    pub fn cores(&self) -> usize {
+        self.nodes.iter().map(|node| node.cores).sum()
+    }
+
+    /// One thread a physical core, but no more than the quota pays for, rounded down: threads beyond it use it up early and
+    /// then all stand still until the next period, in the middle of a step.
+    pub fn default_threads(&self) -> usize {
+        let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
+        self.cores().min(paid).max(1)
+    }
+
+    /// Places `wanted` threads, or as many as there should be; 512 at most.
+    pub fn layout(&self, wanted: Option<usize>) -> Layout {
+        let threads = wanted.unwrap_or_else(|| self.default_threads()).clamp(1, MAX_THREADS);
+        // Each node has threads by its cores; the boundaries are rounded, so that they add up.
+        let cores = self.cores().max(1);
+        let (mut groups, mut before, mut placed) = (Vec::new(), 0, 0);
+        for node in &self.nodes {
+            before += node.cores;
+            // Rounded up: a few threads start at the first node.
+            let end = (before * threads).div_ceil(cores);
+            if end > placed {
+                groups.push(Group { threads: end - placed, cpus: node.cpus.clone() });
+            }
+            placed = end;
+        }
+        if groups.len() == 1 {
+            // Nothing is nearer than anything else: the system knows best.
+            groups[0].cpus.clear();
+        }
+        let paid = self.quota.is_none_or(|milli| threads as u64 * 1000 <= milli);
+        Layout { groups, crowded: threads > self.cpus() || !paid }
+    }
+}
+
+/// Which threads run where. Threads are numbered through the groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// One at least.
+    pub groups: Vec<Group>,
+    /// Whether there are more threads than processors or time for them: one that waits keeps another from working.
+    pub crowded: bool,
+}
+
+/// Threads that are near the same memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Number of threads, one at least.
+    pub threads: usize,
+    /// Processors that they are kept on; none where they may run anywhere.
+    pub cpus: Vec<usize>,
+}
+
+impl Layout {
+    /// Groups of so many threads, each kept nowhere.
+    #[cfg(test)]
+    pub fn of(threads: &[usize]) -> Self {
+        let groups = threads.iter().map(|&threads| Group { threads, cpus: Vec::new() }).collect();
+        Self { groups, crowded: false }
+    }
+
+    /// All threads together.
+    pub fn threads(&self) -> usize {
+        self.groups.iter().map(|group| group.threads).sum()
+    }
+}
 
 /// One thread a physical core within the process's affinity and CPU quota.
 pub fn default_threads() -> usize {
-    // The standard library honours affinity and cgroup quotas.
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
-    physical_cores().map_or(allowed, |cores| cores.min(allowed)).max(1)
-}
-
-/// Distinct cores of the machine, where the system tells.
-fn physical_cores() -> Option<usize> {
-    let mut siblings = BTreeSet::new();
-    for cpu in 0.. {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        match fs::read_to_string(path) {
-            Ok(list) => siblings.insert(list),
-            Err(_) => break,
-        };
-    }
-    Some(siblings.len()).filter(|&n| n > 0)
+    let system = System::real();
+    Topology::new(&system, &system.limits()).default_threads()
 }
 
 /// The processor's name, as the system tells it.
@@ -28,4 +193,171 @@ pub fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// A file with numbers such as `0-3,8,10-11`.
+fn read_list(path: &Path) -> Option<BTreeSet<usize>> {
+    parse_list(&fs::read_to_string(path).ok()?)
+}
+
+fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
+    let mut list = BTreeSet::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        if last >= MAX_CPUS {
+            return None;
+        }
+        list.extend(first..=last);
+    }
+    Some(list)
+}
+
+#[cfg(test)]
+pub mod simulated {
+    //! Machines made of files.
+
+    use super::*;
+
+    /// A machine of `nodes` nodes of `cores` cores; with `smt` each core has a second thread, numbered after all first ones, as
+    /// Linux does on x86.
+    pub fn machine(nodes: usize, cores: usize, smt: bool) -> (tempfile::TempDir, System) {
+        let root = tempfile::tempdir().unwrap();
+        let all = nodes * cores;
+        for node in 0..nodes {
+            let (first, last) = (node * cores, (node + 1) * cores - 1);
+            let list = match smt {
+                true => format!("{first}-{last},{}-{}", all + first, all + last),
+                false => format!("{first}-{last}"),
+            };
+            write(&root, &format!("sys/devices/system/node/node{node}/cpulist"), &list);
+        }
+        let cpus = if smt { 2 * all } else { all };
+        for cpu in 0..cpus {
+            let core = cpu % all;
+            let siblings = if smt { format!("{core},{}", core + all) } else { core.to_string() };
+            write(
+                &root,
+                &format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"),
+                &siblings,
+            );
+        }
+        write(&root, "sys/devices/system/cpu/online", &format!("0-{}", cpus - 1));
+        write(&root, "sys/devices/system/node/possible", "0-63");
+        let system = System { root: root.path().into(), affinity: Some((0..cpus).collect()) };
+        (root, system)
+    }
+
+    /// Gives the process of a machine a part of its processors' time.
+    pub fn set_quota(root: &tempfile::TempDir, max: &str) {
+        write(root, "proc/self/mountinfo", "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        write(root, "proc/self/cgroup", "0::/app\n");
+        write(root, "sys/fs/cgroup/app/cpu.max", max);
+    }
+
+    /// Writes a file of a machine.
+    pub fn write(root: &tempfile::TempDir, name: &str, text: &str) {
+        let path = root.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{text}\n")).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::simulated::{machine, set_quota, write};
+    use super::*;
+
+    fn topology(system: &System) -> Topology {
+        Topology::new(system, &system.limits())
+    }
+
+    fn sizes(layout: &Layout) -> Vec<usize> {
+        layout.groups.iter().map(|group| group.threads).collect()
+    }
+
+    #[test]
+    fn two_sockets_with_two_threads_a_core_have_a_thread_a_core() {
+        let (_root, system) = machine(2, 8, true);
+        let topology = topology(&system);
+        assert_eq!((topology.cpus(), topology.cores(), topology.default_threads()), (32, 16, 16));
+        let layout = topology.layout(None);
+        assert_eq!(sizes(&layout), [8, 8]);
+        assert_eq!(layout.groups[1].cpus, (8..16).chain(24..32).collect::<Vec<_>>());
+        assert!(!layout.crowded);
+    }
+
+    #[test]
+    fn an_odd_set_of_processors_is_sorted_into_its_cores_and_nodes() {
+        let (_root, mut system) = machine(2, 4, true);
+        // Both threads of core 0, one of core 3; three cores of the second node.
+        system.affinity = Some(vec![0, 3, 4, 5, 8, 14]);
+        let topology = topology(&system);
+        let nodes: Vec<_> = topology.nodes.iter().map(|n| (n.cpus.clone(), n.cores)).collect();
+        assert_eq!(nodes, [(vec![0, 3, 8], 2), (vec![4, 5, 14], 3)]);
+        assert_eq!(sizes(&topology.layout(None)), [2, 3]);
+        system.affinity = Some(vec![5, 13]);
+        let one = self::topology(&system).layout(None);
+        assert_eq!(one.groups, [Group { threads: 1, cpus: vec![] }]);
+    }
+
+    #[test]
+    fn processors_that_are_switched_off_are_not_counted() {
+        let (root, system) = machine(1, 4, false);
+        write(&root, "sys/devices/system/cpu/online", "0-1,3");
+        assert_eq!(topology(&system).default_threads(), 3);
+    }
+
+    #[test]
+    fn a_quota_is_rounded_down_to_whole_threads_but_not_to_none() {
+        let (root, system) = machine(1, 8, true);
+        for (quota, threads, crowded) in [
+            ("max 100000", 8, false),
+            ("1600000 100000", 8, false),
+            ("399999 100000", 3, false),
+            ("150000 100000", 1, false),
+            ("50000 100000", 1, true),
+        ] {
+            set_quota(&root, quota);
+            let layout = topology(&system).layout(None);
+            assert_eq!((layout.threads(), layout.crowded), (threads, crowded), "{quota}");
+        }
+        set_quota(&root, "400000 100000");
+        let asked = topology(&system).layout(Some(6));
+        assert_eq!((asked.threads(), asked.crowded), (6, true));
+    }
+
+    #[test]
+    fn threads_are_spread_over_nodes_by_their_cores() {
+        let (_root, mut system) = machine(4, 4, false);
+        for (threads, want) in
+            [(1, vec![1]), (2, vec![1, 1]), (4, vec![1; 4]), (7, vec![2, 2, 2, 1]), (16, vec![4; 4])]
+        {
+            let layout = topology(&system).layout(Some(threads));
+            assert_eq!(sizes(&layout), want, "{threads}");
+            assert_eq!(layout.groups.len() == 1, layout.groups[0].cpus.is_empty());
+        }
+        system.affinity = Some(vec![0, 1, 2, 3, 4]);
+        assert_eq!(sizes(&topology(&system).layout(Some(10))), [8, 2]);
+        let most = topology(&system).layout(Some(usize::MAX));
+        assert_eq!((most.threads(), most.crowded), (MAX_THREADS, true));
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_has_one_node_and_a_core_a_processor() {
+        let root = tempfile::tempdir().unwrap();
+        let system = System { root: root.path().into(), affinity: Some(vec![2, 3, 7]) };
+        let topology = topology(&system);
+        assert_eq!(topology, Topology { nodes: vec![Node { cpus: vec![2, 3, 7], cores: 3 }], quota: None });
+        assert!(default_threads() >= 1);
+    }
+
+    #[test]
+    fn lists_of_processors_are_read_as_the_kernel_writes_them() {
+        assert_eq!(parse_list("0-2,5,8-9\n").unwrap(), BTreeSet::from([0, 1, 2, 5, 8, 9]));
+        assert_eq!(parse_list("\n").unwrap(), BTreeSet::new());
+        for bad in ["a", "1-", "-1", "0-99999999999", "1-2-3"] {
+            assert_eq!(parse_list(bad), None, "{bad}");
+        }
+    }
 }

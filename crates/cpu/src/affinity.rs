@@ -1,0 +1,85 @@
+//! The processors a thread may run on.
+
+#[cfg(target_os = "linux")]
+mod system {
+    /// Words of the largest set that is asked for: 65536 processors.
+    const MOST_WORDS: usize = 1024;
+
+    /// Processors that the calling thread may run on, in order; the system has taken control groups and processors that are
+    /// switched off into account.
+    pub fn get() -> Option<Vec<usize>> {
+        let mut words = 16;
+        while words <= MOST_WORDS {
+            let mut set = vec![0u64; words];
+            // SAFETY: the set has the size that is told, and any bits are a set.
+            if unsafe { libc::sched_getaffinity(0, 8 * words, set.as_mut_ptr().cast()) } == 0 {
+                let has = |cpu: &usize| set[cpu / 64] >> (cpu % 64) & 1 == 1;
+                return Some((0..64 * words).filter(has).collect());
+            }
+            // The system has sets larger than this one.
+            words *= 2;
+        }
+        None
+    }
+
+    /// Keeps the calling thread on `cpus`. A hint: where the system refuses, the thread stays where it was.
+    pub fn set(cpus: &[usize]) {
+        let words = cpus.iter().max().map_or(1, |cpu| cpu / 64 + 1);
+        let mut set = vec![0u64; words];
+        cpus.iter().for_each(|cpu| set[cpu / 64] |= 1 << (cpu % 64));
+        // SAFETY: the set has the size that is told.
+        unsafe { libc::sched_setaffinity(0, 8 * words, set.as_ptr().cast()) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    /// Elsewhere nobody tells.
+    pub fn get() -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Elsewhere the system places threads.
+    pub fn set(_cpus: &[usize]) {}
+}
+
+pub use system::{get, set};
+
+/// Keeps the calling thread on some processors for a while.
+pub struct Kept {
+    before: Option<Vec<usize>>,
+}
+
+impl Kept {
+    /// Keeps the thread on `cpus` until this is dropped. Does nothing where it cannot be undone.
+    pub fn on(cpus: &[usize]) -> Self {
+        let before = get();
+        if before.is_some() {
+            set(cpus);
+        }
+        Self { before }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            set(before);
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_kept_on_a_processor_may_leave_it_afterwards() {
+        let before = get().unwrap();
+        let one = [before[before.len() - 1]];
+        let kept = Kept::on(&one);
+        assert_eq!(get().unwrap(), one);
+        drop(kept);
+        assert_eq!(get().unwrap(), before);
+    }
+}
