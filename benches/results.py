@@ -101,8 +101,9 @@ def line(row, result):
     return "| " + " | ".join(cells) + " |"
 
 
-def table(rows, results, machine, commands):
+def table(rows, results, machine, commands, titles=()):
     """The section as Markdown: machine, limits, a table for each group."""
+    titles = dict(titles)
     done = [row for row in rows if row.id in results]
     measured = [results[row.id] for row in done if "puna" in results[row.id]]
     out = [f"Machine: {machine['cpu']}, {machine['threads']} threads of {machine['cores']} processors, {machine['memory_gb']:.0f} GB; {machine['os']}; {machine['date']}; commit {machine['commit']}.", ""]
@@ -114,10 +115,14 @@ def table(rows, results, machine, commands):
         out += ["Limits, as probed in every run: " + "; ".join(parts) + ".", ""]
     out += [f"llama.cpp: {machine['peer']}. {commands}", ""]
     met, unmet = sum(r["met"] is True for r in measured), sum(r["met"] is False for r in measured)
-    out += [f"Targets met: {met} of {met + unmet}.", ""]
-    out += ["| work (tokens/s where nothing else is said) | file | Puna | llama.cpp | ratio | target | share of the limit | target | met |", "|---|---|---|---|---|---|---|---|---|"]
+    out += [f"Targets met: {met} of {met + unmet}."]
+    group = None
     for row in done:
         result = results[row.id]
+        if row.group != group:
+            group = row.group
+            out += ["", f"**{titles.get(group, group).capitalize()}** (`--rows {group}`), tokens/s where nothing else is said", ""]
+            out += ["| work | file | Puna | llama.cpp | ratio | target | share of the limit | target | met |", "|---|---|---|---|---|---|---|---|---|"]
         text = line(row, result)
         if result.get("commit") and result["commit"] != machine["commit"]:
             text = text[:-2].rstrip() + f" ({result['commit']}, {result['date']}) |"
@@ -132,11 +137,11 @@ def span_text(values):
 
 def write_between(text, section):
     """`text` with what lies between the markers replaced; with the markers at its end, where it has none."""
-    block = f"{BEGIN}\n{section}{END}"
+    block = f"{BEGIN}\n## Puna beside llama.cpp\n\n{section}{END}"
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
     if pattern.search(text):
         return pattern.sub(lambda _: block, text, count=1)
-    return text.rstrip("\n") + f"\n\n## Puna beside llama.cpp\n\n{block}\n"
+    return text.rstrip("\n") + f"\n\n{block}\n"
 
 
 def load(path, fingerprint):

@@ -89,7 +89,8 @@ class Results(unittest.TestCase):
         self.assertIn("Targets met: 0 of 1.", section)
         once = results.write_between("# A\n\ntext\n", section)
         again = results.write_between(once + "\n## After\n", "new\\1\n")
-        self.assertTrue(once.startswith("# A\n\ntext\n\n## ") and results.BEGIN in once)
+        self.assertTrue(once.startswith(f"# A\n\ntext\n\n{results.BEGIN}\n## Puna"))
+        self.assertEqual(once.count("| work |"), 1)
         self.assertIn("new\\1\n" + results.END + "\n\n## After", again)
         self.assertNotIn("36.0", again)
 
@@ -156,7 +157,7 @@ class Instructions(unittest.TestCase):
 class Quality(unittest.TestCase):
     def test_what_llama_perplexity_prints_is_read(self):
         text = "====== KL divergence statistics ======\nMean    KLD:   0.003950 ±   0.000074\nMaximum KLD:   0.1\n99.0%   KLD:   0.013820\nMedian  KLD:   0.003\nSame top p: 95.400 ± 0.4 %\n"
-        self.assertEqual(quality.parse_peer(text), {"mean": 0.00395, "p99": 0.01382, "same": 95.4})
+        self.assertEqual(quality.parse_peer(text), {"mean": 0.00395, "stderr": 7.4e-05, "p99": 0.01382, "same": 95.4})
         self.assertRaises(quality.Failed, quality.parse_peer, "no")
 
     def test_divergence_is_that_of_the_definition(self):
@@ -166,11 +167,13 @@ class Quality(unittest.TestCase):
         self.assertEqual(quality.divergence([1.0, 2.0], [1.0, 2.0]), 0.0)
 
     def test_rows_say_whether_the_error_is_no_larger(self):
-        told = {"kl_mean": 0.004, "kl_p99": 0.01, "top1_agreement": 0.95}
-        theirs = {"mean": 0.0039, "p99": 0.02, "same": 96.0}
+        told = {"kl_mean": 0.004, "kl_stderr": 0.00001, "kl_p99": 0.01, "top1_agreement": 0.95}
+        theirs = {"mean": 0.0039, "stderr": 0.00002, "p99": 0.02, "same": 96.0}
         row = quality.compared("Q4_0", {"avx2": told}, theirs, extra="0.1")[0]
-        self.assertEqual(row, ["Q4_0", "`avx2`", "0.00400", "0.0100", "95.0 %", "0.00390", "0.0200", "96.0 %", "**no**", "0.1"])
+        self.assertEqual(row, ["Q4_0", "`avx2`", "0.00400 ± 0.00001", "0.0100", "95.0 %", "0.00390 ± 0.00002", "0.0200", "96.0 %", "**no**", "0.1"])
         self.assertEqual(quality.verdict(0.0039, 0.0039), "yes")
+        self.assertEqual(quality.verdict(0.004, 0.0039, (0.00003, 0.00004)), "yes")
+        self.assertEqual(quality.verdict(0.00001, 0.0), "yes")
         self.assertEqual(quality.compared("Q4_0", {"avx2": told}, None)[0][-1], "")
 
 

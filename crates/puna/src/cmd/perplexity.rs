@@ -174,19 +174,32 @@ impl Score {
         (variance / (n - 1.0).max(1.0)).sqrt() * self.perplexity()
     }
 
-    /// Mean and 99th percentile of the divergence, and the share of positions with the same most probable token.
-    fn divergence(&self) -> Option<(f64, f64, f64)> {
+    fn divergence(&self) -> Option<Divergence> {
         let mut sorted = self.divergences.clone();
         sorted.sort_by(f32::total_cmp);
         let n = sorted.len();
         let last = n.checked_sub(1)?;
         let mean = sorted.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
+        let squares: f64 = sorted.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
+        let stderr = (squares / (last as f64).max(1.0) / n as f64).sqrt();
         // Linear between the neighbours, as most tools have it.
         let at = last as f64 * 0.99;
         let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
         let p99 = f64::from(low) + f64::from(high - low) * at.fract();
-        Some((mean, p99, self.same_top as f64 / n as f64))
+        Some(Divergence { mean, stderr, p99, same: self.same_top as f64 / n as f64 })
     }
+}
+
+/// Of all scored positions.
+#[derive(Debug, Clone, Copy)]
+struct Divergence {
+    mean: f64,
+    /// The standard error of the mean.
+    stderr: f64,
+    /// The 99th percentile.
+    p99: f64,
+    /// The share of positions with the same most probable token.
+    same: f64,
 }
 
 fn top(row: &[f32]) -> usize {
@@ -202,17 +215,19 @@ fn top(row: &[f32]) -> usize {
 fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
     let divergence = score.divergence();
     if args.json {
-        let of = |pick: fn((f64, f64, f64)) -> f64| divergence.map_or(Value::Null, |d| json!(pick(d)));
+        let of = |pick: fn(Divergence) -> f64| divergence.map_or(Value::Null, |d| json!(pick(d)));
         return out::json(&json!({
             "tokens": score.count, "perplexity": score.perplexity(), "stderr": score.stderr(),
-            "kl_mean": of(|d| d.0), "kl_p99": of(|d| d.1), "top1_agreement": of(|d| d.2),
+            "kl_mean": of(|d| d.mean), "kl_stderr": of(|d| d.stderr), "kl_p99": of(|d| d.p99),
+            "top1_agreement": of(|d| d.same),
         }));
     }
     let mut text =
         format!("perplexity {:.4} ± {:.4} over {} tokens\n", score.perplexity(), score.stderr(), score.count);
-    if let Some((mean, p99, same)) = divergence {
+    if let Some(Divergence { mean, stderr, p99, same }) = divergence {
         text.push_str(&format!(
-            "divergence from the base: mean {mean:.6} nats, 99th percentile {p99:.6}\nsame most probable token: {:.2} %\n",
+            "divergence from the base: mean {mean:.6} ± {stderr:.6} nats, 99th percentile {p99:.6}\n\
+             same most probable token: {:.2} %\n",
             same * 100.0
         ));
     }
@@ -356,9 +371,14 @@ mod tests {
         assert!((score.perplexity() - 4.0).abs() < 1e-12);
         let (base, ours) = ([0.5f32.ln(), 0.5f32.ln()], [0.75f32.ln(), 0.25f32.ln()]);
         score.compare(&base, &ours);
-        let (mean, p99, same) = score.divergence().unwrap();
+        let one = score.divergence().unwrap();
         let want = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();
-        assert!((mean - want).abs() < 1e-6 && (p99 - want).abs() < 1e-6 && same == 1.0);
+        assert!((one.mean - want).abs() < 1e-6 && (one.p99 - want).abs() < 1e-6 && one.same == 1.0);
+        assert_eq!(one.stderr, 0.0);
+        score.divergences = vec![1.0, 2.0, 3.0, 6.0];
+        let four = score.divergence().unwrap();
+        // The deviation is √(14/3), and its quotient by √4 the error of the mean.
+        assert!((four.mean - 3.0).abs() < 1e-9 && (four.stderr - (14.0f64 / 12.0).sqrt()).abs() < 1e-9);
         let row = log_softmax(&[1.0, 2.0, 3.0]);
         assert!((row.iter().map(|x| x.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
     }

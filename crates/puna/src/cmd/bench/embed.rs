@@ -7,6 +7,7 @@ use puna_engine::{Engine, EngineOptions, Feed, Outputs};
 use puna_gguf::View;
 
 use super::measure::{self, Cost, Measured, Test, tokens};
+use super::memory::{Resident, resident};
 use super::plan::Plan;
 use crate::local::ModelFile;
 
@@ -29,8 +30,8 @@ fn texts(test: &Test, n_vocab: usize) -> Vec<Vec<u32>> {
     lengths.iter().enumerate().map(|(i, &n)| tokens(n, i + 7, n_vocab as u32)).collect()
 }
 
-/// Runs a test: the same steps once by hand, to count, once to warm up, then timed.
-pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<Vec<Measured>> {
+/// Runs a test: the same steps once by hand, to count, once to warm up, then timed. Memory is that of the loaded model.
+pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
     let options = EngineOptions {
         num_ctx: plan.compute.num_ctx,
         num_batch: plan.compute.num_batch,
@@ -45,7 +46,9 @@ pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<Vec<Measured>> 
     let texts = texts(test, engine.info().n_vocab);
     let cost = count(file, &texts, plan)?;
     once(&engine, &texts)?;
-    measure::repeat(test, plan, &cost, || once(&engine, &texts))
+    let measured = measure::repeat(test, plan, &cost, || once(&engine, &texts))?;
+    // Texts leave nothing in the cache.
+    Ok((measured, resident(file.gguf.paths(), 0)))
 }
 
 fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {

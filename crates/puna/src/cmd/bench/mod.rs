@@ -69,12 +69,14 @@ fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Residen
 
 /// Batches of texts, through the engine's own queue.
 fn embeddings(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
-    let mut results = Vec::new();
+    let (mut results, mut resident) = (Vec::new(), None);
     for test in &plan.tests {
         eprintln!("{}", test.name());
-        results.extend(embed::run(file, test, plan)?);
+        let (measured, memory) = embed::run(file, test, plan)?;
+        results.extend(measured);
+        resident = memory;
     }
-    Ok((results, memory::resident(file.gguf.paths(), 0)))
+    Ok((results, resident))
 }
 
 /// Bytes of the cache that the tests have written: the pages of the longest one of each sequence.
