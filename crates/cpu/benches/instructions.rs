@@ -62,7 +62,8 @@ fn linear(level: &Level, ty: TensorType) {
     let row_bytes = ty.row_bytes(K).expect("whole blocks");
     let data = weights(ROWS * row_bytes);
     let mut scratch = Scratch::default();
-    for (regime, rows) in REGIMES {
+    let functions = [kernel.stream, kernel.batch, kernel.panel];
+    for ((regime, rows), run) in REGIMES.into_iter().zip(functions) {
         let n = rows * K;
         let x = values(n);
         let (mut codes, mut scales, mut sums) = (vec![0; n], vec![0.0; n / 32], vec![0; n / 16]);
@@ -71,7 +72,6 @@ fn linear(level: &Level, ty: TensorType) {
             ActKind::F32 => Acts::F32 { rows, k: K, x: &x },
             _ => Acts::Q8(Q8Rows { rows, k: K, codes: &codes, scales: &scales, sums: &sums }),
         };
-        let run = kernel.for_rows(rows);
         let mut out = vec![0.0; rows * ROWS];
         case(&format!("{} linear {} {regime}", level.name, ty.name()), &mut || {
             let w = WeightRows { ty, rows: ROWS, k: K, data: &data };
