@@ -13,11 +13,12 @@ use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::elementwise::{Add, GluRows, Map, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
+use crate::ops::expert_tiles::{Side, TileSlots, common, room};
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
-use crate::step::{Instruction, Q8Buffer};
+use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
 /// A compiled plan.
 pub struct Program {
@@ -108,7 +109,7 @@ struct Compiler<'a> {
     q8: Vec<Buffer>,
     tiles: Vec<Buffer>,
     /// Intermediate results of mixtures, by the lengths of their buffers: one for all layers of the same form.
-    states: HashMap<[usize; 8], Arc<State>>,
+    states: HashMap<[usize; 10], Arc<State>>,
     own_bytes: usize,
 }
 
@@ -321,33 +322,48 @@ impl Compiler<'_> {
             });
         }
         let [hidden, result] = [slots * spec.hidden, slots * out.cols];
-        let lengths = [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result];
+        let tiles = |k, form| match slots / spec.used.max(1) {
+            0..=STREAM_ROWS => 0,
+            _ => room(slots, spec.experts, k, form),
+        };
+        let input_form = common(&gate.kernel, &up.kernel);
+        let input_tiles = tiles(x.cols, input_form);
+        let hidden_tiles = tiles(spec.hidden, down.kernel.tiles);
+        let lengths =
+            [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
         let state = self.state(spec.experts, slots, lengths)?;
         let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
         let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
+        if input_tiles > 0 {
+            self.push(TileSlots(Arc::clone(&mixture), Side::Input));
+        }
         self.push(GateUp(Arc::clone(&mixture)));
         self.push(Unit(Arc::clone(&mixture)));
+        if hidden_tiles > 0 {
+            self.push(TileSlots(Arc::clone(&mixture), Side::Hidden));
+        }
         self.push(Down(Arc::clone(&mixture)));
         self.push(Combine(mixture));
         Ok(())
     }
 
-    /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded and down have these lengths.
+    /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded, down, inputs and hidden in tiles have these
+    /// lengths.
     fn state(
         &mut self,
         experts: usize,
         slots: usize,
-        lengths: [usize; 6],
+        lengths: [usize; 8],
     ) -> Result<Arc<State>, BackendError> {
-        let [input, input_q8, gate, up, hidden_q8, down] = lengths;
-        let key = [experts, slots, input, input_q8, gate, up, hidden_q8, down];
+        let [input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles] = lengths;
+        let key = [experts, slots, input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles];
         if let Some(state) = self.states.get(&key) {
             return Ok(Arc::clone(state));
         }
         self.own_bytes += 4 * (experts + 1 + 3 * slots + input + gate + up + down);
-        self.own_bytes += (input_q8 + hidden_q8) * 5 / 4;
+        self.own_bytes += (input_q8 + hidden_q8) * 5 / 4 + 2 * (input_tiles + hidden_tiles);
         const WHAT: &str = "the experts' values";
         let state = Arc::new(State {
             starts: Shared::named(experts + 1, WHAT)?,
@@ -360,6 +376,8 @@ impl Compiler<'_> {
             up: Shared::named(up, WHAT)?,
             hidden_q8: Q8Buffer::new(hidden_q8)?,
             down: Shared::named(down, WHAT)?,
+            input_tiles: TileBuffer::new(input_tiles)?,
+            hidden_tiles: TileBuffer::new(hidden_tiles)?,
         });
         self.states.insert(key, Arc::clone(&state));
         Ok(state)

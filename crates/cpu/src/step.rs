@@ -94,25 +94,25 @@ impl TileBuffer {
         self.0.len()
     }
 
-    /// All of `rows` rows of `k` values.
+    /// All of `rows` rows of `k` values that begin at `at`.
     ///
     /// # Safety
     /// Nobody writes them while the view lives.
-    pub unsafe fn rows(&self, rows: usize, k: usize, parts: usize) -> TileRows<'_> {
+    pub unsafe fn rows(&self, at: usize, rows: usize, k: usize, parts: usize) -> TileRows<'_> {
         // SAFETY: passed on.
-        TileRows { rows, k, parts, data: unsafe { self.0.slice(0, parts * TileRows::part(rows, k)) } }
+        TileRows { rows, k, parts, data: unsafe { self.0.slice(at, parts * TileRows::part(rows, k)) } }
     }
 
-    /// The two parts of a piece, see [`TileRows::piece`]; the second is empty where there is one.
+    /// The two parts of a piece (see [`TileRows::piece`]) of rows that begin at `at`: so many of so many values in so many
+    /// parts. The second is empty where there is one.
     ///
     /// # Safety
     /// Nobody else reads or writes that piece meanwhile.
     #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
     pub unsafe fn piece(
         &self,
-        rows: usize,
-        k: usize,
-        parts: usize,
+        at: usize,
+        (rows, k, parts): (usize, usize, usize),
         tile: usize,
         slice: usize,
     ) -> [&mut [u16]; 2] {
@@ -121,8 +121,8 @@ impl TileBuffer {
         // SAFETY: passed on; parts lie apart.
         unsafe {
             [
-                self.0.slice_mut(piece.start, piece.len()),
-                self.0.slice_mut((parts - 1) * TileRows::part(rows, k) + piece.start, low),
+                self.0.slice_mut(at + piece.start, piece.len()),
+                self.0.slice_mut(at + (parts - 1) * TileRows::part(rows, k) + piece.start, low),
             ]
         }
     }

@@ -58,7 +58,7 @@ impl LinearGroup {
         let rows = step.rows(self.x.rows);
         if let Some(tiled) = self.tiles.filter(|_| rows > STREAM_ROWS) {
             // SAFETY: interleaved before a barrier; nobody writes it now.
-            return Acts::Tiles(unsafe { step.tiles[tiled.buffer].rows(rows, self.k, tiled.form.parts) });
+            return Acts::Tiles(unsafe { step.tiles[tiled.buffer].rows(0, rows, self.k, tiled.form.parts) });
         }
         match self.q8 {
             // SAFETY: rounded before a barrier; nobody writes it now.

@@ -8,7 +8,8 @@ use puna_quant::TensorType;
 use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use crate::memory::Shared;
 use crate::ops::elementwise::gate;
-use crate::step::{Instruction, Local, Q8Buffer, Step};
+use crate::ops::expert_tiles::Side;
+use crate::step::{Instruction, Local, Q8Buffer, Step, TileBuffer};
 
 /// One of the three matrices of every expert.
 pub struct ExpertMatrix {
@@ -55,6 +56,9 @@ pub struct State {
     pub up: Shared<f32>,
     pub hidden_q8: Q8Buffer,
     pub down: Shared<f32>,
+    /// Inputs and hidden values in tiles, where kernels want that.
+    pub input_tiles: TileBuffer,
+    pub hidden_tiles: TileBuffer,
 }
 
 impl Mixture {
@@ -67,7 +71,7 @@ impl Mixture {
     }
 
     /// Slots of an expert.
-    fn slots_of(&self, expert: usize) -> std::ops::Range<usize> {
+    pub(super) fn slots_of(&self, expert: usize) -> std::ops::Range<usize> {
         // SAFETY: written before a barrier.
         let starts = unsafe { self.state.starts.slice(expert, 2) };
         starts[0] as usize..starts[1] as usize
@@ -269,6 +273,7 @@ unsafe impl Instruction for GateUp {
         // SAFETY: written before a barrier.
         let acts = unsafe {
             match m.q8 {
+                _ if let Some(tiles) = m.tiles(Side::Input, at.0, &matrix.kernel) => tiles,
                 Some(_) => Acts::Q8(m.state.input_q8.rows(slots.start, slots.len(), k)),
                 None => Acts::F32 {
                     rows: slots.len(),
@@ -342,6 +347,7 @@ unsafe impl Instruction for Down {
         // SAFETY: written before a barrier.
         let acts = unsafe {
             match m.down.kernel.acts {
+                _ if let Some(tiles) = m.tiles(Side::Hidden, at.0, &m.down.kernel) => tiles,
                 crate::kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
                 crate::kernels::ActKind::F32 => Acts::F32 {
                     rows: slots.len(),

@@ -113,7 +113,7 @@ impl Quantize {
             unsafe {
                 let x = step.arena.slice(start, (count - 1) * self.x.stride + len);
                 let to = &step.tiles[tiled.buffer];
-                let [high, low] = to.piece(rows, k, tiled.form.parts, tile, slice);
+                let [high, low] = to.piece(0, (rows, k, tiled.form.parts), tile, slice);
                 (tiled.form.interleave)(x, self.x.stride, count, len, high, low);
             }
         }

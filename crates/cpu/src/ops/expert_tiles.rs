@@ -1,0 +1,135 @@
+//! Experts' inputs in tiles, for levels with matrix units.
+//!
+//! Each expert with more rows than are streamed has its rows as tiles of their own, one expert after the other.
+
+use std::sync::Arc;
+
+use crate::kernels::{Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len};
+use crate::ops::moe::Mixture;
+use crate::step::{Instruction, Local, Step, TileBuffer};
+
+/// Which of an expert's two inputs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// That of gate and up.
+    Input,
+    /// That of down.
+    Hidden,
+}
+
+/// Values that a buffer needs for up to `slots` rows of `k` values of up to `experts` experts.
+pub fn room(slots: usize, experts: usize, k: usize, form: Option<TileForm>) -> usize {
+    form.map_or(0, |form| form.parts * TileRows::part(tiles_at_most(slots, experts) * TILE_ROWS, k))
+}
+
+/// Each expert's last tile may be part full.
+fn tiles_at_most(slots: usize, experts: usize) -> usize {
+    slots.div_ceil(TILE_ROWS) + experts.min(slots)
+}
+
+/// The form that serves both of two kernels, if one of them wants tiles.
+pub fn common(a: &LinearKernel, b: &LinearKernel) -> Option<TileForm> {
+    let parts = |form: &Option<TileForm>| form.map_or(0, |form| form.parts);
+    if parts(&a.tiles) >= parts(&b.tiles) { a.tiles } else { b.tiles }
+}
+
+impl Mixture {
+    fn tile_form(&self, side: Side) -> Option<TileForm> {
+        match side {
+            Side::Input => common(&self.gate.kernel, &self.up.kernel),
+            Side::Hidden => self.down.kernel.tiles,
+        }
+    }
+
+    fn tile_buffer(&self, side: Side) -> &TileBuffer {
+        match side {
+            Side::Input => &self.state.input_tiles,
+            Side::Hidden => &self.state.hidden_tiles,
+        }
+    }
+
+    fn tiles_of(&self, expert: usize) -> usize {
+        let rows = self.slots_of(expert).len();
+        if rows > STREAM_ROWS { rows.div_ceil(TILE_ROWS) } else { 0 }
+    }
+
+    /// Values of a side, and where an expert's begin, `before` tiles being those of the experts before it.
+    fn tile_place(&self, side: Side, before: usize, parts: usize) -> (usize, usize) {
+        let k = if side == Side::Input { self.x.cols } else { self.spec.hidden };
+        (k, parts * TileRows::part(before * TILE_ROWS, k))
+    }
+
+    /// The tiles of an expert, if `kernel` multiplies them.
+    ///
+    /// # Safety
+    /// They were made in this step, before a barrier.
+    pub(super) unsafe fn tiles(&self, side: Side, expert: usize, kernel: &LinearKernel) -> Option<Acts<'_>> {
+        let rows = self.slots_of(expert).len();
+        let form = self.tile_form(side).filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
+        let before = (0..expert).map(|e| self.tiles_of(e)).sum();
+        let (k, at) = self.tile_place(side, before, form.parts);
+        // SAFETY: passed on.
+        Some(Acts::Tiles(unsafe { self.tile_buffer(side).rows(at, rows, k, form.parts) }))
+    }
+}
+
+/// Makes the tiles of one side.
+pub struct TileSlots(pub Arc<Mixture>, pub Side);
+
+impl TileSlots {
+    /// The expert of a task, the tiles before its own, and which of them it is.
+    fn locate(&self, task: usize) -> Option<(usize, usize, usize)> {
+        let mut before = 0;
+        for expert in 0..self.0.spec.experts {
+            let tiles = self.0.tiles_of(expert);
+            if task < before + tiles {
+                return Some((expert, before, task - before));
+            }
+            before += tiles;
+        }
+        None
+    }
+}
+
+// SAFETY: a task writes a tile that is its own.
+unsafe impl Instruction for TileSlots {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    /// As many as there can be: how many there are is known after routing only, and none is cheap.
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        let tokens = step.rows(self.0.x.rows);
+        if tokens <= STREAM_ROWS { 0 } else { tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts) }
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let m = &*self.0;
+        let Some(form) = m.tile_form(self.1) else { return };
+        let Some((expert, before, tile)) = self.locate(task) else { return };
+        let slots = m.slots_of(expert);
+        let first = slots.start + tile * TILE_ROWS;
+        let count = (slots.end - first).min(TILE_ROWS);
+        let (k, at) = m.tile_place(self.1, before, form.parts);
+        local.floats.resize(TILE_ROWS * SLICE, 0.0);
+        for slice in 0..k.div_ceil(SLICE) {
+            let len = slice_len(k, slice);
+            // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs to one task.
+            unsafe {
+                for (row, to) in local.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
+                    let from = match self.1 {
+                        Side::Input => {
+                            let token = m.state.tokens.slice(first + row, 1)[0] as usize;
+                            &step.arena.row(&m.x, token)[slice * SLICE..]
+                        }
+                        Side::Hidden => m.state.gate.slice((first + row) * k + slice * SLICE, len),
+                    };
+                    to[..len].copy_from_slice(&from[..len]);
+                }
+                let to = m.tile_buffer(self.1);
+                let [high, low] = to.piece(at, (slots.len(), k, form.parts), tile, slice);
+                (form.interleave)(&local.floats, SLICE, count, len, high, low);
+            }
+        }
+    }
+}
