@@ -291,3 +291,6 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>) {
     written.sort_unstable();
     assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "a page is written for one sequence");
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,4 +19,3 @@ mod topology;
 mod watch;
 
 pub use backend::{Config, CpuBackend, CpuError};
-pub use topology::default_threads;

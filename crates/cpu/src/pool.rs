@@ -316,8 +316,18 @@ mod tests {
 
     #[test]
     fn looking_takes_some_20_microseconds() {
-        // Between a pause of 2 ns and one of 100 ns.
-        assert!((200..=10_000).contains(&spins()), "{}", spins());
+        let gate = Gate::default();
+        let wait = || {
+            let start = Instant::now();
+            for _ in 0..spins() {
+                std::hint::black_box(gate.value.load(Ordering::Acquire));
+                std::hint::spin_loop();
+            }
+            start.elapsed()
+        };
+        // The shortest of many: losing the core makes one seem long.
+        let shortest = (0..50).map(|_| wait()).min().unwrap();
+        assert!(shortest > SPIN / 5 && shortest < SPIN * 5, "{} looks take {shortest:?}", spins());
     }
 
     #[cfg(target_os = "linux")]

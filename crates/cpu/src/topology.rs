@@ -182,12 +182,6 @@ impl Layout {
     }
 }
 
-/// One thread a physical core within the process's affinity and CPU quota.
-pub fn default_threads() -> usize {
-    let system = System::real();
-    Topology::new(&system, &system.limits()).default_threads()
-}
-
 /// The processor's name, as the system tells it.
 pub fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -349,7 +343,15 @@ mod tests {
         let system = System { root: root.path().into(), affinity: Some(vec![2, 3, 7]) };
         let topology = topology(&system);
         assert_eq!(topology, Topology { nodes: vec![Node { cpus: vec![2, 3, 7], cores: 3 }], quota: None });
-        assert!(default_threads() >= 1);
+    }
+
+    #[test]
+    fn this_machine_has_a_processor_for_each_core() {
+        let system = System::real();
+        let limits = system.limits();
+        let topology = Topology::new(&system, &limits);
+        assert!(topology.cpus() == limits.cpus.len() && topology.cores() <= topology.cpus());
+        assert_eq!(topology.layout(None).threads(), topology.default_threads());
     }
 
     #[test]

@@ -1,0 +1,123 @@
+//! A small model on a simulated machine whose limits change between steps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use puna_graph::{
+    AttentionSpec, CacheLayer, Capacity, Glu, Graph, Index, KvType, Linear, Mask, Segment, WeightId,
+};
+use puna_quant::TensorType;
+
+use super::*;
+use crate::topology::simulated::{machine, set_quota};
+
+const DIM: usize = 256;
+const HEADS: usize = 4;
+const HEAD: usize = DIM / HEADS;
+const VOCABULARY: usize = 300;
+/// Tokens of the first step: enough for several spans of attention.
+const PROMPT: usize = 600;
+
+/// Blocks of 32 codes with one scale; codes in no order.
+fn weight(cols: usize, rows: usize) -> Weight {
+    let mut state = (cols * rows) as u32;
+    let mut code = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let scale = half::f16::from_f32(0.001).to_le_bytes();
+    let block = |_| scale.into_iter().chain((0..32).map(|_| code())).collect::<Vec<_>>();
+    let data: Vec<u8> = (0..cols * rows / 32).flat_map(block).collect();
+    let shape = vec![cols, rows];
+    Weight { name: format!("{cols} to {rows}"), ty: TensorType::Q8_0, shape, data: Arc::new(data) }
+}
+
+fn graph() -> Graph {
+    let mut g = Graph::new();
+    let linear = |w, out| Linear { w: WeightId(w), scale: 1.0, bias: None, out };
+    let x = g.embed("embd", WeightId(0), DIM, Index::Token);
+    let qkv = g.linear("qkv", &linear(1, 2 * DIM), x);
+    let parts = [(0, DIM), (DIM, DIM / 2), (DIM + DIM / 2, DIM / 2)];
+    let qkv = parts.map(|(start, cols)| g.slice(qkv, start, cols));
+    let spec = AttentionSpec {
+        heads: HEADS,
+        kv_heads: HEADS / 2,
+        key_dim: HEAD,
+        value_dim: HEAD,
+        scale: 0.125,
+        softcap: None,
+        mask: Mask::Causal,
+        sinks: None,
+    };
+    let attended = g.attention("attn", 0, qkv, spec);
+    let x = g.add("residual", x, attended);
+    let both = g.linear("gate_up", &linear(2, 4 * DIM), x);
+    let (gate, up) = (g.slice(both, 0, 2 * DIM), g.slice(both, 2 * DIM, 2 * DIM));
+    let hidden = g.glu("glu", Glu::Silu, gate, up);
+    let down = g.linear("down", &linear(3, DIM), hidden);
+    let x = g.add("out", x, down);
+    let last = g.gather_outputs(x);
+    let logits = g.linear("logits", &linear(4, VOCABULARY), last);
+    g.set_result(logits);
+    g
+}
+
+struct Model {
+    backend: CpuBackend,
+    /// For steps of a prompt, and of a token.
+    programs: [ProgramId; 2],
+    past: usize,
+}
+
+impl Model {
+    fn new(system: System, threads: Option<usize>, level: &'static Level) -> Self {
+        let mut backend = CpuBackend::on(system, threads, level).unwrap();
+        let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
+        backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
+        let layer = CacheLayer { kv_heads: HEADS / 2, key_dim: HEAD, value_dim: HEAD };
+        let (key_type, value_type) = (KvType::F16, KvType::F16);
+        let cache = CacheSpec { layers: vec![layer], key_type, value_type, page_tokens: 64, pages: 16 };
+        backend.create_cache(cache).unwrap();
+        let programs = [PROMPT, 1]
+            .map(|tokens| backend.compile(Plan::new(graph(), Capacity { tokens, outputs: 1 })).unwrap());
+        Self { backend, programs, past: 0 }
+    }
+
+    /// Logits of the last token, as bits.
+    fn step(&mut self, rows: usize) -> Vec<u32> {
+        let positions = self.past..self.past + rows;
+        let input = StepInput {
+            tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
+            positions: positions.map(|p| p as u32).collect(),
+            segments: vec![Segment { first_row: 0, rows, past: self.past, pages: (0..16).collect() }],
+            outputs: vec![rows as u32 - 1],
+        };
+        self.past += rows;
+        self.backend.run(self.programs[usize::from(rows == 1)], &input);
+        self.backend.result().iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+#[test]
+fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
+    let (root, system) = machine(2, 2, true);
+    for level in kernels::levels() {
+        set_quota(&root, "max 100000");
+        let mut alone = Model::new(system.clone(), Some(1), level);
+        let mut model = Model::new(system.clone(), None, level);
+        let quotas = [("max", 4), ("100000", 1), ("390000", 3), ("200000", 2), ("50000", 1), ("max", 4)];
+        let mut now = Instant::now();
+        for (i, (quota, threads)) in quotas.into_iter().enumerate() {
+            set_quota(&root, &format!("{quota} 100000"));
+            now += Duration::from_secs(2);
+            model.backend.follow(now);
+            assert_eq!(model.backend.describe().threads, threads, "{quota}");
+            let rows = if i == 0 { PROMPT } else { 1 };
+            let (want, got) = (alone.step(rows), model.step(rows));
+            assert!(want.iter().any(|&bits| f32::from_bits(bits) != 0.0));
+            assert!(want.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+            assert_eq!(got, want, "{} threads, level {}, step {i}", threads, level.name);
+        }
+        assert_eq!(alone.backend.describe().threads, 1);
+    }
+}
