@@ -54,10 +54,9 @@ def fetch(cache, say):
         return found.parent
     say("fetching llama.cpp")
     home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--dest", home, PACKAGE]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary", PACKAGE.split("==")[0], "--dest", home, PACKAGE]
     archive = next(home.glob("*.tar.gz"), None)
     if not archive:
-        # Downloading a source package may try to look into it; the archive is there all the same.
         done = subprocess.run(command, capture_output=True, text=True)
         archive = next(home.glob("*.tar.gz"), None)
         if not archive:
