@@ -26,11 +26,14 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Kernel level by name; `None` takes the best.
     pub kernels: Option<String>,
+    /// Whether each row gets the same bits whatever rows come with it: prompts then take about twice the time.
+    pub deterministic: bool,
 }
 
 /// The CPU backend.
 pub struct CpuBackend {
     level: &'static Level,
+    deterministic: bool,
     /// Says which threads there should be.
     watch: Watch,
     pool: Pool,
@@ -77,7 +80,8 @@ impl CpuBackend {
             Some(name) => kernels::level(name)?,
             None => kernels::best(),
         };
-        Self::on(System::real(), config.threads.filter(|&n| n > 0), level)
+        let backend = Self::on(System::real(), config.threads.filter(|&n| n > 0), level)?;
+        Ok(Self { deterministic: config.deterministic, ..backend })
     }
 
     fn on(system: System, threads: Option<usize>, level: &'static Level) -> Result<Self, CpuError> {
@@ -87,6 +91,7 @@ impl CpuBackend {
             .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?;
         Ok(Self {
             level,
+            deterministic: false,
             pool,
             locals: locals(threads),
             weights: Vec::new(),
@@ -159,7 +164,7 @@ impl Backend for CpuBackend {
     }
 
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
-        let program = compile(&plan, &self.weights, &self.ropes, self.level)?;
+        let program = compile(&plan, &self.weights, &self.ropes, self.level, self.deterministic)?;
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
         }

@@ -36,17 +36,19 @@ pub struct Program {
     pub own_bytes: usize,
 }
 
-/// Compiles `plan` for `level`.
+/// Compiles `plan` for `level`; `deterministic`: with products that add in one order, however many rows a step has.
 pub fn compile(
     plan: &Plan,
     weights: &[Weight],
     ropes: &[Rope],
     level: &'static Level,
+    deterministic: bool,
 ) -> Result<Program, BackendError> {
     let mut c = Compiler {
         plan,
         weights,
         level,
+        deterministic,
         ropes,
         out: Vec::new(),
         angles: HashMap::new(),
@@ -102,6 +104,7 @@ struct Compiler<'a> {
     weights: &'a [Weight],
     ropes: &'a [Rope],
     level: &'static Level,
+    deterministic: bool,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
     /// Values that are rounded already, and where.
@@ -214,7 +217,8 @@ impl Compiler<'_> {
     }
 
     fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {
-        (self.level.linear)(weight.ty).ok_or_else(|| unsupported(weight))
+        let kernel = (self.level.linear)(weight.ty).ok_or_else(|| unsupported(weight))?;
+        Ok(if self.deterministic { kernel.one_order() } else { kernel })
     }
 
     fn matrix(

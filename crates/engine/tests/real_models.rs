@@ -30,7 +30,8 @@ fn model(name: &str) -> Option<PathBuf> {
 
 fn evaluator(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
-    let backend = CpuBackend::new(&Config { threads: None, kernels: Some(level.into()) }).unwrap();
+    let backend =
+        CpuBackend::new(&Config { threads: None, kernels: Some(level.into()), ..Config::default() }).unwrap();
     let options = EngineOptions { num_ctx: Some(1024), max_sequences: 1, ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }

@@ -78,7 +78,7 @@ impl Runner {
         let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
         let n_ctx = entry.number("n_ctx").map(|n| n as usize);
         let model = Model::load(&view, LoadOptions { n_ctx }).unwrap();
-        let config = Config { threads: Some(2), kernels: Some(level.into()) };
+        let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
         let layers = model.cache_layers().to_vec();

@@ -59,7 +59,8 @@ Environment Variables:
       OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
       PUNA_SPECULATE             As --speculate (default \"auto\")
       PUNA_KERNELS               Kernel level to use instead of the best
-      PUNA_THREADS               Threads of a model instead of one a core";
+      PUNA_THREADS               Threads of a model instead of one a core
+      PUNA_DETERMINISTIC         As --deterministic";
 const RUN_HELP: &str = "\
 MODEL is the name of a stored model (such as cria) or the path of a GGUF file, which need not be in the store.
 Without a prompt, and with a terminal, this holds a conversation; type /? in it for help.
@@ -193,6 +194,10 @@ pub struct ServeArgs {
     /// Guess ahead: auto, off, ngram (from the text alone), always, or the draft model of all models that it fits
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<String>,
+    /// Answers that depend on nothing but the request: not on other requests, threads, or what is cached (prompts take about
+    /// twice the time)
+    #[arg(long)]
+    pub deterministic: bool,
 }
 
 #[derive(Args, Debug)]
@@ -403,6 +408,9 @@ pub struct BenchArgs {
     /// Storage of values: f32, f16, bf16, q8_0 or q4_0
     #[arg(long, default_value = "f16")]
     pub cache_type_v: String,
+    /// Compute as with `serve --deterministic`
+    #[arg(long)]
+    pub deterministic: bool,
     /// Time of every kind of operation too
     #[arg(long)]
     pub ops: bool,

@@ -102,6 +102,7 @@ impl App {
             parallel: if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) },
             parallel_auto: config.num_parallel.is_none(),
             adapters: model.adapters.clone(),
+            deterministic: config.deterministic,
             draft: None,
         };
         let mut run = RunOptions { num_predict: -1, num_keep: 4, ..RunOptions::default() };

@@ -77,6 +77,8 @@ pub struct Config {
     pub kernels: Option<String>,
     /// `PUNA_THREADS`: threads of a model instead of one a core.
     pub threads: Option<usize>,
+    /// `PUNA_DETERMINISTIC`: whether answers do not depend on what else is computed.
+    pub deterministic: bool,
     /// `PUNA_SPECULATE`: `auto`, `off`, `ngram`, `always`, or the draft model of all models that it fits.
     pub speculate: Wish,
     /// Values that could not be understood, for the log.
@@ -136,6 +138,7 @@ impl Config {
             debug: read.debug(),
             kernels: read.text("KERNELS"),
             threads: Some(read.number("THREADS", 0) as usize).filter(|n| *n > 0),
+            deterministic: read.text("DETERMINISTIC").is_some_and(|t| boolean(&t)),
             speculate: Wish::parse(&read.text("SPECULATE").unwrap_or_default()),
             warnings: read.warnings,
         })

@@ -43,6 +43,7 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "main_gpu" => load.main_gpu = Some(int32(name, value)?),
         "num_thread" => load.num_thread = u32::try_from(integer(name, value)?.max(0)).unwrap_or(0),
         "use_mmap" => load.use_mmap = Some(value.as_bool().ok_or_else(|| wrong(name, "boolean"))?),
+        "deterministic" => load.deterministic = value.as_bool().ok_or_else(|| wrong(name, "boolean"))?,
         "num_keep" => run.num_keep = integer(name, value)?,
         "num_predict" => run.num_predict = integer(name, value)?,
         "stop" => run.stop = strings(name, value)?,

@@ -254,6 +254,11 @@ pub struct LinearKernel {
 pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
+    /// The same products with one order of adding, whatever the number of rows: every step streams.
+    pub fn one_order(self) -> Self {
+        Self { batch: self.stream, panel: self.stream, stream_rows: usize::MAX, tiles: None, ..self }
+    }
+
     /// The function made for this many rows of activations.
     pub fn for_rows(&self, rows: usize) -> LinearFn {
         if rows <= self.stream_rows {

@@ -29,7 +29,9 @@ impl Matrix {
     pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
         let unit = self.kernel.panel_rows.max(1);
         let rows = if rows <= self.kernel.stream_rows {
-            STREAM_BYTES / self.row_bytes.max(1)
+            // Each call brings the activations into the order of the format: the more there are, the more weights it is to take.
+            let least = STREAM_BYTES / self.row_bytes.max(1);
+            (least * rows).min((self.n / (threads * 4)).max(least))
         } else {
             // Enough tasks that threads finish together, and enough rows that the activations, which each call
             // packs for itself, are packed rarely.

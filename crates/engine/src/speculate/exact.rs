@@ -10,7 +10,9 @@ use crate::{EngineOptions, Evaluator, Feed, Outputs};
 
 fn open(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
-    let backend = CpuBackend::new(&Config { threads: Some(2), kernels: Some(level.into()) }).unwrap();
+    let backend =
+        CpuBackend::new(&Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() })
+            .unwrap();
     let options = EngineOptions { num_ctx: Some(512), max_sequences: 1, ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }

@@ -54,7 +54,10 @@ fn view(model: &str) -> View {
 
 /// At this level steps of any size have the same bits, so that prompts may come in any pieces, too.
 fn backend() -> Box<CpuBackend> {
-    Box::new(CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()) }).unwrap())
+    Box::new(
+        CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()), ..Config::default() })
+            .unwrap(),
+    )
 }
 
 fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {

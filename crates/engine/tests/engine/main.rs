@@ -1,5 +1,6 @@
 //! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
 
+mod deterministic;
 mod fairness;
 mod memory;
 mod progress;
@@ -26,7 +27,7 @@ fn open(path: &str, options: &EngineOptions) -> Engine {
 }
 
 fn open_at(kernels: Option<&str>, path: &str, options: &EngineOptions) -> Engine {
-    let config = Config { threads: Some(2), kernels: kernels.map(str::to_owned) };
+    let config = Config { threads: Some(2), kernels: kernels.map(str::to_owned), ..Config::default() };
     Engine::open(file(path), Box::new(CpuBackend::new(&config).unwrap()), options).unwrap()
 }
 

@@ -8,7 +8,7 @@ use super::*;
 fn planned_and_taken(path: &str) -> (u64, u64) {
     let options = EngineOptions { num_batch: 128, max_sequences: 2, ..EngineOptions::default() };
     let engine = open(path, &options);
-    let alone = Config { threads: Some(1), kernels: None };
+    let alone = Config { threads: Some(1), kernels: None, ..Config::default() };
     let planned = plan_memory(&file(path), Box::new(CpuBackend::new(&alone).unwrap()), &options).unwrap();
     assert_eq!(planned, engine.memory(), "{path}: as planned with another backend");
     for tokens in [128, 64, 32, 16, 8, 4, 2, 1] {

@@ -19,7 +19,7 @@ pub struct Hanging {
 /// An engine on such a backend.
 pub fn hanging(path: &str, options: &EngineOptions) -> (Engine, Arc<Mutex<()>>, Arc<AtomicU64>) {
     let (lock, steps) = (Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(0)));
-    let inner = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
+    let inner = CpuBackend::new(&Config { threads: Some(1), kernels: None, ..Config::default() }).unwrap();
     let backend = Hanging { inner, lock: lock.clone(), steps: steps.clone() };
     (Engine::open(file(path), Box::new(backend), options).unwrap(), lock, steps)
 }

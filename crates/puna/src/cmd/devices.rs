@@ -8,8 +8,11 @@ use crate::cli::JsonArgs;
 use crate::{format, out};
 
 pub fn run(args: &JsonArgs) -> Result<()> {
-    let backend =
-        puna_cpu::CpuBackend::new(&puna_cpu::Config { threads: None, kernels: crate::env::kernels() })?;
+    let backend = puna_cpu::CpuBackend::new(&puna_cpu::Config {
+        threads: None,
+        kernels: crate::env::kernels(),
+        ..puna_cpu::Config::default()
+    })?;
     let description = backend.describe();
     let (total, free) = memory();
     let reason = format!("{} threads, kernels {}", description.threads, description.kernels);

@@ -14,6 +14,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(how) = &args.speculate {
         config.speculate = Wish::parse(how);
     }
+    config.deterministic |= args.deterministic;
     log(config.debug);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {

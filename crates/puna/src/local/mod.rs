@@ -27,6 +27,8 @@ pub struct Compute {
     pub threads: Option<usize>,
     /// Kernel level; `None`: the best, or what `PUNA_KERNELS` says.
     pub kernels: Option<String>,
+    /// Whether each token's results are the same whatever is computed with it.
+    pub deterministic: bool,
     /// Storage of keys.
     pub cache_k: KvType,
     /// Storage of values.
@@ -44,12 +46,17 @@ impl Compute {
     pub fn new(threads: Option<usize>, kernels: Option<String>) -> Self {
         let kernels = kernels.or_else(crate::env::kernels);
         let (cache_k, cache_v) = (KvType::F16, KvType::F16);
-        Self { threads, kernels, cache_k, cache_v, num_ctx: None, num_batch: 512, sequences: 1 }
+        let (num_ctx, num_batch, sequences) = (None, 512, 1);
+        Self { threads, kernels, deterministic: false, cache_k, cache_v, num_ctx, num_batch, sequences }
     }
 
     /// The backend.
     pub fn backend(&self) -> Result<CpuBackend> {
-        Ok(CpuBackend::new(&Config { threads: self.threads, kernels: self.kernels.clone() })?)
+        Ok(CpuBackend::new(&Config {
+            threads: self.threads,
+            kernels: self.kernels.clone(),
+            deterministic: self.deterministic,
+        })?)
     }
 
     /// Loads a model, to be fed by hand.

@@ -30,7 +30,7 @@ pub(crate) struct LocalLoader;
 impl Loader for LocalLoader {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
         // Its threads would only be in the way.
-        let config = Config { threads: Some(1), kernels: spec.kernels.clone() };
+        let config = Config { threads: Some(1), kernels: spec.kernels.clone(), ..Config::default() };
         let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
         let report = match &spec.options.draft {
             Some(draft) => {
@@ -43,7 +43,11 @@ impl Loader for LocalLoader {
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
-        let config = Config { threads: threads.map(usable_threads), kernels: spec.kernels.clone() };
+        let config = Config {
+            threads: threads.map(usable_threads),
+            kernels: spec.kernels.clone(),
+            deterministic: spec.options.deterministic,
+        };
         let (engine, chat_template) = open(spec, &config)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
@@ -228,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
-        let mut backend = CpuBackend::new(&Config { threads: Some(1), kernels: None }).unwrap();
+        let mut backend = CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
         let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64 }];
         let (key_type, value_type) = (KvType::F16, KvType::F16);
         // More than any machine can address, with and without an overflow of the size.

@@ -34,6 +34,8 @@ pub struct LoadOptions {
     pub parallel_auto: bool,
     /// Adapters to apply.
     pub adapters: Vec<PathBuf>,
+    /// Whether answers do not depend on what else is computed.
+    pub deterministic: bool,
     /// A small model that guesses ahead.
     pub draft: Option<Draft>,
 }
@@ -51,6 +53,7 @@ impl LoadOptions {
             || self.use_mmap.unwrap_or(true) != wanted.use_mmap.unwrap_or(true)
             || self.num_thread != wanted.num_thread
             || self.adapters != wanted.adapters
+            || self.deterministic != wanted.deterministic
             // One that nobody wants does no harm.
             || (wanted.draft.is_some() && wanted.draft != self.draft)
     }
@@ -113,6 +116,7 @@ mod tests {
     fn batches_threads_mapping_and_adapters_count() {
         assert!(loaded().needs_reload(&LoadOptions { num_batch: Some(512), ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { num_thread: 2, ..loaded() }));
+        assert!(loaded().needs_reload(&LoadOptions { deterministic: true, ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { use_mmap: Some(false), ..loaded() }));
         assert!(!loaded().needs_reload(&LoadOptions { use_mmap: Some(true), ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { adapters: vec!["a".into()], ..loaded() }));

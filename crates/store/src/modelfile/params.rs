@@ -15,13 +15,14 @@ enum Kind {
 }
 
 /// Every parameter with its type.
-const PARAMETERS: [(&str, Kind); 22] = [
+const PARAMETERS: [(&str, Kind); 23] = [
     ("num_ctx", Kind::Int),
     ("num_batch", Kind::Int),
     ("num_gpu", Kind::Int),
     ("main_gpu", Kind::Int),
     ("use_mmap", Kind::Bool),
     ("num_thread", Kind::Int),
+    ("deterministic", Kind::Bool),
     ("draft_num_predict", Kind::Int),
     // Not in the original.
     ("draft_model", Kind::Text),

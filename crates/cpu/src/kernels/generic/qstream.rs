@@ -22,6 +22,10 @@ use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Weight rows that all activation rows see before the next ones: they stay in the second-level cache.
 const ROWS: usize = 16;
+/// Weight rows that take turns with activations that the first-level cache holds.
+const TURNS: usize = 4;
+/// Activations that the first-level cache holds beside other things.
+const L1_VALUES: usize = 16 << 10;
 /// Room for a chunk of any format whose rows may end inside of one.
 pub(crate) const CHUNK_BYTES: usize = 288;
 
@@ -220,29 +224,36 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     unsafe {
         let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
         let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
-        for r in rows {
-            let row = w.data.as_ptr().add(r * row_bytes);
-            let mut sums = Sums { acc: [[S::a_zero(); 2]; M], bias: [S::w_splat(0.0); M] };
-            for c in 0..whole {
-                let p = row.add(c * bytes);
-                let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
-                chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
-            }
-            if rest > 0 {
-                let mut copy = [0u8; CHUNK_BYTES];
-                let p = padded(row.add(whole * bytes), end, bytes, &mut copy);
-                let parts = std::array::from_fn(|j| x.part(t + j, whole, F::SUB));
-                chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, rest, &mut sums);
-            }
-            let factor = if F::CODES.minimum() { 1.0 } else { F::CODES.offset::<S>() as f32 };
-            for j in 0..M {
-                let [a, b] = sums.acc[j];
-                let mut total = S::a_sum(S::a_add(a, b));
-                if factor != 0.0 {
-                    total += factor * S::w_sum(sums.bias[j], F::SUB);
+        // Many activations leave the first-level cache before the next weight row wants them: a few rows take turns.
+        let (turns, each) = if M >= 4 { (TURNS, L1_VALUES / CHUNK / M) } else { (1, whole.max(1)) };
+        let mut r0 = rows.start;
+        while r0 < rows.end {
+            let turns = turns.min(rows.end - r0);
+            let mut sums = [Sums::<S, M>::zero(); TURNS];
+            for c0 in (0..whole).step_by(each) {
+                for (i, sums) in sums.iter_mut().enumerate().take(turns) {
+                    let row = w.data.as_ptr().add((r0 + i) * row_bytes);
+                    // A copy, so that it stays in registers.
+                    let mut now = *sums;
+                    for c in c0..(c0 + each).min(whole) {
+                        let p = row.add(c * bytes);
+                        let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
+                        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut now);
+                    }
+                    *sums = now;
                 }
-                out.row(t + j)[r] = total;
             }
+            for (i, sums) in sums.iter_mut().enumerate().take(turns) {
+                if rest > 0 {
+                    let mut copy = [0u8; CHUNK_BYTES];
+                    let p = w.data.as_ptr().add((r0 + i) * row_bytes + whole * bytes);
+                    let p = padded(p, end, bytes, &mut copy);
+                    let parts = std::array::from_fn(|j| x.part(t + j, whole, F::SUB));
+                    chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, rest, sums);
+                }
+                sums.finish::<F>(t, r0 + i, out);
+            }
+            r0 += turns;
         }
     }
     M
@@ -266,9 +277,35 @@ pub(crate) unsafe fn padded(
 }
 
 /// What a weight row and `M` activation rows sum up to: products, and scales times sums of codes.
+#[derive(Clone, Copy)]
 struct Sums<S: Quant, const M: usize> {
     acc: [[S::A; 2]; M],
     bias: [S::W; M],
+}
+
+impl<S: Quant, const M: usize> Sums<S, M> {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: features by the module's contract.
+        unsafe { Self { acc: [[S::a_zero(); 2]; M], bias: [S::w_splat(0.0); M] } }
+    }
+
+    /// Writes the products of weight row `r` with the activation rows from `t`.
+    #[inline(always)]
+    unsafe fn finish<F: Format>(&self, t: usize, r: usize, out: &mut OutMut<'_>) {
+        let factor = if F::CODES.minimum() { 1.0 } else { F::CODES.offset::<S>() as f32 };
+        for j in 0..M {
+            let [a, b] = self.acc[j];
+            // SAFETY: features by the module's contract.
+            unsafe {
+                let mut total = S::a_sum(S::a_add(a, b));
+                if factor != 0.0 {
+                    total += factor * S::w_sum(self.bias[j], F::SUB);
+                }
+                out.row(t + j)[r] = total;
+            }
+        }
+    }
 }
 
 /// Adds the products of one chunk, of which the first `values` weights count.

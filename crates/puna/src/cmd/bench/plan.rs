@@ -37,6 +37,7 @@ impl Plan {
             bail!("{longest} tokens are more than the context of {n_ctx}");
         }
         let compute = Compute {
+            deterministic: args.deterministic,
             cache_k: kv_type(&args.cache_type_k)?,
             cache_v: kv_type(&args.cache_type_v)?,
             num_ctx: Some(longest.max(BATCH)),

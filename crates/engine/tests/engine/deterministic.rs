@@ -1,0 +1,60 @@
+//! The deterministic backend: results depend on nothing but the tokens before.
+
+use std::path::Path;
+
+use puna_cpu::{Config, CpuBackend, kernels};
+use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+
+use super::file;
+
+/// An evaluator at a level, with so many threads.
+fn evaluator(path: &str, level: &str, threads: usize) -> Evaluator {
+    let config = Config { threads: Some(threads), kernels: Some(level.into()), deterministic: true };
+    let options = EngineOptions { num_ctx: Some(1024), max_sequences: 3, ..EngineOptions::default() };
+    Evaluator::open(&file(path), Box::new(CpuBackend::new(&config).unwrap()), &options).unwrap()
+}
+
+/// Bits of the logits of the last token, fed so many tokens at a time, perhaps beside others.
+fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize) -> Vec<u32> {
+    let mut logits = Vec::new();
+    (0..=company).for_each(|sequence| evaluator.truncate(sequence, 0));
+    for tokens in tokens.chunks(chunk) {
+        let mut feeds = vec![Feed { sequence: 0, tokens, outputs: Outputs::Last }];
+        let other = [7, 8, 9, 10, 11];
+        feeds.extend((1..=company).map(|sequence| Feed { sequence, tokens: &other, outputs: Outputs::None }));
+        logits = evaluator.logits(&feeds).unwrap().iter().map(|x| x.to_bits()).collect();
+    }
+    logits
+}
+
+#[test]
+fn results_depend_on_neither_threads_nor_chunks_nor_company() {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+    let names =
+        std::fs::read_dir(zoo).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+    let mut files: Vec<String> =
+        names.filter(|name| name.ends_with(".gguf")).map(|name| format!("tests/data/zoo/{name}")).collect();
+    files.push("models/cria/cria-q8_0.gguf".into());
+    let mut compared = 0;
+    for (path, level) in files.iter().flat_map(|f| kernels::levels().iter().map(move |l| (f, l.name))) {
+        let mut one = evaluator(path, level, 1);
+        // The large one goes past the end of a span of attention.
+        let most = if path.contains("cria") { 600 } else { 150 };
+        let (context, vocab) = (one.info().n_ctx.min(most), one.info().n_vocab as u32);
+        if !one.info().can_generate {
+            continue;
+        }
+        let tokens: Vec<u32> =
+            (0..context as u32 - 1).map(|i| 5 + (i * i + 3 * i) % (vocab - 5).min(200)).collect();
+        let expected = last(&mut one, &tokens, 512, 0);
+        for (threads, chunk, company) in [(3, 512, 0), (2, 33, 2), (1, 7, 1)] {
+            let got = last(&mut evaluator(path, level, threads), &tokens, chunk, company);
+            assert!(
+                got == expected,
+                "{path}, {level}: {threads} threads, {chunk} at a time, {company} others"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 20, "{compared}");
+}
