@@ -27,6 +27,20 @@ def script(name):
 
 instructions = script("instructions")
 quality = script("quality")
+speculation = script("speculation")
+
+
+class Speculation(unittest.TestCase):
+    def test_a_row_tells_the_ratio_what_came_true_and_whether_an_answer_changed(self):
+        result = {"plain": 100.0, "guessed": 150.0, "tokens": 200, "drafted": 90, "accepted": 60, "same": True}
+        told = speculation.table([("M", "json", "greedy", result)]).splitlines()[-1]
+        self.assertEqual(told, "| M | JSON | greedy | 100 | 150 | 1.50 | 60 of 90 | yes |")
+        changed = speculation.table([("M", "free", "seeded", {**result, "drafted": 0, "same": False})]).splitlines()[-1]
+        self.assertTrue(changed.endswith("| none tried | **no** |"), changed)
+
+    def test_every_kind_of_text_has_its_prompt(self):
+        for kind in speculation.KINDS:
+            self.assertTrue((pathlib.Path(speculation.__file__).parent / "prompts" / f"{kind}.txt").read_text().strip())
 
 
 class Rows(unittest.TestCase):

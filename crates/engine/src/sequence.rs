@@ -8,6 +8,7 @@ use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::held::Held;
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
+use crate::pages::PAGE_TOKENS;
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
@@ -107,11 +108,13 @@ impl Sequence {
     }
 
     /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
-    /// limit, the context holds them, and the listener takes them.
+    /// limit, the context holds them, and the listener takes them. They end with the page: when it is full, the tree may give
+    /// the sequence another with the same tokens, which a larger step computed in another order, and what comes behind
+    /// must see that page as it would without guesses.
     pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
-        let room = self.sink.room().saturating_sub(1);
+        let room = self.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
         most.min(room).min(left.saturating_sub(1)).min(n_ctx.saturating_sub(self.tokens.len()))
     }
 

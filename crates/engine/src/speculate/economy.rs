@@ -47,6 +47,8 @@ pub struct Offer {
     pub chances: Vec<f64>,
     /// Time that making each of its tokens takes, in seconds.
     pub making: f64,
+    /// Time before the first of them, in seconds.
+    pub before: f64,
 }
 
 impl Offer {
@@ -57,7 +59,7 @@ impl Offer {
             reached *= chance;
             reached
         };
-        Self { chances: (0..tokens).map(|_| next()).collect(), making: 0.0 }
+        Self { chances: (0..tokens).map(|_| next()).collect(), making: 0.0, before: 0.0 }
     }
 }
 
@@ -128,7 +130,8 @@ impl Economy {
             return 0.0;
         }
         let value = (n as f64 + choice.expected) / n as f64;
-        let making = choice.taken.iter().zip(offers).map(|(taken, offer)| *taken as f64 * offer.making);
+        let made = choice.taken.iter().zip(offers).filter(|(taken, _)| **taken > 0);
+        let making = made.map(|(taken, offer)| offer.before + *taken as f64 * offer.making);
         let making = making.sum::<f64>() / plain;
         if measured {
             return value / (cost + making);
@@ -182,7 +185,7 @@ impl Economy {
         let cost = self.costs.entry((n, rows)).or_default();
         cost.ratios.push((seconds / plain).min(RATIO_MOST), RATIOS);
         cost.seen = self.steps;
-        let ratio = cost.ratios.median().unwrap_or(1.0) + making / plain;
+        let ratio = cost.ratios.median().unwrap_or(1.0) + (making / plain).min(RATIO_MOST);
         self.earn(INTEREST + (n + came_true) as f64 / n as f64 - ratio);
     }
 
@@ -376,5 +379,7 @@ mod tests {
         let offer = |making| [Offer { making, ..Offer::new(3, 0.6) }];
         assert!(economy.decide(&offer(0.001), WIDE)[0] > 0);
         assert_eq!(economy.decide(&offer(0.008), WIDE), [0]);
+        let late = [Offer { before: 0.05, ..Offer::new(3, 0.9) }];
+        assert_eq!(economy.decide(&late, WIDE), [0], "it has to read too much first");
     }
 }

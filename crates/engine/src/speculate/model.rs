@@ -46,6 +46,8 @@ pub struct Drafts {
     followed: HashMap<JobId, Follower>,
     /// Seconds of a step that guesses.
     times: Newest,
+    /// Seconds a token of a step that reads.
+    reading: Newest,
 }
 
 /// The draft model's view of a sequence.
@@ -56,6 +58,8 @@ struct Follower {
     seen: usize,
     /// Guesses that it has computed behind them.
     ahead: Vec<u32>,
+    /// It has read the prompt. What it reads later, because it was not asked for a while, counts against it.
+    has_read: bool,
 }
 
 /// A sequence that wants to know what may come next.
@@ -74,6 +78,8 @@ struct Asked<'a> {
     at: usize,
     /// What comes next.
     feed: Vec<u32>,
+    /// Tokens of the first feed whose time counts as spent on guessing.
+    counted: usize,
     guess: Vec<u32>,
 }
 
@@ -102,7 +108,14 @@ impl Drafts {
         }
         let pages = Pages::new(cache_spec(&stepper.model, &options).pages);
         let num_batch = options.num_batch.max(1);
-        Ok(Self { stepper, pages, num_batch, followed: HashMap::new(), times: Newest::default() })
+        Ok(Self {
+            stepper,
+            pages,
+            num_batch,
+            followed: HashMap::new(),
+            times: Newest::default(),
+            reading: Newest::default(),
+        })
     }
 
     /// What loading a draft model with the options of its model takes.
@@ -121,6 +134,13 @@ impl Drafts {
         self.times.median().unwrap_or(0.0)
     }
 
+    /// Seconds that it takes to read what it missed of a sequence, beyond the prompt.
+    pub fn missed_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
+        let follower = self.followed.get(&id).filter(|follower| follower.has_read);
+        let missed = follower.map_or(0, |follower| tokens.len().saturating_sub(follower.seen + 1));
+        if missed < GUESSING_ROWS { 0.0 } else { missed as f64 * self.reading.median().unwrap_or(0.0) }
+    }
+
     /// Guesses for some sequences, a step for all of them at a time.
     pub fn ask(
         &mut self,
@@ -135,14 +155,20 @@ impl Drafts {
             let start = Instant::now();
             let Some(cols) = self.stepper.run(Want::Logits, &input)? else { break };
             let seconds = start.elapsed().as_secs_f64();
-            answers.guessing += seconds;
-            if input.tokens.len() <= GUESSING_ROWS * asked.len() {
+            let rows = input.tokens.len();
+            if rows <= GUESSING_ROWS * asked.len() {
                 self.times.push(seconds, TIMES);
+                answers.guessing += seconds;
+            } else {
+                self.reading.push(seconds / rows as f64, TIMES);
+                let counted: usize = asked.iter().map(|asked| asked.counted).sum();
+                answers.guessing += seconds * counted as f64 / rows as f64;
             }
             let rows = self.stepper.backend.result().chunks_exact(cols);
             for (asked, row) in asked.iter_mut().zip(rows) {
                 let follower = self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
                 follower.take(&asked.feed, asked.question.tokens.len());
+                follower.has_read = true;
                 asked.feed.clear();
                 let (token, chance) = likeliest(row);
                 if (chance >= CONFIDENT || asked.question.always) && !is_end(token) {
@@ -174,7 +200,7 @@ impl Drafts {
             let follower = self.followed.entry(question.id).or_insert_with(|| {
                 let known = &question.tokens[..n - 1];
                 let (held, seen) = Held::find(&mut self.pages, &mut *self.stepper.backend, known);
-                Follower { held, seen, ahead: Vec::new() }
+                Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
             if !follower.held.grow(&mut self.pages, n + question.most) {
@@ -184,7 +210,8 @@ impl Drafts {
             let feed = missed[..missed.len().min(budget)].to_vec();
             budget -= feed.len();
             let list = if feed.len() == missed.len() { &mut ready } else { &mut behind };
-            list.push(Asked { question, at, feed, guess: Vec::new() });
+            let counted = if follower.has_read { feed.len() } else { 1 };
+            list.push(Asked { question, at, feed, counted, guess: Vec::new() });
         }
         behind.retain(|asked| !asked.feed.is_empty());
         if !behind.is_empty() {

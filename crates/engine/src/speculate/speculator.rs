@@ -114,7 +114,8 @@ impl Speculator {
         match (found, self.drafts.as_ref().filter(|_| asks)) {
             (found, Some(drafts)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
                 let offer = Offer::new(most, chance(Kind::Model));
-                (Plan::Ask, Offer { making: drafts.token_seconds(), ..offer })
+                let (making, before) = (drafts.token_seconds(), drafts.missed_seconds(s.id, &s.tokens));
+                (Plan::Ask, Offer { making, before, ..offer })
             }
             (Some(guess), _) => {
                 let offer = Offer::new(guess.tokens.len(), known);

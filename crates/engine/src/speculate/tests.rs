@@ -407,3 +407,28 @@ fn a_draft_models_memory_is_planned_beside_the_models() {
     assert_eq!(planned.total(), alone.total() + planned.draft);
     assert!(planned.draft > alone.weights + alone.cache);
 }
+
+#[test]
+fn real_models_answer_the_same_with_guesses_at_the_best_level() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root.join(".cache/models"), Into::into);
+    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    let path = folder.join(name);
+    if !path.exists() {
+        eprintln!("SKIPPED: {name} is not in {}", folder.display());
+        return;
+    }
+    let view = View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap();
+    let backend = Box::new(CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap());
+    let options = EngineOptions { num_ctx: Some(1024), ..EngineOptions::default() };
+    let engine = Engine::open(view, backend, &options).unwrap();
+    let text = std::fs::read_to_string(root.join("benches/prompts/free.txt")).unwrap();
+    let job = Job { max_tokens: Some(100), ..job(&engine, &text, greedy()) };
+    // The first reads the prompt, in a larger step, and goes on across a page's end; the others find both in the cache.
+    run(&engine, &Job { max_tokens: Some(40), ..job.clone() }, Speculation::OFF);
+    let (plain, _) = run(&engine, &job, Speculation::OFF);
+    let (guessed, counts) = run(&engine, &job, ALWAYS);
+    assert_eq!(guessed.text, plain.text);
+    assert!(counts.lookup.accepted > 5, "{counts:?}");
+    assert_eq!(run(&engine, &job, Speculation::AUTO).0.text, plain.text);
+}
