@@ -11,6 +11,7 @@ use puna_graph::{
 use crate::cache::Cache;
 use crate::compile::{Program, compile};
 use crate::deal::Deal;
+use crate::ease::Ease;
 use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
 use crate::pool::Pool;
@@ -36,6 +37,8 @@ pub struct CpuBackend {
     deterministic: bool,
     /// Says which threads there should be.
     watch: Watch,
+    /// Says how many of them run beside busy neighbours.
+    ease: Ease,
     pool: Pool,
     locals: Vec<Mutex<Local>>,
     weights: Vec<Weight>,
@@ -100,6 +103,7 @@ impl CpuBackend {
             programs: Vec::new(),
             deal: Deal::new(watch.layout()),
             watch,
+            ease: Ease::new(Instant::now()),
             arena: Arena::new(0),
             q8: Vec::new(),
             tiles: Vec::new(),
@@ -112,11 +116,29 @@ impl CpuBackend {
 
     /// Takes other threads for the next step where the process may now use more or less than before.
     fn follow(&mut self, now: Instant) {
-        let Some(layout) = self.watch.changed(now) else { return };
+        if self.watch.changed(now).is_some() {
+            self.ease = Ease::new(now);
+            self.staff();
+        }
+    }
+
+    /// Gives way to neighbours that take this step's threads their cores, or tries again.
+    fn give_way(&mut self, start: Instant) {
+        let (now, late) = (Instant::now(), self.pool.take_late());
+        let all = self.watch.layout().threads();
+        if all > 1 && self.ease.note(all, now - start, late, now) {
+            self.staff();
+        }
+    }
+
+    /// Has the threads that there should be.
+    fn staff(&mut self) {
+        let all = self.watch.layout();
+        let layout = all.with(self.ease.threads(all.threads()));
         // Where the system refuses threads, those that are there go on.
-        let Ok(pool) = Pool::new(layout) else { return };
+        let Ok(pool) = Pool::new(&layout) else { return };
         self.pool = pool;
-        self.deal = Deal::new(layout);
+        self.deal = Deal::new(&layout);
         self.locals = locals(layout.threads());
     }
 
@@ -138,7 +160,7 @@ impl Backend for CpuBackend {
             name: "cpu".into(),
             device: topology::cpu_name(),
             kernels: self.level.name.into(),
-            threads: self.pool.threads(),
+            threads: self.watch.layout().threads(),
         }
     }
 
@@ -187,7 +209,8 @@ impl Backend for CpuBackend {
     }
 
     fn run(&mut self, program: ProgramId, input: &StepInput) {
-        self.follow(Instant::now());
+        let start = Instant::now();
+        self.follow(start);
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
         check(input, program, self.cache.as_ref());
@@ -224,6 +247,7 @@ impl Backend for CpuBackend {
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.programs = programs;
         self.gather_result();
+        self.give_way(start);
     }
 
     fn result(&self) -> &[f32] {

@@ -8,6 +8,7 @@ mod backend;
 mod cache;
 mod compile;
 mod deal;
+mod ease;
 pub mod kernels;
 mod memory;
 mod ops;

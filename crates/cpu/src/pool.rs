@@ -8,12 +8,13 @@
 //! On machines with several memory nodes each thread is kept on the processors of its node, the caller during a run. Memory
 //! that is a thread's own is first touched by it, so it lies in its node.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::affinity;
+use crate::ease::LATE;
 use crate::topology::Layout;
 
 /// How long a thread looks for what it waits for before it offers its core to others. Looking for longer gains nothing on
@@ -44,6 +45,8 @@ struct Shared {
     barrier: Barrier,
     done: Barrier,
     stop: AtomicBool,
+    /// Nanoseconds that the caller of the current run has waited for late threads.
+    late: AtomicU64,
 }
 
 /// One thread's place in a job.
@@ -60,7 +63,10 @@ impl Worker<'_> {
 
     /// Waits until all threads have come here; what they wrote before is visible after.
     pub fn barrier(&self) {
-        self.shared.barrier.wait(self.shared.threads, self.shared.spins);
+        let slept = self.shared.barrier.wait(self.shared.threads, self.shared.spins);
+        if self.index == 0 {
+            self.shared.note(slept);
+        }
     }
 }
 
@@ -79,6 +85,7 @@ impl Pool {
             barrier: Barrier::default(),
             done: Barrier::default(),
             stop: AtomicBool::new(false),
+            late: AtomicU64::new(0),
         });
         let mut places =
             layout.groups.iter().flat_map(|group| (0..group.threads).map(|_| group.cpus.clone()));
@@ -121,8 +128,22 @@ impl Pool {
         shared.epoch.advance();
         let guard = AbortOnUnwind;
         job(&Worker { index: 0, shared });
-        shared.done.wait(shared.threads, shared.spins);
+        shared.note(shared.done.wait(shared.threads, shared.spins));
         std::mem::forget(guard);
+    }
+
+    /// How long the caller has waited for late threads in runs since this was last asked for, see [`LATE`].
+    pub fn take_late(&mut self) -> Duration {
+        Duration::from_nanos(self.shared.late.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Shared {
+    fn note(&self, slept: Duration) {
+        if slept >= LATE {
+            let nanos = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
+            self.late.fetch_add(nanos, Ordering::Relaxed);
+        }
     }
 }
 
@@ -149,7 +170,7 @@ impl Drop for Pool {
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        seen = shared.epoch.wait_past(seen, shared.spins);
+        seen = shared.epoch.wait_past(seen, shared.spins).0;
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
@@ -202,14 +223,22 @@ impl Gate {
         }
     }
 
-    /// Waits until the value differs from `seen` and returns it. Looks `spins` times before it lets others run.
-    fn wait_past(&self, seen: u32, spins: u32) -> u32 {
+    /// Waits until the value differs from `seen` and returns it, and how long that took once looking was given up. Looks
+    /// `spins` times before it lets others run.
+    fn wait_past(&self, seen: u32, spins: u32) -> (u32, Duration) {
+        let mut offered = None;
         for i in 0..spins + YIELDS {
             let value = self.value.load(Ordering::Acquire);
             if value != seen {
-                return value;
+                return (value, offered.map_or(Duration::ZERO, |start: Instant| start.elapsed()));
             }
-            if i < spins { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if i < spins {
+                std::hint::spin_loop();
+            } else {
+                // An offer that is taken up may come back a time slice later.
+                offered.get_or_insert_with(Instant::now);
+                std::thread::yield_now();
+            }
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.lock.lock().expect("nobody panics while waiting");
@@ -222,7 +251,7 @@ impl Gate {
         };
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        value
+        (value, offered.map_or(Duration::ZERO, |start| start.elapsed()))
     }
 }
 
@@ -234,16 +263,18 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn wait(&self, threads: usize, spins: u32) {
+    /// Meets the others; says how long that took once looking was given up.
+    fn wait(&self, threads: usize, spins: u32) -> Duration {
         if threads == 1 {
-            return;
+            return Duration::ZERO;
         }
         let round = self.gate.value.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
             self.arrived.store(0, Ordering::Relaxed);
             self.gate.advance();
+            Duration::ZERO
         } else {
-            self.gate.wait_past(round, spins);
+            self.gate.wait_past(round, spins).1
         }
     }
 }
@@ -313,6 +344,25 @@ mod tests {
                 w.barrier();
             }
         });
+    }
+
+    #[test]
+    fn waiting_for_a_thread_that_does_not_run_is_noted() {
+        let mut pool = pool(2);
+        let here = AtomicBool::new(false);
+        pool.run(&|w| {
+            if w.index() == 0 {
+                here.store(true, Ordering::Release);
+            } else {
+                while !here.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(100 * LATE);
+            }
+            w.barrier();
+        });
+        assert!(pool.take_late() >= LATE);
+        assert_eq!(pool.take_late(), Duration::ZERO);
     }
 
     #[test]

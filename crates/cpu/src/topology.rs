@@ -176,6 +176,21 @@ impl Layout {
         Self { groups, crowded: false }
     }
 
+    /// With `threads` of its threads, one at least, spread as these are.
+    pub fn with(&self, threads: usize) -> Self {
+        let all = self.threads().max(1);
+        let (mut groups, mut before, mut placed) = (Vec::new(), 0, 0);
+        for group in &self.groups {
+            before += group.threads;
+            let end = (before * threads.clamp(1, all)).div_ceil(all);
+            if end > placed {
+                groups.push(Group { threads: end - placed, cpus: group.cpus.clone() });
+            }
+            placed = end;
+        }
+        Self { groups, crowded: self.crowded }
+    }
+
     /// All threads together.
     pub fn threads(&self) -> usize {
         self.groups.iter().map(|group| group.threads).sum()
@@ -343,6 +358,16 @@ mod tests {
         let system = System { root: root.path().into(), affinity: Some(vec![2, 3, 7]) };
         let topology = topology(&system);
         assert_eq!(topology, Topology { nodes: vec![Node { cpus: vec![2, 3, 7], cores: 3 }], quota: None });
+    }
+
+    #[test]
+    fn fewer_threads_are_spread_like_all() {
+        let (_root, system) = machine(2, 4, false);
+        let layout = topology(&system).layout(None);
+        for (threads, want) in [(8, vec![4, 4]), (4, vec![2, 2]), (2, vec![1, 1]), (1, vec![1]), (0, vec![1])]
+        {
+            assert_eq!(sizes(&layout.with(threads)), want, "{threads}");
+        }
     }
 
     #[test]
