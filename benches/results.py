@@ -108,7 +108,8 @@ def table(rows, results, machine, commands, titles=()):
     measured = [results[row.id] for row in done if "puna" in results[row.id]]
     out = [f"Machine: {machine['cpu']}, {machine['threads']} threads of {machine['cores']} processors, {machine['memory_gb']:.0f} GB; {machine['os']}; {machine['date']}; commit {machine['commit']}.", ""]
     limits = machine.get("limits") or {}
-    if limits:
+    # Rows such as the start measure no speed, and so probe nothing.
+    if limits.get("read_gbs"):
         parts = [f"reading {span_text(limits['read_gbs'])} GB/s"]
         for level, units in sorted(limits.get("levels", {}).items()):
             parts.append(f"`{level}` {span_text(units['int8_gmacs'])} G multiply-adds/s in 8 bits, {span_text(units['bf16_gmacs'])} in bf16")

@@ -101,6 +101,8 @@ class Results(unittest.TestCase):
         self.assertIn("reading 20.0–30.0 GB/s; `avx2` 1.00 G", section)
         self.assertIn("**no** (old, then) |", section)
         self.assertIn("Targets met: 0 of 1.", section)
+        unprobed = machine | {"limits": {"read_gbs": [], "levels": {}}}
+        self.assertNotIn("Limits", results.table([self.row], found, unprobed, "x"))
         once = results.write_between("# A\n\ntext\n", section)
         again = results.write_between(once + "\n## After\n", "new\\1\n")
         self.assertTrue(once.startswith(f"# A\n\ntext\n\n{results.BEGIN}\n## Puna"))
