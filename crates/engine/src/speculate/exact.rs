@@ -31,10 +31,10 @@ fn logits(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) 
 /// Logits of the tokens behind the first `depth`, each followed by guesses that are refused.
 fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) -> Vec<u32> {
     let mut all = Vec::new();
-    for at in depth..tokens.len() {
+    for (at, &token) in tokens.iter().enumerate().skip(depth) {
         evaluator.truncate(0, at);
-        let mut step = vec![tokens[at]];
-        step.extend((1..rows as u32).map(|i| 5 + (tokens[at] * 7 + i * 31 + at as u32) % 190));
+        let mut step = vec![token];
+        step.extend((1..rows as u32).map(|i| 5 + (token * 7 + i * 31 + at as u32) % 190));
         let feed = Feed { sequence: 0, tokens: &step, outputs: Outputs::All };
         let n_vocab = evaluator.info().n_vocab;
         all.extend(evaluator.logits(&[feed]).unwrap()[..n_vocab].iter().map(|x| x.to_bits()));
