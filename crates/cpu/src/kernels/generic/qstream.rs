@@ -224,24 +224,37 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     unsafe {
         let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
         let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
+        let row = |r: usize| w.data.as_ptr().add(r * row_bytes);
+        let last_parts = std::array::from_fn(|j| x.part(t + j, if rest > 0 { whole } else { 0 }, F::SUB));
+        if M < 4 {
+            for r in rows {
+                let mut sums = Sums::<S, M>::zero();
+                for c in 0..whole {
+                    let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
+                    let p = feed::<S>(packing, row(r).add(c * bytes), &mut unpacked);
+                    chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
+                }
+                if rest > 0 {
+                    last::<S, F, M>(row(r).add(whole * bytes), end, rest, &last_parts, packing, &mut sums);
+                }
+                sums.finish::<F>(t, r, out);
+            }
+            return M;
+        }
         // Many activations leave the first-level cache before the next weight row wants them: a few rows take turns.
-        let (turns, each) = if M >= 4 { (TURNS, L1_VALUES / CHUNK / M) } else { (1, whole.max(1)) };
-        let mut r0 = rows.start;
-        while r0 < rows.end {
-            let turns = turns.min(rows.end - r0);
+        let each = L1_VALUES / CHUNK / M;
+        for r0 in rows.clone().step_by(TURNS) {
+            let turns = TURNS.min(rows.end - r0);
             let mut sums = [Sums::<S, M>::zero(); TURNS];
             for c0 in (0..whole).step_by(each) {
-                for (i, sums) in sums.iter_mut().enumerate().take(turns) {
-                    let row = w.data.as_ptr().add((r0 + i) * row_bytes);
+                for (i, sums) in sums[..turns].iter_mut().enumerate() {
                     // A copy, so that it stays in registers.
                     let mut now = *sums;
                     for c in c0..(c0 + each).min(whole) {
-                        let p = row.add(c * bytes);
-                        if M >= 4 {
-                            // So much is done with a row that nothing else asks for the next ones in time.
-                            for line in (0..bytes).step_by(64) {
-                                S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
-                            }
+                        let p = row(r0 + i).add(c * bytes);
+                        // So much is done with a row that nothing else asks for the next ones in time.
+                        for line in (0..bytes).step_by(64) {
+                            S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
                         }
                         let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
                         chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut now);
@@ -249,20 +262,33 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
                     *sums = now;
                 }
             }
-            for (i, sums) in sums.iter_mut().enumerate().take(turns) {
+            for (i, sums) in sums[..turns].iter_mut().enumerate() {
                 if rest > 0 {
-                    let mut copy = [0u8; CHUNK_BYTES];
-                    let p = w.data.as_ptr().add((r0 + i) * row_bytes + whole * bytes);
-                    let p = padded(p, end, bytes, &mut copy);
-                    let parts = std::array::from_fn(|j| x.part(t + j, whole, F::SUB));
-                    chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, rest, sums);
+                    last::<S, F, M>(row(r0 + i).add(whole * bytes), end, rest, &last_parts, packing, sums);
                 }
                 sums.finish::<F>(t, r0 + i, out);
             }
-            r0 += turns;
         }
     }
     M
+}
+
+/// Adds the last chunk of a row, which is not whole and may be the end of the data.
+#[inline(always)]
+unsafe fn last<S: Quant, F: Format, const M: usize>(
+    p: *const u8,
+    end: *const u8,
+    values: usize,
+    parts: &[Part; M],
+    packing: Option<&Packing>,
+    sums: &mut Sums<S, M>,
+) {
+    let (mut copy, mut unpacked) = ([0u8; CHUNK_BYTES], Unpacked::ZERO);
+    // SAFETY: the caller's row has the chunk; what the data lacks of it is copied.
+    unsafe {
+        let p = padded(p, end, packing.map_or(F::BYTES, |packing| packing.bytes), &mut copy);
+        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), parts, values, sums);
+    }
 }
 
 /// `p`, or where fewer than the `bytes` of a chunk follow a copy of them.
