@@ -287,6 +287,7 @@ impl Driver {
     /// Which sequences take part in the step, with how many rows each.
     fn choose(&mut self) -> Vec<(JobId, usize)> {
         let mut budget = self.prompt_budget();
+        let exact = self.stepper.backend.exact_rows().max(1);
         let mut chosen = Vec::new();
         let ready = |s: &&Sequence| s.ready();
         chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
@@ -296,7 +297,11 @@ impl Driver {
         let share = |client: u64| served.get(&client).copied().unwrap_or(0);
         prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
         for s in prompts {
-            let rows = (s.tokens.len() - s.computed).min(budget);
+            let left = s.tokens.len() - s.computed;
+            // The last token has a step of its own, as it has where the others come from the cache: a prompt that is repeated
+            // gets the same answer.
+            let left = if left > exact { left - 1 } else { left };
+            let rows = left.min(budget);
             if rows > 0 {
                 budget -= rows;
                 s.served += rows as u64;
