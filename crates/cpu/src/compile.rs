@@ -13,7 +13,7 @@ use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::elementwise::{Add, GluRows, Map, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
-use crate::ops::expert_tiles::{Side, TileSlots, common, room};
+use crate::ops::expert_tiles::{Side, TileSlots, room};
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
@@ -272,8 +272,7 @@ impl Compiler<'_> {
                 few = true;
                 always |= tiles.is_none();
             }
-            let parts = |form: Option<TileForm>| form.map_or(0, |form| form.parts);
-            form = if parts(tiles) > parts(form) { tiles } else { form };
+            form = TileForm::common(form, tiles);
         }
         let q8 = few.then(|| {
             let values = if always { rows } else { rows.min(STREAM_ROWS) } * x.cols;
@@ -330,7 +329,7 @@ impl Compiler<'_> {
             0..=STREAM_ROWS => 0,
             _ => room(slots, spec.experts, k, form),
         };
-        let input_form = common(&gate.kernel, &up.kernel);
+        let input_form = TileForm::common(gate.kernel.tiles, up.kernel.tiles);
         let input_tiles = tiles(x.cols, input_form);
         let hidden_tiles = tiles(spec.hidden, down.kernel.tiles);
         let lengths =

@@ -74,6 +74,14 @@ pub struct TileForm {
     pub interleave: Interleave,
 }
 
+impl TileForm {
+    /// The form that serves two kernels that read the same rows, if one of them wants tiles: the finer of theirs.
+    pub fn common(a: Option<Self>, b: Option<Self>) -> Option<Self> {
+        let parts = |form: Option<Self>| form.map_or(0, |form| form.parts);
+        if parts(a) >= parts(b) { a } else { b }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

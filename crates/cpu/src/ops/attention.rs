@@ -271,14 +271,7 @@ impl Attend {
             let heads = &row[block.kv_head * group * key_dim..][..group * key_dim];
             q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * scale);
         }
-        let mut all_visible = [(0, 0); BLOCK_ROWS];
-        let mut long_visible = Vec::new();
-        let visible = if rows <= BLOCK_ROWS {
-            &mut all_visible[..rows]
-        } else {
-            long_visible.resize(rows, (0, 0));
-            &mut long_visible[..]
-        };
+        let mut visible = vec![(0, 0); rows];
         restart(&mut total);
         for (from, to) in spans(block.from, block.to) {
             restart(&mut running);
@@ -296,7 +289,7 @@ impl Attend {
                     }
                     _ => [&[][..]; 2],
                 };
-                let run = AttendRun { q, keys, values, visible, next, softcap: self.spec.softcap };
+                let run = AttendRun { q, keys, values, visible: &visible, next, softcap: self.spec.softcap };
                 (step.level.vector.attend)(&run, &mut running, scratch);
                 at += keys.rows;
             }

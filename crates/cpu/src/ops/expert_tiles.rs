@@ -27,16 +27,10 @@ fn tiles_at_most(slots: usize, experts: usize) -> usize {
     slots.div_ceil(TILE_ROWS) + experts.min(slots)
 }
 
-/// The form that serves both of two kernels, if one of them wants tiles.
-pub fn common(a: &LinearKernel, b: &LinearKernel) -> Option<TileForm> {
-    let parts = |form: &Option<TileForm>| form.map_or(0, |form| form.parts);
-    if parts(&a.tiles) >= parts(&b.tiles) { a.tiles } else { b.tiles }
-}
-
 impl Mixture {
     fn tile_form(&self, side: Side) -> Option<TileForm> {
         match side {
-            Side::Input => common(&self.gate.kernel, &self.up.kernel),
+            Side::Input => TileForm::common(self.gate.kernel.tiles, self.up.kernel.tiles),
             Side::Hidden => self.down.kernel.tiles,
         }
     }

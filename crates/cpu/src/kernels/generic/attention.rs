@@ -88,12 +88,8 @@ pub(crate) unsafe fn attend<S: Simd>(
                 Matrix::of(columns, g, transposed, expanders[0])
             }
             KvLayout::Rows => {
-                let rows = if keys.ty == KvType::F32 {
-                    Matrix { ty: KvType::F32, data: keys.data.as_ptr(), stride: keys.stride }
-                } else {
-                    (expanders[0])(keys, room);
-                    Matrix::floats(room, keys.dim)
-                };
+                // As for many queries: what is transposed is f32.
+                let rows = Matrix::of(keys, MANY, room, expanders[0]);
                 transpose::<S>(rows, keys.rows, keys.dim, transposed);
                 Matrix::floats(transposed, RUN)
             }
