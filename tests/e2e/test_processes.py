@@ -121,6 +121,32 @@ def test_a_server_told_to_end_ends_cleanly(fresh):
     assert not any(map(alive, runners))
 
 
+def test_a_server_told_to_end_at_any_moment_ends_cleanly(home):
+    """Before the first connection, after one, with one; with nobody reading its log."""
+    for moment in range(24):
+        env = {**home, "OLLAMA_HOST": f"127.0.0.1:{free_port()}", "OLLAMA_DEBUG": "1"}
+        server = subprocess.Popen([BINARY, "serve"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        [server.stdout, server.stderr][moment % 2].close()
+        connection = wait_for(lambda: connected(env))
+        if moment % 3 == 1:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        elif moment % 3 == 2:
+            connection.close()
+        server.send_signal(signal.SIGTERM)
+        text = b"" if moment % 2 else server.communicate(timeout=30)[1]
+        assert server.wait(30) == 0, (moment, text.decode())
+        connection.close()
+
+
+def connected(env):
+    host, _, port = env["OLLAMA_HOST"].partition(":")
+    try:
+        return socket.create_connection((host, int(port)), timeout=10)
+    except OSError:
+        return None
+
+
 def test_requests_run_side_by_side(fresh):
     server = fresh()
     server.client().generate("cria", "Hello!")

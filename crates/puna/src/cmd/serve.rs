@@ -1,6 +1,6 @@
 //! `puna serve`, and `puna runner`, which a server starts for each model.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 
 use anyhow::Result;
 use puna_server::Config;
@@ -18,8 +18,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     log(config.debug);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
+        // Before anybody can connect: from then on a signal is a wish, which does not kill.
+        let end = asked_to_end()?;
         let listener = puna_server::listen(&config.address).await?;
-        puna_server::serve(config, listener, asked_to_end()).await?;
+        puna_server::serve(config, listener, end).await?;
         Ok(())
     })
 }
@@ -29,21 +31,24 @@ pub fn runner(args: &[String]) -> Result<()> {
     Ok(puna_server::runner::main(args)?)
 }
 
-/// Ctrl-C, or what `kill` sends.
-async fn asked_to_end() {
-    let interrupted = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = interrupted => {}
-                _ = terminated.recv() => {}
-            }
-            return;
+/// Ctrl-C, or what `kill` sends; both are heard from the call on.
+#[cfg(unix)]
+fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupted, mut terminated) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupted.recv() => {}
+            _ = terminated.recv() => {}
         }
-    }
-    let _ = interrupted.await;
+    })
+}
+
+/// Ctrl-C.
+#[cfg(not(unix))]
+fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
 /// Logs to standard error: 0 what matters, 1 what helps to find errors, 2 everything.
@@ -64,5 +69,7 @@ fn log(debug: u8) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // They would go to standard error too, by a macro that panics where nobody reads it any more.
+        .log_internal_errors(false)
         .try_init();
 }

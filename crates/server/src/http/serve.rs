@@ -137,11 +137,12 @@ pub(crate) async fn run(
     let closed = graceful.shutdown();
     tokio::pin!(closed);
     // Connections without a request, or with half a one, are not waited for.
-    let in_time = tokio::select! {
-        () = &mut closed => true,
-        idle = timeout(GRACE, ending.idle()) => idle.is_ok(),
+    let idle = tokio::select! {
+        // Done: it must not be asked again.
+        () = &mut closed => return last.await,
+        idle = timeout(GRACE, ending.idle()) => idle,
     };
-    if !in_time {
+    if idle.is_err() {
         tracing::warn!("requests that did not end in time are broken off");
     }
     last.await;

@@ -1,11 +1,12 @@
-//! The server on real sockets, with a fake engine: clients that do not read.
+//! The server on real sockets, with a fake engine: clients that do not read, and the server's end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::runner::tests::{Fake, FakeLauncher};
@@ -60,4 +61,29 @@ async fn a_client_that_reads_slowly_keeps_its_sequence() {
         tokio::time::sleep(LIMIT / 10).await;
     }
     assert!(fake.works.load(Ordering::Relaxed) > 0);
+}
+
+/// What is waited for at the end is ready in any order, drawn anew each time: many rounds see all orders.
+#[tokio::test]
+async fn a_server_ends_cleanly_with_and_without_connections() {
+    let (fake, models) = (Arc::<Fake>::default(), tempfile::tempdir().unwrap());
+    for round in 0..32 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, ended) = oneshot::channel::<()>();
+        let launcher = Arc::new(FakeLauncher(fake.clone()));
+        let config = Config::with_models(models.path());
+        let server = tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
+        let mut client = None;
+        if round % 2 == 1 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).await.unwrap();
+            client = Some(stream);
+        }
+        end.send(()).unwrap();
+        server.await.expect("no panic").unwrap();
+        drop(client);
+    }
 }
