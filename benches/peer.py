@@ -38,6 +38,8 @@ def builds(flags, machine=None):
     if (machine or platform.machine()) not in ("x86_64", "AMD64") or "avx2" not in flags:
         return {"native": ["-DGGML_NATIVE=ON"]}
     found = {"avx2": AVX2}
+    if "avx_vnni" in flags:
+        found["avxvnni"] = [*AVX2, "-DGGML_AVX_VNNI=ON"]
     wide = [f"-DGGML_{switch}=ON" for switch, flag in AVX512.items() if flag in flags]
     if "avx512f" in flags:
         found["avx512"] = AVX2 + wide

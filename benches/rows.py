@@ -157,7 +157,7 @@ def rows(levels, quick=False, moe_layers=None):
 def prefill(levels, quick):
     out = []
     # Level, the peer's build, ratio, share.
-    held = [("avx512vnni", "avx512", 2.5, 0.55), ("avx2", "avx2", 1.5, 0.55)]
+    held = [("avx512vnni", "avx512", 2.5, 0.55), ("avxvnni", "avxvnni", 1.5, 0.55), ("avx2", "avx2", 1.5, 0.55)]
     if "amx" in levels:
         held = [("amx", "avx512", 8.0, 0.45), ("amx", "amx", 1.5, 0.45), *held]
     held = [h for h in held if h[0] in levels] or [(None, None, None, None)]

@@ -56,6 +56,7 @@ class Rows(unittest.TestCase):
     def test_levels_that_a_machine_lacks_have_no_rows(self):
         levels = {row.level for row in rows.rows(["portable", "avx2"], quick=True) if row.group == "prefill"}
         self.assertEqual(levels, {"avx2"})
+        self.assertEqual({row.level for row in rows.rows(["portable", "avx2", "avxvnni"]) if row.group == "prefill"}, {"avx2", "avxvnni"})
         self.assertEqual({row.level for row in rows.rows(["portable", "neon"]) if row.group == "prefill"}, {None})
 
     def test_quick_rows_are_of_the_small_shape(self):
@@ -126,6 +127,7 @@ class Peer(unittest.TestCase):
         found = peer.builds(flags, "x86_64")
         self.assertEqual(list(found), ["avx2", "avx512", "amx"])
         self.assertIn("-DGGML_AVX512_VNNI=ON", found["avx512"])
+        self.assertEqual(list(peer.builds({"avx2", "avx_vnni"}, "x86_64")), ["avx2", "avxvnni"])
         self.assertNotIn("-DGGML_AVX512_BF16=ON", found["amx"])
         self.assertIn("-DGGML_AMX_INT8=ON", found["amx"])
         self.assertEqual(list(peer.builds(set(), "aarch64")), ["native"])

@@ -164,7 +164,7 @@ mod units {
                 (|rounds| unsafe { float_avx512(rounds) }, (CHAINS * 16) as u64)
             }
             // SAFETY: as above, AVX2 and FMA.
-            "avx2" => (|rounds| unsafe { float_avx2(rounds) }, (CHAINS * 8) as u64),
+            "avx2" | "avxvnni" => (|rounds| unsafe { float_avx2(rounds) }, (CHAINS * 8) as u64),
             _ => (float_plain, 64),
         }
     }
@@ -177,6 +177,8 @@ mod units {
                 // SAFETY: the level was found on this machine, and it has AVX-512 VNNI.
                 Some((|rounds| unsafe { int8_vnni(rounds) }, (CHAINS * 64) as u64))
             }
+            // SAFETY: as above, AVX-VNNI.
+            "avxvnni" => Some((|rounds| unsafe { int8_avxvnni(rounds) }, (CHAINS * 32) as u64)),
             "avx2" | "avx512" => {
                 // SAFETY: as above, AVX2.
                 Some((|rounds| unsafe { int8_avx2(rounds) }, (CHAINS * 32) as u64))
@@ -231,6 +233,18 @@ mod units {
             }
         }
         sums.into_iter().map(|x| _mm512_reduce_add_epi32(x) as f32).sum()
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    fn int8_avxvnni(rounds: u32) -> f32 {
+        let (a, b) = (_mm256_set1_epi8(3), _mm256_set1_epi8(-1));
+        let mut sums = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..rounds {
+            for x in &mut sums {
+                *x = _mm256_dpbusd_avx_epi32(*x, a, b);
+            }
+        }
+        sums.into_iter().map(|x| _mm256_extract_epi32::<0>(x) as f32).sum()
     }
 
     /// Products of bytes, pairs added to words, pairs of those to 32 bits: what stands for VNNI without it.

@@ -116,7 +116,7 @@ fn check(file: &str, reference: &str) {
     let text = std::fs::read_to_string(root().join("tests/data/reference").join(reference)).unwrap();
     let reference: Value = serde_json::from_str(&text).unwrap();
     let number = |engine: &str, key: &str| reference[engine][key].as_f64().unwrap();
-    let levels = puna_cpu::kernels::levels().iter().copied().chain(puna_cpu::kernels::emulated());
+    let levels = puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated()).copied();
     let levels: Vec<&str> = levels.map(|level| level.name).collect();
     let mut scores = scores(&path, &reference, &levels);
     let mut complaints = Vec::new();

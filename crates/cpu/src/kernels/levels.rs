@@ -35,7 +35,7 @@ pub fn levels() -> &'static [&'static Level] {
 
 /// The level of this name (see [`Level::name`]), if this machine runs it.
 pub fn level(name: &str) -> Result<&'static Level, KernelError> {
-    levels().iter().copied().chain(emulated()).find(|level| level.name == name).ok_or_else(|| {
+    levels().iter().chain(emulated()).copied().find(|level| level.name == name).ok_or_else(|| {
         KernelError::Unavailable {
             name: name.to_owned(),
             available: levels().iter().map(|level| level.name).collect(),
@@ -43,13 +43,16 @@ pub fn level(name: &str) -> Result<&'static Level, KernelError> {
     })
 }
 
-/// A level that this machine does not have and computes as if it had, slowly: for proofs. Only with the feature
-/// `emulated-amx`, and where there is AVX-512.
-pub fn emulated() -> Option<&'static Level> {
-    #[cfg(all(target_arch = "x86_64", any(test, feature = "emulated-amx")))]
-    return super::x86::emulated_amx();
-    #[cfg(not(all(target_arch = "x86_64", any(test, feature = "emulated-amx"))))]
-    None
+/// Levels that this machine does not have and computes as if it had: for proofs, not for speed. Only with the feature
+/// `emulated`, and where there is AVX-512.
+pub fn emulated() -> &'static [&'static Level] {
+    #[cfg(all(target_arch = "x86_64", any(test, feature = "emulated")))]
+    {
+        static FOUND: OnceLock<Vec<&'static Level>> = OnceLock::new();
+        FOUND.get_or_init(super::x86::emulated)
+    }
+    #[cfg(not(all(target_arch = "x86_64", any(test, feature = "emulated"))))]
+    &[]
 }
 
 /// The fastest level of this machine.
@@ -67,6 +70,14 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("this machine has no kernel level `quantum`; it has portable"), "{text}");
         assert_eq!(level("portable").unwrap().name, "portable");
+    }
+
+    /// Where every level should run, as under an emulator: none that is tested is missing unnoticed.
+    #[test]
+    fn the_levels_that_the_environment_promises_run_here() {
+        for name in std::env::var("PUNA_TEST_LEVELS").iter().flat_map(|names| names.split(',')) {
+            assert!(level(name).is_ok(), "{}", level(name).unwrap_err());
+        }
     }
 
     #[test]

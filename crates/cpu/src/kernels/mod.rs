@@ -390,7 +390,7 @@ pub struct VectorKernels {
 /// One kernel level: a name and its functions.
 #[derive(Debug)]
 pub struct Level {
-    /// `portable`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`.
+    /// `portable`, `avx2`, `avxvnni`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`, `i8mm`.
     pub name: &'static str,
     /// The product for a weight format, where the format can be a weight.
     pub linear: fn(TensorType) -> Option<LinearKernel>,

@@ -29,7 +29,7 @@ impl Random {
 
 /// The levels to test: those of this machine, and those that it can emulate.
 pub(super) fn all() -> impl Iterator<Item = &'static Level> {
-    levels().iter().copied().chain(emulated())
+    levels().iter().chain(emulated()).copied()
 }
 
 /// All but the oracle.

@@ -5,7 +5,7 @@ use puna_quant::TensorType;
 use super::data::{Random, Rounded, all, bf16, half_fields, others, tiles, weights};
 use crate::kernels::{
     ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows, WeightRows,
-    emulated, is_weight_type, level, levels, slice_len,
+    is_weight_type, level, levels, slice_len,
 };
 
 fn run(f: LinearFn, w: WeightRows<'_>, acts: Acts<'_>) -> Vec<f32> {
@@ -306,24 +306,27 @@ fn rows_are_interleaved_as_the_layout_says() {
     }
 }
 
-/// What the plain code of `amx-emulated` proves holds for the processor's tiles too.
+/// What levels that stand in for others prove holds for those too, where the processor has both.
 #[test]
-fn tiles_of_the_processor_give_the_bits_of_the_emulated_ones() {
-    let (Ok(amx), Some(emulated)) = (level("amx"), emulated()) else {
-        return eprintln!("SKIPPED: this machine has no AMX");
-    };
-    let mut random = Random(19);
-    for ty in formats(amx) {
-        let k = ty.block_values().max(32) * 3;
-        for (rows, m) in [(18, 5), (50, 20), (70, 40)] {
-            let data = weights(ty, rows, k, &mut random);
-            let w = WeightRows { ty, rows, k, data: &data };
-            let x = Rounded::new(m, k, random.normals(m * k));
-            let [got, want] = [amx, emulated].map(|level| {
-                let kernel = (level.linear)(ty).unwrap();
-                ways(&kernel, &x).into_iter().map(|way| run(way.f, w, way.acts)).collect::<Vec<_>>()
-            });
-            assert_eq!(got, want, "{ty}: {rows} rows of {k}, {m} tokens");
+fn levels_of_the_processor_give_the_bits_of_those_that_stand_in() {
+    for (name, stand_in) in [("amx", "amx-emulated"), ("avxvnni", "avxvnni-evex")] {
+        let (Ok(own), Ok(stand_in)) = (level(name), level(stand_in)) else {
+            eprintln!("SKIPPED: this machine lacks {name} or {stand_in}");
+            continue;
+        };
+        let mut random = Random(19);
+        for ty in formats(own) {
+            let k = ty.block_values().max(32) * 3;
+            for (rows, m) in [(18, 5), (50, 20), (70, 40)] {
+                let data = weights(ty, rows, k, &mut random);
+                let w = WeightRows { ty, rows, k, data: &data };
+                let x = Rounded::new(m, k, random.normals(m * k));
+                let [got, want] = [own, stand_in].map(|level| {
+                    let kernel = (level.linear)(ty).unwrap();
+                    ways(&kernel, &x).into_iter().map(|way| run(way.f, w, way.acts)).collect::<Vec<_>>()
+                });
+                assert_eq!(got, want, "{name} {ty}: {rows} rows of {k}, {m} tokens");
+            }
         }
     }
 }

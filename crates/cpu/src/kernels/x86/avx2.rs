@@ -1,10 +1,12 @@
 //! The level `avx2`: AVX2, FMA and F16C, vectors of eight f32.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use puna_quant::TensorType;
 
 use super::avx2_packed;
+use super::dots::{Dots, Pairs};
 use crate::kernels::generic::Simd;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::shells::{float_shells, vector_shells};
@@ -21,16 +23,16 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| avx2_packed::kernel(ty))
 }
 
-vector_shells!(Avx2, "avx2,fma,f16c");
-float_shells!(Avx2, "avx2,fma,f16c");
+vector_shells!(Avx2<Pairs>, "avx2,fma,f16c");
+float_shells!(Avx2<Pairs>, "avx2,fma,f16c");
 
-/// Vectors of eight f32.
+/// Vectors of eight f32; `D`: how codes of packed weights are multiplied.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2;
+pub(crate) struct Avx2<D>(PhantomData<D>);
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Simd for Avx2 {
+impl<D: Dots> Simd for Avx2<D> {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 2;
     const PANEL_TOKENS: usize = 12;

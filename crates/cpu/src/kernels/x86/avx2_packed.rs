@@ -1,32 +1,19 @@
-//! Products of packed weights by `vpmaddubsw`, for the level `avx2`.
+//! Packed weights in vectors of 256 bits, for the levels `avx2` and `avxvnni`: unpacking, scales, panels.
 //!
-//! The instruction adds two products into 16 bits, with saturation: codes up to 127 times ±127 fit. Signed codes move
-//! their sign to the activation first (`|w| · sign(x, w)`), which keeps −128 as 128.
+//! What the levels differ in, the products of codes, is the parameter [`Dots`].
 
 use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, transpose8};
+use super::dots::{Dots, Pairs};
 use crate::kernels::OutMut;
 use crate::kernels::generic::Quant;
 use crate::kernels::generic::panel::Place;
-use crate::kernels::generic::qpanel::{Panel, sweep_body};
+use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::shells::packed_shells;
 
-packed_shells!(Avx2, "avx2,fma,f16c");
+packed_shells!(Avx2<Pairs>, "avx2,fma,f16c");
 pub(super) use packed::kernel;
-
-/// The sweep over tokens, compiled once for each kind of scales and codes.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
-    panel: Panel<'_>,
-    packed: &[u8],
-    tokens: usize,
-    out: &mut OutMut<'_>,
-    place: Place,
-) {
-    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
-    unsafe { sweep_body::<Avx2, SUB, MIN, TOP>(panel, packed, tokens, out, place) }
-}
 
 /// Every byte of `v` shifted right (negative: left) by `n` inside of 32-bit words.
 ///
@@ -57,22 +44,6 @@ unsafe fn byte_mask(bits: u32) -> __m256i {
         let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
         let one = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
         _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one), one)
-    }
-}
-
-/// `Σ c · x` of each four neighbours; see the module on signs.
-///
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn pairs(c: __m256i, x: __m256i, signed: bool) -> __m256i {
-    // SAFETY: register arithmetic with a feature that the caller has.
-    unsafe {
-        if signed {
-            _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(x, c))
-        } else {
-            _mm256_maddubs_epi16(c, x)
-        }
     }
 }
 
@@ -152,14 +123,14 @@ pub(super) unsafe fn powers8(x: u64) -> __m256 {
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Quant for Avx2 {
+impl<D: Dots> Quant for Avx2<D> {
     type C = [__m256i; 2];
     type W = [__m256; 2];
     type A = __m256;
     type I = __m256i;
-    const BIAS: i32 = 0;
+    const BIAS: i32 = D::BIAS;
     const STREAM_ROWS: usize = 4;
-    const TOKENS: usize = 4;
+    const TOKENS: usize = D::TOKENS;
 
     #[inline(always)]
     unsafe fn load64(p: *const u8) -> [__m256i; 2] {
@@ -271,7 +242,7 @@ impl Quant for Avx2 {
     }
     #[inline(always)]
     unsafe fn signed(c: [__m256i; 2]) -> [__m256i; 2] {
-        c
+        unsafe { c.map(|c| _mm256_xor_si256(c, _mm256_set1_epi8(D::BIAS as i8))) }
     }
     #[inline(always)]
     unsafe fn look(table: &[u8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
@@ -284,6 +255,7 @@ impl Quant for Avx2 {
     unsafe fn lookup(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            let table = _mm256_xor_si256(table, _mm256_set1_epi8(D::BIAS as i8));
             [_mm256_shuffle_epi8(table, c[0]), _mm256_shuffle_epi8(table, c[1])]
         }
     }
@@ -396,7 +368,7 @@ impl Quant for Avx2 {
             let mut acc = acc;
             for (half, c) in c.into_iter().enumerate() {
                 let x = _mm256_loadu_si256(x.add(32 * half).cast());
-                let sums = _mm256_madd_epi16(pairs(c, x, signed), _mm256_set1_epi16(1));
+                let sums = D::fours(_mm256_setzero_si256(), c, x, signed);
                 // Lanes of i32 sums take four codes each.
                 let scale = if sub == 16 {
                     let lane = 4 * (j % 2) as i32 + 2 * half as i32;
@@ -419,32 +391,17 @@ impl Quant for Avx2 {
         wide: bool,
     ) -> __m256 {
         unsafe {
-            let (mut acc, one) = (acc, _mm256_set1_epi16(1));
+            let mut acc = acc;
             for half in 0..2 {
-                let x = x.cast::<__m256i>().add(half);
-                if wide {
-                    let products = |q: usize| {
-                        let x = _mm256_loadu_si256(x.add(2 * q));
-                        _mm256_madd_epi16(pairs(c[q][half], x, true), one)
-                    };
-                    let even = _mm256_add_epi32(products(0), products(1));
-                    let odd = _mm256_add_epi32(products(2), products(3));
-                    let sums = _mm256_cvtepi32_ps(_mm256_hadd_epi32(even, odd));
-                    acc = _mm256_fmadd_ps(sums, w[half], acc);
-                    continue;
-                }
-                let even = _mm256_add_epi16(
-                    _mm256_maddubs_epi16(c[0][half], _mm256_loadu_si256(x)),
-                    _mm256_maddubs_epi16(c[1][half], _mm256_loadu_si256(x.add(2))),
-                );
-                let odd = _mm256_add_epi16(
-                    _mm256_maddubs_epi16(c[2][half], _mm256_loadu_si256(x.add(4))),
-                    _mm256_maddubs_epi16(c[3][half], _mm256_loadu_si256(x.add(6))),
-                );
-                // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
-                let sums = _mm256_packs_epi32(_mm256_madd_epi16(even, one), _mm256_madd_epi16(odd, one));
-                let sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, one));
-                acc = _mm256_fmadd_ps(sums, w[half], acc);
+                let (c, x) = (c.map(|c| c[half]), x.cast::<__m256i>().add(half));
+                let sums = if wide {
+                    let add = |acc, i: usize| D::fours(acc, c[i], _mm256_loadu_si256(x.add(2 * i)), true);
+                    let zero = _mm256_setzero_si256();
+                    _mm256_hadd_epi32(add(add(zero, 0), 1), add(add(zero, 2), 3))
+                } else {
+                    D::quarters(c, x)
+                };
+                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), w[half], acc);
             }
             acc
         }
@@ -505,31 +462,7 @@ impl Quant for Avx2 {
         n: usize,
         top: i32,
     ) {
-        unsafe {
-            // Steps whose 16-bit sums cannot overflow: 2 · top · 127 each.
-            let run = match top {
-                15 => 8,
-                31 => 4,
-                63 => 2,
-                _ => 1,
-            };
-            let steps = n / 4;
-            let mut s = 0;
-            while s < steps {
-                let mut words = [_mm256_setzero_si256(); T];
-                for s in s..(s + run).min(steps) {
-                    let w = _mm256_loadu_si256(w.add(32 * s).cast());
-                    for (t, word) in words.iter_mut().enumerate() {
-                        let x = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
-                        *word = _mm256_add_epi16(*word, pairs(w, _mm256_set1_epi32(x), top == 128));
-                    }
-                }
-                for (acc, word) in acc.iter_mut().zip(words) {
-                    *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(word, _mm256_set1_epi16(1)));
-                }
-                s += run;
-            }
-        }
+        unsafe { D::panel::<T>(acc, w, x, n, top) }
     }
 
     #[inline(always)]
@@ -540,6 +473,6 @@ impl Quant for Avx2 {
         out: &mut OutMut<'_>,
         place: Place,
     ) {
-        unsafe { sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+        unsafe { D::sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, place) }
     }
 }

@@ -4,6 +4,8 @@ mod amx;
 mod avx2;
 mod avx2_packed;
 mod avx512;
+mod avxvnni;
+mod dots;
 mod vnni;
 
 pub(crate) use amx::peaks as tile_peaks;
@@ -14,6 +16,9 @@ use super::Level;
 pub(super) fn add_levels(found: &mut Vec<&'static Level>) {
     if avx2::available() {
         found.push(&avx2::LEVEL);
+        if avxvnni::available() {
+            found.push(&avxvnni::LEVEL);
+        }
     }
     if avx2::available() && avx512::available() {
         found.push(&avx512::LEVEL);
@@ -26,9 +31,12 @@ pub(super) fn add_levels(found: &mut Vec<&'static Level>) {
     }
 }
 
-/// The level `amx-emulated`, where the processor has the vector instructions of `amx`.
-#[cfg(any(test, feature = "emulated-amx"))]
-pub(super) fn emulated_amx() -> Option<&'static Level> {
+/// Levels of other processors that this one can stand in for: `avxvnni-evex` and `amx-emulated`.
+#[cfg(any(test, feature = "emulated"))]
+pub(super) fn emulated() -> Vec<&'static Level> {
+    let vnni = avx2::available() && avxvnni::evex::available();
+    let mut found = Vec::from_iter(vnni.then_some(&avxvnni::evex::LEVEL));
     let vectors = avx2::available() && avx512::available() && vnni::available();
-    vectors.then(amx::emulated).flatten()
+    found.extend(vectors.then(amx::emulated).flatten());
+    found
 }

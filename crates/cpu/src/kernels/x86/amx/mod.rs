@@ -75,7 +75,7 @@ pub(super) static LEVEL: Level =
     Level { name: "amx", linear: linear::<Hardware>, vector: avx512::LEVEL.vector };
 
 /// The same bodies on tiles in plain code, given that the processor runs `avx512vnni`: for tests.
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 pub(super) fn emulated() -> Option<&'static Level> {
     static LEVEL: Level =
         Level { name: "amx-emulated", linear: linear::<unit::Emulated>, vector: avx512::LEVEL.vector };

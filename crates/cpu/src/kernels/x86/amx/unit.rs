@@ -99,12 +99,12 @@ impl Drop for Hardware {
 }
 
 /// Tiles in memory, with the arithmetic of the processor's manual to the bit.
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 pub(super) struct Emulated {
     tiles: [[u32; 256]; 8],
 }
 
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 impl Unit for Emulated {
     #[inline(always)]
     unsafe fn configure() -> Self {
@@ -167,20 +167,20 @@ impl Unit for Emulated {
 }
 
 /// The first bf16 of a pair; denormals are zero.
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 #[inline(always)]
 fn low(pair: u32) -> f32 {
     flush(f32::from_bits(pair << 16))
 }
 
 /// The second bf16 of a pair; denormals are zero.
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 #[inline(always)]
 fn high(pair: u32) -> f32 {
     flush(f32::from_bits(pair & 0xffff_0000))
 }
 
-#[cfg(any(test, feature = "emulated-amx"))]
+#[cfg(any(test, feature = "emulated"))]
 #[inline(always)]
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
