@@ -1,6 +1,11 @@
 //! Levels of AArch64.
 
+// Loops over registers of a row read best by number.
+#![allow(clippy::needless_range_loop)]
+
 mod dotprod;
+mod dots;
+mod i8mm;
 mod neon;
 mod neon_packed;
 
@@ -12,5 +17,8 @@ pub(super) fn add_levels(found: &mut Vec<&'static Level>) {
     found.push(&neon::LEVEL);
     if std::arch::is_aarch64_feature_detected!("dotprod") {
         found.push(&dotprod::LEVEL);
+        if i8mm::available() {
+            found.push(&i8mm::LEVEL);
+        }
     }
 }

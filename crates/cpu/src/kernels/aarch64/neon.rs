@@ -4,12 +4,14 @@
 
 use std::arch::aarch64::*;
 use std::arch::asm;
+use std::marker::PhantomData;
 
 use puna_quant::TensorType;
 
-use super::neon_packed::sweep_shell;
+use super::dots::{Dots, sweep_shell};
 use crate::kernels::generic::Simd;
 use crate::kernels::generic::panel::Place;
+use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::shells::{float_shells, packed_shells, vector_shells};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
@@ -19,14 +21,49 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| packed::kernel(ty))
 }
 
-vector_shells!(Neon<false>, "neon");
-float_shells!(Neon<false>, "neon");
-packed_shells!(Neon<false>, "neon");
-sweep_shell!(pub(super) sweep, Neon<false>, "neon");
+vector_shells!(Neon<Widening>, "neon");
+float_shells!(Neon<Widening>, "neon");
+packed_shells!(Neon<Widening>, "neon");
+sweep_shell!(sweep, Neon<Widening>, "neon");
 
-/// Vectors of eight f32; `DOT`: whether the processor has `sdot`.
+/// Vectors of eight f32; `D`: how codes of packed weights are multiplied.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon<const DOT: bool>;
+pub(crate) struct Neon<D>(PhantomData<D>);
+
+/// Multiplications that widen: two products of a code and an activation fit 16 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Widening;
+
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Dots for Widening {
+    #[inline(always)]
+    unsafe fn fours(acc: int32x4_t, c: int8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe {
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(c), vget_low_s8(x)));
+            let high = vpaddlq_s16(vmull_s8(vget_high_s8(c), vget_high_s8(x)));
+            vaddq_s32(acc, vpaddq_s32(low, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn products(acc: int32x4_t, c: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe {
+            let c = vreinterpretq_s8_u8(c);
+            let low = vmull_s8(vget_low_s8(c), vget_low_s8(x));
+            vpadalq_s16(acc, vmlal_s8(low, vget_high_s8(c), vget_high_s8(x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sweep<const SUB: usize, const MIN: bool>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+    }
+}
 
 /// Four binary16 as f32. The intrinsic's type is not stable; the instruction is part of NEON.
 #[inline(always)]
@@ -78,7 +115,7 @@ macro_rules! both {
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<D: Dots> Simd for Neon<D> {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
     const PANEL_TOKENS: usize = 12;

@@ -1,48 +1,16 @@
-//! Products of packed weights by `sdot`, or without it by widening multiplications.
+//! Packed weights in pairs of NEON registers, for all levels of AArch64: unpacking, scales, panels.
 //!
-//! Codes are signed bytes here: unsigned ones are below 128. Two products of a code and an activation fit 16 bits.
+//! What the levels differ in, the products of codes, is the parameter [`Dots`].
 
 use std::arch::aarch64::*;
-use std::arch::asm;
 
+use super::dots::Dots;
 use super::neon::{Neon, transpose4, widen_f16};
 use crate::kernels::OutMut;
 use crate::kernels::generic::formats::kquants::six_bits;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::{Quant, Simd};
-
-/// The sweep over tokens of one level, compiled once for each kind of scales; the class of codes is of no matter.
-macro_rules! sweep_shell {
-    ($vis:vis $name:ident, $S:ty, $features:literal) => {
-        #[target_feature(enable = $features)]
-        $vis fn $name<const SUB: usize, const MIN: bool>(
-            panel: $crate::kernels::generic::qpanel::Panel<'_>,
-            packed: &[u8],
-            tokens: usize,
-            out: &mut $crate::kernels::OutMut<'_>,
-            place: $crate::kernels::generic::panel::Place,
-        ) {
-            // SAFETY: this function has the features; the panel and the tokens were packed for each other.
-            unsafe {
-                $crate::kernels::generic::qpanel::sweep_body::<$S, SUB, MIN, 128>(panel, packed, tokens, out, place)
-            }
-        }
-    };
-}
-pub(super) use sweep_shell;
-
-/// Adds the products of four neighbours to each of four sums.
-#[inline(always)]
-unsafe fn sdot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    let mut acc = acc;
-    // SAFETY: register arithmetic with a feature that the caller has. The intrinsic is not stable.
-    unsafe {
-        asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) acc, in(vreg) a, in(vreg) b,
-             options(pure, nomem, nostack, preserves_flags));
-    }
-    acc
-}
 
 /// 0xff in each byte whose bit is set.
 #[inline(always)]
@@ -55,32 +23,21 @@ unsafe fn byte_mask(bits: u16) -> uint8x16_t {
     }
 }
 
-impl<const DOT: bool> Neon<DOT> {
-    /// `Σ c · x` of 16 codes, spread over four sums in any way.
-    #[inline(always)]
-    unsafe fn products(acc: int32x4_t, c: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: register arithmetic with features that the caller has.
-        unsafe {
-            let c = vreinterpretq_s8_u8(c);
-            if DOT {
-                return sdot(acc, c, x);
+/// From 64 codes of each of eight rows to `[k/8][row][k%8]` at `dst`.
+///
+/// # Safety
+/// The processor has NEON; `dst` is valid for 512 bytes.
+#[inline(always)]
+unsafe fn transpose_eights(rows: &[[uint8x16_t; 4]; 16], dst: *mut u8) {
+    // SAFETY: the caller's bytes and feature.
+    unsafe {
+        for quarter in 0..4 {
+            for pair in 0..4 {
+                let row = |i: usize| vreinterpretq_u64_u8(rows[2 * pair + i][quarter]);
+                let dst = dst.add(128 * quarter + 16 * pair);
+                vst1q_u8(dst, vreinterpretq_u8_u64(vzip1q_u64(row(0), row(1))));
+                vst1q_u8(dst.add(64), vreinterpretq_u8_u64(vzip2q_u64(row(0), row(1))));
             }
-            let low = vmull_s8(vget_low_s8(c), vget_low_s8(x));
-            vpadalq_s16(acc, vmlal_s8(low, vget_high_s8(c), vget_high_s8(x)))
-        }
-    }
-
-    /// `Σ c · x` of each four neighbours.
-    #[inline(always)]
-    unsafe fn fours(acc: int32x4_t, c: int8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: register arithmetic with features that the caller has.
-        unsafe {
-            if DOT {
-                return sdot(acc, c, x);
-            }
-            let low = vpaddlq_s16(vmull_s8(vget_low_s8(c), vget_low_s8(x)));
-            let high = vpaddlq_s16(vmull_s8(vget_high_s8(c), vget_high_s8(x)));
-            vaddq_s32(acc, vpaddq_s32(low, high))
         }
     }
 }
@@ -94,7 +51,7 @@ fn lanes(w: [float32x4_t; 4]) -> [f32; 16] {
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const DOT: bool> Quant for Neon<DOT> {
+impl<D: Dots> Quant for Neon<D> {
     type C = [uint8x16_t; 4];
     type W = [float32x4_t; 4];
     type A = float32x4_t;
@@ -312,13 +269,13 @@ impl<const DOT: bool> Quant for Neon<DOT> {
             let x = |i: usize| vld1q_s8(x.add(16 * i));
             if sub == 16 {
                 for i in 0..4 {
-                    let sums = Self::products(vdupq_n_s32(0), c[i], x(i));
+                    let sums = D::products(vdupq_n_s32(0), c[i], x(i));
                     acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[4 * j + i]);
                 }
             } else {
                 for half in 0..2 {
-                    let sums = Self::products(vdupq_n_s32(0), c[2 * half], x(2 * half));
-                    let sums = Self::products(sums, c[2 * half + 1], x(2 * half + 1));
+                    let sums = D::products(vdupq_n_s32(0), c[2 * half], x(2 * half));
+                    let sums = D::products(sums, c[2 * half + 1], x(2 * half + 1));
                     acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[2 * j + half]);
                 }
             }
@@ -337,10 +294,10 @@ impl<const DOT: bool> Quant for Neon<DOT> {
             let mut acc = acc;
             for i in 0..4 {
                 let x = |quarter: usize| vld1q_s8(x.add(64 * quarter + 16 * i));
-                let even = Self::products(vdupq_n_s32(0), c[0][i], x(0));
-                let even = Self::products(even, c[1][i], x(1));
-                let odd = Self::products(vdupq_n_s32(0), c[2][i], x(2));
-                let odd = Self::products(odd, c[3][i], x(3));
+                let even = D::products(vdupq_n_s32(0), c[0][i], x(0));
+                let even = D::products(even, c[1][i], x(1));
+                let odd = D::products(vdupq_n_s32(0), c[2][i], x(2));
+                let odd = D::products(odd, c[3][i], x(3));
                 acc = vfmaq_f32(acc, vcvtq_f32_s32(vpaddq_s32(even, odd)), w[i]);
             }
             acc
@@ -358,6 +315,9 @@ impl<const DOT: bool> Quant for Neon<DOT> {
     #[inline(always)]
     unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8) {
         unsafe {
+            if D::PANEL_CODES == 8 {
+                return transpose_eights(rows, dst);
+            }
             for quarter in 0..4 {
                 for group in 0..2 {
                     let block = std::array::from_fn(|i| vreinterpretq_u32_u8(rows[4 * group + i][quarter]));
@@ -398,16 +358,7 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         n: usize,
         _: i32,
     ) {
-        unsafe {
-            for s in 0..n / 4 {
-                let w = [w.add(32 * s), w.add(32 * s + 16)].map(|p| vld1q_s8(p.cast()));
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let four = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
-                    let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-                    *acc = [Self::fours(acc[0], w[0], x), Self::fours(acc[1], w[1], x)];
-                }
-            }
-        }
+        unsafe { D::panel::<T>(acc, w, x, n) }
     }
 
     #[inline(always)]
@@ -418,12 +369,6 @@ impl<const DOT: bool> Quant for Neon<DOT> {
         out: &mut OutMut<'_>,
         place: Place,
     ) {
-        unsafe {
-            if DOT {
-                super::dotprod::sweep::<SUB, MIN>(panel, packed, tokens, out, place);
-            } else {
-                super::neon::sweep::<SUB, MIN>(panel, packed, tokens, out, place);
-            }
-        }
+        unsafe { D::sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
     }
 }

@@ -240,7 +240,8 @@ pub(crate) trait Quant: Simd {
     unsafe fn a_add(a: Self::A, b: Self::A) -> Self::A;
     unsafe fn a_sum(a: Self::A) -> f32;
 
-    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes.
+    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes. Or by any other number that
+    /// divides 16, if [`Quant::panel_dot`] knows.
     unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8);
     /// From the scales of `LANES` rows to `[lane][row]` at `dst`: `16 · LANES` f32.
     unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32);
