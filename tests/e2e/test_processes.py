@@ -139,6 +139,14 @@ def test_a_server_told_to_end_at_any_moment_ends_cleanly(home):
         connection.close()
 
 
+def test_an_error_that_nobody_reads_is_still_an_error(home):
+    for args, status in ((["show", "no-such-model"], 1), (["no-such-command"], 2)):
+        process = subprocess.Popen([BINARY, *args], env=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stderr.close()
+        assert process.wait(30) == status
+        process.stdout.close()
+
+
 def connected(env):
     host, _, port = env["OLLAMA_HOST"].partition(":")
     try:

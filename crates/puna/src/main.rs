@@ -29,7 +29,7 @@ fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::from(if error.use_stderr() { usage::STATUS } else { 0 });
             };
-            eprintln!("Error: {text}");
+            out::note(format_args!("Error: {text}"));
             return ExitCode::from(usage::STATUS);
         }
     };
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("Error: {error:#}");
+            out::note(format_args!("Error: {error:#}"));
             if error.is::<usage::WrongUsage>() { ExitCode::from(usage::STATUS) } else { ExitCode::FAILURE }
         }
     }

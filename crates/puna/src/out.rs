@@ -1,5 +1,6 @@
-//! Standard output. A reader that goes away early, as `head` does, is no error.
+//! Standard output and error. A reader that goes away early, as `head` does, is no error.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use anyhow::Result;
@@ -15,6 +16,11 @@ pub fn text(text: &str) -> Result<()> {
 /// Writes text and a line end.
 pub fn line(line: &str) -> Result<()> {
     text(&format!("{line}\n"))
+}
+
+/// Writes a line to standard error, if anybody reads it; `eprintln!` would panic where nobody does.
+pub fn note(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Writes one JSON document.

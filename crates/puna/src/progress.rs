@@ -30,7 +30,7 @@ impl Display {
         let label = label(progress);
         let Some(bars) = &self.bars else {
             if self.last != label {
-                eprintln!("{label}");
+                crate::out::note(&label);
                 self.last = label;
             }
             return;

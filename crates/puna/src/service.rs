@@ -202,7 +202,7 @@ async fn end_when_terminated(terminal: crate::terminal::Saved, own: Arc<Mutex<Op
 fn client_config() -> Result<Config> {
     let config = Config::from_env()?;
     for warning in config.warnings.iter().filter(|warning| warning.variable.ends_with("_HOST")) {
-        eprintln!("warning: {warning}");
+        crate::out::note(format_args!("warning: {warning}"));
     }
     if config.address.scheme != "http" {
         let Address { scheme, host, port, .. } = &config.address;

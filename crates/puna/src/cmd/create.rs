@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use crate::cli::CreateArgs;
+use crate::out;
 use crate::progress::Display;
 use crate::service::Service;
 
@@ -29,7 +30,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         display.status(&progress.status);
     })?;
     for name in &plan.deprecated {
-        eprintln!("warning: parameter {name} is deprecated");
+        out::note(format_args!("warning: parameter {name} is deprecated"));
     }
     let service = Service::connect_or_own()?;
     service.runtime().block_on(async {

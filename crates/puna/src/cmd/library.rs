@@ -25,14 +25,14 @@ pub fn remove(models: &[String]) -> Result<()> {
             match service.wait(unload(service.client(), model)) {
                 Ok(()) => {}
                 Err(error) if is_not_found(&error) => {}
-                Err(_) => eprintln!("Warning: unable to stop model '{model}'"),
+                Err(_) => out::note(format_args!("Warning: unable to stop model '{model}'")),
             }
         }
         match service.wait(service.client().delete(model)) {
             Ok(warning) => {
                 out::line(&format!("deleted '{model}'"))?;
                 if let Some(warning) = warning {
-                    eprintln!("Warning: {warning}");
+                    out::note(format_args!("Warning: {warning}"));
                 }
             }
             Err(error) => failed.push(error.to_string()),

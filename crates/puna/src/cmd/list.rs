@@ -15,7 +15,7 @@ pub fn run(args: &ListArgs) -> Result<()> {
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
     for warning in &list.warnings {
-        eprintln!("Warning: {warning}");
+        out::note(format_args!("Warning: {warning}"));
     }
     if args.json { out::json(&list) } else { out::text(&table(&list)) }
 }

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::{Cli, Command};
+use crate::out;
 
 /// Does what the command line says.
 pub fn run(cli: Cli) -> Result<ExitCode> {
@@ -65,13 +66,17 @@ fn version() -> Result<()> {
     let own = env!("CARGO_PKG_VERSION");
     crate::out::line(&format!("puna version is {own}"))?;
     match crate::service::Service::version() {
-        Ok(None) => eprintln!("Warning: could not connect to a running Puna instance"),
+        Ok(None) => out::note("Warning: could not connect to a running Puna instance"),
         Ok(Some(server)) if server.puna.is_empty() => {
-            eprintln!("Warning: the server is an Ollama, version {}", server.version);
+            out::note(format_args!("Warning: the server is an Ollama, version {}", server.version));
         }
-        Ok(Some(server)) if server.puna != own => eprintln!("Warning: server version is {}", server.puna),
+        Ok(Some(server)) if server.puna != own => {
+            out::note(format_args!("Warning: server version is {}", server.puna))
+        }
         Ok(Some(_)) => {}
-        Err(error) => eprintln!("Warning: could not connect to a running Puna instance: {error:#}"),
+        Err(error) => {
+            out::note(format_args!("Warning: could not connect to a running Puna instance: {error:#}"))
+        }
     }
     Ok(())
 }

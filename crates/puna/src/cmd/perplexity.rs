@@ -64,7 +64,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
             Ok(())
         })?;
         let (done, all) = (number + 1, windows.len());
-        eprintln!("[{done}/{all}] {:.4}", score.perplexity());
+        out::note(format_args!("[{done}/{all}] {:.4}", score.perplexity()));
     }
     if let Some(saver) = saved {
         saver.finish()?;

@@ -33,7 +33,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let file = ModelFile::open(&args.model)?;
     let plan = Plan::new(args, &file)?;
     let machine = plan.compute.backend()?.describe();
-    eprintln!("probing the machine: {}", report::machine(&machine));
+    out::note(format_args!("probing the machine: {}", report::machine(&machine)));
     let before = probe::limits(machine.threads, &machine.kernels)?;
     let (measured, resident) = if plan.embeds() { embeddings(&file, &plan)? } else { steps(&file, &plan)? };
     // Others may have been busy at one end of the run: the machine can do what it did at its better one.
@@ -60,7 +60,7 @@ fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Residen
     let mut evaluator = plan.compute.evaluator(file)?;
     let mut results = Vec::new();
     for test in &plan.tests {
-        eprintln!("{}", test.name());
+        out::note(test.name());
         results.extend(measure::run(&mut evaluator, test, plan)?);
     }
     let resident = memory::resident(file.gguf.paths(), cache_bytes(&evaluator, plan));
@@ -71,7 +71,7 @@ fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Residen
 fn embeddings(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
     let (mut results, mut resident) = (Vec::new(), None);
     for test in &plan.tests {
-        eprintln!("{}", test.name());
+        out::note(test.name());
         let (measured, memory) = embed::run(file, test, plan)?;
         results.extend(measured);
         resident = memory;
@@ -96,7 +96,7 @@ fn starts(args: &BenchArgs, file: &ModelFile) -> Result<Vec<f64>> {
     let Some(path) = &file.path else {
         bail!("{} is a part of this program: --start needs a file", file.shown);
     };
-    eprintln!("process start to first output");
+    out::note("process start to first output");
     start::seconds(path, args.repetitions)
 }
 
