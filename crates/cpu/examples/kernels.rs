@@ -180,7 +180,7 @@ fn attention(level: &Level) {
                         let at = (8 * i + at) % pages;
                         let (keys, values) = (rows(layout, at), rows(KvLayout::Rows, pages + at));
                         let after = (at + 1) % pages;
-                        let next = [rows(layout, after).data, rows(KvLayout::Rows, pages + after).data];
+                        let next = rows(layout, after).data;
                         let run = AttendRun { q: &q, keys, values, visible: &visible, next, softcap: None };
                         (level.vector.attend)(&run, &mut state, &mut scratch);
                     }

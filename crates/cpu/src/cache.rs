@@ -1,5 +1,5 @@
-//! The paged cache: for each layer, pages of keys and of values; in a page, each head's rows follow each other. Keys of types
-//! without blocks lie in columns, as attention's kernel wants them.
+//! The paged cache: a page has for each layer, for each head its keys, then its values, so that attention to a page of a
+//! layer reads memory from one end to the other. Keys of types without blocks lie in columns, as attention's kernel wants them.
 
 use puna_graph::{BackendError, CacheSpec, KvType};
 
@@ -23,8 +23,10 @@ struct Half {
     heads: usize,
     dim: usize,
     row_bytes: usize,
-    /// Where they begin in a page.
+    /// Where the first head begins in a page.
     offset: usize,
+    /// From one head to the next: keys and values of a head lie together.
+    head_bytes: usize,
 }
 
 /// Which half of a layer.
@@ -42,26 +44,37 @@ impl Cache {
         // Columns hold whole runs.
         let columns = spec.page_tokens.is_multiple_of(RUN) && spec.key_type.block_values() == 1;
         let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
-        let mut offset = 0;
-        let mut half = |ty: KvType, layout: KvLayout, heads: usize, dim: usize| {
+        let check = |ty: KvType, dim: usize| {
             let multiple = ty.block_values();
-            if !dim.is_multiple_of(multiple) {
-                return Err(BackendError::CacheType { ty, multiple, dim });
+            if dim.is_multiple_of(multiple) {
+                Ok(())
+            } else {
+                Err(BackendError::CacheType { ty, multiple, dim })
             }
-            let half = Half { ty, layout, heads, dim, row_bytes: ty.row_bytes(dim), offset };
-            offset += heads * spec.page_tokens * half.row_bytes;
-            Ok(half)
         };
-        let layers = spec
-            .layers
-            .iter()
-            .map(|l| {
-                Ok([
-                    half(spec.key_type, key_layout, l.kv_heads, l.key_dim)?,
-                    half(spec.value_type, KvLayout::Rows, l.kv_heads, l.value_dim)?,
-                ])
-            })
-            .collect::<Result<_, _>>()?;
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        let mut offset = 0;
+        for l in &spec.layers {
+            check(spec.key_type, l.key_dim)?;
+            check(spec.value_type, l.value_dim)?;
+            let row_bytes = [spec.key_type.row_bytes(l.key_dim), spec.value_type.row_bytes(l.value_dim)];
+            let (keys, head_bytes) =
+                (spec.page_tokens * row_bytes[0], spec.page_tokens * row_bytes.iter().sum::<usize>());
+            let half = |ty, layout, dim, row_bytes, offset| Half {
+                ty,
+                layout,
+                heads: l.kv_heads,
+                dim,
+                row_bytes,
+                offset,
+                head_bytes,
+            };
+            layers.push([
+                half(spec.key_type, key_layout, l.key_dim, row_bytes[0], offset),
+                half(spec.value_type, KvLayout::Rows, l.value_dim, row_bytes[1], offset + keys),
+            ]);
+            offset += l.kv_heads * head_bytes;
+        }
         let bytes = spec.pages.saturating_mul(offset);
         Ok(Self { layers, bytes: Shared::named(bytes, "the cache")?, page_bytes: offset, spec })
     }
@@ -150,7 +163,7 @@ impl Cache {
 
     /// Where the positions of a head in a page begin.
     fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
-        page as usize * self.page_bytes + half.offset + head * self.spec.page_tokens * half.row_bytes
+        page as usize * self.page_bytes + half.offset + head * half.head_bytes
     }
 
     /// Makes the page `to` a copy of `from`.

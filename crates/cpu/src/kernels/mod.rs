@@ -328,8 +328,8 @@ pub struct AttendRun<'a> {
     pub values: KvRows<'a>,
     /// For each query row the first position that it sees and one past the last, counted from the run's first.
     pub visible: &'a [(usize, usize)],
-    /// Keys and values that come next, or nothing: a hint.
-    pub next: [&'a [u8]; 2],
+    /// The keys that come next, or nothing: a hint.
+    pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
 }

@@ -18,6 +18,10 @@ const BLOCK_ROWS: usize = 64;
 /// Positions after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
 /// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
 const SPAN: usize = 512;
+/// Query rows of a key head up to which a task takes several of them.
+const FEW_ROWS: usize = 16;
+/// Tasks a thread that even out what threads differ in speed.
+const TASKS_A_THREAD: usize = 8;
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
@@ -73,7 +77,9 @@ struct Block {
     /// First row in the segment.
     row: usize,
     rows: usize,
+    /// First key head, and how many.
     kv_head: usize,
+    kv_heads: usize,
     /// Positions seen by this task.
     from: usize,
     to: usize,
@@ -123,20 +129,39 @@ impl Attend {
         let block_rows = (BLOCK_ROWS / group).max(1);
         let mut work = Work::default();
         let blocks: usize = step.input.segments.iter().map(|s| s.rows.div_ceil(block_rows)).sum();
-        let cut = step.threads > 1 && blocks * self.spec.kv_heads < step.threads * 4;
+        let cut = step.threads > 1 && blocks * self.spec.kv_heads < step.threads * TASKS_A_THREAD;
         for (index, s) in step.input.segments.iter().enumerate() {
             for row in (0..s.rows).step_by(block_rows) {
                 let rows = block_rows.min(s.rows - row);
                 let (from, to) = visible(self.spec.mask, s, row, rows);
                 // Whole runs, so that a position always takes part in the same one.
                 let from = from / RUN * RUN;
-                for kv_head in 0..self.spec.kv_heads {
-                    let block = Block { segment: index, row, rows, kv_head, from, to, partial: None };
-                    work.push(block, cut, rows * group * (self.spec.value_dim + 2));
+                let spans = if cut { spans(from, to).count() } else { 1 };
+                let heads = self.heads_a_task(rows, blocks * spans, step.threads);
+                for kv_head in (0..self.spec.kv_heads).step_by(heads) {
+                    let kv_heads = heads.min(self.spec.kv_heads - kv_head);
+                    let block =
+                        Block { segment: index, row, rows, kv_head, kv_heads, from, to, partial: None };
+                    work.push(block, cut, kv_heads * self.state_len(rows));
                 }
             }
         }
         work
+    }
+
+    /// Key heads of a task, if there were so many tasks with all of them. Where there are few query rows, those of all heads
+    /// fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
+    fn heads_a_task(&self, rows: usize, tasks: usize, threads: usize) -> usize {
+        if rows * self.group() > FEW_ROWS {
+            return 1;
+        }
+        let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(self.spec.kv_heads);
+        self.spec.kv_heads.div_ceil(parts)
+    }
+
+    /// Floats of the running softmax of a key head's queries, for so many rows.
+    fn state_len(&self, rows: usize) -> usize {
+        rows * self.group() * (self.spec.value_dim + 2)
     }
 }
 
@@ -220,6 +245,7 @@ unsafe impl Instruction for Attend {
         let values = (self.spec.key_dim + self.spec.value_dim) as u64;
         self.work.blocks.iter().fold((0, 0), |(b, m), block| {
             let positions = (block.to - block.from) as u64;
+            let positions = positions * block.kv_heads as u64;
             (b + positions * bytes, m + positions * values * (block.rows * self.group()) as u64)
         })
     }
@@ -245,7 +271,9 @@ fn combine(total: &mut RunningSoftmax<'_>, span: &RunningSoftmax<'_>, dim: usize
             continue;
         }
         let max = total.max[r].max(span.max[r]);
-        let (before, new) = ((total.max[r] - max).exp(), (span.max[r] - max).exp());
+        // One of both is 1.
+        let shrink = |from: f32| if from == max { 1.0 } else { (from - max).exp() };
+        let (before, new) = (shrink(total.max[r]), shrink(span.max[r]));
         total.max[r] = max;
         total.sum[r] = total.sum[r] * before + span.sum[r] * new;
         let acc = &mut total.acc[r * dim..][..dim];
@@ -255,51 +283,80 @@ fn combine(total: &mut RunningSoftmax<'_>, span: &RunningSoftmax<'_>, dim: usize
 
 impl Attend {
     fn attend(&self, block: Block, step: &Step<'_>, memory: &mut Vec<f32>, scratch: &mut Scratch) {
-        let AttentionSpec { key_dim, value_dim, scale, .. } = self.spec;
+        let AttentionSpec { key_dim, .. } = self.spec;
         let group = self.group();
         let s = &step.input.segments[block.segment];
         let rows = block.rows * group;
-        let each = rows * (value_dim + 2);
-        // Query rows, the results of a span, those of all spans.
-        memory.resize(rows * key_dim + 2 * each, 0.0);
-        let (q, rest) = memory.split_at_mut(rows * key_dim);
-        let (running, total) = rest.split_at_mut(each);
-        let (mut running, mut total) = (results(running, rows), results(total, rows));
-        for (i, q) in q.chunks_exact_mut(group * key_dim).enumerate() {
-            // SAFETY: computed before a barrier.
-            let row = unsafe { step.arena.row(&self.q, s.first_row + block.row + i) };
-            let heads = &row[block.kv_head * group * key_dim..][..group * key_dim];
-            q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * scale);
-        }
+        let each = self.state_len(block.rows);
+        // For each key head its query rows; the results of a span; those of all spans.
+        memory.resize(block.kv_heads * (rows * key_dim + 2 * each), 0.0);
+        let (q, rest) = memory.split_at_mut(block.kv_heads * rows * key_dim);
+        let (running, total) = rest.split_at_mut(block.kv_heads * each);
+        self.scaled_queries(block, step, q);
         let mut visible = vec![(0, 0); rows];
-        restart(&mut total);
+        total.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
         for (from, to) in spans(block.from, block.to) {
-            restart(&mut running);
+            running.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
             let mut at = from;
+            let mut now = self.run_at(step, s, block.kv_head, at, to);
             while at < to {
-                let (keys, values) = self.run_at(step, s, block.kv_head, at, to);
-                for (r, visible) in visible.iter_mut().enumerate() {
-                    let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + r / group);
-                    *visible = (from.saturating_sub(at).min(keys.rows), to.saturating_sub(at).min(keys.rows));
+                let len = now.0.rows;
+                for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
+                    let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + row);
+                    visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
                 }
-                let next = match at + keys.rows {
-                    after if after < to => {
-                        let (keys, values) = self.run_at(step, s, block.kv_head, after, to);
-                        [keys.data, values.data]
+                for head in 0..block.kv_heads {
+                    let (keys, values) = now;
+                    // Of one run head after head, then the next run.
+                    let (ahead, next_head) =
+                        if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
+                    let more = ahead < to;
+                    if more {
+                        now = self.run_at(step, s, block.kv_head + next_head, ahead, to);
                     }
-                    _ => [&[][..]; 2],
-                };
-                let run = AttendRun { q, keys, values, visible: &visible, next, softcap: self.spec.softcap };
-                (step.level.vector.attend)(&run, &mut running, scratch);
-                at += keys.rows;
+                    let next = if more { now.0.data } else { &[] };
+                    let q = &q[head * rows * key_dim..][..rows * key_dim];
+                    let run =
+                        AttendRun { q, keys, values, visible: &visible, next, softcap: self.spec.softcap };
+                    let mut state = results(&mut running[head * each..][..each], rows);
+                    (step.level.vector.attend)(&run, &mut state, scratch);
+                }
+                at += len;
             }
             match block.partial {
-                Some((offset, _)) => self.keep_partial(offset, &running),
-                None => combine(&mut total, &running, value_dim),
+                Some((offset, _)) => {
+                    // SAFETY: each span has its own part.
+                    unsafe { self.partials.slice_mut(offset, running.len()) }.copy_from_slice(running);
+                }
+                None => self.combine_heads(total, running, rows),
             }
         }
         if block.partial.is_none() {
-            self.finish(block, &total, step);
+            self.finish(block, total, step);
+        }
+    }
+
+    /// Query rows of each key head of a block, rows of a head together.
+    fn scaled_queries(&self, block: Block, step: &Step<'_>, q: &mut [f32]) {
+        let (group, dim) = (self.group(), self.spec.key_dim);
+        let first_row = step.input.segments[block.segment].first_row + block.row;
+        for row in 0..block.rows {
+            // SAFETY: computed before a barrier.
+            let all = unsafe { step.arena.row(&self.q, first_row + row) };
+            for head in 0..block.kv_heads {
+                let heads = &all[(block.kv_head + head) * group * dim..][..group * dim];
+                let q = &mut q[(head * block.rows + row) * group * dim..][..group * dim];
+                q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
+            }
+        }
+    }
+
+    /// Adds the results of the next span of positions, for each key head.
+    fn combine_heads(&self, total: &mut [f32], span: &mut [f32], rows: usize) {
+        let dim = self.spec.value_dim;
+        let each = rows * (dim + 2);
+        for (total, span) in total.chunks_exact_mut(each).zip(span.chunks_exact_mut(each)) {
+            combine(&mut results(total, rows), &results(span, rows), dim);
         }
     }
 
@@ -333,16 +390,20 @@ impl Attend {
     }
 
     /// Writes the rows of a block: the weighted values over the sum of weights.
-    fn finish(&self, block: Block, total: &RunningSoftmax<'_>, step: &Step<'_>) {
+    fn finish(&self, block: Block, total: &mut [f32], step: &Step<'_>) {
         let (group, dim) = (self.group(), self.spec.value_dim);
         let s = &step.input.segments[block.segment];
-        for r in 0..total.max.len() {
-            let (token, head) = (block.row + r / group, block.kv_head * group + r % group);
-            let factor = self.factor(total.max[r], total.sum[r], head);
-            let start = self.out.start + (s.first_row + token) * self.out.stride + head * dim;
-            // SAFETY: a token's head belongs to one block.
-            let out = unsafe { step.arena.slice_mut(start, dim) };
-            out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
+        let rows = block.rows * group;
+        for (kv_head, total) in (block.kv_head..).zip(total.chunks_exact_mut(self.state_len(block.rows))) {
+            let total = results(total, rows);
+            for r in 0..rows {
+                let (token, head) = (block.row + r / group, kv_head * group + r % group);
+                let factor = self.factor(total.max[r], total.sum[r], head);
+                let start = self.out.start + (s.first_row + token) * self.out.stride + head * dim;
+                // SAFETY: a token's head belongs to one block.
+                let out = unsafe { step.arena.slice_mut(start, dim) };
+                out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
+            }
         }
     }
 
@@ -355,26 +416,14 @@ impl Attend {
         shrink / (sum * shrink + (sink - top).exp())
     }
 
-    fn keep_partial(&self, offset: usize, running: &RunningSoftmax<'_>) {
-        let rows = running.max.len();
-        // SAFETY: each span has its own part.
-        let out = unsafe { self.partials.slice_mut(offset, rows * (self.spec.value_dim + 2)) };
-        out[..rows].copy_from_slice(running.max);
-        out[rows..2 * rows].copy_from_slice(running.sum);
-        out[2 * rows..].copy_from_slice(running.acc);
-    }
-
     /// Merges the spans of a block into the first one's results.
     fn merge(&self, m: &Merge, step: &Step<'_>) {
         let rows = m.block.rows * self.group();
-        let len = rows * (self.spec.value_dim + 2);
+        let len = m.block.kv_heads * self.state_len(m.block.rows);
         // SAFETY: every span is written, and this is the only task that goes on with them.
         let partials = unsafe { self.partials.slice_mut(m.partial, m.spans * len) };
-        let (first, others) = partials.split_at_mut(len);
-        let mut total = results(first, rows);
-        for span in others.chunks_exact_mut(len) {
-            combine(&mut total, &results(span, rows), self.spec.value_dim);
-        }
-        self.finish(m.block, &total, step);
+        let (total, others) = partials.split_at_mut(len);
+        others.chunks_exact_mut(len).for_each(|span| self.combine_heads(total, span, rows));
+        self.finish(m.block, total, step);
     }
 }

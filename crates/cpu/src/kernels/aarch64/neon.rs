@@ -277,4 +277,8 @@ impl<D: Dots> Simd for Neon<D> {
     unsafe fn prefetch(p: *const u8) {
         unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags)) }
     }
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        unsafe { asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags)) }
+    }
 }

@@ -1,19 +1,17 @@
 //! The inner loop of attention: query rows against a run of cached positions, with a running softmax.
 //!
 //! A run is [`RUN`] positions. Keys are wanted with positions in vector lanes (`[value][position]`, as the cache keeps them
-//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. For
-//! many query rows keys and values are expanded to f32 once, for few they are converted as they are read.
+//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. Floats
+//! are converted as they are read, beside the multiply-adds; what is stored in blocks is expanded to f32 once.
 //!
 //! What a query row gets does not depend on the rows beside it: every path adds in the same order.
 
 use puna_quant::float::f32_to_bf16;
 
-use super::rows::{F16, F32, RowFormat};
+use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
 use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
 
-/// Query rows from which expanding to f32 pays.
-const MANY: usize = 12;
 /// Vectors of lanes (positions or values) of a tile.
 const WIDE: usize = 4;
 
@@ -41,7 +39,7 @@ pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f
     }
 }
 
-/// A matrix that tiles read: rows of values in `ty`, f32 or f16.
+/// A matrix that tiles read: rows of floats.
 #[derive(Clone, Copy)]
 struct Matrix {
     ty: KvType,
@@ -55,10 +53,14 @@ impl Matrix {
     }
 
     /// Rows as they are where tiles can read them, else expanded into `room`.
-    fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
-        if rows.ty == KvType::F32 || rows.ty == KvType::F16 && queries < MANY {
+    fn of(rows: KvRows<'_>, room: &mut [f32], expand: Expand) -> Self {
+        if rows.ty.block_values() == 1 {
             return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
         }
+        Self::expanded(rows, room, expand)
+    }
+
+    fn expanded(rows: KvRows<'_>, room: &mut [f32], expand: Expand) -> Self {
         expand(rows, room);
         Self::floats(room, rows.dim)
     }
@@ -74,37 +76,49 @@ pub(crate) unsafe fn attend<S: Simd>(
 ) {
     run.check(state);
     let (g, keys, values) = (run.visible.len(), run.keys, run.values);
-    let sizes = [g * RUN, keys.dim * RUN, keys.dim.max(values.dim) * RUN];
+    let sizes = [g * RUN, keys.dim * RUN, values.dim * RUN, keys.dim * RUN];
     let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
     let (scores, room) = room.split_at_mut(sizes[0]);
     let (transposed, room) = room.split_at_mut(sizes[1]);
+    let (expanded, room) = room.split_at_mut(sizes[2]);
     // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
     unsafe {
-        // Few query rows wait for memory, and no processor foresees where the next run lies.
-        let next = if g < MANY { run.next } else { [&[][..]; 2] };
         let columns = match keys.layout {
             KvLayout::Columns => {
                 let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
-                Matrix::of(columns, g, transposed, expanders[0])
+                Matrix::of(columns, transposed, expanders[0])
             }
             KvLayout::Rows => {
-                // As for many queries: what is transposed is f32.
-                let rows = Matrix::of(keys, MANY, room, expanders[0]);
+                let rows = Matrix::expanded(keys, room, expanders[0]);
                 transpose::<S>(rows, keys.rows, keys.dim, transposed);
                 Matrix::floats(transposed, RUN)
             }
         };
-        match columns.ty {
-            KvType::F16 => score::<S, F16>(run.q, keys.dim, columns, scores, next[0]),
-            _ => score::<S, F32>(run.q, keys.dim, columns, scores, next[0]),
-        }
-        for row in 0..g {
-            fold::<S>(run, row, &mut scores[row * RUN..][..RUN], state);
-        }
-        let rows = Matrix::of(values, g, room, expanders[1]);
-        match rows.ty {
-            KvType::F16 => accumulate::<S, F16>(scores, g, rows, values, state.acc, next[1]),
-            _ => accumulate::<S, F32>(scores, g, rows, values, state.acc, next[1]),
+        let rows = Matrix::of(values, expanded, expanders[1]);
+        // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
+        // so all tiles meet the keys first.
+        let each = if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
+        // No processor foresees where the next run lies, so each half asks for the one after it.
+        let mut ahead = [values.data, run.next];
+        for h in (0..g).step_by(each.max(1)) {
+            let n = each.min(g - h);
+            let q = &run.q[h * keys.dim..][..n * keys.dim];
+            let scores = &mut scores[..n * RUN];
+            match columns.ty {
+                KvType::F16 => score::<S, F16>(q, keys.dim, columns, scores, ahead[0]),
+                KvType::Bf16 => score::<S, Bf16>(q, keys.dim, columns, scores, ahead[0]),
+                _ => score::<S, F32>(q, keys.dim, columns, scores, ahead[0]),
+            }
+            for i in 0..n {
+                fold::<S>(run, h + i, &mut scores[i * RUN..][..RUN], state);
+            }
+            let acc = &mut state.acc[h * values.dim..][..n * values.dim];
+            match rows.ty {
+                KvType::F16 => accumulate::<S, F16>(scores, rows, values, acc, ahead[1]),
+                KvType::Bf16 => accumulate::<S, Bf16>(scores, rows, values, acc, ahead[1]),
+                _ => accumulate::<S, F32>(scores, rows, values, acc, ahead[1]),
+            }
+            ahead = [&[][..]; 2];
         }
     }
 }
@@ -137,28 +151,40 @@ unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32])
 }
 
 /// Memory that is read soon, asked for a few lines at a time.
-struct Ahead<'a> {
-    left: &'a [u8],
-    /// Bytes to ask for at once.
-    each: usize,
+struct Ahead {
+    at: *const u8,
+    /// Lines to ask for at once.
+    lines: usize,
 }
 
-impl<'a> Ahead<'a> {
+impl Ahead {
     /// All of `bytes` in so many steps.
     #[inline(always)]
-    fn new(bytes: &'a [u8], steps: usize) -> Self {
-        Self { left: bytes, each: bytes.len().div_ceil(steps.max(1)).next_multiple_of(64) }
+    fn new(bytes: &[u8], steps: usize) -> Self {
+        Self { at: bytes.as_ptr(), lines: bytes.len().div_ceil(64 * steps.max(1)) }
     }
 
     #[inline(always)]
     unsafe fn fetch<S: Simd>(&mut self) {
-        let (now, left) = self.left.split_at(self.each.min(self.left.len()));
-        for line in now.chunks(64) {
+        for _ in 0..self.lines {
             // SAFETY: features by the module's contract.
-            unsafe { S::prefetch(line.as_ptr()) }
+            unsafe { S::prefetch_far(self.at) }
+            // Rounded up, this may pass the end: a hint may point anywhere.
+            self.at = self.at.wrapping_add(64);
         }
-        self.left = left;
     }
+}
+
+/// `$body` for each `$i` below `$n`, four times between two branches: a loop of 64 short turns ends in a wrong guess.
+macro_rules! in_fours {
+    ($n:expr, $i:ident => $body:block) => {
+        let (n, mut next) = ($n, 0);
+        while next + 4 <= n {
+            for $i in next..next + 4 $body
+            next += 4;
+        }
+        for $i in next..n $body
+    };
 }
 
 /// Scores of all query rows: `to[row · RUN + position]`.
@@ -181,6 +207,7 @@ unsafe fn score<S: Simd, R: RowFormat>(q: &[f32], dim: usize, keys: Matrix, to: 
                 }
             }
         }
+        ahead.lines = 0;
         h += n;
     }
 }
@@ -206,12 +233,12 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
     keys: Matrix,
     i: usize,
     to: *mut f32,
-    ahead: &mut Ahead<'_>,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: as for `score`.
     unsafe {
         let mut acc = [[S::splat(0.0); WIDE]; G];
-        for d in 0..dim {
+        in_fours!(dim, d => {
             ahead.fetch::<S>();
             let column = keys.data.add(d * keys.stride);
             let mut lanes = [S::splat(0.0); WIDE];
@@ -224,7 +251,7 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
                     acc[j] = S::fma(q, lanes[j], acc[j]);
                 }
             }
-        }
+        });
         for (h, acc) in acc.into_iter().enumerate() {
             for (j, acc) in acc.into_iter().enumerate() {
                 S::store(to.add(h * RUN + j * S::LANES), acc);
@@ -246,22 +273,33 @@ unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], sta
         if let Some(cap) = run.softcap {
             soft_cap::<S>(scores, cap);
         }
-        scores[..from].fill(f32::NEG_INFINITY);
-        scores[to..].fill(f32::NEG_INFINITY);
-        let largest = vector::max::<S>(scores);
-        if largest == f32::NEG_INFINITY {
-            scores.fill(0.0);
-            return;
+        if to - from < RUN {
+            scores[..from].fill(f32::NEG_INFINITY);
+            scores[to..].fill(f32::NEG_INFINITY);
         }
-        let dim = run.values.dim;
+        let mut largest = S::load(scores.as_ptr());
+        for i in (S::LANES..RUN).step_by(S::LANES) {
+            largest = S::max(S::load(scores.as_ptr().add(i)), largest);
+        }
         let max = state.max[row];
-        if largest > max {
+        // Seldom, but for the first runs.
+        if S::any_above(largest, max) {
+            let largest = S::hmax(largest);
             let shrink = (max - largest).exp();
             state.sum[row] *= shrink;
-            vector::scale::<S>(&mut state.acc[row * dim..][..dim], shrink);
+            vector::scale::<S>(&mut state.acc[row * run.values.dim..][..run.values.dim], shrink);
             state.max[row] = largest;
         }
-        state.sum[row] += vector::exp_sum::<S>(scores, state.max[row]);
+        // Where the maximum is -∞ every score is: -∞ - -∞ would be NaN.
+        let max = S::splat(if state.max[row] == f32::NEG_INFINITY { 0.0 } else { state.max[row] });
+        let mut sum = S::splat(0.0);
+        for i in (0..RUN).step_by(S::LANES) {
+            let p = scores.as_mut_ptr().add(i);
+            let e = vector::exp_negative::<S>(S::sub(S::load(p), max));
+            S::store(p, e);
+            sum = S::add(sum, e);
+        }
+        state.sum[row] += S::sum(sum);
     }
 }
 
@@ -282,13 +320,12 @@ unsafe fn soft_cap<S: Simd>(x: &mut [f32], cap: f32) {
 #[inline(always)]
 unsafe fn accumulate<S: Simd, R: RowFormat>(
     p: &[f32],
-    g: usize,
     v: Matrix,
     values: KvRows<'_>,
     acc: &mut [f32],
     next: &[u8],
 ) {
-    let (n, dim) = (values.rows, values.dim);
+    let (n, dim, g) = (values.rows, values.dim, p.len() / RUN);
     let mut ahead = Ahead::new(next, n * dim.div_ceil(WIDE * S::LANES));
     let wide = dim - dim % (WIDE * S::LANES);
     let whole = dim - dim % S::LANES;
@@ -319,6 +356,7 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
                 }
             }
         }
+        ahead.lines = 0;
         h += rows;
     }
 }
@@ -332,7 +370,7 @@ unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
     acc: *mut f32,
     dim: usize,
     d: usize,
-    ahead: &mut Ahead<'_>,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: the caller's rows have D vectors from d.
     unsafe {
@@ -342,7 +380,7 @@ unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
                 *sum = S::load(acc.add(h * dim + d + j * S::LANES));
             }
         }
-        for i in 0..n {
+        in_fours!(n, i => {
             ahead.fetch::<S>();
             let row = v.data.add(i * v.stride);
             let mut values = [S::splat(0.0); D];
@@ -355,7 +393,7 @@ unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
                     sums[j] = S::fma(p, values[j], sums[j]);
                 }
             }
-        }
+        });
         for (h, sums) in sums.into_iter().enumerate() {
             for (j, sum) in sums.into_iter().enumerate() {
                 S::store(acc.add(h * dim + d + j * S::LANES), sum);

@@ -42,6 +42,18 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn pow2(n: Self::F) -> Self::F;
     /// `a` where `x < bound`, else `b` (also where `x` is NaN).
     unsafe fn select_below(x: Self::F, bound: Self::F, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · 2^n` for integral lanes n in −126…127; anything for others.
+    #[inline(always)]
+    unsafe fn scale_pow2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: the contract.
+        unsafe { Self::mul(a, Self::pow2(n)) }
+    }
+    /// Whether any lane of `x` is above `bound`.
+    #[inline(always)]
+    unsafe fn any_above(x: Self::F, bound: f32) -> bool {
+        // SAFETY: the contract.
+        unsafe { Self::hmax(x) > bound }
+    }
     /// Sum of the lanes.
     unsafe fn sum(a: Self::F) -> f32;
     /// Largest lane.
@@ -76,4 +88,7 @@ pub(crate) trait Simd: Copy + 'static {
     );
     /// Asks for the line at `p` to be brought near; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
+    /// The same, but no nearer than the second level: the first one keeps few lines that are on their way, and so cannot ask
+    /// for as much as memory has to give.
+    unsafe fn prefetch_far(p: *const u8);
 }

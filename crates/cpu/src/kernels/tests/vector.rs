@@ -264,7 +264,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                         data: &values,
                     },
                     visible: &visible,
-                    next: [&keys, &values],
+                    next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
                 let what =

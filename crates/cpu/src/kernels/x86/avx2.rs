@@ -98,6 +98,10 @@ impl<D: Dots> Simd for Avx2<D> {
         unsafe { _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, bound)) }
     }
     #[inline(always)]
+    unsafe fn any_above(x: __m256, bound: f32) -> bool {
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(bound))) != 0 }
+    }
+    #[inline(always)]
     unsafe fn sum(a: __m256) -> f32 {
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -180,6 +184,10 @@ impl<D: Dots> Simd for Avx2<D> {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }
 

@@ -97,6 +97,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, bound), b, a) }
     }
     #[inline(always)]
+    unsafe fn scale_pow2(a: __m512, n: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(a, n) }
+    }
+    #[inline(always)]
+    unsafe fn any_above(x: __m512, bound: f32) -> bool {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(bound)) != 0 }
+    }
+    #[inline(always)]
     unsafe fn sum(a: __m512) -> f32 {
         unsafe { _mm512_reduce_add_ps(a) }
     }
@@ -167,6 +175,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }
 
