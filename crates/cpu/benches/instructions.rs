@@ -85,13 +85,17 @@ fn linear(level: &Level, ty: TensorType) {
 fn attention(level: &Level) {
     let mut scratch = Scratch::default();
     for ty in [KvType::F16, KvType::Q8_0] {
-        let layout = if ty.block_values() == 1 { KvLayout::Columns } else { KvLayout::Rows };
+        let layout = KvLayout::Columns;
         let mut data = vec![0; ty.row_bytes(DIM) * RUN];
         for row in data.chunks_exact_mut(ty.row_bytes(DIM)) {
             (level.vector.store_kv)(ty, &values(DIM), row);
         }
         let rows = |layout| {
-            let stride = if layout == KvLayout::Rows { ty.row_bytes(DIM) } else { ty.row_bytes(RUN) };
+            let stride = if layout == KvLayout::Rows {
+                ty.row_bytes(DIM)
+            } else {
+                ty.row_bytes(ty.block_values()) * RUN
+            };
             KvRows { ty, layout, rows: RUN, stride, dim: DIM, data: &data }
         };
         for heads in [4, 64] {

@@ -153,7 +153,7 @@ fn attention(level: &Level) {
     );
     println!("{:6} {:>5} {:>12} {:>12} {:>12} {:>12}", "type", "rows", "64: GB/s", "G/s", "128: GB/s", "G/s");
     for ty in KvType::ALL {
-        let layout = if ty.block_values() == 1 { KvLayout::Columns } else { KvLayout::Rows };
+        let layout = KvLayout::Columns;
         for g in [1, 4, 8, 16, 32, 64] {
             print!("{:6} {g:>5}", ty.name());
             for dim in [64, 128] {
@@ -169,7 +169,11 @@ fn attention(level: &Level) {
                         ty,
                         layout,
                         rows: RUN,
-                        stride: if layout == KvLayout::Rows { ty.row_bytes(dim) } else { ty.row_bytes(RUN) },
+                        stride: if layout == KvLayout::Rows {
+                            ty.row_bytes(dim)
+                        } else {
+                            ty.row_bytes(ty.block_values()) * RUN
+                        },
                         dim,
                         data: &data[at * page..][..page],
                     };

@@ -1,5 +1,5 @@
 //! The paged cache: a page has for each layer, for each head its keys, then its values, so that attention to a page of a
-//! layer reads memory from one end to the other. Keys of types without blocks lie in columns, as attention's kernel wants them.
+//! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them.
 
 use puna_graph::{BackendError, CacheSpec, KvType};
 
@@ -42,7 +42,7 @@ impl Cache {
     /// An empty cache. Its memory is reserved now and taken when pages are first written.
     pub fn new(spec: CacheSpec) -> Result<Self, BackendError> {
         // Columns hold whole runs.
-        let columns = spec.page_tokens.is_multiple_of(RUN) && spec.key_type.block_values() == 1;
+        let columns = spec.page_tokens.is_multiple_of(RUN);
         let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
         let check = |ty: KvType, dim: usize| {
             let multiple = ty.block_values();
@@ -111,6 +111,11 @@ impl Cache {
         let start = self.head_start(half, page, head);
         let (start, stride, bytes) = match half.layout {
             KvLayout::Rows => (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes),
+            KvLayout::Columns if half.ty.block_values() > 1 => {
+                // Run after run.
+                let run = RUN * half.row_bytes;
+                (start + first / RUN * run, RUN * half.ty.row_bytes(half.ty.block_values()), run)
+            }
             KvLayout::Columns => {
                 let stride = half.ty.row_bytes(page_tokens);
                 (start + half.ty.row_bytes(first), stride, (half.dim - 1) * stride + half.ty.row_bytes(RUN))
@@ -146,18 +151,40 @@ impl Cache {
                 (level.vector.store_kv)(half.ty, values, row);
             }
             KvLayout::Columns => {
-                let (bytes, stride) = (half.ty.row_bytes(1), half.ty.row_bytes(self.spec.page_tokens));
+                let block = half.ty.block_values();
+                let bytes = half.ty.row_bytes(block);
+                let mut row = [0u8; 4 * RUN];
                 for (i, values) in values.chunks(RUN).enumerate() {
-                    let mut row = [0u8; 4 * RUN];
-                    let row = &mut row[..values.len() * bytes];
+                    let row = &mut row[..half.ty.row_bytes(values.len())];
                     (level.vector.store_kv)(half.ty, values, row);
                     for (d, value) in row.chunks_exact(bytes).enumerate() {
-                        let at = start + (i * RUN + d) * stride + token * bytes;
+                        let d = i * RUN / block + d;
+                        if block > 1 {
+                            let at = start + token / RUN * RUN * half.row_bytes + d * RUN * bytes;
+                            // SAFETY: passed on; other positions of the block are not touched.
+                            unsafe { self.store_block(at, token % RUN, value) };
+                            continue;
+                        }
+                        let at = start + d * half.ty.row_bytes(self.spec.page_tokens) + token * bytes;
                         // SAFETY: passed on; other positions of the column are not touched.
                         unsafe { self.bytes.slice_mut(at, bytes) }.copy_from_slice(value);
                     }
                 }
             }
+        }
+    }
+
+    /// Writes a position of a block in columns that begins at `at`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes it meanwhile.
+    unsafe fn store_block(&self, at: usize, position: usize, block: &[u8]) {
+        let (scale, codes) = block.split_at(2);
+        // SAFETY: passed on.
+        unsafe { self.bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
+        for (j, &code) in codes.iter().enumerate() {
+            // SAFETY: passed on.
+            unsafe { self.bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
         }
     }
 
@@ -170,5 +197,73 @@ impl Cache {
     pub fn copy_page(&mut self, from: u32, to: u32) {
         let (from, to) = (from as usize * self.page_bytes, to as usize * self.page_bytes);
         self.bytes.get_mut().copy_within(from..from + self.page_bytes, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_graph::CacheLayer;
+
+    use super::*;
+    use crate::kernels::{level, load_position};
+
+    const PAGE: usize = 2 * RUN;
+    const HEADS: usize = 2;
+
+    fn value(layer: usize, kind: Kind, page: u32, head: usize, token: usize, d: usize) -> f32 {
+        let place = ((layer * 2 + kind as usize) * 3 + page as usize) * HEADS + head;
+        ((place * 7919 + token * 104_729 + d * 1_299_709) % 2003) as f32 / 1000.0 - 1.0
+    }
+
+    #[test]
+    fn every_position_of_every_head_is_read_as_it_was_stored() {
+        let portable = level("portable").unwrap();
+        for (key_type, value_type) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
+            let layers = vec![
+                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 32 },
+                CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 128 },
+            ];
+            let spec =
+                CacheSpec { layers: layers.clone(), key_type, value_type, page_tokens: PAGE, pages: 3 };
+            let mut cache = Cache::new(spec).unwrap();
+            let mut places = Vec::new();
+            for (layer, form) in layers.iter().enumerate() {
+                for (kind, dim) in [(Kind::Key, form.key_dim), (Kind::Value, form.value_dim)] {
+                    for page in 0..2 {
+                        places.extend((0..form.kv_heads).map(|head| (layer, kind, dim, page, head)));
+                    }
+                }
+            }
+            let values = |(layer, kind, dim, page, head): (usize, Kind, usize, u32, usize), token| {
+                (0..dim).map(|d| value(layer, kind, page, head, token, d)).collect::<Vec<_>>()
+            };
+            for &place in &places {
+                let (layer, kind, _, page, head) = place;
+                for token in 0..PAGE {
+                    // SAFETY: nobody else is here.
+                    unsafe { cache.store(portable, layer, kind, page, head, token, &values(place, token)) };
+                }
+            }
+            cache.copy_page(1, 2);
+            for &place in &places {
+                let (layer, kind, dim, page, head) = place;
+                let ty = cache.ty(kind);
+                for token in 0..PAGE {
+                    let mut row = vec![0; ty.row_bytes(dim)];
+                    (portable.vector.store_kv)(ty, &values(place, token), &mut row);
+                    let alone =
+                        KvRows { ty, layout: KvLayout::Rows, rows: 1, stride: row.len(), dim, data: &row };
+                    let (mut expected, mut got) = (vec![0.0; dim], vec![0.0; dim]);
+                    load_position(&alone, 0, &mut expected);
+                    for page in [page, if page == 1 { 2 } else { 0 }] {
+                        let first = token / RUN * RUN;
+                        // SAFETY: nobody writes.
+                        let run = unsafe { cache.rows(layer, kind, page, head, first, RUN) };
+                        load_position(&run, token - first, &mut got);
+                        assert_eq!(got, expected, "{key_type:?} {value_type:?} {place:?}, token {token}");
+                    }
+                }
+            }
+        }
     }
 }

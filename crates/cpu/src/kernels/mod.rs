@@ -18,6 +18,8 @@ mod x86;
 
 pub use levels::{KernelError, best, emulated, level, levels};
 
+#[cfg(test)]
+pub(crate) use portable::load_position;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::tile_peaks;
 
@@ -279,20 +281,22 @@ pub const RUN: usize = 64;
 pub enum KvLayout {
     /// The values of a position follow each other; position i starts at byte `i · stride`.
     Rows,
-    /// One value of all positions follows another: value d starts at byte `d · stride`, with room for [`RUN`] positions.
+    /// One value of all positions follows another: value d starts at byte `d · stride`, with room for [`RUN`] positions. Types
+    /// with blocks: block b starts at byte `b · stride` with the scales of [`RUN`] positions, then its bytes of codes, one after
+    /// the other for as many positions.
     Columns,
 }
 
 /// A run of cached positions of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {
-    /// Storage type; in columns one without blocks.
+    /// Storage type.
     pub ty: KvType,
     /// How they lie.
     pub layout: KvLayout,
     /// Number of positions.
     pub rows: usize,
-    /// Bytes from one position (in columns: value) to the next.
+    /// Bytes from one position (in columns: value or block) to the next.
     pub stride: usize,
     /// Values a position.
     pub dim: usize,
@@ -307,8 +311,9 @@ impl KvRows<'_> {
         let (count, bytes) = match self.layout {
             KvLayout::Rows => (self.rows, self.ty.row_bytes(self.dim)),
             KvLayout::Columns => {
-                assert!(self.ty.block_values() == 1 && self.rows <= RUN);
-                (self.dim, self.ty.row_bytes(RUN))
+                assert!(self.rows <= RUN);
+                let block = self.ty.block_values();
+                (self.dim / block, self.ty.row_bytes(block) * RUN)
             }
         };
         let end =

@@ -15,17 +15,34 @@ use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, S
 /// Vectors of lanes (positions or values) of a tile.
 const WIDE: usize = 4;
 
-/// Expands rows of a type to f32, contiguous.
+/// Expands rows of a type to f32, contiguous; columns of blocks to columns of [`RUN`].
 pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
 
 /// See [`Expand`].
 #[inline(always)]
 pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f32]) {
+    let blocks = rows.dim / R::BLOCK;
     // SAFETY: the caller checked that the rows exist and that `to` has room; features by the module's contract.
     unsafe {
+        if R::BLOCK > 1 && rows.layout == KvLayout::Columns {
+            for b in 0..blocks {
+                let (block, to) =
+                    (rows.data.as_ptr().add(b * rows.stride), to.as_mut_ptr().add(b * R::BLOCK * RUN));
+                for i in (0..RUN).step_by(S::LANES) {
+                    R::columns::<S>(block, i, to.add(i));
+                }
+            }
+            return;
+        }
         for i in 0..rows.rows {
             let row = rows.data.as_ptr().add(i * rows.stride);
             let to = to.as_mut_ptr().add(i * rows.dim);
+            if R::BLOCK > 1 {
+                for b in 0..blocks {
+                    R::block::<S>(row.add(b * R::BYTES), to.add(b * R::BLOCK));
+                }
+                continue;
+            }
             let mut d = 0;
             while d + S::LANES <= rows.dim {
                 S::store(to.add(d), R::load::<S>(row, d));
@@ -84,10 +101,11 @@ pub(crate) unsafe fn attend<S: Simd>(
     // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
     unsafe {
         let columns = match keys.layout {
-            KvLayout::Columns => {
-                let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
-                Matrix::of(columns, transposed, expanders[0])
+            KvLayout::Columns if keys.ty.block_values() > 1 => {
+                expanders[0](keys, transposed);
+                Matrix::floats(transposed, RUN)
             }
+            KvLayout::Columns => Matrix { ty: keys.ty, data: keys.data.as_ptr(), stride: keys.stride },
             KvLayout::Rows => {
                 let rows = Matrix::expanded(keys, room, expanders[0]);
                 transpose::<S>(rows, keys.rows, keys.dim, transposed);

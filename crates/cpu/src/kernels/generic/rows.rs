@@ -4,6 +4,7 @@ use puna_quant::TensorType;
 use puna_quant::float::{bf16_to_f32, f16_to_f32};
 
 use super::Simd;
+use crate::kernels::RUN;
 
 /// A storage format of rows.
 ///
@@ -21,6 +22,24 @@ pub(crate) trait RowFormat: Copy {
     unsafe fn load<S: Simd>(row: *const u8, i: usize) -> S::F;
     /// Value `i`.
     unsafe fn one(row: *const u8, i: usize) -> f32;
+
+    /// All values of the block at `block`.
+    #[inline(always)]
+    unsafe fn block<S: Simd>(block: *const u8, to: *mut f32) {
+        // SAFETY: the contract; `to` has room for a block.
+        unsafe {
+            for i in (0..Self::BLOCK).step_by(S::LANES) {
+                S::store(to.add(i), Self::load::<S>(block, i));
+            }
+        }
+    }
+
+    /// All values of a block of `LANES` positions from position i on, of a block in columns (see `KvLayout`): value j of
+    /// position i goes to `to[j · RUN]`.
+    #[inline(always)]
+    unsafe fn columns<S: Simd>(_block: *const u8, _i: usize, _to: *mut f32) {
+        unreachable!("columns of a type without blocks are read as rows");
+    }
 
     /// Values `i … n`, fewer than `LANES`, then zeros.
     #[inline(always)]
@@ -125,6 +144,26 @@ impl RowFormat for Q8Blocks {
         }
     }
     #[inline(always)]
+    unsafe fn block<S: Simd>(block: *const u8, to: *mut f32) {
+        // SAFETY: the contract.
+        unsafe {
+            let scale = S::splat(S::half(u16_at(block)));
+            for i in (0..32).step_by(S::LANES) {
+                S::store(to.add(i), S::mul(S::load_i8(block.add(2 + i)), scale));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn columns<S: Simd>(block: *const u8, i: usize, to: *mut f32) {
+        // SAFETY: the contract: scales of RUN positions, then 32 times a code of each.
+        unsafe {
+            let scale = S::load_f16(block.add(2 * i));
+            for j in 0..32 {
+                S::store(to.add(j * RUN), S::mul(S::load_i8(block.add((2 + j) * RUN + i)), scale));
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn one(row: *const u8, i: usize) -> f32 {
         // SAFETY: the contract.
         unsafe {
@@ -145,6 +184,28 @@ impl RowFormat for Q4Blocks {
             let block = row.add(i / 32 * 18);
             let codes = S::load_nibbles(block.add(2 + i % 16), i % 32 >= 16);
             S::mul(codes, S::splat(S::half(u16_at(block))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn block<S: Simd>(block: *const u8, to: *mut f32) {
+        // SAFETY: the contract.
+        unsafe {
+            let scale = S::splat(S::half(u16_at(block)));
+            for i in (0..32).step_by(S::LANES) {
+                S::store(to.add(i), S::mul(S::load_nibbles(block.add(2 + i % 16), i >= 16), scale));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn columns<S: Simd>(block: *const u8, i: usize, to: *mut f32) {
+        // SAFETY: the contract: scales of RUN positions, then 16 times a byte of each.
+        unsafe {
+            let scale = S::load_f16(block.add(2 * i));
+            for j in 0..16 {
+                let codes = block.add((2 + j) * RUN + i);
+                S::store(to.add(j * RUN), S::mul(S::load_nibbles(codes, false), scale));
+                S::store(to.add((16 + j) * RUN), S::mul(S::load_nibbles(codes, true), scale));
+            }
         }
     }
     #[inline(always)]

@@ -28,7 +28,7 @@ macro_rules! vector_shells {
         mod vector {
             use super::*;
             use $crate::kernels::generic::{attention, attention::Expand, rows, shells::shell, vector};
-            use $crate::kernels::{AttendRun, KvRows, KvType, RunningSoftmax, Scratch, VectorKernels};
+            use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, VectorKernels};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
                 quantize_q8,
@@ -70,7 +70,8 @@ macro_rules! vector_shells {
             shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
                 attention::store_kv::<$S>(ty, x, row));
             shell!($features, fn expand<R: rows::RowFormat>(rows: KvRows<'_>, to: &mut [f32]), {
-                assert!(rows.rows * rows.dim <= to.len());
+                let columns = rows.layout == KvLayout::Columns;
+                assert!(if columns { RUN } else { rows.rows } * rows.dim <= to.len());
             }, attention::expand::<$S, R>(rows, to));
             shell!($features, fn attend_by(
                 run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]

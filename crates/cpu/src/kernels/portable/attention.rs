@@ -100,9 +100,20 @@ fn store_q4_0(x: &[f32; 32], b: &mut [u8; 18]) {
 }
 
 /// The values of position `i`.
-fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
+pub(crate) fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
     match rows.layout {
         KvLayout::Rows => load_kv(rows.ty, &rows.data[i * rows.stride..], x),
+        KvLayout::Columns if rows.ty.block_values() > 1 => {
+            let values = rows.ty.block_values();
+            for (b, x) in x.chunks_exact_mut(values).enumerate() {
+                let block = &rows.data[b * rows.stride..];
+                let mut row = [0u8; 34];
+                let row = &mut row[..rows.ty.row_bytes(values)];
+                row[..2].copy_from_slice(&block[2 * i..2 * i + 2]);
+                row[2..].iter_mut().enumerate().for_each(|(j, code)| *code = block[(2 + j) * RUN + i]);
+                load_kv(rows.ty, row, x);
+            }
+        }
         KvLayout::Columns => {
             let bytes = rows.ty.row_bytes(1);
             for (d, x) in x.iter_mut().enumerate() {

@@ -6,6 +6,8 @@ mod attention;
 mod linear;
 mod vector;
 
+#[cfg(test)]
+pub(crate) use attention::load_position;
 pub(crate) use attention::store_kv;
 pub(crate) use vector::q8_scale;
 
