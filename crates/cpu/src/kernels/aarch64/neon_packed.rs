@@ -58,7 +58,11 @@ impl<D: Dots> Quant for Neon<D> {
     type I = [int32x4_t; 2];
     const BIAS: i32 = 0;
     const STREAM_ROWS: usize = 8;
-    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    fn tokens(_: usize) -> usize {
+        4
+    }
 
     #[inline(always)]
     unsafe fn load64(p: *const u8) -> Self::C {
@@ -351,14 +355,18 @@ impl<D: Dots> Quant for Neon<D> {
         unsafe { x.map(|x| vcvtq_f32_s32(x)) }
     }
     #[inline(always)]
-    unsafe fn panel_dot<const T: usize>(
-        acc: &mut [Self::I; T],
-        w: *const u8,
+    unsafe fn panel_dot<const T: usize, const V: usize>(
+        acc: &mut [[Self::I; T]; V],
+        w: [*const u8; V],
         x: *const u8,
         n: usize,
         _: i32,
     ) {
-        unsafe { D::panel::<T>(acc, w, x, n) }
+        unsafe {
+            for (acc, w) in acc.iter_mut().zip(w) {
+                D::panel::<T>(acc, w, x, n);
+            }
+        }
     }
 
     #[inline(always)]

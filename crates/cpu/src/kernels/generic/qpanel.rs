@@ -1,9 +1,11 @@
 //! Products of packed weights with many activation rows: a panel of unpacked codes in the first-level cache.
 //!
-//! A panel holds `LANES` weight rows over a slice of K: codes as `[k/4][row][4]`, so that one 32-bit lane multiplies
-//! four codes of its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the slice are packed as one
-//! stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what corrects for offsets
-//! or minimums. A micro-kernel sums a block of tokens × one vector of rows in integers and converts once a scale.
+//! A panel holds one or two vectors of weight rows over a slice of K, each in a plane: codes as `[k/4][row][4]`, so that
+//! one 32-bit lane multiplies four codes of its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the
+//! slice are packed as one stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what
+//! corrects for offsets or minimums. A micro-kernel sums a block of tokens × all vectors of rows in integers and converts
+//! once a scale. A second vector of rows halves the loads that bring activation codes to all lanes; where a product can
+//! follow in each cycle, as with `vpdpbusd`, those loads are what bounds a kernel of one vector.
 
 use super::Quant;
 use super::panel::{Place, Source, fetch_next, put};
@@ -11,12 +13,17 @@ use super::qstream::{CHUNK_BYTES, padded};
 use super::quant::{CHUNK, Packing, Unpacked};
 use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
-/// Values of K in a panel: with 16 rows 8 KiB of codes, a quarter of the smallest first-level cache.
+/// Values of K in a panel: with 32 rows 16 KiB of codes, half of the smallest first-level cache.
 const SLICE: usize = 512;
-/// Tokens whose slice of activations is packed at once: up to 216 KiB.
-const TOKENS: usize = 384;
+/// Tokens whose slice of activations is packed at once: up to 352 KiB, read in order.
+const TOKENS: usize = 512;
 
-/// Unpacked weights of `LANES` rows.
+/// Scales in a plane: a chunk's scales are written as 16 lanes, also where only 8 count.
+const fn scale_plane(lanes: usize, sub: usize) -> usize {
+    (SLICE / sub + 8) * lanes
+}
+
+/// Unpacked weights of `VECTORS · LANES` rows, a plane for each vector of rows: [`SLICE`]` · LANES` codes, [`scale_plane`] scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'a> {
     pub(crate) codes: &'a [u8],
@@ -47,12 +54,14 @@ pub(crate) unsafe fn multiply<S: Quant>(
         for k0 in (0..w.k).step_by(SLICE) {
             let len = (w.k - k0).min(SLICE);
             pack::<S>(&x, t0, tokens, k0, len, packing, room.packed);
-            for r0 in (0..w.rows).step_by(S::LANES) {
-                let place = Place { t0, r0, cols: (w.rows - r0).min(S::LANES), add: k0 > 0 };
+            for r0 in (0..w.rows).step_by(S::VECTORS * S::LANES) {
+                let place = Place { t0, r0, cols: (w.rows - r0).min(S::VECTORS * S::LANES), add: k0 > 0 };
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<S>(source, packing.block, r0, k0, SLICE);
-                    expand::<S>(&w, r0, k0, len, packing, &mut room);
+                    fetch_next::<S>(source, (packing.block, S::VECTORS * S::LANES), r0, k0, SLICE);
+                    for (v, r0) in (r0..r0 + place.cols).step_by(S::LANES).enumerate() {
+                        expand::<S>(&w, r0, k0, len, packing, room.plane::<S>(v, packing.sub));
+                    }
                     sweep::<S>(packing, room.panel(len), room.packed, tokens, &mut out, place);
                 }
             }
@@ -72,10 +81,9 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     #[inline(always)]
     fn new<S: Quant>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
-        // A chunk's scales are written as 16 lanes, also where only 8 count.
-        let scales = (SLICE / sub + 8) * S::LANES * 4;
+        let scales = 4 * S::VECTORS * scale_plane(S::LANES, sub);
         let packed = tokens.min(TOKENS) * SLICE / 32 * record(sub);
-        let codes = SLICE * S::LANES;
+        let codes = S::VECTORS * SLICE * S::LANES;
         let chunks = size_of::<[Unpacked; 16]>();
         let all = scratch.bytes(chunks + codes + 2 * scales + packed);
         let (chunks, all) = all.split_at_mut(chunks);
@@ -92,10 +100,30 @@ impl<'a> Room<'a> {
         }
     }
 
+    /// The plane of vector `v`.
+    #[inline(always)]
+    fn plane<S: Quant>(&mut self, v: usize, sub: usize) -> Plane<'_> {
+        let (codes, scales) = (SLICE * S::LANES, scale_plane(S::LANES, sub));
+        Plane {
+            chunks: self.chunks,
+            codes: &mut self.codes[v * codes..][..codes],
+            scales: &mut self.scales[v * scales..][..scales],
+            minimums: &mut self.minimums[v * scales..][..scales],
+        }
+    }
+
     #[inline(always)]
     fn panel(&self, len: usize) -> Panel<'_> {
         Panel { codes: self.codes, scales: self.scales, minimums: self.minimums, len }
     }
+}
+
+/// Where one vector of rows is unpacked to.
+struct Plane<'a> {
+    chunks: &'a mut [Unpacked; 16],
+    codes: &'a mut [u8],
+    scales: &'a mut [f32],
+    minimums: &'a mut [f32],
 }
 
 /// Packed bytes of one token for 32 values of K: codes, one scale, one correction for each weight scale.
@@ -103,20 +131,10 @@ const fn record(sub: usize) -> usize {
     36 + 4 * (32 / sub)
 }
 
-/// Size of the next block of tokens.
+/// Size of the next block of tokens: blocks are as even as `left` allows.
 #[inline(always)]
 fn block_of(left: usize, block: usize) -> usize {
-    if left >= block {
-        block
-    } else if left >= 8 {
-        8
-    } else if left >= 4 {
-        4
-    } else if left >= 2 {
-        2
-    } else {
-        1
-    }
+    left.div_ceil(left.div_ceil(block))
 }
 
 /// Packs `len` values from `k0` of `tokens` rows from `t0`, block by block of tokens.
@@ -135,7 +153,7 @@ fn pack<S: Quant>(
     let parts = 32 / sub;
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, S::TOKENS);
+        let n = block_of(tokens - t, S::tokens(sub));
         for g in 0..groups {
             let to = &mut packed[(t * groups + g * n) * record(sub)..][..n * record(sub)];
             let (codes, rest) = to.split_at_mut(32 * n);
@@ -171,13 +189,13 @@ unsafe fn expand<S: Quant>(
     k0: usize,
     len: usize,
     packing: &Packing,
-    room: &mut Room<'_>,
+    plane: Plane<'_>,
 ) {
     let row_bytes = w.row_bytes();
     let end = w.data.as_ptr_range().end;
     let rows = (w.rows - r0).min(S::LANES);
     let mut copy = [0; CHUNK_BYTES];
-    let chunks: &mut [Unpacked; 16] = room.chunks;
+    let Plane { chunks, codes: plane, scales: to, minimums } = plane;
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
@@ -191,14 +209,14 @@ unsafe fn expand<S: Quant>(
             for (scale, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                 *scale = S::w_new(&chunk.scales);
             }
-            S::transpose_scales(&scales, room.scales.as_mut_ptr().add(at));
+            S::transpose_scales(&scales, to.as_mut_ptr().add(at));
             if packing.codes.minimum() {
                 for (minimum, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                     *minimum = S::w_new(&chunk.minimums);
                 }
-                S::transpose_scales(&scales, room.minimums.as_mut_ptr().add(at));
+                S::transpose_scales(&scales, minimums.as_mut_ptr().add(at));
             }
-            let codes = room.codes.as_mut_ptr().add(c * CHUNK * S::LANES);
+            let codes = plane.as_mut_ptr().add(c * CHUNK * S::LANES);
             // Not unrolled: four transpositions are a lot of code.
             for j in 0..std::hint::black_box(4) {
                 let mut group = [S::load64(chunks[0].codes.as_ptr().add(64 * j)); 16];
@@ -247,23 +265,24 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     place: Place,
 ) {
     let groups = panel.len / 32;
-    let scales = panel.len / SUB * S::LANES;
-    assert!(panel.codes.len() >= panel.len * S::LANES && panel.scales.len() >= scales);
-    assert!(!MIN || panel.minimums.len() >= scales);
+    let scales = S::VECTORS * scale_plane(S::LANES, SUB);
+    assert!(panel.len <= SLICE && panel.codes.len() >= S::VECTORS * SLICE * S::LANES);
+    assert!(panel.scales.len() >= scales && (!MIN || panel.minimums.len() >= scales));
     assert!(packed.len() >= tokens * groups * record(SUB));
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, S::TOKENS);
+        let n = block_of(tokens - t, S::tokens(SUB));
         let at = Place { t0: place.t0 + t, ..place };
         // SAFETY: the block of n tokens was packed at this place; the panel holds `len` values of K.
         unsafe {
             let x = packed[t * groups * record(SUB)..].as_ptr();
             match n {
-                1 => put::<S, 1>(micro::<S, 1, SUB, MIN, TOP>(panel, x), out, at),
-                2 => put::<S, 2>(micro::<S, 2, SUB, MIN, TOP>(panel, x), out, at),
-                4 => put::<S, 4>(micro::<S, 4, SUB, MIN, TOP>(panel, x), out, at),
-                8 if S::TOKENS >= 8 => put::<S, 8>(micro::<S, 8, SUB, MIN, TOP>(panel, x), out, at),
-                _ if S::TOKENS >= 12 => put::<S, 12>(micro::<S, 12, SUB, MIN, TOP>(panel, x), out, at),
+                1 => rows::<S, 1, SUB, MIN, TOP>(panel, x, out, at),
+                2 => rows::<S, 2, SUB, MIN, TOP>(panel, x, out, at),
+                3 => rows::<S, 3, SUB, MIN, TOP>(panel, x, out, at),
+                4 => rows::<S, 4, SUB, MIN, TOP>(panel, x, out, at),
+                5 if S::tokens(SUB) > 4 => rows::<S, 5, SUB, MIN, TOP>(panel, x, out, at),
+                6 if S::tokens(SUB) > 4 => rows::<S, 6, SUB, MIN, TOP>(panel, x, out, at),
                 _ => unreachable!("blocks have at most as many tokens as registers hold"),
             }
         }
@@ -271,45 +290,81 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     }
 }
 
-/// `T` tokens times `LANES` rows.
+/// `T` tokens times all vectors of rows of the panel, to their place.
 #[inline(always)]
-unsafe fn micro<S: Quant, const T: usize, const SUB: usize, const MIN: bool, const TOP: i32>(
+unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, const TOP: i32>(
     panel: Panel<'_>,
     x: *const u8,
-) -> [S::F; T] {
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: as for the caller.
+    unsafe {
+        if S::VECTORS == 1 {
+            let [sums] = micro::<S, T, 1, SUB, MIN, TOP>(panel, x);
+            return put::<S, T>(sums, out, place);
+        }
+        let [first, second] = micro::<S, T, 2, SUB, MIN, TOP>(panel, x);
+        put::<S, T>(first, out, Place { cols: place.cols.min(S::LANES), ..place });
+        if place.cols > S::LANES {
+            put::<S, T>(second, out, Place { r0: place.r0 + S::LANES, cols: place.cols - S::LANES, ..place });
+        }
+    }
+}
+
+/// `T` tokens times `V` vectors of `LANES` rows.
+#[inline(always)]
+unsafe fn micro<
+    S: Quant,
+    const T: usize,
+    const V: usize,
+    const SUB: usize,
+    const MIN: bool,
+    const TOP: i32,
+>(
+    panel: Panel<'_>,
+    x: *const u8,
+) -> [[S::F; T]; V] {
     let parts = 32 / SUB;
+    let plane = scale_plane(S::LANES, SUB);
     // SAFETY: the caller's panel has `len` values of K and the block of tokens as many.
     unsafe {
-        let mut sums = [S::splat(0.0); T];
+        let mut sums = [[S::splat(0.0); T]; V];
         for g in 0..panel.len / 32 {
             let record = x.add(g * T * record(SUB));
             let scales = record.add(32 * T).cast::<f32>();
             let fixes = scales.add(T);
-            let mut part = [S::splat(0.0); T];
+            let mut part = [[S::splat(0.0); T]; V];
             for n in 0..parts {
-                let mut acc = [S::i_splat(0); T];
+                let mut acc = [[S::i_splat(0); T]; V];
                 if !MIN {
-                    for (t, acc) in acc.iter_mut().enumerate() {
-                        *acc = S::i_splat(*fixes.add(n * T + t).cast::<i32>());
+                    for t in 0..T {
+                        let fix = S::i_splat(*fixes.add(n * T + t).cast::<i32>());
+                        acc.iter_mut().for_each(|acc| acc[t] = fix);
                     }
                 }
                 let codes = panel.codes.as_ptr().add((g * 32 + n * SUB) * S::LANES);
-                S::panel_dot::<T>(&mut acc, codes, record.add(n * SUB), SUB, TOP);
+                let codes = std::array::from_fn(|v| codes.add(v * SLICE * S::LANES));
+                S::panel_dot::<T, V>(&mut acc, codes, record.add(n * SUB), SUB, TOP);
                 let lane = (g * parts + n) * S::LANES;
-                let scale = S::load(panel.scales.as_ptr().add(lane));
-                for t in 0..T {
-                    let v = S::i_to_f32(acc[t]);
-                    part[t] = if n == 0 { S::mul(v, scale) } else { S::fma(v, scale, part[t]) };
-                }
-                if MIN {
-                    let minimum = S::load(panel.minimums.as_ptr().add(lane));
-                    for (t, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::fma(S::splat(*fixes.add(n * T + t)), minimum, *sum);
+                for v in 0..V {
+                    let scale = S::load(panel.scales.as_ptr().add(v * plane + lane));
+                    for (part, &acc) in part[v].iter_mut().zip(&acc[v]) {
+                        let sum = S::i_to_f32(acc);
+                        *part = if n == 0 { S::mul(sum, scale) } else { S::fma(sum, scale, *part) };
+                    }
+                    if MIN {
+                        let minimum = S::load(panel.minimums.as_ptr().add(v * plane + lane));
+                        for (t, sum) in sums[v].iter_mut().enumerate() {
+                            *sum = S::fma(S::splat(*fixes.add(n * T + t)), minimum, *sum);
+                        }
                     }
                 }
             }
-            for (t, sum) in sums.iter_mut().enumerate() {
-                *sum = S::fma(part[t], S::splat(*scales.add(t)), *sum);
+            for (sums, part) in sums.iter_mut().zip(part) {
+                for (t, (sum, part)) in sums.iter_mut().zip(part).enumerate() {
+                    *sum = S::fma(part, S::splat(*scales.add(t)), *sum);
+                }
             }
         }
         sums

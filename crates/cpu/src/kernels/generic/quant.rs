@@ -155,8 +155,11 @@ pub(crate) trait Quant: Simd {
     const BIAS: i32;
     /// Activation rows that stay in registers while weights are streamed: 4 or 8.
     const STREAM_ROWS: usize;
-    /// Activation rows of the panel kernel for packed weights.
-    const TOKENS: usize;
+    /// Vectors of weight rows of the panel kernel: 1 or 2.
+    const VECTORS: usize = 1;
+
+    /// Activation rows that the panel kernel multiplies at once, at most 6, for weights that share a scale by `sub`.
+    fn tokens(sub: usize) -> usize;
 
     /// 64 bytes at `p`.
     unsafe fn load64(p: *const u8) -> Self::C;
@@ -250,11 +253,11 @@ pub(crate) trait Quant: Simd {
     type I: Copy;
     unsafe fn i_splat(x: i32) -> Self::I;
     unsafe fn i_to_f32(x: Self::I) -> Self::F;
-    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with the panel at
+    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with the panel's `V` planes at
     /// `w`; `top` is the largest code of the panel, or 128 for signed ones.
-    unsafe fn panel_dot<const T: usize>(
-        acc: &mut [Self::I; T],
-        w: *const u8,
+    unsafe fn panel_dot<const T: usize, const V: usize>(
+        acc: &mut [[Self::I; T]; V],
+        w: [*const u8; V],
         x: *const u8,
         n: usize,
         top: i32,

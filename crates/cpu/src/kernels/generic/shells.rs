@@ -200,7 +200,7 @@ macro_rules! packed_shells {
                     stream_rows: STREAM_ROWS,
                     batch: panel::<F>,
                     panel: panel::<F>,
-                    panel_rows: <$S>::LANES,
+                    panel_rows: <$S as Quant>::VECTORS * <$S>::LANES,
                     tiles: None,
                 }
             }

@@ -130,7 +130,11 @@ impl<D: Dots> Quant for Avx2<D> {
     type I = __m256i;
     const BIAS: i32 = D::BIAS;
     const STREAM_ROWS: usize = 4;
-    const TOKENS: usize = D::TOKENS;
+
+    #[inline(always)]
+    fn tokens(sub: usize) -> usize {
+        D::tokens(sub)
+    }
 
     #[inline(always)]
     unsafe fn load64(p: *const u8) -> [__m256i; 2] {
@@ -455,14 +459,18 @@ impl<D: Dots> Quant for Avx2<D> {
         unsafe { _mm256_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    unsafe fn panel_dot<const T: usize>(
-        acc: &mut [__m256i; T],
-        w: *const u8,
+    unsafe fn panel_dot<const T: usize, const V: usize>(
+        acc: &mut [[__m256i; T]; V],
+        w: [*const u8; V],
         x: *const u8,
         n: usize,
         top: i32,
     ) {
-        unsafe { D::panel::<T>(acc, w, x, n, top) }
+        unsafe {
+            for (acc, w) in acc.iter_mut().zip(w) {
+                D::panel::<T>(acc, w, x, n, top);
+            }
+        }
     }
 
     #[inline(always)]

@@ -16,8 +16,9 @@ use super::avx2::Avx2;
 pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::BIAS`](crate::kernels::generic::Quant::BIAS).
     const BIAS: i32;
-    /// See [`Quant::TOKENS`](crate::kernels::generic::Quant::TOKENS).
-    const TOKENS: usize;
+
+    /// See [`Quant::tokens`](crate::kernels::generic::Quant::tokens).
+    fn tokens(sub: usize) -> usize;
 
     /// Adds `Σ c · x` of each four neighbours. Codes are below 64, or `signed` (with [`Dots::BIAS`] added).
     unsafe fn fours(acc: __m256i, c: __m256i, x: __m256i, signed: bool) -> __m256i;
@@ -76,7 +77,11 @@ fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Dots for Pairs {
     const BIAS: i32 = 0;
-    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    fn tokens(_: usize) -> usize {
+        4
+    }
 
     #[inline(always)]
     unsafe fn fours(acc: __m256i, c: __m256i, x: __m256i, signed: bool) -> __m256i {

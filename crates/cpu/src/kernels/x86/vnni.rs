@@ -47,7 +47,13 @@ impl Quant for Avx512 {
     type I = __m512i;
     const BIAS: i32 = 128;
     const STREAM_ROWS: usize = 8;
-    const TOKENS: usize = 12;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn tokens(sub: usize) -> usize {
+        // Weights with two scales for 32 keep a third sum for each pair of vectors.
+        if sub == 16 { 4 } else { 6 }
+    }
 
     #[inline(always)]
     unsafe fn load64(p: *const u8) -> __m512i {
@@ -307,19 +313,21 @@ impl Quant for Avx512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    unsafe fn panel_dot<const T: usize>(
-        acc: &mut [__m512i; T],
-        w: *const u8,
+    unsafe fn panel_dot<const T: usize, const V: usize>(
+        acc: &mut [[__m512i; T]; V],
+        w: [*const u8; V],
         x: *const u8,
         n: usize,
         _: i32,
     ) {
         unsafe {
             for s in 0..n / 4 {
-                let w = _mm512_loadu_si512(w.add(64 * s).cast());
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let x = x.add(32 * t + 4 * s).cast::<i32>().read_unaligned();
-                    *acc = _mm512_dpbusd_epi32(*acc, w, _mm512_set1_epi32(x));
+                let w = w.map(|w| _mm512_loadu_si512(w.add(64 * s).cast()));
+                for t in 0..T {
+                    let x = _mm512_set1_epi32(x.add(32 * t + 4 * s).cast::<i32>().read_unaligned());
+                    for (acc, w) in acc.iter_mut().zip(w) {
+                        acc[t] = _mm512_dpbusd_epi32(acc[t], w, x);
+                    }
                 }
             }
         }
