@@ -57,6 +57,7 @@ impl<D: Dots> Quant for Neon<D> {
     type A = float32x4_t;
     type I = [int32x4_t; 2];
     const BIAS: i32 = 0;
+    const RUNS_AS_LANES: bool = false;
     const STREAM_ROWS: usize = 8;
 
     #[inline(always)]
@@ -88,16 +89,16 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn pieces(p: *const u8, stride: usize) -> Self::C {
-        unsafe { std::array::from_fn(|i| vld1q_u8(p.add(i * stride))) }
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C {
+        unsafe { at.map(|at| vld1q_u8(p.add(at))) }
     }
     #[inline(always)]
-    unsafe fn even_odd(p: *const u8) -> [Self::C; 2] {
-        unsafe { [Self::pieces(p, 32), Self::pieces(p.add(16), 32)] }
+    unsafe fn by_runs(c: [Self::C; 4]) -> [Self::C; 4] {
+        c
     }
     #[inline(always)]
-    unsafe fn quarters(c: [Self::C; 4]) -> [Self::C; 4] {
-        std::array::from_fn(|quarter| std::array::from_fn(|j| c[j][quarter]))
+    unsafe fn nibbles_by_runs(_: Self::C, _: Self::C) -> [Self::C; 4] {
+        unreachable!("runs are not lanes here")
     }
     #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> Self::C {
@@ -230,6 +231,13 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
+    unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W {
+        unsafe {
+            let w = lanes(w);
+            Self::w_new(&std::array::from_fn(|i| w[usize::from(order[i])]))
+        }
+    }
+    #[inline(always)]
     unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W {
         unsafe { std::array::from_fn(|i| vmulq_f32(a[i], b[i])) }
     }
@@ -240,6 +248,10 @@ impl<D: Dots> Quant for Neon<D> {
     #[inline(always)]
     unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W {
         unsafe { std::array::from_fn(|i| vfmsq_f32(c[i], a[i], b[i])) }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma8(a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+        unsafe { [vfmsq_f32(c[0], a[0], b[0]), vfmsq_f32(c[1], a[1], b[1]), c[2], c[3]] }
     }
     #[inline(always)]
     unsafe fn w_keep(w: Self::W, n: usize) -> Self::W {
@@ -261,55 +273,33 @@ impl<D: Dots> Quant for Neon<D> {
     #[inline(always)]
     unsafe fn dot(
         acc: float32x4_t,
-        c: Self::C,
-        x: *const i8,
-        w: Self::W,
-        j: usize,
-        sub: usize,
-        _: bool,
-    ) -> float32x4_t {
-        unsafe {
-            let (mut acc, w) = (acc, lanes(w));
-            let x = |i: usize| vld1q_s8(x.add(16 * i));
-            if sub == 16 {
-                for i in 0..4 {
-                    let sums = D::products(vdupq_n_s32(0), c[i], x(i));
-                    acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[4 * j + i]);
-                }
-            } else {
-                for half in 0..2 {
-                    let sums = D::products(vdupq_n_s32(0), c[2 * half], x(2 * half));
-                    let sums = D::products(sums, c[2 * half + 1], x(2 * half + 1));
-                    acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[2 * j + half]);
-                }
-            }
-            acc
-        }
-    }
-    #[inline(always)]
-    unsafe fn dot_quarters(
-        acc: float32x4_t,
         c: &[Self::C; 4],
         x: *const i8,
-        w: Self::W,
-        _: bool,
+        start: Option<*const i32>,
+        (w, x_scales): (Self::W, *const f32),
+        sub: usize,
+        _: i32,
     ) -> float32x4_t {
         unsafe {
-            let mut acc = acc;
-            for i in 0..4 {
-                let x = |quarter: usize| vld1q_s8(x.add(64 * quarter + 16 * i));
-                let even = D::products(vdupq_n_s32(0), c[0][i], x(0));
-                let even = D::products(even, c[1][i], x(1));
-                let odd = D::products(vdupq_n_s32(0), c[2][i], x(2));
-                let odd = D::products(odd, c[3][i], x(3));
-                acc = vfmaq_f32(acc, vcvtq_f32_s32(vpaddq_s32(even, odd)), w[i]);
+            let (mut acc, w) = (acc, lanes(Self::w_mul(w, Self::w_load16(x_scales))));
+            let products =
+                |sums, run: usize| D::products(sums, c[run / 4][run % 4], vld1q_s8(x.add(16 * run)));
+            let none = vdup_n_s32(0);
+            if sub == 16 {
+                for (run, w) in w.into_iter().enumerate() {
+                    let start = start.map_or(none, |start| vld1_lane_s32::<0>(start.add(run), none));
+                    let sums = products(vcombine_s32(start, none), run);
+                    acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w);
+                }
+                return acc;
+            }
+            for run in (0..16).step_by(2) {
+                let start = start.map_or(none, |start| vld1_s32(start.add(run)));
+                let sums = products(products(vcombine_s32(start, none), run), run + 1);
+                acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[run]);
             }
             acc
         }
-    }
-    #[inline(always)]
-    unsafe fn a_add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vaddq_f32(a, b) }
     }
     #[inline(always)]
     unsafe fn a_sum(a: float32x4_t) -> f32 {

@@ -6,12 +6,14 @@
 //! multiplied by (weight scale × activation scale), of which one vector holds 16. What depends on the activations alone is
 //! made once a call ([`Activations`]).
 //!
-//! Codes come in one of two orders. In the natural one each 64 codes make a vector of sums that is converted and scaled
-//! by itself. Codes with a scale for 32 weights can come *by quarters* ([`Format::quarters`]): a scale then belongs to
-//! four sums instead of eight, and one vector of sums stands for the whole chunk. The activations are brought into the
-//! same order. Of codes below 32 eight products fit 16 bits, which saves an instruction more. The codes of rare formats pass through memory ([`Memory`]), which takes up
-//! to twice the time and keeps the number of compiled variants small.
+//! On x86 the sixteen runs of 16 weights of a chunk come as lanes ([`Format::by_runs`]): four products add up in each lane,
+//! and one vector of sums with one vector of scales stands for the whole chunk. In natural order each 64 codes would be a
+//! vector of sums that is converted and scaled by itself, for each activation row again; bringing the weights into the other
+//! order is done once for all rows, and the activations are brought into the same. Offsets of codes are taken from where the
+//! sums start. The codes of rare formats pass through memory ([`Memory`]), which takes up to twice the time and keeps the number of
+//! compiled variants small.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use puna_quant::TensorType;
@@ -34,107 +36,109 @@ struct Activations<'a> {
     rows: usize,
     /// Chunks a row, the last one perhaps not whole.
     chunks: usize,
-    /// Chunks whose codes are read where they are.
-    in_place: usize,
-    /// Codes as they came, `k` a row.
-    source: &'a [i8],
-    k: usize,
-    /// Codes of the other chunks of each row.
-    codes: &'a [i8],
-    /// Scales, `CHUNK / sub` a chunk.
-    scales: &'a [f32],
-    /// Sums of codes, times their scale.
-    sums: &'a [f32],
+    parts: &'a [Part],
 }
 
-/// Activations of one chunk of one row.
-#[derive(Clone, Copy)]
+/// Activations of one chunk of one row, in the order of [`Format::by_runs`].
+#[repr(C, align(64))]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 struct Part {
-    codes: *const i8,
-    scales: *const f32,
-    sums: *const f32,
+    codes: [i8; CHUNK],
+    /// A scale for each run of 16.
+    scales: [f32; 16],
+    /// Where codes have an offset: what it makes of each run's sum, as i32 with the opposite sign. With minimums: sums of codes times
+    /// their scale, for each `SUB` weights in natural order, then zeros.
+    fixes: [f32; 16],
 }
+
+/// Lanes of the vectors that a format's chunks are summed in.
+struct Lanes<S, F>(std::marker::PhantomData<(S, F)>);
+
+impl<S: Quant, F: Format> Lanes<S, F> {
+    /// The run of 16 weights that each lane stands for.
+    const RUNS: [u8; 16] = if S::RUNS_AS_LANES { F::RUNS } else { NATURAL };
+    /// The run of 32 weights that it lies in.
+    const HALVES: [u8; 16] = {
+        let mut halves = Self::RUNS;
+        let mut i = 0;
+        while i < 16 {
+            halves[i] /= 2;
+            i += 1;
+        }
+        halves
+    };
+    /// Its place among the scales of a chunk.
+    const SCALES: [u8; 16] = if F::SUB == 16 { Self::RUNS } else { Self::HALVES };
+}
+
+const NATURAL: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 impl<'a> Activations<'a> {
-    /// `sub` weights share a scale: 16 or 32.
     #[inline(always)]
-    fn new(x: Q8Rows<'a>, sub: usize, quarters: bool, scratch: &'a mut Scratch) -> Self {
+    unsafe fn new<S: Quant, F: Format>(x: Q8Rows<'_>, scratch: &'a mut Scratch) -> Self {
         let chunks = x.k.div_ceil(CHUNK);
-        let in_place = if quarters { 0 } else { x.k / CHUNK };
-        let floats = x.rows * chunks * CHUNK / sub;
-        let moved = x.rows * (chunks - in_place) * CHUNK;
-        let (bytes, codes) = scratch.bytes(8 * floats + moved).split_at_mut(8 * floats);
-        let (scales, sums) = bytemuck::cast_slice_mut::<_, f32>(bytes).split_at_mut(floats);
-        let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
-        scale(&x, sub, scales, sums);
-        for (t, to) in codes.chunks_exact_mut(((chunks - in_place) * CHUNK).max(1)).enumerate() {
-            let from = &x.codes[t * x.k + in_place * CHUNK..(t + 1) * x.k];
-            let (to, rest) = to.split_at_mut(from.len() / CHUNK * CHUNK);
-            let (from, end) = from.split_at(to.len());
-            for (from, to) in from.as_chunks::<CHUNK>().0.iter().zip(to.as_chunks_mut::<CHUNK>().0) {
-                place(from, to, quarters);
-            }
-            if let Some(rest) = rest.as_chunks_mut::<CHUNK>().0.first_mut() {
-                let mut padded = [0; CHUNK];
-                padded[..end.len()].copy_from_slice(end);
-                place(&padded, rest, quarters);
+        let parts: &mut [Part] = bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<Part>()));
+        for (t, parts) in parts.chunks_exact_mut(chunks.max(1)).enumerate() {
+            let codes = &x.codes[t * x.k..(t + 1) * x.k];
+            let scales = &x.scales[t * x.k / 32..(t + 1) * x.k / 32];
+            let sums = &x.sums[t * x.k / 16..(t + 1) * x.k / 16];
+            for (c, part) in parts.iter_mut().enumerate() {
+                let codes = &codes[c * CHUNK..];
+                let (scales, sums) = (&scales[c * CHUNK / 32..], &sums[c * CHUNK / 16..]);
+                // SAFETY: features by the module's contract.
+                unsafe {
+                    match (codes.first_chunk(), scales.first_chunk(), sums.first_chunk()) {
+                        (Some(codes), Some(scales), Some(sums)) => part.fill::<S, F>(codes, scales, sums),
+                        _ => part.fill::<S, F>(&padded_to(codes), &padded_to(scales), &padded_to(sums)),
+                    }
+                }
             }
         }
-        Self { rows: x.rows, chunks, in_place, source: x.codes, k: x.k, codes, scales, sums }
+        Self { rows: x.rows, chunks, parts }
     }
 
     /// Chunk `c` of row `t`.
     #[inline(always)]
-    unsafe fn part(&self, t: usize, c: usize, sub: usize) -> Part {
-        let at = (t * self.chunks + c) * (CHUNK / sub);
-        // SAFETY: the caller's row has the chunk, and `new` made everything for it.
+    unsafe fn part(&self, t: usize, c: usize) -> *const Part {
+        // SAFETY: the caller's row has the chunk.
+        unsafe { self.parts.as_ptr().add(t * self.chunks + c) }
+    }
+}
+
+/// The values, then zeros.
+fn padded_to<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
+    let mut to = [T::default(); N];
+    to[..values.len()].copy_from_slice(values);
+    to
+}
+
+impl Part {
+    #[inline(always)]
+    unsafe fn fill<S: Quant, F: Format>(&mut self, codes: &[i8; CHUNK], scales: &[f32; 8], sums: &[i16; 16]) {
+        let (runs, halves) = (&Lanes::<S, F>::RUNS, &Lanes::<S, F>::HALVES);
+        // SAFETY: runs are below 16; features by the module's contract.
         unsafe {
-            let codes = if c < self.in_place {
-                self.source.as_ptr().add(t * self.k + c * CHUNK)
-            } else {
-                self.codes.as_ptr().add((t * (self.chunks - self.in_place) + c - self.in_place) * CHUNK)
-            };
-            Part { codes, scales: self.scales.as_ptr().add(at), sums: self.sums.as_ptr().add(at) }
-        }
-    }
-}
-
-/// One scale and one scaled sum of codes for every `sub` activations, zeros after the end of a row.
-#[inline(always)]
-fn scale(x: &Q8Rows<'_>, sub: usize, scales: &mut [f32], sums: &mut [f32]) {
-    let each = x.k.next_multiple_of(CHUNK) / sub;
-    for t in 0..x.rows {
-        let (scales, sums) = (&mut scales[t * each..(t + 1) * each], &mut sums[t * each..(t + 1) * each]);
-        scales[x.k / sub..].fill(0.0);
-        sums[x.k / sub..].fill(0.0);
-        let from = &x.scales[t * x.k / 32..(t + 1) * x.k / 32];
-        let codes = &x.sums[t * x.k / 16..(t + 1) * x.k / 16];
-        if sub == 32 {
-            for (i, (&scale, codes)) in from.iter().zip(codes.as_chunks::<2>().0).enumerate() {
-                scales[i] = scale;
-                sums[i] = scale * (i32::from(codes[0]) + i32::from(codes[1])) as f32;
+            // What becomes of lane i of vector j.
+            let lane = |i: usize, j: usize| if S::RUNS_AS_LANES { 4 * i + j } else { 4 * j + i };
+            let run = |i: usize, j: usize| 16 * usize::from(runs[lane(i, j)]);
+            let piece = |j| S::pieces(codes.as_ptr().cast(), [run(0, j), run(1, j), run(2, j), run(3, j)]);
+            for (i, codes) in S::by_runs([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate() {
+                S::store64(self.codes.as_mut_ptr().add(64 * i).cast(), codes);
             }
-        } else {
-            for (i, &codes) in codes.iter().enumerate() {
-                scales[i] = from[i / 2];
-                sums[i] = from[i / 2] * f32::from(codes);
+            S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), halves));
+            let offset = F::CODES.offset::<S>();
+            if offset != 0 {
+                // Bits of integers, which are only moved.
+                let sums = sums.map(|sum| f32::from_bits((-offset * i32::from(sum)) as u32));
+                S::w_store(&mut self.fixes, S::w_order(S::w_new(&sums), runs));
+            } else if F::CODES.minimum() {
+                self.fixes = std::array::from_fn(|i| match F::SUB {
+                    16 => scales[i / 2] * f32::from(sums[i]),
+                    _ if i < 8 => scales[i] * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1])) as f32,
+                    _ => 0.0,
+                });
             }
         }
-    }
-}
-
-/// A chunk of activation codes in the order that the weights' codes come in.
-#[inline(always)]
-fn place(from: &[i8; CHUNK], to: &mut [i8; CHUNK], quarters: bool) {
-    if !quarters {
-        *to = *from;
-        return;
-    }
-    let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
-    for (i, from) in from.iter().enumerate() {
-        // Half h of the run of 32 number r goes to quarter 2 · (r % 2) + h, place r / 2.
-        let (r, h) = (i / 2, i % 2);
-        to[4 * (2 * (r % 2) + h) + r / 2] = *from;
     }
 }
 
@@ -148,7 +152,8 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
     scratch: &mut Scratch,
     packing: Option<&Packing>,
 ) {
-    let x = Activations::new(x.expect_q8(&w, &out), F::SUB, F::BY_QUARTERS, scratch);
+    // SAFETY: features by the module's contract.
+    let x = unsafe { Activations::new::<S, F>(x.expect_q8(&w, &out), scratch) };
     for r in (0..w.rows).step_by(ROWS) {
         let rows = r..(r + ROWS).min(w.rows);
         let mut t = 0;
@@ -158,9 +163,7 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
                 match x.rows - t {
                     1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out, packing),
                     2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out, packing),
-                    8.. if F::BY_QUARTERS && S::STREAM_ROWS >= 8 => {
-                        tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing)
-                    }
+                    8.. if S::STREAM_ROWS >= 8 => tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing),
                     _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out, packing),
                 }
             };
@@ -225,48 +228,39 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
         let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
         let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
         let row = |r: usize| w.data.as_ptr().add(r * row_bytes);
-        let last_parts = std::array::from_fn(|j| x.part(t + j, if rest > 0 { whole } else { 0 }, F::SUB));
-        if M < 4 {
-            for r in rows {
-                let mut sums = Sums::<S, M>::zero();
-                for c in 0..whole {
-                    let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
-                    let p = feed::<S>(packing, row(r).add(c * bytes), &mut unpacked);
-                    chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
-                }
-                if rest > 0 {
-                    last::<S, F, M>(row(r).add(whole * bytes), end, rest, &last_parts, packing, &mut sums);
-                }
-                sums.finish::<F>(t, r, out);
-            }
-            return M;
-        }
+        let last_parts = std::array::from_fn(|j| x.part(t + j, if rest > 0 { whole } else { 0 }));
         // Many activations leave the first-level cache before the next weight row wants them: a few rows take turns.
         let each = L1_VALUES / CHUNK / M;
+        let mut waiting = [MaybeUninit::<Sums<S, M>>::uninit(); TURNS];
         for r0 in rows.clone().step_by(TURNS) {
-            let turns = TURNS.min(rows.end - r0);
-            let mut sums = [Sums::<S, M>::zero(); TURNS];
-            for c0 in (0..whole).step_by(each) {
-                for (i, sums) in sums[..turns].iter_mut().enumerate() {
-                    // A copy, so that it stays in registers.
-                    let mut now = *sums;
+            for c0 in (0..whole.max(1)).step_by(each) {
+                for (r, waiting) in (r0..rows.end).zip(&mut waiting) {
+                    let mut sums = if c0 == 0 { Sums::zero() } else { waiting.assume_init() };
                     for c in c0..(c0 + each).min(whole) {
-                        let p = row(r0 + i).add(c * bytes);
+                        let p = row(r).add(c * bytes);
                         // So much is done with a row that nothing else asks for the next ones in time.
-                        for line in (0..bytes).step_by(64) {
+                        for line in (0..if M < 4 { 0 } else { bytes }).step_by(64) {
                             S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
                         }
-                        let parts = std::array::from_fn(|j| x.part(t + j, c, F::SUB));
-                        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut now);
+                        let parts = std::array::from_fn(|j| x.part(t + j, c));
+                        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
                     }
-                    *sums = now;
+                    if c0 + each < whole {
+                        waiting.write(sums);
+                        continue;
+                    }
+                    if rest > 0 {
+                        last::<S, F, M>(
+                            row(r).add(whole * bytes),
+                            end,
+                            rest,
+                            &last_parts,
+                            packing,
+                            &mut sums,
+                        );
+                    }
+                    sums.finish::<F>(t, r, out);
                 }
-            }
-            for (i, sums) in sums[..turns].iter_mut().enumerate() {
-                if rest > 0 {
-                    last::<S, F, M>(row(r0 + i).add(whole * bytes), end, rest, &last_parts, packing, sums);
-                }
-                sums.finish::<F>(t, r0 + i, out);
             }
         }
     }
@@ -279,7 +273,7 @@ unsafe fn last<S: Quant, F: Format, const M: usize>(
     p: *const u8,
     end: *const u8,
     values: usize,
-    parts: &[Part; M],
+    parts: &[*const Part; M],
     packing: Option<&Packing>,
     sums: &mut Sums<S, M>,
 ) {
@@ -308,10 +302,10 @@ pub(crate) unsafe fn padded(
     copy.as_ptr()
 }
 
-/// What a weight row and `M` activation rows sum up to: products, and scales times sums of codes.
+/// What a weight row and `M` activation rows sum up to: products, and minimums times sums of codes.
 #[derive(Clone, Copy)]
 struct Sums<S: Quant, const M: usize> {
-    acc: [[S::A; 2]; M],
+    acc: [S::A; M],
     bias: [S::W; M],
 }
 
@@ -319,20 +313,18 @@ impl<S: Quant, const M: usize> Sums<S, M> {
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: features by the module's contract.
-        unsafe { Self { acc: [[S::a_zero(); 2]; M], bias: [S::w_splat(0.0); M] } }
+        unsafe { Self { acc: [S::a_zero(); M], bias: [S::w_splat(0.0); M] } }
     }
 
     /// Writes the products of weight row `r` with the activation rows from `t`.
     #[inline(always)]
     unsafe fn finish<F: Format>(&self, t: usize, r: usize, out: &mut OutMut<'_>) {
-        let factor = if F::CODES.minimum() { 1.0 } else { F::CODES.offset::<S>() as f32 };
         for j in 0..M {
-            let [a, b] = self.acc[j];
             // SAFETY: features by the module's contract.
             unsafe {
-                let mut total = S::a_sum(S::a_add(a, b));
-                if factor != 0.0 {
-                    total += factor * S::w_sum(self.bias[j], F::SUB);
+                let mut total = S::a_sum(self.acc[j]);
+                if F::CODES.minimum() {
+                    total += S::w_sum(self.bias[j], F::SUB);
                 }
                 out.row(t + j)[r] = total;
             }
@@ -344,7 +336,7 @@ impl<S: Quant, const M: usize> Sums<S, M> {
 #[inline(always)]
 unsafe fn chunk<S: Quant, F: Format, const M: usize>(
     p: *const u8,
-    x: &[Part; M],
+    x: &[*const Part; M],
     values: usize,
     sums: &mut Sums<S, M>,
 ) {
@@ -354,60 +346,24 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
         if values < CHUNK {
             (s, b) = (S::w_keep(s, values / F::SUB), S::w_keep(b, values / F::SUB));
         }
-        let mut scales = [s; M];
+        let s = S::w_order(s, &Lanes::<S, F>::SCALES);
+        let codes = F::by_runs::<S>(p);
         for j in 0..M {
-            scales[j] = S::w_mul(s, load::<S, F>(x[j].scales));
+            let x = &*x[j];
+            let start = (F::CODES.offset::<S>() != 0).then_some(x.fixes.as_ptr().cast());
+            sums.acc[j] = S::dot(
+                sums.acc[j],
+                &codes,
+                x.codes.as_ptr(),
+                start,
+                (s, x.scales.as_ptr()),
+                F::SUB,
+                F::CODES.top(),
+            );
             if F::CODES.minimum() {
-                sums.bias[j] = S::w_nfma(b, load::<S, F>(x[j].sums), sums.bias[j]);
-            } else if F::CODES.offset::<S>() != 0 {
-                sums.bias[j] = S::w_nfma(s, load::<S, F>(x[j].sums), sums.bias[j]);
+                let (fixes, bias) = (S::w_load16(x.fixes.as_ptr()), &mut sums.bias[j]);
+                *bias = if F::SUB == 16 { S::w_nfma(b, fixes, *bias) } else { S::w_nfma8(b, fixes, *bias) };
             }
-        }
-        if F::BY_QUARTERS {
-            let quarters = F::quarters::<S>(p);
-            for j in 0..M {
-                let acc = &mut sums.acc[j][0];
-                *acc =
-                    S::dot_quarters(*acc, &quarters, x[j].codes, S::w_double(scales[j]), F::CODES.top() > 31);
-            }
-            return;
-        }
-        group::<S, F, M>(p, x, &scales, 0, sums);
-        if values > 64 {
-            group::<S, F, M>(p, x, &scales, 1, sums);
-        }
-        if values > 128 {
-            group::<S, F, M>(p, x, &scales, 2, sums);
-        }
-        if values > 192 {
-            group::<S, F, M>(p, x, &scales, 3, sums);
-        }
-    }
-}
-
-/// The scales or sums of a chunk of activations.
-#[inline(always)]
-unsafe fn load<S: Quant, F: Format>(p: *const f32) -> S::W {
-    // SAFETY: the caller's part has as many; features by the module's contract.
-    unsafe { if F::SUB == 32 { S::w_load8(p) } else { S::w_load16(p) } }
-}
-
-/// Adds the products of weights `64 · j…` of a chunk, in natural order.
-#[inline(always)]
-unsafe fn group<S: Quant, F: Format, const M: usize>(
-    p: *const u8,
-    x: &[Part; M],
-    scales: &[S::W; M],
-    j: usize,
-    sums: &mut Sums<S, M>,
-) {
-    // SAFETY: as for `chunk`.
-    unsafe {
-        let codes = F::codes::<S>(p, j);
-        let signed = F::CODES.top() == 128;
-        for m in 0..M {
-            let acc = &mut sums.acc[m][j % 2];
-            *acc = S::dot(*acc, codes, x[m].codes.add(64 * j), scales[m], j, F::SUB, signed);
         }
     }
 }

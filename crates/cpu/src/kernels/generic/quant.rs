@@ -29,28 +29,34 @@ pub(crate) trait Format: Copy + 'static {
     /// What codes are.
     const CODES: Codes;
 
-    /// Whether few activation rows meet the codes by quarters; where codes are below 32 sums of products are then shorter.
-    const BY_QUARTERS: bool = Self::SUB == 32 && Self::CODES.top() <= 31;
-
     /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
     /// Codes of weights `64 · j…`; `j` is below 4 and constant after inlining.
     unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C;
-    /// All codes of the chunk by quarters: the first halves of the runs 0, 2, 4, 6 of 32 weights, their second halves, and
-    /// the same of the runs 1, 3, 5, 7.
+
+    /// The run of 16 weights that each lane of [`Format::by_runs`] holds, where a level has runs as lanes.
+    const RUNS: [u8; 16] = TRANSPOSED;
+
+    /// All codes of the chunk as [`Quant::dot`] wants them: vector i has in lane l the codes `4 · i…` of run `RUNS[l]`, or where
+    /// a level does not have runs as lanes, the codes `64 · i…`.
     #[inline(always)]
-    unsafe fn quarters<S: Quant>(p: *const u8) -> [S::C; 4] {
+    unsafe fn by_runs<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: the caller's chunk and features.
-        unsafe {
-            S::quarters([
-                Self::codes::<S>(p, 0),
-                Self::codes::<S>(p, 1),
-                Self::codes::<S>(p, 2),
-                Self::codes::<S>(p, 3),
-            ])
-        }
+        unsafe { transposed::<S, Self>(p) }
     }
 }
+
+/// [`Format::by_runs`] of codes that come in natural order.
+#[inline(always)]
+pub(crate) unsafe fn transposed<S: Quant, F: Format>(p: *const u8) -> [S::C; 4] {
+    // SAFETY: the caller's chunk and features.
+    unsafe {
+        S::by_runs([F::codes::<S>(p, 0), F::codes::<S>(p, 1), F::codes::<S>(p, 2), F::codes::<S>(p, 3)])
+    }
+}
+
+/// [`Format::RUNS`] of [`Quant::by_runs`]: lane 4 · i + j gets run 4 · j + i.
+pub(crate) const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
 /// A chunk after unpacking, as [`Format`] describes it.
 #[repr(C, align(64))]
@@ -153,6 +159,8 @@ pub(crate) trait Quant: Simd {
     type A: Copy;
     /// What [`Quant::signed`] adds to codes: 128 where products need unsigned codes, else 0.
     const BIAS: i32;
+    /// Whether [`Quant::dot`] sums runs of 16 weights in lanes of their own, see [`Format::by_runs`].
+    const RUNS_AS_LANES: bool;
     /// Activation rows that stay in registers while weights are streamed: 4 or 8.
     const STREAM_ROWS: usize;
     /// Vectors of weight rows of the panel kernel: 1 or 2.
@@ -171,12 +179,13 @@ pub(crate) trait Quant: Simd {
     unsafe fn pair(a: *const u8, b: *const u8) -> Self::C;
     /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
     unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C;
-    /// 16 bytes at `p`, `p + stride`, `p + 2 · stride` and `p + 3 · stride`.
-    unsafe fn pieces(p: *const u8, stride: usize) -> Self::C;
-    /// 128 bytes at `p` in pieces of 16: the even ones, and the odd ones.
-    unsafe fn even_odd(p: *const u8) -> [Self::C; 2];
-    /// From natural order to quarters, see [`Format::quarters`].
-    unsafe fn quarters(c: [Self::C; 4]) -> [Self::C; 4];
+    /// 16 bytes at each of four distances from `p`.
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C;
+    /// From natural order to runs as lanes, see [`Format::by_runs`] and [`TRANSPOSED`]; where runs are not lanes the same.
+    unsafe fn by_runs(c: [Self::C; 4]) -> [Self::C; 4];
+    /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as lanes: lane 4 · i + j gets the
+    /// low nibbles of piece i of `a` and of `b`, then their high nibbles. Only for levels that have runs as lanes.
+    unsafe fn nibbles_by_runs(a: Self::C, b: Self::C) -> [Self::C; 4];
     /// Eight words, lowest byte first.
     unsafe fn words(words: [u64; 8]) -> Self::C;
     /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
@@ -217,30 +226,32 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W);
     /// Each of the first 8 lanes twice.
     unsafe fn w_double(w: Self::W) -> Self::W;
+    /// Lane `order[i]` for each lane i.
+    unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W;
     unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;
     unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W;
     /// `c - a · b`.
     unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// `c - a · b` in the first 8 lanes, zeros after them.
+    unsafe fn w_nfma8(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
     /// Zero in lanes `n…`.
     unsafe fn w_keep(w: Self::W, n: usize) -> Self::W;
     /// Sum of all lanes, or with `sub` 32 of the first 8.
     unsafe fn w_sum(w: Self::W, sub: usize) -> f32;
 
     unsafe fn a_zero() -> Self::A;
-    /// Adds `scale · (codes · x)` of weights `64 · j…`: 64 activation codes at `x`, a scale for every `sub` weights in `w`.
+    /// Adds `scale · (start + codes · x)` of the runs of a chunk: codes and 256 activation codes at `x` in the order of
+    /// [`Format::by_runs`], sums that 16 products start from, and for each run the weights' scale and at 16 places the activations' (with `sub` 32
+    /// two runs have the same); `top` is the largest code, or 128 for signed ones.
     unsafe fn dot(
         acc: Self::A,
-        c: Self::C,
+        c: &[Self::C; 4],
         x: *const i8,
-        w: Self::W,
-        j: usize,
+        start: Option<*const i32>,
+        scales: (Self::W, *const f32),
         sub: usize,
-        signed: bool,
+        top: i32,
     ) -> Self::A;
-    /// Adds the products of a chunk by quarters with 256 activation codes in the same order at `x`; lanes 2i and 2i + 1 of
-    /// `w` hold the scale of run i. Codes are below 32, or with `wide` any that products take.
-    unsafe fn dot_quarters(acc: Self::A, c: &[Self::C; 4], x: *const i8, w: Self::W, wide: bool) -> Self::A;
-    unsafe fn a_add(a: Self::A, b: Self::A) -> Self::A;
     unsafe fn a_sum(a: Self::A) -> f32;
 
     /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes. Or by any other number that

@@ -187,9 +187,8 @@ macro_rules! packed_shells {
 
             /// With a kernel of its own for few activation rows.
             fn kernel_of<F: Format>() -> LinearKernel {
-                // Eight rows at once unpack a block half as often as the panel does for so few.
-                let eight = F::BY_QUARTERS && <$S as Quant>::STREAM_ROWS >= 8;
-                let stream_rows = if eight { 2 * STREAM_ROWS } else { STREAM_ROWS };
+                // Eight rows at once unpack a block for less than the panel does for so few.
+                let stream_rows = if <$S as Quant>::STREAM_ROWS >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
                 LinearKernel { stream: stream::<F>, stream_rows, ..rare::<F>() }
             }
 

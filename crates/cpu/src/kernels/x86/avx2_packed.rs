@@ -47,6 +47,24 @@ unsafe fn byte_mask(bits: u32) -> __m256i {
     }
 }
 
+/// Eight lanes of 16. Which they are is known when this is compiled: often one of the two permutations is all there is.
+///
+/// # Safety
+/// The processor has AVX2; `order` has eight bytes.
+#[inline(always)]
+unsafe fn order8(w: [__m256; 2], order: &'static [u8]) -> __m256 {
+    // SAFETY: the caller's bytes and feature.
+    unsafe {
+        let lanes = _mm256_cvtepu8_epi32(_mm_loadu_si64(order.as_ptr()));
+        let low = _mm256_permutevar8x32_ps(w[0], lanes);
+        if order.iter().all(|&lane| lane < 8) {
+            return low;
+        }
+        let upper = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(7)));
+        _mm256_blendv_ps(low, _mm256_permutevar8x32_ps(w[1], lanes), upper)
+    }
+}
+
 /// See [`Quant::half_of`].
 ///
 /// A load of 32 bits starts a register anew; a word inserted into one would wait for what it held before.
@@ -129,6 +147,7 @@ impl<D: Dots> Quant for Avx2<D> {
     type A = __m256;
     type I = __m256i;
     const BIAS: i32 = D::BIAS;
+    const RUNS_AS_LANES: bool = true;
     const STREAM_ROWS: usize = 4;
 
     #[inline(always)]
@@ -168,45 +187,46 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn pieces(p: *const u8, stride: usize) -> [__m256i; 2] {
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> [__m256i; 2] {
         unsafe {
             [
-                _mm256_loadu2_m128i(p.add(stride).cast(), p.cast()),
-                _mm256_loadu2_m128i(p.add(3 * stride).cast(), p.add(2 * stride).cast()),
+                _mm256_loadu2_m128i(p.add(at[1]).cast(), p.add(at[0]).cast()),
+                _mm256_loadu2_m128i(p.add(at[3]).cast(), p.add(at[2]).cast()),
             ]
         }
     }
     #[inline(always)]
-    unsafe fn even_odd(p: *const u8) -> [[__m256i; 2]; 2] {
+    unsafe fn by_runs([a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
         unsafe {
-            let ([a, b], [c, d]) = (Self::load64(p), Self::load64(p.add(64)));
-            [
-                [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x20>(c, d)],
-                [_mm256_permute2x128_si256::<0x31>(a, b), _mm256_permute2x128_si256::<0x31>(c, d)],
-            ]
+            let mut to = [a; 4];
+            for half in 0..2 {
+                let (a, b, c, d) = (a[half], b[half], c[half], d[half]);
+                let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+                let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+                to[0][half] = _mm256_unpacklo_epi64(ab, cd);
+                to[1][half] = _mm256_unpackhi_epi64(ab, cd);
+                to[2][half] = _mm256_unpacklo_epi64(ab_high, cd_high);
+                to[3][half] = _mm256_unpackhi_epi64(ab_high, cd_high);
+            }
+            to
         }
     }
     #[inline(always)]
-    unsafe fn quarters([a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+    unsafe fn nibbles_by_runs(a: [__m256i; 2], b: [__m256i; 2]) -> [[__m256i; 2]; 4] {
         unsafe {
-            [
-                [
-                    _mm256_permute2x128_si256::<0x20>(a[0], b[0]),
-                    _mm256_permute2x128_si256::<0x20>(c[0], d[0]),
-                ],
-                [
-                    _mm256_permute2x128_si256::<0x31>(a[0], b[0]),
-                    _mm256_permute2x128_si256::<0x31>(c[0], d[0]),
-                ],
-                [
-                    _mm256_permute2x128_si256::<0x20>(a[1], b[1]),
-                    _mm256_permute2x128_si256::<0x20>(c[1], d[1]),
-                ],
-                [
-                    _mm256_permute2x128_si256::<0x31>(a[1], b[1]),
-                    _mm256_permute2x128_si256::<0x31>(c[1], d[1]),
-                ],
-            ]
+            let mask = _mm256_set1_epi8(15);
+            let mut to = [a; 4];
+            for half in 0..2 {
+                let pairs =
+                    [_mm256_unpacklo_epi32(a[half], b[half]), _mm256_unpackhi_epi32(a[half], b[half])];
+                for (i, both) in pairs.into_iter().enumerate() {
+                    let low = _mm256_and_si256(both, mask);
+                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
+                    to[2 * i][half] = _mm256_unpacklo_epi64(low, high);
+                    to[2 * i + 1][half] = _mm256_unpackhi_epi64(low, high);
+                }
+            }
+            to
         }
     }
     #[inline(always)]
@@ -329,6 +349,10 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
+    unsafe fn w_order(w: [__m256; 2], order: &'static [u8; 16]) -> [__m256; 2] {
+        unsafe { [order8(w, &order[..8]), order8(w, &order[8..])] }
+    }
+    #[inline(always)]
     unsafe fn w_mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
@@ -339,6 +363,10 @@ impl<D: Dots> Quant for Avx2<D> {
     #[inline(always)]
     unsafe fn w_nfma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
         unsafe { [_mm256_fnmadd_ps(a[0], b[0], c[0]), _mm256_fnmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma8(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_fnmadd_ps(a[0], b[0], c[0]), c[1]] }
     }
     #[inline(always)]
     unsafe fn w_keep(w: [__m256; 2], n: usize) -> [__m256; 2] {
@@ -361,58 +389,26 @@ impl<D: Dots> Quant for Avx2<D> {
     #[inline(always)]
     unsafe fn dot(
         acc: __m256,
-        c: [__m256i; 2],
-        x: *const i8,
-        w: [__m256; 2],
-        j: usize,
-        sub: usize,
-        signed: bool,
-    ) -> __m256 {
-        unsafe {
-            let mut acc = acc;
-            for (half, c) in c.into_iter().enumerate() {
-                let x = _mm256_loadu_si256(x.add(32 * half).cast());
-                let sums = D::fours(_mm256_setzero_si256(), c, x, signed);
-                // Lanes of i32 sums take four codes each.
-                let scale = if sub == 16 {
-                    let lane = 4 * (j % 2) as i32 + 2 * half as i32;
-                    let (a, b) = (lane, lane + 1);
-                    _mm256_permutevar8x32_ps(w[j / 2], _mm256_setr_epi32(a, a, a, a, b, b, b, b))
-                } else {
-                    _mm256_permutevar8x32_ps(w[0], _mm256_set1_epi32(2 * j as i32 + half as i32))
-                };
-                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, acc);
-            }
-            acc
-        }
-    }
-    #[inline(always)]
-    unsafe fn dot_quarters(
-        acc: __m256,
         c: &[[__m256i; 2]; 4],
         x: *const i8,
-        w: [__m256; 2],
-        wide: bool,
+        start: Option<*const i32>,
+        (w, x_scales): ([__m256; 2], *const f32),
+        _: usize,
+        top: i32,
     ) -> __m256 {
         unsafe {
             let mut acc = acc;
             for half in 0..2 {
-                let (c, x) = (c.map(|c| c[half]), x.cast::<__m256i>().add(half));
-                let sums = if wide {
-                    let add = |acc, i: usize| D::fours(acc, c[i], _mm256_loadu_si256(x.add(2 * i)), true);
-                    let zero = _mm256_setzero_si256();
-                    _mm256_hadd_epi32(add(add(zero, 0), 1), add(add(zero, 2), 3))
-                } else {
-                    D::quarters(c, x)
+                let start = match start {
+                    Some(start) => _mm256_loadu_si256(start.cast::<__m256i>().add(half)),
+                    None => _mm256_setzero_si256(),
                 };
-                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), w[half], acc);
+                let sums = D::runs(start, c.map(|c| c[half]), x.cast::<__m256i>().add(half), top);
+                let sums = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), w[half]);
+                acc = _mm256_fmadd_ps(sums, _mm256_loadu_ps(x_scales.add(8 * half)), acc);
             }
             acc
         }
-    }
-    #[inline(always)]
-    unsafe fn a_add(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn a_sum(a: __m256) -> f32 {

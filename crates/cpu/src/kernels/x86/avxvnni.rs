@@ -123,17 +123,13 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn fours(acc: __m256i, c: __m256i, x: __m256i, _: bool) -> __m256i {
-        unsafe { dpbusd::<EVEX>(acc, c, x) }
-    }
-    #[inline(always)]
-    unsafe fn quarters(c: [__m256i; 4], x: *const __m256i) -> __m256i {
+    unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, _: i32) -> __m256i {
         unsafe {
-            let add = |acc, i: usize| dpbusd::<EVEX>(acc, c[i], _mm256_loadu_si256(x.add(2 * i)));
-            let zero = _mm256_setzero_si256();
-            let (even, odd) = (add(add(zero, 0), 1), add(add(zero, 2), 3));
-            // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
-            _mm256_madd_epi16(_mm256_packs_epi32(even, odd), _mm256_set1_epi16(1))
+            let mut acc = acc;
+            for (i, c) in c.into_iter().enumerate() {
+                acc = dpbusd::<EVEX>(acc, c, _mm256_loadu_si256(x.add(2 * i)));
+            }
+            acc
         }
     }
     #[inline(always)]

@@ -20,11 +20,9 @@ pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::tokens`](crate::kernels::generic::Quant::tokens).
     fn tokens(sub: usize) -> usize;
 
-    /// Adds `Σ c · x` of each four neighbours. Codes are below 64, or `signed` (with [`Dots::BIAS`] added).
-    unsafe fn fours(acc: __m256i, c: __m256i, x: __m256i, signed: bool) -> __m256i;
-    /// Half a chunk of codes below 32 by quarters, times activations at `x` in the same order, 64 bytes a quarter: sums of
-    /// eight products, two of each run.
-    unsafe fn quarters(c: [__m256i; 4], x: *const __m256i) -> __m256i;
+    /// Adds the products of half a chunk, `c` by runs, with activations at `x` in the same order, 64 bytes between two vectors:
+    /// sums of 16 products, each of one run. `top` is the largest code, or 128 for signed ones (with [`Dots::BIAS`] added).
+    unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, top: i32) -> __m256i;
     /// See [`Quant::panel_dot`](crate::kernels::generic::Quant::panel_dot).
     unsafe fn panel<const T: usize>(acc: &mut [__m256i; T], w: *const u8, x: *const u8, n: usize, top: i32);
     /// See [`Quant::sweep`](crate::kernels::generic::Quant::sweep).
@@ -84,19 +82,24 @@ impl Dots for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn fours(acc: __m256i, c: __m256i, x: __m256i, signed: bool) -> __m256i {
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(pairs(c, x, signed), _mm256_set1_epi16(1))) }
-    }
-    #[inline(always)]
-    unsafe fn quarters(c: [__m256i; 4], x: *const __m256i) -> __m256i {
+    unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, top: i32) -> __m256i {
         unsafe {
-            let one = _mm256_set1_epi16(1);
-            let products = |i: usize| _mm256_maddubs_epi16(c[i], _mm256_loadu_si256(x.add(2 * i)));
-            let (even, odd) =
-                (_mm256_add_epi16(products(0), products(1)), _mm256_add_epi16(products(2), products(3)));
-            // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
-            let sums = _mm256_packs_epi32(_mm256_madd_epi16(even, one), _mm256_madd_epi16(odd, one));
-            _mm256_madd_epi16(sums, one)
+            // Products whose 16-bit sums cannot overflow: 2 · top · 127 each.
+            let run = match top {
+                15 | 31 => 4,
+                63 => 2,
+                _ => 1,
+            };
+            let (mut acc, one) = (acc, _mm256_set1_epi16(1));
+            let mut words = _mm256_setzero_si256();
+            for (i, c) in c.into_iter().enumerate() {
+                words = _mm256_add_epi16(words, pairs(c, _mm256_loadu_si256(x.add(2 * i)), top == 128));
+                if (i + 1) % run == 0 {
+                    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(words, one));
+                    words = _mm256_setzero_si256();
+                }
+            }
+            acc
         }
     }
     #[inline(always)]

@@ -46,6 +46,7 @@ impl Quant for Avx512 {
     type A = __m512;
     type I = __m512i;
     const BIAS: i32 = 128;
+    const RUNS_AS_LANES: bool = true;
     const STREAM_ROWS: usize = 8;
     const VECTORS: usize = 2;
 
@@ -84,33 +85,39 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn pieces(p: *const u8, stride: usize) -> __m512i {
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> __m512i {
         unsafe {
-            let low = _mm256_loadu2_m128i(p.add(stride).cast(), p.cast());
-            let high = _mm256_loadu2_m128i(p.add(3 * stride).cast(), p.add(2 * stride).cast());
+            let low = _mm256_loadu2_m128i(p.add(at[1]).cast(), p.add(at[0]).cast());
+            let high = _mm256_loadu2_m128i(p.add(at[3]).cast(), p.add(at[2]).cast());
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
         }
     }
     #[inline(always)]
-    unsafe fn even_odd(p: *const u8) -> [__m512i; 2] {
+    unsafe fn by_runs([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         unsafe {
-            let (a, b) = (Self::load64(p), Self::load64(p.add(64)));
-            [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
+            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+            let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab, cd),
+                _mm512_unpackhi_epi64(ab, cd),
+                _mm512_unpacklo_epi64(ab_high, cd_high),
+                _mm512_unpackhi_epi64(ab_high, cd_high),
+            ]
         }
     }
     #[inline(always)]
-    unsafe fn quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    unsafe fn nibbles_by_runs(a: __m512i, b: __m512i) -> [__m512i; 4] {
         unsafe {
-            // A transposition of 128-bit lanes: the pairs of run 2j, those of run 2j + 1, then each by halves.
-            let (even01, odd01) =
-                (_mm512_shuffle_i64x2::<0b01_00_01_00>(a, b), _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b));
-            let (even23, odd23) =
-                (_mm512_shuffle_i64x2::<0b01_00_01_00>(c, d), _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d));
+            let mask = _mm512_set1_epi8(15);
+            let (first, second) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let high1 = _mm512_and_si512(_mm512_srli_epi16::<4>(first), mask);
+            let high2 = _mm512_and_si512(_mm512_srli_epi16::<4>(second), mask);
+            let (low1, low2) = (_mm512_and_si512(first, mask), _mm512_and_si512(second, mask));
             [
-                _mm512_shuffle_i64x2::<0b10_00_10_00>(even01, even23),
-                _mm512_shuffle_i64x2::<0b11_01_11_01>(even01, even23),
-                _mm512_shuffle_i64x2::<0b10_00_10_00>(odd01, odd23),
-                _mm512_shuffle_i64x2::<0b11_01_11_01>(odd01, odd23),
+                _mm512_unpacklo_epi64(low1, high1),
+                _mm512_unpackhi_epi64(low1, high1),
+                _mm512_unpacklo_epi64(low2, high2),
+                _mm512_unpackhi_epi64(low2, high2),
             ]
         }
     }
@@ -220,6 +227,10 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn w_order(w: __m512, order: &'static [u8; 16]) -> __m512 {
+        unsafe { _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(order.as_ptr().cast())), w) }
+    }
+    #[inline(always)]
     unsafe fn w_mul(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
@@ -230,6 +241,13 @@ impl Quant for Avx512 {
     #[inline(always)]
     unsafe fn w_nfma(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn w_nfma8(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe {
+            let [a, b, c] = [a, b, c].map(|w| _mm512_castps512_ps256(w));
+            _mm512_zextps256_ps512(_mm256_fnmadd_ps(a, b, c))
+        }
     }
     #[inline(always)]
     unsafe fn w_keep(w: __m512, n: usize) -> __m512 {
@@ -245,46 +263,27 @@ impl Quant for Avx512 {
         unsafe { _mm512_setzero_ps() }
     }
     #[inline(always)]
-    unsafe fn dot(acc: __m512, c: __m512i, x: *const i8, w: __m512, j: usize, sub: usize, _: bool) -> __m512 {
+    unsafe fn dot(
+        acc: __m512,
+        c: &[__m512i; 4],
+        x: *const i8,
+        start: Option<*const i32>,
+        (w, x_scales): (__m512, *const f32),
+        _: usize,
+        _: i32,
+    ) -> __m512 {
         unsafe {
-            let x = _mm512_loadu_si512(x.cast());
-            let sums = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), c, x));
-            // Lanes of i32 sums take four codes each: the first eight belong to the first 32 weights.
-            let (i, lane) = (4 * j as i32, 2 * j as i32);
-            let lanes = if sub == 16 {
-                let (a, b, c, d) = (i, i + 1, i + 2, i + 3);
-                _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
-            } else {
-                let (a, b) = (lane, lane + 1);
-                _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
+            let mut sums = match start {
+                Some(start) => _mm512_loadu_si512(start.cast()),
+                None => _mm512_setzero_si512(),
             };
-            _mm512_fmadd_ps(sums, _mm512_permutexvar_ps(lanes, w), acc)
+            for (i, &c) in c.iter().enumerate() {
+                sums = _mm512_dpbusd_epi32(sums, c, _mm512_loadu_si512(x.add(64 * i).cast()));
+            }
+            // In this order nothing but the sums waits in a register.
+            let sums = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), w);
+            _mm512_fmadd_ps(sums, _mm512_loadu_ps(x_scales), acc)
         }
-    }
-    #[inline(always)]
-    unsafe fn dot_quarters(acc: __m512, c: &[__m512i; 4], x: *const i8, w: __m512, wide: bool) -> __m512 {
-        unsafe {
-            let zero = _mm512_setzero_si512();
-            let x = x.cast::<__m512i>();
-            let even = _mm512_dpbusd_epi32(zero, c[0], _mm512_loadu_si512(x));
-            let even = _mm512_dpbusd_epi32(even, c[1], _mm512_loadu_si512(x.add(1)));
-            let odd = _mm512_dpbusd_epi32(zero, c[2], _mm512_loadu_si512(x.add(2)));
-            let odd = _mm512_dpbusd_epi32(odd, c[3], _mm512_loadu_si512(x.add(3)));
-            // Each 128-bit lane: four sums of run 2i, four of run 2i + 1; then two of each.
-            let sums = if wide {
-                let (even, odd) = (_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
-                let first = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(even, odd));
-                let second = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(even, odd));
-                _mm512_add_epi32(first, second)
-            } else {
-                _mm512_madd_epi16(_mm512_packs_epi32(even, odd), _mm512_set1_epi16(1))
-            };
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), w, acc)
-        }
-    }
-    #[inline(always)]
-    unsafe fn a_add(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn a_sum(a: __m512) -> f32 {

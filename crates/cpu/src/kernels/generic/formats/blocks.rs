@@ -4,8 +4,8 @@ use puna_quant::TensorType;
 use puna_quant::float::ue4m3_half;
 use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 
-use super::{half, spread_crumbs, u16_at, u32_at, u64_at};
-use crate::kernels::generic::quant::{Codes, Format, Quant};
+use super::{half, look_each, spread_crumbs, u16_at, u32_at, u64_at};
+use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
 /// The 5th bits of the blocks of group `j`.
 #[inline(always)]
@@ -20,7 +20,7 @@ unsafe fn bits64(p: *const u8, stride: usize, j: usize) -> u64 {
 /// The formats of 32 weights that differ in a stride, an offset to the nibbles and little else.
 macro_rules! nibble_blocks {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $codes:expr, ($p:ident, $j:ident) => $unpack:expr,
-     $scales:expr $(, quarters($r:ident) => $quarters:expr)?) => {
+     $scales:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -43,11 +43,11 @@ macro_rules! nibble_blocks {
                 // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
                 unsafe { $unpack }
             }
-            $(const BY_QUARTERS: bool = true;
+            $(const RUNS: [u8; 16] = $runs;
             #[inline(always)]
-            unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
-                // SAFETY: the chunk has eight blocks; features by the contract.
-                unsafe { $quarters }
+            unsafe fn by_runs<S: Quant>($r: *const u8) -> [S::C; 4] {
+                // SAFETY: offsets lie inside the chunk; features by the contract.
+                unsafe { if S::RUNS_AS_LANES { $by_runs } else { transposed::<S, Self>($r) } }
             })?
         }
     };
@@ -93,27 +93,25 @@ const FP4_CODES: [u8; 16] = {
     codes
 };
 
-/// Quarters of eight blocks whose 16 bytes hold the first half of a run in their low nibbles, the second in the high ones.
+/// Runs of 16 weights of nibbles in blocks of 16 bytes: low nibbles are 16 weights, high ones the next.
+pub(super) const RUNS_OF_BLOCKS: [u8; 16] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
+
+/// The nibbles of eight blocks, as [`RUNS_OF_BLOCKS`].
 #[inline(always)]
-unsafe fn halves_of_blocks<S: Quant>(p: *const u8, stride: usize) -> [S::C; 4] {
+unsafe fn nibbles_of_blocks<S: Quant>(p: *const u8, stride: usize) -> [S::C; 4] {
     // SAFETY: the caller's chunk has eight blocks; features by the contract.
     unsafe {
-        let (even, odd) = (S::pieces(p, 2 * stride), S::pieces(p.add(stride), 2 * stride));
-        [
-            S::fields(even, 0, 0, 0x0f),
-            S::fields(even, 4, 4, 0x0f),
-            S::fields(odd, 0, 0, 0x0f),
-            S::fields(odd, 4, 4, 0x0f),
-        ]
+        let at = [0, stride, 2 * stride, 3 * stride];
+        S::nibbles_by_runs(S::pieces(p, at), S::pieces(p.add(4 * stride), at))
     }
 }
 
 nibble_blocks!(Q4_0, 18, Codes::Offset(8),
     (p, j) => S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20)), plain::<S, 18>,
-    quarters(p) => halves_of_blocks::<S>(p.add(2), 18));
+    by_runs(p, RUNS_OF_BLOCKS) => nibbles_of_blocks::<S>(p.add(2), 18));
 nibble_blocks!(Q4_1, 20, Codes::Minimum(15),
     (p, j) => S::nibbles(p.add(40 * j + 4), p.add(40 * j + 24)), with_minimum::<S, 20>,
-    quarters(p) => halves_of_blocks::<S>(p.add(4), 20));
+    by_runs(p, RUNS_OF_BLOCKS) => nibbles_of_blocks::<S>(p.add(4), 20));
 nibble_blocks!(Q5_0, 22, Codes::Offset(16),
     (p, j) => S::or_where(S::nibbles(p.add(44 * j + 6), p.add(44 * j + 28)), bits64(p.add(2), 22, j), 16),
     plain::<S, 22>);
@@ -124,15 +122,11 @@ nibble_blocks!(Q8_0, 34, Codes::Signed,
     (p, j) => S::signed(S::pair(p.add(68 * j + 2), p.add(68 * j + 36))), plain::<S, 34>);
 nibble_blocks!(IQ4_NL, 18, Codes::Signed,
 (p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(36 * j + 2), p.add(36 * j + 20))), plain::<S, 18>,
-quarters(p) => {
-    let [a, b, c, d] = halves_of_blocks::<S>(p.add(2), 18);
-    let table = &IQ4NL_VALUES;
-    [S::lookup(table, a), S::lookup(table, b), S::lookup(table, c), S::lookup(table, d)]
-});
+by_runs(p, RUNS_OF_BLOCKS) => look_each::<S>(&IQ4NL_VALUES, nibbles_of_blocks::<S>(p.add(2), 18)));
 nibble_blocks!(MXFP4, 17, Codes::Offset(16),
 (p, j) => S::look(&FP4_CODES, S::nibbles(p.add(34 * j + 1), p.add(34 * j + 18))), powers::<S>,
-quarters(p) => {
-    let [a, b, c, d] = halves_of_blocks::<S>(p.add(1), 17);
+by_runs(p, RUNS_OF_BLOCKS) => {
+    let [a, b, c, d] = nibbles_of_blocks::<S>(p.add(1), 17);
     let table = &FP4_CODES;
     [S::look(table, a), S::look(table, b), S::look(table, c), S::look(table, d)]
 });

@@ -3,14 +3,15 @@
 use puna_quant::TensorType;
 use puna_quant::tables::IQ4NL_VALUES;
 
-use super::{half, last_half, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
-use crate::kernels::generic::quant::{Codes, Format, Quant};
+use super::blocks::RUNS_OF_BLOCKS;
+use super::{half, last_half, look_each, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
+use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
 /// Declares a format of 256 weights and its constants.
 macro_rules! k_format {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,
      scales($p:ident) => $scales:expr,
-     codes($q:ident, $j:ident) => $unpack:expr $(, quarters($r:ident) => $quarters:expr)?) => {
+     codes($q:ident, $j:ident) => $unpack:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -30,11 +31,11 @@ macro_rules! k_format {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $unpack }
             }
-            $(const BY_QUARTERS: bool = true;
+            $(const RUNS: [u8; 16] = $runs;
             #[inline(always)]
-            unsafe fn quarters<S: Quant>($r: *const u8) -> [S::C; 4] {
-                // SAFETY: offsets lie inside the block; features by the contract.
-                unsafe { $quarters }
+            unsafe fn by_runs<S: Quant>($r: *const u8) -> [S::C; 4] {
+                // SAFETY: offsets lie inside the chunk; features by the contract.
+                unsafe { if S::RUNS_AS_LANES { $by_runs } else { transposed::<S, Self>($r) } }
             })?
         }
     };
@@ -71,28 +72,13 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
     }
 }
 
-/// Quarters where the runs 2j are the low and the runs 2j + 1 the high nibbles of first and second halves.
-#[inline(always)]
-unsafe fn nibble_quarters<S: Quant>(first: S::C, second: S::C) -> [S::C; 4] {
-    // SAFETY: features by the contract.
-    unsafe {
-        [
-            S::fields(first, 0, 0, 0x0f),
-            S::fields(second, 0, 0, 0x0f),
-            S::fields(first, 4, 4, 0x0f),
-            S::fields(second, 4, 4, 0x0f),
-        ]
-    }
-}
+/// Runs of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones the next.
+const RUNS_OF_PIECES: [u8; 16] = [0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15];
 
 k_format!(Q4_K, 144, 32, Codes::Minimum(15),
 scales(p) => scales_and_minimums::<S>(p),
 codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f),
-quarters(p) => {
-    // 32 bytes hold the run 2j in their low and the run 2j + 1 in their high nibbles.
-    let [first, second] = S::even_odd(p.add(16));
-    nibble_quarters::<S>(first, second)
-});
+by_runs(p, RUNS_OF_PIECES) => S::nibbles_by_runs(S::load64(p.add(16)), S::load64(p.add(80))));
 
 k_format!(Q5_K, 176, 32, Codes::Minimum(31),
 scales(p) => scales_and_minimums::<S>(p),
@@ -153,9 +139,7 @@ scales(p) => {
     (S::w_mul(scales, S::w_splat(half::<S>(p))), S::w_splat(0.0))
 },
 codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))),
-quarters(p) => {
-    // 16 bytes hold the first half of a run in their low nibbles, the second in the high ones.
-    let [even, odd] = S::even_odd(p.add(8));
-    let code = |c, shift| S::lookup(&IQ4NL_VALUES, S::fields(c, shift, shift, 0x0f));
-    [code(even, 0), code(even, 4), code(odd, 0), code(odd, 4)]
+by_runs(p, RUNS_OF_BLOCKS) => {
+    let codes = S::nibbles_by_runs(S::load64(p.add(8)), S::load64(p.add(72)));
+    look_each::<S>(&IQ4NL_VALUES, codes)
 });

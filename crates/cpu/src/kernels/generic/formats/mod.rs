@@ -41,6 +41,13 @@ unsafe fn u64_at(p: *const u8) -> u64 {
     u64::from_le(unsafe { p.cast::<u64>().read_unaligned() })
 }
 
+/// Signed values of a table for all codes of a chunk.
+#[inline(always)]
+unsafe fn look_each<S: Quant>(table: &[i8; 16], [a, b, c, d]: [S::C; 4]) -> [S::C; 4] {
+    // SAFETY: the caller's features.
+    unsafe { [S::lookup(table, a), S::lookup(table, b), S::lookup(table, c), S::lookup(table, d)] }
+}
+
 /// Eight 4-bit fields, lowest first, as bytes.
 #[inline(always)]
 fn spread_nibbles(x: u32) -> u64 {
