@@ -1,8 +1,9 @@
 //! The inner loop of attention: query rows against a run of cached positions, with a running softmax.
 //!
 //! A run is [`RUN`] positions. Keys are wanted with positions in vector lanes (`[value][position]`, as the cache keeps them
-//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. Floats
-//! are converted as they are read, beside the multiply-adds; what is stored in blocks is expanded to f32 once.
+//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. For
+//! few query rows floats are converted as they are read, beside the multiply-adds; for many, and from blocks, they are expanded
+//! to f32 once.
 //!
 //! What a query row gets does not depend on the rows beside it: every path adds in the same order.
 
@@ -12,6 +13,8 @@ use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
 use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
 
+/// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
+const MANY: usize = 48;
 /// Vectors of lanes (positions or values) of a tile.
 const WIDE: usize = 4;
 
@@ -69,9 +72,9 @@ impl Matrix {
         Self { ty: KvType::F32, data: data.as_ptr().cast(), stride: 4 * cols }
     }
 
-    /// Rows as they are where tiles can read them, else expanded into `room`.
-    fn of(rows: KvRows<'_>, room: &mut [f32], expand: Expand) -> Self {
-        if rows.ty.block_values() == 1 {
+    /// Rows as they are where tiles can read them and it pays, else expanded into `room`.
+    fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
+        if rows.ty == KvType::F32 || rows.ty.block_values() == 1 && queries < MANY {
             return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
         }
         Self::expanded(rows, room, expand)
@@ -105,14 +108,17 @@ pub(crate) unsafe fn attend<S: Simd>(
                 expanders[0](keys, transposed);
                 Matrix::floats(transposed, RUN)
             }
-            KvLayout::Columns => Matrix { ty: keys.ty, data: keys.data.as_ptr(), stride: keys.stride },
+            KvLayout::Columns => {
+                let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
+                Matrix::of(columns, g, transposed, expanders[0])
+            }
             KvLayout::Rows => {
                 let rows = Matrix::expanded(keys, room, expanders[0]);
                 transpose::<S>(rows, keys.rows, keys.dim, transposed);
                 Matrix::floats(transposed, RUN)
             }
         };
-        let rows = Matrix::of(values, expanded, expanders[1]);
+        let rows = Matrix::of(values, g, expanded, expanders[1]);
         // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
         // so all tiles meet the keys first.
         let each = if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };

@@ -245,7 +245,9 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
             if key_dim % ty.block_values() + value_dim % ty.block_values() > 0 {
                 continue;
             }
-            for (g, rows) in [(1, 1), (1, 9), (2, 33), (3, 5), (4, 64), (5, 31), (7, 64), (8, 17), (33, 63)] {
+            for (g, rows) in
+                [(1, 1), (1, 9), (2, 33), (3, 5), (4, 64), (5, 31), (7, 64), (8, 17), (33, 63), (49, 40)]
+            {
                 let (keys, key_stride) = match layout {
                     KvLayout::Rows => cache(ty, rows, key_dim, random),
                     KvLayout::Columns => columns(ty, rows, key_dim, random),
