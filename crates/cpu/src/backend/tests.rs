@@ -9,10 +9,12 @@ use puna_graph::{
 use puna_quant::TensorType;
 
 use super::*;
+use crate::ops::attention::Work;
 use crate::topology::simulated::{machine, set_quota};
 
-const DIM: usize = 256;
-const HEADS: usize = 4;
+const DIM: usize = 416;
+/// Two for each of 13 key heads: so many that a token's task takes several, and the last fewer than others.
+const HEADS: usize = 26;
 const HEAD: usize = DIM / HEADS;
 const VOCABULARY: usize = 300;
 /// Tokens of the first step: enough for several spans of attention.
@@ -32,14 +34,8 @@ fn weight(cols: usize, rows: usize) -> Weight {
     Weight { name: format!("{cols} to {rows}"), ty: TensorType::Q8_0, shape, data: Arc::new(data) }
 }
 
-fn graph() -> Graph {
-    let mut g = Graph::new();
-    let linear = |w, out| Linear { w: WeightId(w), scale: 1.0, bias: None, out };
-    let x = g.embed("embd", WeightId(0), DIM, Index::Token);
-    let qkv = g.linear("qkv", &linear(1, 2 * DIM), x);
-    let parts = [(0, DIM), (DIM, DIM / 2), (DIM + DIM / 2, DIM / 2)];
-    let qkv = parts.map(|(start, cols)| g.slice(qkv, start, cols));
-    let spec = AttentionSpec {
+fn spec() -> AttentionSpec {
+    AttentionSpec {
         heads: HEADS,
         kv_heads: HEADS / 2,
         key_dim: HEAD,
@@ -48,8 +44,17 @@ fn graph() -> Graph {
         softcap: None,
         mask: Mask::Causal,
         sinks: None,
-    };
-    let attended = g.attention("attn", 0, qkv, spec);
+    }
+}
+
+fn graph() -> Graph {
+    let mut g = Graph::new();
+    let linear = |w, out| Linear { w: WeightId(w), scale: 1.0, bias: None, out };
+    let x = g.embed("embd", WeightId(0), DIM, Index::Token);
+    let qkv = g.linear("qkv", &linear(1, 2 * DIM), x);
+    let parts = [(0, DIM), (DIM, DIM / 2), (DIM + DIM / 2, DIM / 2)];
+    let qkv = parts.map(|(start, cols)| g.slice(qkv, start, cols));
+    let attended = g.attention("attn", 0, qkv, spec());
     let x = g.add("residual", x, attended);
     let both = g.linear("gate_up", &linear(2, 4 * DIM), x);
     let (gate, up) = (g.slice(both, 0, 2 * DIM), g.slice(both, 2 * DIM, 2 * DIM));
@@ -120,4 +125,19 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
         }
         assert_eq!(alone.backend.describe().threads, 1);
     }
+}
+
+/// What the test above relies on: with some numbers of threads a token's tasks take several key heads, in one walk and in
+/// spans, with others one, and a block of many rows always one.
+#[test]
+fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
+    let blocks = |rows, past, threads| {
+        let segment = Segment { first_row: 0, rows, past, pages: (0..16).collect() };
+        Work::heads_of_blocks(&spec(), &[segment], threads)
+    };
+    let pairs = |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));
+    assert_eq!(blocks(1, PROMPT, 1), pairs(true).collect::<Vec<_>>());
+    assert_eq!(blocks(1, PROMPT, 2), pairs(false).flat_map(|block| [block; 2]).collect::<Vec<_>>());
+    assert_eq!(blocks(1, PROMPT, 4), vec![(1, true); 26]);
+    assert!(blocks(PROMPT, 0, 4).iter().all(|&block| block == (1, false)));
 }

@@ -1,8 +1,10 @@
 //! Attention over the paged cache (or over the step's own rows, for encoders).
 //!
-//! A task takes the query heads of one key head for a block of tokens, walks the visible pages once with a running
-//! softmax, and so reads each key and value once for all its queries. When there are fewer such tasks than threads
-//! can use, long contexts are cut into spans whose results are merged afterwards.
+//! A task takes a block of tokens with all query heads of a key head, or where these are few rows with those of several
+//! key heads: keys and values of a head lie together in a page, head after head, so that it reads a page's layer from one
+//! end to the other. It walks the visible pages once with a running softmax, and so reads each key and value once for all
+//! its queries. Where there are fewer than eight tasks a thread, long contexts are cut into spans that have tasks of their
+//! own and are merged by whoever finishes last.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,9 +20,10 @@ const BLOCK_ROWS: usize = 64;
 /// Positions after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
 /// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
 const SPAN: usize = 512;
-/// Query rows of a key head up to which a task takes several of them.
+/// Query rows of a key head up to which a task takes several key heads.
 const FEW_ROWS: usize = 16;
-/// Tasks a thread that even out what threads differ in speed.
+/// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
+/// of few rows take several key heads.
 const TASKS_A_THREAD: usize = 8;
 
 /// Writes keys and values of the step to the cache.
@@ -124,48 +127,42 @@ impl Attend {
         self.spec.heads / self.spec.kv_heads
     }
 
-    fn plan(&self, step: &Step<'_>) -> Work {
-        let group = self.group();
+    /// Floats of the running softmax of a key head's queries, for so many rows.
+    fn state_len(&self, rows: usize) -> usize {
+        state_len(&self.spec, rows)
+    }
+}
+
+fn state_len(spec: &AttentionSpec, rows: usize) -> usize {
+    rows * (spec.heads / spec.kv_heads) * (spec.value_dim + 2)
+}
+
+impl Work {
+    fn plan(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Self {
+        let group = spec.heads / spec.kv_heads;
         let block_rows = (BLOCK_ROWS / group).max(1);
-        let mut work = Work::default();
-        let blocks: usize = step.input.segments.iter().map(|s| s.rows.div_ceil(block_rows)).sum();
-        let cut = step.threads > 1 && blocks * self.spec.kv_heads < step.threads * TASKS_A_THREAD;
-        for (index, s) in step.input.segments.iter().enumerate() {
+        let mut work = Self::default();
+        let blocks: usize = segments.iter().map(|s| s.rows.div_ceil(block_rows)).sum();
+        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD;
+        for (index, s) in segments.iter().enumerate() {
             for row in (0..s.rows).step_by(block_rows) {
                 let rows = block_rows.min(s.rows - row);
-                let (from, to) = visible(self.spec.mask, s, row, rows);
+                let (from, to) = visible(spec.mask, s, row, rows);
                 // Whole runs, so that a position always takes part in the same one.
                 let from = from / RUN * RUN;
                 let spans = if cut { spans(from, to).count() } else { 1 };
-                let heads = self.heads_a_task(rows, blocks * spans, step.threads);
-                for kv_head in (0..self.spec.kv_heads).step_by(heads) {
-                    let kv_heads = heads.min(self.spec.kv_heads - kv_head);
+                let heads = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
+                for kv_head in (0..spec.kv_heads).step_by(heads) {
+                    let kv_heads = heads.min(spec.kv_heads - kv_head);
                     let block =
                         Block { segment: index, row, rows, kv_head, kv_heads, from, to, partial: None };
-                    work.push(block, cut, kv_heads * self.state_len(rows));
+                    work.push(block, cut, kv_heads * state_len(spec, rows));
                 }
             }
         }
         work
     }
 
-    /// Key heads of a task, if there were so many tasks with all of them. Where there are few query rows, those of all heads
-    /// fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
-    fn heads_a_task(&self, rows: usize, tasks: usize, threads: usize) -> usize {
-        if rows * self.group() > FEW_ROWS {
-            return 1;
-        }
-        let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(self.spec.kv_heads);
-        self.spec.kv_heads.div_ceil(parts)
-    }
-
-    /// Floats of the running softmax of a key head's queries, for so many rows.
-    fn state_len(&self, rows: usize) -> usize {
-        rows * self.group() * (self.spec.value_dim + 2)
-    }
-}
-
-impl Work {
     /// Adds a block, cut into spans if it has several; each span's results take `len` floats.
     fn push(&mut self, block: Block, cut: bool, len: usize) {
         let spans: Vec<_> = spans(block.from, block.to).collect();
@@ -181,6 +178,23 @@ impl Work {
         let left = AtomicUsize::new(spans.len());
         self.merges.push(Merge { block, partial: first, spans: spans.len(), left });
     }
+
+    /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
+    #[cfg(test)]
+    pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
+        let work = Self::plan(spec, segments, threads);
+        work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
+    }
+}
+
+/// Of `kv_heads` key heads how many a task takes, if there were so many tasks with all of them. The few query rows of all
+/// heads fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
+fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
+    if query_rows > FEW_ROWS {
+        return 1;
+    }
+    let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(kv_heads);
+    kv_heads.div_ceil(parts)
 }
 
 /// The spans of the positions `from .. to`.
@@ -216,7 +230,7 @@ unsafe impl Instruction for Attend {
     }
 
     fn prepare(&mut self, step: &Step<'_>) {
-        self.work = self.plan(step);
+        self.work = Work::plan(&self.spec, &step.input.segments, step.threads);
         self.partials.grow(self.work.partial_len);
     }
 

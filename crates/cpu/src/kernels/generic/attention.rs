@@ -350,9 +350,11 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
     next: &[u8],
 ) {
     let (n, dim, g) = (values.rows, values.dim, p.len() / RUN);
-    let mut ahead = Ahead::new(next, n * dim.div_ceil(WIDE * S::LANES));
     let wide = dim - dim % (WIDE * S::LANES);
     let whole = dim - dim % S::LANES;
+    // The first rows' tiles ask for it, those of single vectors too.
+    let tiles = wide / (WIDE * S::LANES) + (whole - wide) / S::LANES;
+    let mut ahead = Ahead::new(next, n * tiles);
     let mut h = 0;
     while h < g {
         let rows = tile_rows::<S>(g - h);
@@ -378,9 +380,9 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
                         *acc.add(d) += *p.add(i) * R::one(v.data.add(i * v.stride), d);
                     }
                 }
+                ahead.lines = 0;
             }
         }
-        ahead.lines = 0;
         h += rows;
     }
 }

@@ -315,3 +315,40 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
         }
     });
 }
+
+/// Softmax takes its exponentials from `exp_negative`, everything else from `exp`. A key of one value is the score, and row `i`
+/// of an identity matrix shows what became of score `i`.
+#[test]
+fn exponentials_of_scores_have_the_bits_of_others() {
+    let bound = (-87.336_55f32).to_bits();
+    let near_the_bound = (bound - 100..bound + 100).map(f32::from_bits);
+    let scores: Vec<f32> = (0..=100 << 8).map(|i| i as f32 * -(1.0 / 256.0)).chain(near_the_bound).collect();
+    let identity: Vec<f32> = (0..RUN * RUN).map(|i| f32::from(u8::from(i % (RUN + 1) == 0))).collect();
+    fn row(data: &[f32], dim: usize) -> KvRows<'_> {
+        let data = bytemuck::cast_slice(data);
+        KvRows { ty: KvType::F32, layout: KvLayout::Rows, rows: RUN, stride: 4 * dim, dim, data }
+    }
+    for level in others() {
+        for scores in scores.chunks(RUN - 2) {
+            // The first makes the largest zero.
+            let mut exps = [f32::NEG_INFINITY; RUN];
+            exps[0] = 0.0;
+            exps[1..=scores.len()].copy_from_slice(scores);
+            let keys = exps;
+            let run = AttendRun {
+                q: &[1.0],
+                keys: row(&keys, 1),
+                values: row(&identity, RUN),
+                visible: &[(0, RUN)],
+                next: &[],
+                softcap: None,
+            };
+            let mut sums = Sums { max: vec![f32::NEG_INFINITY], sum: vec![0.0], acc: vec![0.0; RUN] };
+            sums.attend(level, &run);
+            (level.vector.exp_sum)(&mut exps, 0.0);
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&sums.acc), bits(&exps), "{}: {scores:?}", level.name);
+            assert!((exps[0], exps[RUN - 1]) == (1.0, 0.0));
+        }
+    }
+}
