@@ -17,7 +17,7 @@ const K: usize = 1024;
 /// Weight rows of a case.
 const ROWS: usize = 32;
 /// Rows of activations by regime.
-const REGIMES: [(&str, usize); 3] = [("stream", 1), ("batch", 16), ("panel", 48)];
+const REGIMES: [(&str, usize); 3] = [("stream", 1), ("eight", 8), ("panel", 48)];
 const FORMATS: [TensorType; 9] = {
     use TensorType::*;
     [F16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K, IQ4_XS, MXFP4]
@@ -62,7 +62,7 @@ fn linear(level: &Level, ty: TensorType) {
     let row_bytes = ty.row_bytes(K).expect("whole blocks");
     let data = weights(ROWS * row_bytes);
     let mut scratch = Scratch::default();
-    let functions = [kernel.stream, kernel.batch, kernel.panel];
+    let functions = [kernel.stream, kernel.stream, kernel.panel];
     for ((regime, rows), run) in REGIMES.into_iter().zip(functions) {
         let n = rows * K;
         let x = values(n);

@@ -135,12 +135,11 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
     // Pieces of 64 rows, as the pool would give them.
     for &m in batches {
         let mut out = vec![0.0; m * 64];
-        let kernel_fn = if m <= 32 { kernel.batch } else { kernel.panel };
         let gmacs = rate((64 * K * m) as f64 / 1e9, |i| {
             let from = i % (rows / 64) * 64;
             let w = WeightRows { ty, rows: 64, k: K, data: &data[from * row_bytes..][..64 * row_bytes] };
             let acts = acts.acts(kernel.acts, m);
-            (kernel_fn)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
+            (kernel.panel)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
         });
         print!("{gmacs:>8.0}");
     }

@@ -235,20 +235,17 @@ pub type LinearFn = fn(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch:
 /// The regimes differ in the number of activation rows they are made for; each is correct for any number.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearKernel {
-    /// What all three take.
+    /// What both take.
     pub acts: ActKind,
     /// Few rows: bound by reading the weights. What a row gets does not depend on the others.
     pub stream: LinearFn,
     /// Rows up to which `stream` is the fastest, at least [`STREAM_ROWS`].
     pub stream_rows: usize,
-    /// Up to 32 rows: each weight block is unpacked once for all of them.
-    pub batch: LinearFn,
     /// More: weight rows are expanded into a panel that stays in the cache, for all tokens.
     pub panel: LinearFn,
     /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
     pub panel_rows: usize,
-    /// How `batch` and `panel` take [`Acts::Tiles`] as well, without having to round and interleave at each call; `None`
-    /// where they do not.
+    /// How `panel` takes [`Acts::Tiles`] as well, without having to round and interleave at each call; `None` where it does not.
     pub tiles: Option<TileForm>,
 }
 
@@ -258,18 +255,12 @@ pub const STREAM_ROWS: usize = 8;
 impl LinearKernel {
     /// The same products with one order of adding, whatever the number of rows: every step streams.
     pub fn one_order(self) -> Self {
-        Self { batch: self.stream, panel: self.stream, stream_rows: usize::MAX, tiles: None, ..self }
+        Self { panel: self.stream, stream_rows: usize::MAX, tiles: None, ..self }
     }
 
     /// The function made for this many rows of activations.
     pub fn for_rows(&self, rows: usize) -> LinearFn {
-        if rows <= self.stream_rows {
-            self.stream
-        } else if rows <= 32 {
-            self.batch
-        } else {
-            self.panel
-        }
+        if rows <= self.stream_rows { self.stream } else { self.panel }
     }
 }
 

@@ -11,6 +11,9 @@ use crate::step::{Instruction, Local, Step};
 /// thread holds nobody up.
 const STREAM_BYTES: usize = 48 << 10;
 
+/// Weight rows that streaming tasks take a multiple of: whole cache lines of results.
+const STREAM_UNIT: usize = 16;
+
 /// One matrix.
 pub struct Matrix {
     pub w: usize,
@@ -27,8 +30,9 @@ pub struct Matrix {
 impl Matrix {
     /// Weight rows a task takes with `rows` rows of activations.
     pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
-        let unit = self.kernel.panel_rows.max(1);
-        let rows = if rows <= self.kernel.stream_rows {
+        let streams = rows <= self.kernel.stream_rows;
+        let unit = if streams { STREAM_UNIT } else { self.kernel.panel_rows.max(1) };
+        let rows = if streams {
             // Each call brings the activations into the order of the format: the more there are, the more weights it is to take.
             let least = STREAM_BYTES / self.row_bytes.max(1);
             (least * rows).min((self.n / (threads * 4)).max(least))

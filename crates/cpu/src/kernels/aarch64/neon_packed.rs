@@ -58,10 +58,10 @@ impl<D: Dots> Quant for Neon<D> {
     type I = [int32x4_t; 2];
     const BIAS: i32 = 0;
     const RUNS_AS_LANES: bool = false;
-    const STREAM_ROWS: usize = 8;
+    const STREAM_TILE: usize = 8;
 
     #[inline(always)]
-    fn tokens(_: usize) -> usize {
+    fn panel_tokens(_: usize) -> usize {
         4
     }
 

@@ -57,7 +57,7 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
             for r0 in (0..rows).step_by(S::LANES) {
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<S>(source, ((R::BLOCK, R::BYTES), S::LANES), r0, k0, SLICE);
+                    fetch_next::<S>(source, (R::BLOCK, R::BYTES), S::LANES, r0, k0, SLICE);
                     expand::<S, R>(source, r0, k0, len, panel);
                     let place = Place { t0, r0, cols: (rows - r0).min(S::LANES), add: k0 > 0 };
                     S::sweep_f32(panel, packed, len, tokens, &mut out, place);
@@ -97,18 +97,18 @@ fn block_of(left: usize, block: usize) -> usize {
 }
 
 /// Asks for the weights of the panel after the one at (`r0`, `k0`): the next rows, the next slice of K, or what follows
-/// these rows in memory, which the next call is likely to get. Of a block its values and bytes, then
-/// the rows of a panel.
+/// these rows in memory, which the next call is likely to get. `block` is values and bytes of a block.
 #[inline(always)]
 pub(super) unsafe fn fetch_next<S: Simd>(
     source: Source,
-    (block, panel): ((usize, usize), usize),
+    block: (usize, usize),
+    panel_rows: usize,
     r0: usize,
     k0: usize,
     slice: usize,
 ) {
-    let (r0, k0) = if r0 + panel < source.rows {
-        (r0 + panel, k0)
+    let (r0, k0) = if r0 + panel_rows < source.rows {
+        (r0 + panel_rows, k0)
     } else if k0 + slice < source.k {
         (0, k0 + slice)
     } else {
@@ -116,7 +116,7 @@ pub(super) unsafe fn fetch_next<S: Simd>(
     };
     let from = k0 / block.0 * block.1;
     let bytes = (source.k - k0).min(slice) / block.0 * block.1;
-    for r in r0..r0 + panel {
+    for r in r0..r0 + panel_rows {
         for line in (0..bytes + 63).step_by(64) {
             // SAFETY: a hint, harmless at any address; features by the module's contract.
             unsafe { S::prefetch(source.data.wrapping_add(r * source.stride + from + line)) }
@@ -151,7 +151,7 @@ pub(crate) struct Place {
     pub(crate) t0: usize,
     /// First weight row.
     pub(crate) r0: usize,
-    /// Weight rows, at most one vector.
+    /// Weight rows, at most those of the panel.
     pub(crate) cols: usize,
     /// Whether to add to what is there.
     pub(crate) add: bool,

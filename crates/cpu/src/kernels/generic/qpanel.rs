@@ -1,6 +1,6 @@
 //! Products of packed weights with many activation rows: a panel of unpacked codes in the first-level cache.
 //!
-//! A panel holds one or two vectors of weight rows over a slice of K, each in a plane: codes as `[k/4][row][4]`, so that
+//! A panel holds one or two vectors of weight rows over a slice of K, each in a plane: codes as `[k/4][row][4]` (`[k/8][row][8]` for `smmla`), so that
 //! one 32-bit lane multiplies four codes of its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the
 //! slice are packed as one stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what
 //! corrects for offsets or minimums. A micro-kernel sums a block of tokens × all vectors of rows in integers and converts
@@ -23,7 +23,7 @@ const fn scale_plane(lanes: usize, sub: usize) -> usize {
     (SLICE / sub + 8) * lanes
 }
 
-/// Unpacked weights of `VECTORS · LANES` rows, a plane for each vector of rows: [`SLICE`]` · LANES` codes, [`scale_plane`] scales.
+/// Unpacked weights of `PANEL_VECTORS · LANES` rows, a plane for each vector of rows: [`SLICE`]` · LANES` codes, [`scale_plane`] scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'a> {
     pub(crate) codes: &'a [u8],
@@ -54,11 +54,12 @@ pub(crate) unsafe fn multiply<S: Quant>(
         for k0 in (0..w.k).step_by(SLICE) {
             let len = (w.k - k0).min(SLICE);
             pack::<S>(&x, t0, tokens, k0, len, packing, room.packed);
-            for r0 in (0..w.rows).step_by(S::VECTORS * S::LANES) {
-                let place = Place { t0, r0, cols: (w.rows - r0).min(S::VECTORS * S::LANES), add: k0 > 0 };
+            for r0 in (0..w.rows).step_by(S::PANEL_VECTORS * S::LANES) {
+                let place =
+                    Place { t0, r0, cols: (w.rows - r0).min(S::PANEL_VECTORS * S::LANES), add: k0 > 0 };
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<S>(source, (packing.block, S::VECTORS * S::LANES), r0, k0, SLICE);
+                    fetch_next::<S>(source, packing.block, S::PANEL_VECTORS * S::LANES, r0, k0, SLICE);
                     for (v, r0) in (r0..r0 + place.cols).step_by(S::LANES).enumerate() {
                         expand::<S>(&w, r0, k0, len, packing, room.plane::<S>(v, packing.sub));
                     }
@@ -81,9 +82,9 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     #[inline(always)]
     fn new<S: Quant>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
-        let scales = 4 * S::VECTORS * scale_plane(S::LANES, sub);
+        let scales = 4 * S::PANEL_VECTORS * scale_plane(S::LANES, sub);
         let packed = tokens.min(TOKENS) * SLICE / 32 * record(sub);
-        let codes = S::VECTORS * SLICE * S::LANES;
+        let codes = S::PANEL_VECTORS * SLICE * S::LANES;
         let chunks = size_of::<[Unpacked; 16]>();
         let all = scratch.bytes(chunks + codes + 2 * scales + packed);
         let (chunks, all) = all.split_at_mut(chunks);
@@ -153,7 +154,7 @@ fn pack<S: Quant>(
     let parts = 32 / sub;
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, S::tokens(sub));
+        let n = block_of(tokens - t, S::panel_tokens(sub));
         for g in 0..groups {
             let to = &mut packed[(t * groups + g * n) * record(sub)..][..n * record(sub)];
             let (codes, rest) = to.split_at_mut(32 * n);
@@ -195,7 +196,7 @@ unsafe fn expand<S: Quant>(
     let end = w.data.as_ptr_range().end;
     let rows = (w.rows - r0).min(S::LANES);
     let mut copy = [0; CHUNK_BYTES];
-    let Plane { chunks, codes: plane, scales: to, minimums } = plane;
+    let Plane { chunks, codes: to_codes, scales: to_scales, minimums: to_minimums } = plane;
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
@@ -209,14 +210,14 @@ unsafe fn expand<S: Quant>(
             for (scale, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                 *scale = S::w_new(&chunk.scales);
             }
-            S::transpose_scales(&scales, to.as_mut_ptr().add(at));
+            S::transpose_scales(&scales, to_scales.as_mut_ptr().add(at));
             if packing.codes.minimum() {
                 for (minimum, chunk) in scales.iter_mut().zip(&*chunks).take(S::LANES) {
                     *minimum = S::w_new(&chunk.minimums);
                 }
-                S::transpose_scales(&scales, minimums.as_mut_ptr().add(at));
+                S::transpose_scales(&scales, to_minimums.as_mut_ptr().add(at));
             }
-            let codes = plane.as_mut_ptr().add(c * CHUNK * S::LANES);
+            let codes = to_codes.as_mut_ptr().add(c * CHUNK * S::LANES);
             // Not unrolled: four transpositions are a lot of code.
             for j in 0..std::hint::black_box(4) {
                 let mut group = [S::load64(chunks[0].codes.as_ptr().add(64 * j)); 16];
@@ -246,11 +247,12 @@ unsafe fn sweep<S: Quant>(
             (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, place),
             (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, place),
             (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, place),
-            (32, true, _) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),
+            (32, true, 31) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),
             (_, false, 15) => S::sweep::<16, false, 15>(panel, packed, tokens, out, place),
             (_, false, 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, place),
             (_, false, _) => S::sweep::<16, false, 128>(panel, packed, tokens, out, place),
-            (_, true, _) => S::sweep::<16, true, 15>(panel, packed, tokens, out, place),
+            (_, true, 15) => S::sweep::<16, true, 15>(panel, packed, tokens, out, place),
+            (_, true, _) => unreachable!("no format has such minimums"),
         }
     }
 }
@@ -265,13 +267,13 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     place: Place,
 ) {
     let groups = panel.len / 32;
-    let scales = S::VECTORS * scale_plane(S::LANES, SUB);
-    assert!(panel.len <= SLICE && panel.codes.len() >= S::VECTORS * SLICE * S::LANES);
+    let scales = S::PANEL_VECTORS * scale_plane(S::LANES, SUB);
+    assert!(panel.len <= SLICE && panel.codes.len() >= S::PANEL_VECTORS * SLICE * S::LANES);
     assert!(panel.scales.len() >= scales && (!MIN || panel.minimums.len() >= scales));
     assert!(packed.len() >= tokens * groups * record(SUB));
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, S::tokens(SUB));
+        let n = block_of(tokens - t, S::panel_tokens(SUB));
         let at = Place { t0: place.t0 + t, ..place };
         // SAFETY: the block of n tokens was packed at this place; the panel holds `len` values of K.
         unsafe {
@@ -281,8 +283,8 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
                 2 => rows::<S, 2, SUB, MIN, TOP>(panel, x, out, at),
                 3 => rows::<S, 3, SUB, MIN, TOP>(panel, x, out, at),
                 4 => rows::<S, 4, SUB, MIN, TOP>(panel, x, out, at),
-                5 if S::tokens(SUB) > 4 => rows::<S, 5, SUB, MIN, TOP>(panel, x, out, at),
-                6 if S::tokens(SUB) > 4 => rows::<S, 6, SUB, MIN, TOP>(panel, x, out, at),
+                5 if S::panel_tokens(SUB) > 4 => rows::<S, 5, SUB, MIN, TOP>(panel, x, out, at),
+                6 if S::panel_tokens(SUB) > 4 => rows::<S, 6, SUB, MIN, TOP>(panel, x, out, at),
                 _ => unreachable!("blocks have at most as many tokens as registers hold"),
             }
         }
@@ -300,7 +302,7 @@ unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, cons
 ) {
     // SAFETY: as for the caller.
     unsafe {
-        if S::VECTORS == 1 {
+        if S::PANEL_VECTORS == 1 {
             let [sums] = micro::<S, T, 1, SUB, MIN, TOP>(panel, x);
             return put::<S, T>(sums, out, place);
         }

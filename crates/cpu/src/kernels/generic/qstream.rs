@@ -1,5 +1,5 @@
 //! Products of packed weights with few activation rows: bound by reading the weights, if instructions are few.
-//! For one or two activation rows nothing is fetched ahead by hand: processors follow a row by themselves, and hints that miss
+//! For up to three activation rows nothing is fetched ahead by hand: processors follow a row by themselves, and hints that miss
 //! the translation cache cost up to a third of the speed on files mapped in pages of 4 KiB.
 //!
 //! A chunk of 256 weights is unpacked and multiplied with up to eight activation rows. Integer sums are converted and
@@ -26,8 +26,8 @@ use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 const ROWS: usize = 16;
 /// Weight rows that take turns with activations that the first-level cache holds.
 const TURNS: usize = 4;
-/// Activations that the first-level cache holds beside other things.
-const L1_VALUES: usize = 16 << 10;
+/// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
+const L1_CHUNKS: usize = 64;
 /// Room for a chunk of any format whose rows may end inside of one.
 pub(crate) const CHUNK_BYTES: usize = 288;
 
@@ -47,7 +47,7 @@ struct Part {
     /// A scale for each run of 16.
     scales: [f32; 16],
     /// Where codes have an offset: what it makes of each run's sum, as i32 with the opposite sign. With minimums: sums of codes times
-    /// their scale, for each `SUB` weights in natural order, then zeros.
+    /// their scale, for each `SUB` weights in natural order, then zeros. Else anything.
     fixes: [f32; 16],
 }
 
@@ -56,19 +56,19 @@ struct Lanes<S, F>(std::marker::PhantomData<(S, F)>);
 
 impl<S: Quant, F: Format> Lanes<S, F> {
     /// The run of 16 weights that each lane stands for.
-    const RUNS: [u8; 16] = if S::RUNS_AS_LANES { F::RUNS } else { NATURAL };
+    const RUNS_OF_16: [u8; 16] = if S::RUNS_AS_LANES { F::RUNS } else { NATURAL };
     /// The run of 32 weights that it lies in.
-    const HALVES: [u8; 16] = {
-        let mut halves = Self::RUNS;
+    const RUNS_OF_32: [u8; 16] = {
+        let mut runs = Self::RUNS_OF_16;
         let mut i = 0;
         while i < 16 {
-            halves[i] /= 2;
+            runs[i] /= 2;
             i += 1;
         }
-        halves
+        runs
     };
     /// Its place among the scales of a chunk.
-    const SCALES: [u8; 16] = if F::SUB == 16 { Self::RUNS } else { Self::HALVES };
+    const SCALES: [u8; 16] = if F::SUB == 16 { Self::RUNS_OF_16 } else { Self::RUNS_OF_32 };
 }
 
 const NATURAL: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -99,9 +99,9 @@ impl<'a> Activations<'a> {
 
     /// Chunk `c` of row `t`.
     #[inline(always)]
-    unsafe fn part(&self, t: usize, c: usize) -> *const Part {
+    unsafe fn part(&self, t: usize, c: usize) -> &Part {
         // SAFETY: the caller's row has the chunk.
-        unsafe { self.parts.as_ptr().add(t * self.chunks + c) }
+        unsafe { self.parts.get_unchecked(t * self.chunks + c) }
     }
 }
 
@@ -115,7 +115,7 @@ fn padded_to<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
 impl Part {
     #[inline(always)]
     unsafe fn fill<S: Quant, F: Format>(&mut self, codes: &[i8; CHUNK], scales: &[f32; 8], sums: &[i16; 16]) {
-        let (runs, halves) = (&Lanes::<S, F>::RUNS, &Lanes::<S, F>::HALVES);
+        let (runs, runs_of_32) = (&Lanes::<S, F>::RUNS_OF_16, &Lanes::<S, F>::RUNS_OF_32);
         // SAFETY: runs are below 16; features by the module's contract.
         unsafe {
             // What becomes of lane i of vector j.
@@ -125,7 +125,7 @@ impl Part {
             for (i, codes) in S::by_runs([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate() {
                 S::store64(self.codes.as_mut_ptr().add(64 * i).cast(), codes);
             }
-            S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), halves));
+            S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), runs_of_32));
             let offset = F::CODES.offset::<S>();
             if offset != 0 {
                 // Bits of integers, which are only moved.
@@ -163,7 +163,7 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
                 match x.rows - t {
                     1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out, packing),
                     2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out, packing),
-                    8.. if S::STREAM_ROWS >= 8 => tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing),
+                    8.. if S::STREAM_TILE >= 8 => tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing),
                     _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out, packing),
                 }
             };
@@ -179,7 +179,7 @@ impl<const SIGNED: bool> Format for Memory<SIGNED> {
     const TYPE: TensorType = TensorType::I8;
     const BLOCK: (usize, usize) = (CHUNK, size_of::<Unpacked>());
     const SUB: usize = 16;
-    const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(127) };
+    const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(15) };
     #[inline(always)]
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
         // SAFETY: `p` is an `Unpacked`; features by the contract.
@@ -223,14 +223,15 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
 ) -> usize {
     let (block, bytes) = packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
     let mut unpacked = Unpacked::ZERO;
-    // SAFETY: rows and activation rows exist; a chunk that the row or the data ends in is read from copies.
+    // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, whose weights get the scale
+    // zero; what the data lacks of it is copied. Sums that wait were written in the turn before, as not all chunks were done.
     unsafe {
         let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
         let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
         let row = |r: usize| w.data.as_ptr().add(r * row_bytes);
         let last_parts = std::array::from_fn(|j| x.part(t + j, if rest > 0 { whole } else { 0 }));
         // Many activations leave the first-level cache before the next weight row wants them: a few rows take turns.
-        let each = L1_VALUES / CHUNK / M;
+        let each = L1_CHUNKS / M;
         let mut waiting = [MaybeUninit::<Sums<S, M>>::uninit(); TURNS];
         for r0 in rows.clone().step_by(TURNS) {
             for c0 in (0..whole.max(1)).step_by(each) {
@@ -273,7 +274,7 @@ unsafe fn last<S: Quant, F: Format, const M: usize>(
     p: *const u8,
     end: *const u8,
     values: usize,
-    parts: &[*const Part; M],
+    parts: &[&Part; M],
     packing: Option<&Packing>,
     sums: &mut Sums<S, M>,
 ) {
@@ -336,7 +337,7 @@ impl<S: Quant, const M: usize> Sums<S, M> {
 #[inline(always)]
 unsafe fn chunk<S: Quant, F: Format, const M: usize>(
     p: *const u8,
-    x: &[*const Part; M],
+    x: &[&Part; M],
     values: usize,
     sums: &mut Sums<S, M>,
 ) {
@@ -349,7 +350,7 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
         let s = S::w_order(s, &Lanes::<S, F>::SCALES);
         let codes = F::by_runs::<S>(p);
         for j in 0..M {
-            let x = &*x[j];
+            let x = x[j];
             let start = (F::CODES.offset::<S>() != 0).then_some(x.fixes.as_ptr().cast());
             sums.acc[j] = S::dot(
                 sums.acc[j],

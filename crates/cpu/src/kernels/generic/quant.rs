@@ -129,13 +129,18 @@ impl Codes {
         }
     }
 
-    /// Class of the largest code: 15, 31, 63, or 128 for signed codes.
+    /// Class of the largest code: 15, 31, 63, or 128 for signed and larger ones.
     pub(crate) const fn top(self) -> i32 {
-        match self {
-            Codes::Signed => 128,
-            Codes::Offset(16) | Codes::Minimum(31) => 31,
-            Codes::Offset(32) => 63,
-            _ => 15,
+        let largest = match self {
+            Codes::Signed => return 128,
+            Codes::Offset(offset) => 2 * offset - 1,
+            Codes::Minimum(largest) => largest,
+        };
+        match largest {
+            ..=15 => 15,
+            16..=31 => 31,
+            32..=63 => 63,
+            _ => 128,
         }
     }
 
@@ -162,12 +167,12 @@ pub(crate) trait Quant: Simd {
     /// Whether [`Quant::dot`] sums runs of 16 weights in lanes of their own, see [`Format::by_runs`].
     const RUNS_AS_LANES: bool;
     /// Activation rows that stay in registers while weights are streamed: 4 or 8.
-    const STREAM_ROWS: usize;
+    const STREAM_TILE: usize;
     /// Vectors of weight rows of the panel kernel: 1 or 2.
-    const VECTORS: usize = 1;
+    const PANEL_VECTORS: usize = 1;
 
     /// Activation rows that the panel kernel multiplies at once, at most 6, for weights that share a scale by `sub`.
-    fn tokens(sub: usize) -> usize;
+    fn panel_tokens(sub: usize) -> usize;
 
     /// 64 bytes at `p`.
     unsafe fn load64(p: *const u8) -> Self::C;
@@ -232,7 +237,7 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W;
     /// `c - a · b`.
     unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
-    /// `c - a · b` in the first 8 lanes, zeros after them.
+    /// `c - a · b` in the first 8 lanes. `c` has zeros after them, and so has the result.
     unsafe fn w_nfma8(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
     /// Zero in lanes `n…`.
     unsafe fn w_keep(w: Self::W, n: usize) -> Self::W;

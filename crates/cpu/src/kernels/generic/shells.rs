@@ -118,7 +118,6 @@ macro_rules! float_shells {
                     acts: ActKind::F32,
                     stream: stream::<R>,
                     stream_rows: STREAM_ROWS,
-                    batch: many::<R>,
                     panel: many::<R>,
                     panel_rows: <$S>::LANES,
                     tiles: None,
@@ -188,7 +187,7 @@ macro_rules! packed_shells {
             /// With a kernel of its own for few activation rows.
             fn kernel_of<F: Format>() -> LinearKernel {
                 // Eight rows at once unpack a block for less than the panel does for so few.
-                let stream_rows = if <$S as Quant>::STREAM_ROWS >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
+                let stream_rows = if <$S as Quant>::STREAM_TILE >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
                 LinearKernel { stream: stream::<F>, stream_rows, ..rare::<F>() }
             }
 
@@ -197,9 +196,8 @@ macro_rules! packed_shells {
                     acts: ActKind::Q8,
                     stream: stream_rare::<F>,
                     stream_rows: STREAM_ROWS,
-                    batch: panel::<F>,
                     panel: panel::<F>,
-                    panel_rows: <$S as Quant>::VECTORS * <$S>::LANES,
+                    panel_rows: <$S as Quant>::PANEL_VECTORS * <$S>::LANES,
                     tiles: None,
                 }
             }

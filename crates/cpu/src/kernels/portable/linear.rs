@@ -10,7 +10,6 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
         acts: ActKind::F32,
         stream: linear,
         stream_rows: STREAM_ROWS,
-        batch: linear,
         panel: linear,
         panel_rows: 16,
         tiles: None,

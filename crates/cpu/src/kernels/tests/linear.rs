@@ -34,11 +34,9 @@ fn ways<'a>(kernel: &LinearKernel, x: &'a Rounded) -> Vec<Way<'a>> {
     let parts = kernel.tiles.map_or(0, |form| form.parts);
     let mut ways = vec![
         Way { name: "stream", f: kernel.stream, acts, parts: 0 },
-        Way { name: "batch", f: kernel.batch, acts, parts },
         Way { name: "panel", f: kernel.panel, acts, parts },
     ];
     if parts > 0 {
-        ways.push(Way { name: "batch of tiles", f: kernel.batch, acts: x.tiles(), parts });
         ways.push(Way { name: "panel of tiles", f: kernel.panel, acts: x.tiles(), parts });
     }
     ways

@@ -148,11 +148,11 @@ impl<D: Dots> Quant for Avx2<D> {
     type I = __m256i;
     const BIAS: i32 = D::BIAS;
     const RUNS_AS_LANES: bool = true;
-    const STREAM_ROWS: usize = 4;
+    const STREAM_TILE: usize = 4;
 
     #[inline(always)]
-    fn tokens(sub: usize) -> usize {
-        D::tokens(sub)
+    fn panel_tokens(sub: usize) -> usize {
+        D::panel_tokens(sub)
     }
 
     #[inline(always)]

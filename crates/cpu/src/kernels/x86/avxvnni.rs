@@ -117,7 +117,7 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
     const BIAS: i32 = 128;
 
     #[inline(always)]
-    fn tokens(sub: usize) -> usize {
+    fn panel_tokens(sub: usize) -> usize {
         // Weights with two scales for 32 keep a third sum a token.
         if sub == 16 { 4 } else { 6 }
     }

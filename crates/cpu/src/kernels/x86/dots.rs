@@ -17,8 +17,8 @@ pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::BIAS`](crate::kernels::generic::Quant::BIAS).
     const BIAS: i32;
 
-    /// See [`Quant::tokens`](crate::kernels::generic::Quant::tokens).
-    fn tokens(sub: usize) -> usize;
+    /// See [`Quant::panel_tokens`](crate::kernels::generic::Quant::panel_tokens).
+    fn panel_tokens(sub: usize) -> usize;
 
     /// Adds the products of half a chunk, `c` by runs, with activations at `x` in the same order, 64 bytes between two vectors:
     /// sums of 16 products, each of one run. `top` is the largest code, or 128 for signed ones (with [`Dots::BIAS`] added).
@@ -77,7 +77,7 @@ impl Dots for Pairs {
     const BIAS: i32 = 0;
 
     #[inline(always)]
-    fn tokens(_: usize) -> usize {
+    fn panel_tokens(_: usize) -> usize {
         4
     }
 

@@ -47,11 +47,11 @@ impl Quant for Avx512 {
     type I = __m512i;
     const BIAS: i32 = 128;
     const RUNS_AS_LANES: bool = true;
-    const STREAM_ROWS: usize = 8;
-    const VECTORS: usize = 2;
+    const STREAM_TILE: usize = 8;
+    const PANEL_VECTORS: usize = 2;
 
     #[inline(always)]
-    fn tokens(sub: usize) -> usize {
+    fn panel_tokens(sub: usize) -> usize {
         // Weights with two scales for 32 keep a third sum for each pair of vectors.
         if sub == 16 { 4 } else { 6 }
     }

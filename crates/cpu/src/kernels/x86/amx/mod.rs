@@ -138,7 +138,6 @@ fn linear<U: Unit>(ty: TensorType) -> Option<LinearKernel> {
 fn kernel<U: Unit, E: Expand>(base: LinearKernel) -> LinearKernel {
     LinearKernel {
         stream_rows: STREAM_ROWS,
-        batch: run::<U, E>,
         panel: run::<U, E>,
         panel_rows: multiply::PANEL_ROWS,
         tiles: Some(TileForm { parts: E::PARTS, interleave: interleave::interleave }),
