@@ -42,7 +42,7 @@ pub enum ActKind {
 /// Rows of activations rounded to 8 bits in blocks of 32 values: `x ≈ scale · code`.
 ///
 /// One form serves every weight format: scales every 32 values are at least as fine as those of any format, and the
-/// sums of codes turn offsets (minimums, unsigned codes) into one multiply-add a block.
+/// sums of codes stand for offsets (in integers) and minimums (one multiply-add a block).
 #[derive(Debug, Clone, Copy)]
 pub struct Q8Rows<'a> {
     /// Number of rows.

@@ -1,7 +1,7 @@
 //! The level `i8mm`: as `dotprod`, with panels of packed weights by `smmla`.
 //!
 //! The instruction multiplies two rows of eight codes with two others: twice the products of `sdot`. So panels hold eight
-//! neighbouring codes of each row instead of four, and tokens are taken in pairs. Products of up to eight rows of
+//! neighbouring codes of each row instead of four, and tokens are taken in pairs. Products of few rows of
 //! activations stay those of `sdot`: with one weight row at a time half of the instruction would be idle.
 
 use std::arch::aarch64::*;

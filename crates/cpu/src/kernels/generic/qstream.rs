@@ -1,6 +1,4 @@
 //! Products of packed weights with few activation rows: bound by reading the weights, if instructions are few.
-//! For up to three activation rows nothing is fetched ahead by hand: processors follow a row by themselves, and hints that miss
-//! the translation cache cost up to a third of the speed on files mapped in pages of 4 KiB.
 //!
 //! A chunk of 256 weights is unpacked and multiplied with up to eight activation rows. Integer sums are converted and
 //! multiplied by (weight scale × activation scale), of which one vector holds 16. What depends on the activations alone is
@@ -28,6 +26,10 @@ const ROWS: usize = 16;
 const TURNS: usize = 4;
 /// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
 const L1_CHUNKS: usize = 64;
+/// Bytes of weights between what is multiplied and what is asked for meanwhile, for up to three activation rows: past the end of
+/// the page of 4 KiB, where processors stop fetching by themselves, and into the second-level cache, as the first keeps few
+/// lines that are on their way.
+const AHEAD: usize = 6 << 10;
 /// Room for a chunk of any format whose rows may end inside of one.
 pub(crate) const CHUNK_BYTES: usize = 288;
 
@@ -239,9 +241,13 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
                     let mut sums = if c0 == 0 { Sums::zero() } else { waiting.assume_init() };
                     for c in c0..(c0 + each).min(whole) {
                         let p = row(r).add(c * bytes);
-                        // So much is done with a row that nothing else asks for the next ones in time.
-                        for line in (0..if M < 4 { 0 } else { bytes }).step_by(64) {
-                            S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
+                        for line in (0..bytes).step_by(64) {
+                            if M < 4 {
+                                S::prefetch_far(p.wrapping_add(AHEAD + line));
+                            } else {
+                                // So much is done with a row that only the next ones are worth it.
+                                S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
+                            }
                         }
                         let parts = std::array::from_fn(|j| x.part(t + j, c));
                         chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
