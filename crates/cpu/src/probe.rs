@@ -7,8 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::kernels::{self, KernelError};
 
-/// Bytes that each thread reads: more than any cache holds.
+/// Bytes that each thread reads at most: more than any cache holds.
 const BUFFER: usize = 128 << 20;
+/// Bytes that all threads read at most.
+const MOST_BUFFERS: usize = 4 << 30;
+/// How often they do.
+const PASSES: usize = 8;
 /// How long a probe of arithmetic runs.
 const ARITHMETIC: Duration = Duration::from_millis(120);
 
@@ -86,24 +90,30 @@ fn together(threads: usize, time: Duration, work: &(dyn Fn(Duration) -> (f64, f6
     })
 }
 
-/// 10⁹ bytes a second that all threads read together: the best of a few passes.
+/// 10⁹ bytes a second that all threads read together: the best of a few passes, each from its first start to its last end.
+/// A thread's own best time may be one in which others waited, and would count memory's speed several times.
 fn read(threads: usize) -> f64 {
-    let barrier = Barrier::new(threads);
+    let (barrier, epoch) = (Barrier::new(threads), Instant::now());
+    let words = (MOST_BUFFERS / threads).min(BUFFER) / 8;
     let run = || {
-        let buffer = vec![1u64; BUFFER / 8];
-        let mut best = 0.0f64;
-        for _ in 0..4 {
+        let buffer = vec![1u64; words];
+        [(); PASSES].map(|()| {
             barrier.wait();
-            let start = Instant::now();
+            let start = epoch.elapsed();
             black_box(sum(&buffer));
-            best = best.max(BUFFER as f64 / start.elapsed().as_secs_f64() / 1e9);
-        }
-        best
+            (start, epoch.elapsed())
+        })
     };
-    std::thread::scope(|scope| {
+    let times: Vec<_> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
-        handles.into_iter().filter_map(|handle| handle.join().ok()).sum()
-    })
+        handles.into_iter().filter_map(|handle| handle.join().ok()).collect()
+    });
+    let rate = |pass: usize| {
+        let first = times.iter().map(|times| times[pass].0).min()?;
+        let last = times.iter().map(|times| times[pass].1).max()?;
+        Some((8 * words * times.len()) as f64 / (last - first).as_secs_f64() / 1e9)
+    };
+    (0..PASSES).filter_map(rate).fold(0.0, f64::max)
 }
 
 /// A sum in many independent chains, so that nothing but memory limits it.
