@@ -133,12 +133,12 @@ impl Config {
             },
             max_queue: read.number("MAX_QUEUE", 512) as usize,
             kv_cache_type: read.text("KV_CACHE_TYPE").map_or_else(|| "f16".into(), |t| t.to_lowercase()),
-            go_template: read.text("GO_TEMPLATE").map(|t| boolean(&t)),
-            no_prune: read.text("NOPRUNE").is_some_and(|t| boolean(&t)),
+            go_template: read.flag("GO_TEMPLATE"),
+            no_prune: read.flag("NOPRUNE").unwrap_or(false),
             debug: read.debug(),
             kernels: read.text("KERNELS"),
             threads: Some(read.number("THREADS", 0) as usize).filter(|n| *n > 0),
-            deterministic: read.text("DETERMINISTIC").is_some_and(|t| boolean(&t)),
+            deterministic: read.flag("DETERMINISTIC").unwrap_or(false),
             speculate: Wish::parse(&read.text("SPECULATE").unwrap_or_default()),
             warnings: read.warnings,
         })
@@ -279,11 +279,23 @@ impl Reader<'_> {
         }
     }
 
-    fn debug(&self) -> u8 {
-        match self.text("DEBUG").as_deref() {
-            None => 0,
-            Some("2") => 2,
-            Some(text) => u8::from(boolean(text)),
+    /// Whether something is on; `None` where nothing is said, or nothing that could be understood.
+    fn flag(&mut self, name: &str) -> Option<bool> {
+        let (variable, text) = self.variable(name)?;
+        let found = boolean(&text);
+        if found.is_none() {
+            self.warn(
+                variable,
+                format!("is {text:?}: it must be on (1, true, yes) or off (0, false, no); using the default"),
+            );
+        }
+        found
+    }
+
+    fn debug(&mut self) -> u8 {
+        match self.text("DEBUG").and_then(|text| text.parse::<u64>().ok()) {
+            Some(level) => level.min(2) as u8,
+            None => u8::from(self.flag("DEBUG").unwrap_or(false)),
         }
     }
 }
@@ -297,9 +309,13 @@ fn clamp_u32(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Go's booleans; any other text counts as true.
-fn boolean(text: &str) -> bool {
-    !matches!(text, "0" | "f" | "F" | "false" | "FALSE" | "False")
+/// Go's booleans and the words that people use for them, in any case.
+fn boolean(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "t" | "true" | "y" | "yes" | "on" => Some(true),
+        "0" | "f" | "false" | "n" | "no" | "off" => Some(false),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -404,11 +420,28 @@ mod tests {
     }
 
     #[test]
-    fn any_text_that_is_not_false_is_true() {
-        assert!(config(&[("OLLAMA_NOPRUNE", "yes")]).no_prune);
-        assert!(!config(&[("OLLAMA_NOPRUNE", "False")]).no_prune);
-        assert_eq!(config(&[("OLLAMA_GO_TEMPLATE", "0")]).go_template, Some(false));
-        assert_eq!(config(&[("OLLAMA_DEBUG", "2")]).debug, 2);
-        assert_eq!(config(&[("OLLAMA_DEBUG", "true")]).debug, 1);
+    fn switches_take_the_usual_words_in_any_case_and_others_leave_the_default_and_a_warning() {
+        for on in ["1", "true", "TRUE", "t", "yes", "On"] {
+            assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
+        }
+        for off in ["0", "False", "F", "no", "off", "OFF"] {
+            let c =
+                config(&[("PUNA_DETERMINISTIC", off), ("OLLAMA_GO_TEMPLATE", off), ("OLLAMA_DEBUG", off)]);
+            assert_eq!((c.deterministic, c.go_template, c.debug), (false, Some(false), 0), "{off}");
+            assert_eq!(c.warnings, []);
+        }
+        let c = config(&[
+            ("PUNA_DETERMINISTIC", "never"),
+            ("OLLAMA_NOPRUNE", "2"),
+            ("OLLAMA_GO_TEMPLATE", "jinja"),
+        ]);
+        assert_eq!((c.deterministic, c.no_prune, c.go_template), (false, false, None));
+        let warned: Vec<&str> = c.warnings.iter().map(|warning| warning.variable.as_str()).collect();
+        assert_eq!(warned, ["OLLAMA_GO_TEMPLATE", "OLLAMA_NOPRUNE", "PUNA_DETERMINISTIC"]);
+        let text = r#"is "never": it must be on (1, true, yes) or off (0, false, no); using the default"#;
+        assert_eq!(c.warnings[2].text, text);
+        for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1)] {
+            assert_eq!(config(&[("OLLAMA_DEBUG", debug)]).debug, level, "{debug}");
+        }
     }
 }
