@@ -140,7 +140,9 @@ impl App {
     }
 
     async fn stored_draft(&self, name: &str) -> Result<Draft, Failure> {
-        let found = self.find(&Name::to_run(name)?, || format!("draft model '{name}' not found")).await?;
+        let missing =
+            || format!("draft model '{name}' not found: give the name of a model, or one of {}", Wish::MODES);
+        let found = self.find(&Name::to_run(name)?, missing).await?;
         if found.facts.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it makes embeddings, not text");
             return Err(Failure::bad_request(reason));

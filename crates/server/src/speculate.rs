@@ -53,14 +53,18 @@ impl Default for Wish {
 }
 
 impl Wish {
-    /// Reads a mode; any other text is the name of a draft model. Nothing is the default.
+    /// What it can say besides the name of a draft model, for messages.
+    pub const MODES: &str = "auto, off, ngram, always";
+
+    /// Reads a mode, in any case; any other text is the name of a draft model. Nothing is the default.
     pub fn parse(text: &str) -> Self {
-        match text.trim() {
+        let text = text.trim();
+        match text.to_ascii_lowercase().as_str() {
             "" | "auto" | "on" | "true" => Self::Mode(Mode::Auto),
             "off" | "none" | "false" => Self::Mode(Mode::Off),
             "ngram" => Self::Mode(Mode::Ngram),
             "always" => Self::Mode(Mode::Always),
-            name => Self::Model(name.to_owned()),
+            _ => Self::Model(text.to_owned()),
         }
     }
 }
@@ -109,7 +113,19 @@ mod tests {
     fn a_word_that_is_no_mode_is_the_name_of_a_model() {
         assert_eq!(Wish::parse(" ngram "), Wish::Mode(Mode::Ngram));
         assert_eq!(Wish::parse(""), Wish::default());
-        assert_eq!(Wish::parse("smollm2:135m"), Wish::Model("smollm2:135m".into()));
+        assert_eq!(Wish::parse("SmolLM2:135m"), Wish::Model("SmolLM2:135m".into()));
+    }
+
+    #[test]
+    fn modes_may_be_in_any_case_and_messages_list_them_all() {
+        let modes = [Mode::Auto, Mode::Off, Mode::Ngram, Mode::Always];
+        for (word, mode) in Wish::MODES.split(", ").zip(modes) {
+            let capital = word[..1].to_uppercase() + &word[1..];
+            for text in [word, &word.to_uppercase(), &capital] {
+                assert_eq!(Wish::parse(text), Wish::Mode(mode), "{text}");
+            }
+        }
+        assert_eq!(Wish::MODES.split(", ").count(), modes.len());
     }
 
     #[test]

@@ -210,7 +210,9 @@ fn a_draft_model_is_loaded_beside_the_model_and_changes_no_answer(server: &Serve
     assert_eq!(guessed, plain);
     assert!(memory() > before, "the draft model takes memory");
     let missing = ask("nobody").unwrap_err();
-    assert!(missing.to_string().contains("draft model 'nobody' not found"), "{missing}");
+    let missing = missing.to_string();
+    assert!(missing.contains("draft model 'nobody' not found") && missing.contains("ngram"), "{missing}");
+    assert_eq!(ask("OFF").unwrap().0, plain);
 }
 
 fn a_killed_runner_costs_its_requests_an_error_and_nothing_else(server: &Server) {

@@ -11,7 +11,7 @@ use puna_api::native::{
 };
 use puna_api::{ClientError, KeepAlive};
 use puna_server::speculate::Wish;
-use puna_store::{ModelRef, Store, Weights};
+use puna_store::{ModelRef, Store, StoreError, Weights};
 use serde_json::{Map, Value};
 
 use super::library::is_not_found;
@@ -89,11 +89,9 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
         return Ok(Some(PathBuf::from(draft)));
     }
     let store = Store::open(crate::env::models_dir()?)?;
-    match store
-        .resolve(&ModelRef::parse(draft)?.name)
-        .with_context(|| format!("--speculate {draft}"))?
-        .weights
-    {
+    let found = ModelRef::parse(draft).map_err(StoreError::from).and_then(|model| store.resolve(&model.name));
+    let unknown = || format!("--speculate {draft} is none of {}, nor a draft model", Wish::MODES);
+    match found.with_context(unknown)?.weights {
         Weights::File(path) => Ok(Some(path)),
         Weights::Embedded => Ok(None),
     }

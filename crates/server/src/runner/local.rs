@@ -32,13 +32,20 @@ impl Loader for LocalLoader {
         // Its threads would only be in the way.
         let config = Config { threads: Some(1), kernels: spec.kernels.clone(), ..Config::default() };
         let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
-        let report = match &spec.options.draft {
-            Some(draft) => {
-                plan_memory_with_draft(&view, backend(&config)?, &options, draft_model(draft, &config)?)
-            }
-            None => plan_memory(&view, backend(&config)?, &options),
+        let Some(draft) = &spec.options.draft else {
+            let report = plan_memory(&view, backend(&config)?, &options).map_err(engine_error)?;
+            return Ok(parts(&report));
         };
-        Ok(parts(&report.map_err(engine_error)?))
+        let report = draft_model(draft, &config).and_then(|guesser| {
+            let report = plan_memory_with_draft(&view, backend(&config)?, &options, guesser);
+            report.map_err(|error| draft_error(draft, error, &options))
+        });
+        match report {
+            Ok(report) => Ok(parts(&report)),
+            // Loading says so.
+            Err(error) if draft.optional && !error.out_of_memory => self.plan(&without_draft(spec)),
+            Err(error) => Err(error),
+        }
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
@@ -83,10 +90,35 @@ fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {
 }
 
 fn draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
-    Ok(DraftModel { view: view(draft.weights.as_deref())?, backend: backend(config)? })
+    let view = view(draft.weights.as_deref()).map_err(|error| of_draft(draft, error))?;
+    Ok(DraftModel { view, backend: backend(config)? })
 }
 
-/// Loads a model, with its draft model if it has one, and its file's chat template.
+/// An error that is the draft model's own, which it names.
+fn of_draft(draft: &Draft, error: LoadError) -> LoadError {
+    LoadError { message: format!("{} cannot be a draft model: {}", draft.name, error.message), ..error }
+}
+
+/// An error of a model with its draft model. Which of them it is about is told by trying the draft model alone.
+fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
+    let alone = || {
+        let one = Config { threads: Some(1), ..Config::default() };
+        let DraftModel { view, backend } = draft_model(draft, &one).ok()?;
+        plan_memory(&view, backend, options).err()
+    };
+    // A model is loaded whether it generates or not, a draft model only where it does.
+    let only_a_drafts = matches!(error, EngineError::CannotGenerate | EngineError::DraftVocabulary { .. });
+    let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
+    let error = engine_error(error);
+    if its_own { of_draft(draft, error) } else { error }
+}
+
+fn without_draft(spec: &LoadSpec) -> LoadSpec {
+    LoadSpec { options: LoadOptions { draft: None, ..spec.options.clone() }, ..spec.clone() }
+}
+
+/// Loads a model, with its draft model if it has one, and its file's chat template. One that nobody asked for is left
+/// out where it cannot be used.
 fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Option<String>), LoadError> {
     let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
     let chat_template = view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
@@ -94,14 +126,19 @@ fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Option<String>), Lo
         let engine = Engine::open(view, backend(config)?, &options).map_err(engine_error)?;
         return Ok((engine, chat_template));
     };
-    match Engine::open_with_draft(view, backend(config)?, &options, draft_model(draft, config)?) {
+    let engine = draft_model(draft, config).and_then(|guesser| {
+        let engine = Engine::open_with_draft(view, backend(config)?, &options, guesser);
+        engine.map_err(|error| draft_error(draft, error, &options))
+    });
+    match engine {
         Ok(engine) => Ok((engine, chat_template)),
-        Err(error @ EngineError::DraftVocabulary { .. }) if draft.optional => {
-            tracing::warn!(draft = draft.name, "{error}; going without");
-            let options = LoadOptions { draft: None, ..spec.options.clone() };
-            open(&LoadSpec { options, ..spec.clone() }, config)
+        // For want of memory the scheduler leaves it out, and knows.
+        Err(error) if draft.optional && !error.out_of_memory => {
+            let found = open(&without_draft(spec), config)?;
+            tracing::warn!(draft = draft.name, "{}; going without", error.message);
+            Ok(found)
         }
-        Err(error) => Err(engine_error(error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -229,6 +266,37 @@ mod tests {
     use puna_graph::{Backend, CacheLayer, CacheSpec};
 
     use super::*;
+
+    fn spec(draft: Draft) -> LoadSpec {
+        let options = LoadOptions { num_ctx: 64, draft: Some(draft), ..LoadOptions::default() };
+        LoadSpec { weights: None, options, kv_cache_type: "f16".into(), kernels: None, threads: Some(1) }
+    }
+
+    #[test]
+    fn a_draft_that_is_no_model_is_left_out_unless_it_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passwd");
+        std::fs::write(&path, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+        let draft = |optional| Draft { name: "some-draft".into(), weights: Some(path.clone()), optional };
+        let without = LocalLoader.plan(&without_draft(&spec(draft(true)))).unwrap();
+        assert_eq!(LocalLoader.plan(&spec(draft(true))).unwrap(), without);
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        let asked = spec(draft(false));
+        let errors = [LocalLoader.plan(&asked).err(), LocalLoader.load(&asked).err()];
+        for error in errors.map(Option::unwrap) {
+            let named = error.message.starts_with("some-draft cannot be a draft model: not a GGUF file");
+            assert!(named && !error.out_of_memory, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_draft_of_another_kind_is_left_out_unless_it_was_asked_for() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
+        let draft = |optional| Draft { name: "bert-mean".into(), weights: Some(path.clone()), optional };
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
+        assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
+    }
 
     #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
