@@ -6,18 +6,24 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use puna_engine::{Evaluator, Feed, Outputs};
+use puna_store::Digest;
 use puna_tokenizer::Encode;
 use serde_json::{Value, json};
 
 use super::debug::kv_type;
 use crate::cli::PerplexityArgs;
-use crate::local::{Compute, ModelFile};
+use crate::local::{Compute, ModelFile, Output, same_file};
 use crate::{out, usage};
 
 /// Rows of logits that are computed at a time.
 const ROWS: usize = 32;
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
+    if let (Some(base), Some(saved)) = (&args.kl_base, &args.save_logits)
+        && (base == saved || same_file(base, saved))
+    {
+        return Err(usage::wrong(format!("{} cannot be both --kl-base and --save-logits", base.display())));
+    }
     let file = ModelFile::open(&args.model)?;
     let tokenizer = file.tokenizer()?;
     let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
@@ -38,8 +44,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     if info.n_ctx < args.ctx {
         bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
     }
-    let head =
-        Head { n_vocab: info.n_vocab as u32, windows: windows.len() as u32, tokens: tokens.len() as u64 };
+    let head = Head::new(args, info.n_vocab, windows.len(), &tokens);
     let mut saved = args.save_logits.as_ref().map(|path| Saver::create(path, head)).transpose()?;
     let mut base = args.kl_base.as_ref().map(|path| Base::open(path, head)).transpose()?;
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
@@ -92,11 +97,12 @@ fn windows(tokens: usize, args: &PerplexityArgs) -> Result<Vec<Window>> {
     let mut windows = Vec::new();
     let mut start = 0;
     while start + ctx <= tokens {
-        // Without a stride the second half of each window is scored; with one, what is new in it.
+        // Without a stride the second half of each window is scored; with one, predictions of the tokens that are new
+        // in it: the first of them is made by the token before, which a window of nothing but new ones lacks.
         let first = match args.stride {
             None => start + ctx / 2,
-            Some(_) if start == 0 => 1,
-            Some(_) => start + ctx - stride,
+            Some(_) if start == 0 => 0,
+            Some(_) => (start + ctx - stride - 1).max(start),
         };
         windows.push(Window { start, first, end: start + ctx });
         start += stride;
@@ -237,7 +243,7 @@ fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
 /// What a file of saved logits begins with; it must be the same for the file that is compared.
 ///
 /// ```text
-/// "PUNALGT1"  u32 vocabulary  u32 windows  u64 tokens
+/// "PUNALGT2"  u32 vocabulary  u32 windows  u64 tokens  u64 ctx  u64 stride, or 0  64 digits of the tokens' digest
 /// a row for each scored position: f32 smallest, f32 step, then u16 for each token: log p = smallest + step · value
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,16 +251,36 @@ struct Head {
     n_vocab: u32,
     windows: u32,
     tokens: u64,
+    ctx: u64,
+    /// 0: none.
+    stride: u64,
+    /// Of the numbers of all tokens.
+    text: Digest,
 }
 
-const MAGIC: &[u8; 8] = b"PUNALGT1";
+const MAGIC: &[u8; 8] = b"PUNALGT2";
 
 impl Head {
+    fn new(args: &PerplexityArgs, n_vocab: usize, windows: usize, tokens: &[u32]) -> Self {
+        let numbers: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        Self {
+            n_vocab: n_vocab as u32,
+            windows: windows as u32,
+            tokens: tokens.len() as u64,
+            ctx: args.ctx as u64,
+            stride: args.stride.unwrap_or(0) as u64,
+            text: Digest::of(&numbers),
+        }
+    }
+
     fn bytes(self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&self.n_vocab.to_le_bytes());
         bytes.extend_from_slice(&self.windows.to_le_bytes());
-        bytes.extend_from_slice(&self.tokens.to_le_bytes());
+        for number in [self.tokens, self.ctx, self.stride] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(self.text.hex().as_bytes());
         bytes
     }
 }
@@ -264,16 +290,18 @@ const DEPTH: f32 = 24.0;
 
 struct Saver {
     out: BufWriter<File>,
+    whole: Output,
     shown: String,
 }
 
 impl Saver {
     fn create(path: &Path, head: Head) -> Result<Self> {
         let shown = path.display().to_string();
-        let file = File::create(path).with_context(|| format!("cannot write {shown}"))?;
+        let whole = Output::create(path)?;
+        let file = whole.file().try_clone().with_context(|| format!("cannot write {shown}"))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&head.bytes())?;
-        Ok(Self { out, shown })
+        Ok(Self { out, whole, shown })
     }
 
     fn row(&mut self, log_probs: &[f32]) -> Result<()> {
@@ -291,7 +319,8 @@ impl Saver {
     }
 
     fn finish(mut self) -> Result<()> {
-        self.out.flush().with_context(|| format!("cannot write {}", self.shown))
+        self.out.flush().with_context(|| format!("cannot write {}", self.shown))?;
+        self.whole.finish()
     }
 }
 
@@ -306,14 +335,21 @@ impl Base {
         let shown = path.display().to_string();
         let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
         let mut rows = BufReader::with_capacity(1 << 20, file);
-        let mut head = vec![0; want.bytes().len()];
-        rows.read_exact(&mut head).with_context(|| format!("{shown} is too short for saved logits"))?;
-        if !head.starts_with(MAGIC) {
+        let mut magic = [0; MAGIC.len()];
+        let short = || format!("{shown} is too short for saved logits");
+        rows.read_exact(&mut magic).with_context(short)?;
+        if magic == *b"PUNALGT1" {
+            bail!("{shown} was saved by an older version, which did not say of which text: save it again");
+        }
+        if magic != *MAGIC {
             bail!("{shown} holds no logits saved by --save-logits");
         }
-        if head != want.bytes() {
+        let mut head = vec![0; want.bytes().len() - MAGIC.len()];
+        rows.read_exact(&mut head).with_context(short)?;
+        if head != want.bytes()[MAGIC.len()..] {
             bail!(
-                "{shown} was saved for another text, vocabulary or window: use the same --file, --ctx and --stride"
+                "{shown} was saved for another text, vocabulary or window: use the same --file, --ctx, --stride and \
+                 --chunks"
             );
         }
         Ok(Self { rows, n_vocab: want.n_vocab as usize, shown })
@@ -357,9 +393,23 @@ mod tests {
             windows(tokens, &args(ctx, stride)).unwrap().iter().map(|w| (w.start, w.first, w.end)).collect()
         };
         assert_eq!(bounds(1100, 512, None), [(0, 256, 512), (512, 768, 1024)]);
-        assert_eq!(bounds(8, 4, Some(2)), [(0, 1, 4), (2, 4, 6), (4, 6, 8)]);
+        assert_eq!(bounds(8, 4, Some(2)), [(0, 0, 4), (2, 3, 6), (4, 5, 8)]);
         assert!(windows(511, &args(512, None)).unwrap_err().to_string().contains("has 511 tokens"));
         assert!(windows(511, &args(64, Some(65))).is_err());
+    }
+
+    #[test]
+    fn with_a_stride_every_token_is_predicted_once() {
+        let predicted = |ctx: usize, stride: usize| -> Vec<usize> {
+            let windows = windows(41, &args(ctx, Some(stride))).unwrap();
+            windows.iter().flat_map(|window| window.first + 1..window.end).collect()
+        };
+        // Windows that share a token end at 8, 8 + stride …
+        for (stride, end) in [(1, 41), (3, 41), (4, 40), (7, 36)] {
+            assert_eq!(predicted(8, stride), (1..end).collect::<Vec<_>>(), "{stride}");
+        }
+        // With nothing in common, nothing predicts the first token of a window.
+        assert_eq!(predicted(8, 8), (1..40).filter(|token| token % 8 != 0).collect::<Vec<_>>());
     }
 
     #[test]
@@ -386,7 +436,7 @@ mod tests {
     #[test]
     fn saved_rows_come_back_nearly_the_same_and_only_for_the_same_text() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let head = Head { n_vocab: 5, windows: 1, tokens: 9 };
+        let head = Head::new(&args(4, None), 5, 1, &[1, 2, 3, 4]);
         let row = log_softmax(&[0.0, 3.0, -2.0, 1.0, -90.0]);
         let mut saver = Saver::create(path.path(), head).unwrap();
         saver.row(&row).unwrap();
@@ -396,6 +446,16 @@ mod tests {
         assert!(row.iter().zip(&back).take(4).all(|(a, b)| (a - b).abs() < 2e-4));
         assert!(back[4].exp() < 1e-9);
         assert!(base.row().unwrap_err().to_string().contains("ends too early"));
-        assert!(Base::open(path.path(), Head { tokens: 8, ..head }).is_err());
+        for other in [
+            Head::new(&args(4, None), 5, 1, &[1, 2, 4, 3]),
+            Head::new(&args(4, Some(2)), 5, 1, &[1, 2, 3, 4]),
+            Head::new(&args(5, None), 5, 1, &[1, 2, 3, 4]),
+            Head::new(&args(4, None), 5, 2, &[1, 2, 3, 4]),
+        ] {
+            let error = Base::open(path.path(), other).err().unwrap().to_string();
+            assert!(error.contains("saved for another text") && error.contains("--chunks"), "{error}");
+        }
+        std::fs::write(path.path(), b"PUNALGT1\0\0").unwrap();
+        assert!(Base::open(path.path(), head).err().unwrap().to_string().contains("save it again"));
     }
 }

@@ -1,16 +1,14 @@
 //! `puna quantize`: a GGUF file in another type.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
 use puna_store::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
-use tempfile::NamedTempFile;
 
 use crate::cli::QuantizeArgs;
-use crate::local::ModelFile;
+use crate::local::{ModelFile, Output, same_file};
 use crate::progress::Display;
 use crate::usage;
 
@@ -31,8 +29,8 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     let mut display = Display::new();
     let mut made = Vec::new();
     for (part, output) in outputs.iter().enumerate() {
-        let temp = temporary(output)?;
-        let mut out = BufWriter::with_capacity(1 << 20, temp.as_file());
+        let whole = Output::create(output)?;
+        let mut out = BufWriter::with_capacity(1 << 20, whole.file());
         let mut status = format!("quantizing to {}", target.name());
         if outputs.len() > 1 {
             status.push_str(&format!(", file {} of {}", part + 1, outputs.len()));
@@ -47,16 +45,10 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         done.with_context(|| format!("cannot quantize {}", file.shown))?;
         out.flush().with_context(|| format!("cannot write {}", output.display()))?;
         drop(out);
-        made.push(temp);
+        made.push(whole);
     }
     display.done();
-    for (temp, output) in made.into_iter().zip(&outputs) {
-        let failed = || format!("cannot write {}", output.display());
-        temp.as_file().sync_all().with_context(failed)?;
-        readable(temp.as_file());
-        temp.persist(output).with_context(failed)?;
-    }
-    Ok(())
+    made.into_iter().try_for_each(Output::finish)
 }
 
 /// The files to write.
@@ -75,25 +67,4 @@ fn outputs(args: &QuantizeArgs, parts: usize) -> Vec<PathBuf> {
         PathBuf::from(name)
     };
     (1..=parts).map(part).collect()
-}
-
-/// A half-written model must not look like a whole one: it gets its name at the end.
-fn temporary(output: &Path) -> Result<NamedTempFile> {
-    let folder = output.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    NamedTempFile::new_in(folder).with_context(|| format!("cannot write in {}", folder.display()))
-}
-
-/// Temporary files are for their owner alone, models are for everybody who may read the folder.
-fn readable(file: &File) {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let _ = file.set_permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    #[cfg(not(unix))]
-    let _ = file;
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

@@ -1,6 +1,7 @@
 //! Working on a model in this process, without a server: for the commands that look inside, check and measure.
 
 mod file;
+mod output;
 
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
 pub use file::{ModelFile, check_file, is_a_path, looks_like_a_path};
+pub use output::{Output, same_file};
 
 /// The text of a file, or of standard input for `-`.
 pub fn read_text(path: &Path) -> Result<String> {
