@@ -172,7 +172,7 @@ pub enum Command {
     #[command(hide = true)]
     Spin {
         /// How many
-        #[arg(value_parser = positive)]
+        #[arg(value_parser = threads)]
         threads: usize,
     },
     /// Compute for a server (started by it)
@@ -187,6 +187,15 @@ pub enum Command {
 /// A count of something that there must be.
 fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number from 1 up".to_owned())
+}
+
+/// A number of threads that computes: more than a few times the processors only wait for each other.
+fn threads(text: &str) -> Result<usize, String> {
+    let most = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+    let within = |n: &usize| (1..=most).contains(n);
+    text.parse().ok().filter(within).ok_or_else(|| {
+        format!("it must be a number from 1 to {most}, four times the processors that there are")
+    })
 }
 
 #[derive(Args, Debug)]
@@ -358,7 +367,7 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub imatrix: Option<PathBuf>,
     /// Threads
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub threads: Option<usize>,
     /// Write as many files as the model has, OUTPUT-00001-of-00003.gguf and so on
     #[arg(long)]
@@ -385,7 +394,7 @@ pub struct BenchArgs {
     #[arg(short, long)]
     pub embed: bool,
     /// Every test again beside a process that keeps this many threads busy
-    #[arg(long, value_name = "THREADS", value_parser = positive)]
+    #[arg(long, value_name = "THREADS", value_parser = threads)]
     pub busy: Option<usize>,
     /// From the start of a `puna run` to its first output too
     #[arg(long)]
@@ -394,7 +403,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub memory: bool,
     /// Threads
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = threads)]
     pub threads: Option<usize>,
     /// Kernel level
     #[arg(long)]
@@ -458,7 +467,7 @@ pub struct PerplexityArgs {
     #[arg(long, default_value = "f16")]
     pub cache_type_v: String,
     /// Threads
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = threads)]
     pub threads: Option<usize>,
     /// Print one JSON document
     #[arg(long)]
@@ -542,7 +551,7 @@ pub struct LogitsArgs {
     #[arg(long)]
     pub kernels: Option<String>,
     /// Threads
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub threads: Option<usize>,
     /// Where to compute
     #[arg(long, default_value = "cpu")]

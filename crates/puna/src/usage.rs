@@ -174,6 +174,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn threads_are_some_and_not_many_times_the_processors() {
+        for command in
+            ["bench m -t", "bench m --busy", "perplexity m --file t -t", "debug logits m --threads"]
+        {
+            for wrong in ["0", "1000000", "18446744073709551615", "many"] {
+                let text = of(&format!("puna {command} {wrong}"));
+                assert!(
+                    text.contains("must be a number from 1 to ") && text.contains("processors"),
+                    "{text}"
+                );
+            }
+        }
+        assert!(Cli::try_parse_from(["puna", "bench", "m", "-t", "4", "--busy", "4"]).is_ok());
+    }
+
     #[cfg(unix)]
     #[test]
     fn an_argument_that_is_no_text_is_named() {

@@ -300,6 +300,8 @@ fn wrong_values_of_flags_are_wrong_usage() {
         &["debug", "logits", "cria", "--tokens", "1", "--backend", "abacus"],
         &["debug", "logits", "cria", "--tokens", "1", "--cache-type-k", "q9"],
         &["bench", "cria", "-p", "0", "-n", "0"],
+        &["bench", "cria", "-t", "0"],
+        &["bench", "cria", "--busy", "100000"],
     ] {
         let (status, text) = puna.fails(args);
         assert!(status == 2 && text.starts_with("Error: ") && text.lines().count() == 1, "{args:?}: {text}");
@@ -325,6 +327,20 @@ fn a_model_is_compared_with_its_saved_logits() {
     let (status, error) =
         puna.fails(&["perplexity", "cria", "--file", text, "--ctx", "32", "--kl-base", saved]);
     assert!(status == 1 && error.contains("saved for another text"), "{error}");
+    let before = std::fs::read(saved).unwrap();
+    let link = puna.home.path().join("./logits");
+    let both = ["--kl-base", saved, "--save-logits", link.to_str().unwrap()];
+    let (status, error) = puna.fails(&[&base[..], &both].concat());
+    assert!(status == 2 && error.contains("cannot be both --kl-base and --save-logits"), "{error}");
+    assert!(std::fs::read(saved).unwrap() == before);
+}
+
+#[test]
+fn a_draft_model_that_is_unknown_is_told_with_what_else_may_be_said() {
+    let puna = Puna::new();
+    let model = zoo("llama-f16.gguf").0;
+    let (status, error) = puna.fails(&["run", &model, "--speculate", "nobody", "x"]);
+    assert!(status == 1 && error.contains("nobody is none of auto, off, ngram, always"), "{error}");
 }
 
 #[test]
@@ -462,6 +478,16 @@ fn bench_measures_beside_a_busy_process_and_counts_memory() {
         status == 1 && text.ends_with("cria:latest is a part of this program: --start needs a file\n"),
         "{text}"
     );
+}
+
+#[test]
+fn bench_refuses_numbers_beyond_the_model() {
+    let puna = Puna::new();
+    let most = u64::MAX.to_string();
+    for numbers in [["-p", "8", "-d", &most], ["-p", &most, "-d", "1"], ["-p", "8", "-b", &most]] {
+        let (status, text) = puna.fails(&[&["bench", "cria", "-n", "0"], &numbers[..]].concat());
+        assert!(status == 1 && text.contains("more t") && text.lines().count() == 1, "{numbers:?}: {text}");
+    }
 }
 
 #[test]

@@ -12,6 +12,9 @@ use crate::usage;
 /// Texts of a batch of embeddings where nothing else is said.
 const TEXTS: usize = 64;
 
+/// More sequences or texts at once than this measure nothing but memory.
+const MOST_SEQUENCES: usize = 4096;
+
 /// The tests, and how to run them.
 pub struct Plan {
     pub compute: Compute,
@@ -32,10 +35,7 @@ impl Plan {
         if tests.is_empty() && !args.start {
             return Err(usage::wrong("nothing to measure: give -p or -n a number above 0"));
         }
-        let longest = tests.iter().map(|test| test.depth + test.prompt + test.generate).max().unwrap_or(1);
-        if n_ctx < longest {
-            bail!("{longest} tokens are more than the context of {n_ctx}");
-        }
+        let longest = longest(&tests, n_ctx)?;
         let compute = Compute {
             deterministic: args.deterministic,
             cache_k: kv_type(&args.cache_type_k)?,
@@ -53,6 +53,22 @@ impl Plan {
     pub fn embeds(&self) -> bool {
         self.tests.iter().any(|test| test.embed)
     }
+}
+
+/// Tokens of the longest test, where all fit the model and the machine.
+fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
+    let mut longest = 1;
+    for test in tests {
+        let tokens = test.depth.saturating_add(test.prompt).saturating_add(test.generate);
+        if tokens > n_ctx {
+            bail!("{} needs more tokens than the context of {n_ctx} (-p, -n and -d)", test.name());
+        }
+        if test.sequences > MOST_SEQUENCES {
+            bail!("{} are more than {MOST_SEQUENCES} sequences or texts at once (-b)", test.sequences);
+        }
+        longest = longest.max(tokens);
+    }
+    Ok(longest)
 }
 
 /// Every combination that was asked for: prompts and generations, at every depth and number of sequences.
@@ -106,6 +122,29 @@ mod tests {
         let found = super::tests(&args("-p 0 -n 32 -d 0,4096 -b 1,8"));
         assert_eq!(names(&found), ["tg32", "tg32 × 8", "tg32 @ d4096", "tg32 @ d4096 × 8"]);
         assert_eq!(super::tests(&args("-p 0 -n 0")), []);
+    }
+
+    #[test]
+    fn numbers_beyond_the_model_and_the_machine_name_the_limit() {
+        let most = usize::MAX.to_string();
+        let found = |line: &str| longest(&super::tests(&args(line)), 256).map_err(|e| e.to_string());
+        assert_eq!(
+            found("-p 200 -n 56 -d 200"),
+            Err("pp200 @ d200 needs more tokens than the context of 256 (-p, -n and -d)".into())
+        );
+        assert_eq!(found("-p 128 -n 56 -d 0,128 -b 4096"), Ok(256));
+        for line in [
+            format!("-p 8 -n 0 -d {most}"),
+            format!("-p {most} -n 0 -d 1"),
+            format!("-p 0 -n {most} -d {most}"),
+        ] {
+            assert!(found(&line).is_err_and(|text| text.contains("the context of 256")), "{line}");
+        }
+        for line in ["-p 8 -b 4097".to_owned(), format!("-p 8 -b 1,{most}")] {
+            assert!(found(&line).is_err_and(|text| text.contains("more than 4096 sequences")), "{line}");
+        }
+        let texts = embeddings(&args(&format!("-b {most}")), 256);
+        assert!(longest(&texts, 256).is_err());
     }
 
     #[test]
