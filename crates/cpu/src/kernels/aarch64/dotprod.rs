@@ -5,11 +5,11 @@ use std::arch::asm;
 
 use puna_quant::TensorType;
 
-use super::dots::{Dots, sweep_shell};
+use super::dots::Dots;
 use super::neon::{self, Neon};
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
-use crate::kernels::generic::shells::packed_shells;
+use crate::kernels::generic::shells::{packed_shells, sweep_shell};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
 pub(super) static LEVEL: Level = Level { name: "dotprod", linear, vector: neon::LEVEL.vector };
@@ -19,7 +19,7 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
 }
 
 packed_shells!(Neon<Sdot>, "neon,dotprod");
-sweep_shell!(sweep, Neon<Sdot>, "neon,dotprod");
+sweep_shell!(sweep, Neon<Sdot>, "neon,dotprod", 128);
 
 /// `sdot`: sums of four products in 32 bits.
 #[derive(Clone, Copy)]

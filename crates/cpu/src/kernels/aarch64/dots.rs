@@ -49,25 +49,3 @@ pub(crate) trait Dots: Copy + 'static {
         place: Place,
     );
 }
-
-/// The sweep over tokens of one level, compiled once for each kind of scales.
-macro_rules! sweep_shell {
-    ($name:ident, $S:ty, $features:literal) => {
-        #[target_feature(enable = $features)]
-        fn $name<const SUB: usize, const MIN: bool>(
-            panel: $crate::kernels::generic::qpanel::Panel<'_>,
-            packed: &[u8],
-            tokens: usize,
-            out: &mut $crate::kernels::OutMut<'_>,
-            place: $crate::kernels::generic::panel::Place,
-        ) {
-            // SAFETY: this function has the features; the panel and the tokens were packed for each other.
-            unsafe {
-                $crate::kernels::generic::qpanel::sweep_body::<$S, SUB, MIN, 128>(
-                    panel, packed, tokens, out, place,
-                )
-            }
-        }
-    };
-}
-pub(super) use sweep_shell;

@@ -10,11 +10,11 @@ use std::arch::asm;
 use puna_quant::TensorType;
 
 use super::dotprod::sdot;
-use super::dots::{Dots, sweep_shell};
+use super::dots::Dots;
 use super::neon::{self, Neon};
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
-use crate::kernels::generic::shells::packed_shells;
+use crate::kernels::generic::shells::{packed_shells, sweep_shell};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level, given that it runs `dotprod`.
@@ -29,7 +29,7 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
 }
 
 packed_shells!(Neon<Smmla>, "neon,dotprod,i8mm");
-sweep_shell!(sweep, Neon<Smmla>, "neon,dotprod,i8mm");
+sweep_shell!(sweep, Neon<Smmla>, "neon,dotprod,i8mm", 128);
 
 /// `smmla` for panels, `sdot` for the rest.
 #[derive(Clone, Copy)]

@@ -8,11 +8,11 @@ use std::marker::PhantomData;
 
 use puna_quant::TensorType;
 
-use super::dots::{Dots, sweep_shell};
+use super::dots::Dots;
 use crate::kernels::generic::Simd;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
-use crate::kernels::generic::shells::{float_shells, packed_shells, vector_shells};
+use crate::kernels::generic::shells::{float_shells, packed_shells, sweep_shell, vector_shells};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
 pub(super) static LEVEL: Level = Level { name: "neon", linear, vector: vector::VECTOR };
@@ -24,7 +24,7 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
 vector_shells!(Neon<Widening>, "neon");
 float_shells!(Neon<Widening>, "neon");
 packed_shells!(Neon<Widening>, "neon");
-sweep_shell!(sweep, Neon<Widening>, "neon");
+sweep_shell!(sweep, Neon<Widening>, "neon", 128);
 
 /// Vectors of eight f32; `D`: how codes of packed weights are multiplied.
 #[derive(Clone, Copy)]

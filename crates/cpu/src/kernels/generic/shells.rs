@@ -243,4 +243,26 @@ macro_rules! packed_shells {
     };
 }
 
-pub(crate) use {float_shells, packed_shells, shell, vector_shells};
+/// `$name`: the sweep of `$S` over tokens, compiled once for each kind of scales, where the class of codes is of no matter
+/// and `$top` stands for all.
+macro_rules! sweep_shell {
+    ($vis:vis $name:ident, $S:ty, $features:literal, $top:literal) => {
+        #[target_feature(enable = $features)]
+        $vis fn $name<const SUB: usize, const MIN: bool>(
+            panel: $crate::kernels::generic::qpanel::Panel<'_>,
+            packed: &[u8],
+            tokens: usize,
+            out: &mut $crate::kernels::OutMut<'_>,
+            place: $crate::kernels::generic::panel::Place,
+        ) {
+            // SAFETY: this function has the features; the panel and the tokens were packed for each other.
+            unsafe {
+                $crate::kernels::generic::qpanel::sweep_body::<$S, SUB, MIN, $top>(
+                    panel, packed, tokens, out, place,
+                )
+            }
+        }
+    };
+}
+
+pub(crate) use {float_shells, packed_shells, shell, sweep_shell, vector_shells};

@@ -16,8 +16,8 @@ use puna_quant::TensorType;
 use super::avx2::{self, Avx2};
 use super::dots::Dots;
 use crate::kernels::generic::panel::Place;
-use crate::kernels::generic::qpanel::{Panel, sweep_body};
-use crate::kernels::generic::shells::packed_shells;
+use crate::kernels::generic::qpanel::Panel;
+use crate::kernels::generic::shells::{packed_shells, sweep_shell};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level, given that it runs `avx2`.
@@ -33,18 +33,7 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
 
 packed_shells!(Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni");
 
-/// The sweep over tokens, compiled once for each kind of scales; all codes are unsigned bytes here.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-fn sweep<const SUB: usize, const MIN: bool>(
-    panel: Panel<'_>,
-    packed: &[u8],
-    tokens: usize,
-    out: &mut OutMut<'_>,
-    place: Place,
-) {
-    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
-    unsafe { sweep_body::<Avx2<Vnni<false>>, SUB, MIN, 255>(panel, packed, tokens, out, place) }
-}
+sweep_shell!(sweep, Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni", 255);
 
 /// The level `avxvnni-evex`, see the module.
 #[cfg(any(test, feature = "emulated"))]
@@ -65,17 +54,7 @@ pub(super) mod evex {
 
     packed_shells!(Avx2<Vnni<true>>, "avx2,fma,f16c");
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn sweep<const SUB: usize, const MIN: bool>(
-        panel: Panel<'_>,
-        packed: &[u8],
-        tokens: usize,
-        out: &mut OutMut<'_>,
-        place: Place,
-    ) {
-        // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
-        unsafe { sweep_body::<Avx2<Vnni<true>>, SUB, MIN, 255>(panel, packed, tokens, out, place) }
-    }
+    sweep_shell!(pub(super) sweep, Avx2<Vnni<true>>, "avx2,fma,f16c", 255);
 
     /// `vpdpbusd` as AVX-512 encodes it. Not its intrinsic, with which all code around it would be compiled for AVX-512.
     #[inline]

@@ -7,8 +7,8 @@ use puna_quant::TensorType;
 use super::avx2_packed::{half_of, halves8, powers8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
 use crate::kernels::generic::panel::Place;
-use crate::kernels::generic::qpanel::{Panel, sweep_body};
-use crate::kernels::generic::shells::packed_shells;
+use crate::kernels::generic::qpanel::Panel;
+use crate::kernels::generic::shells::{packed_shells, sweep_shell};
 use crate::kernels::generic::{Quant, Simd};
 use crate::kernels::{Level, LinearKernel, OutMut};
 
@@ -25,18 +25,7 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
 
 packed_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
-/// The sweep over tokens, compiled once for each kind of scales; all codes are unsigned bytes here.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn sweep<const SUB: usize, const MIN: bool>(
-    panel: Panel<'_>,
-    packed: &[u8],
-    tokens: usize,
-    out: &mut OutMut<'_>,
-    place: Place,
-) {
-    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
-    unsafe { sweep_body::<Avx512, SUB, MIN, 255>(panel, packed, tokens, out, place) }
-}
+sweep_shell!(sweep, Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c", 255);
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
