@@ -11,6 +11,9 @@ use crate::ops::elementwise::gate;
 use crate::ops::expert_tiles::Side;
 use crate::step::{Instruction, Local, Q8Buffer, Step, TileBuffer};
 
+/// Tasks a thread of a product of all experts: enough that threads finish together, though experts differ in rows.
+const TASKS_A_THREAD: usize = 16;
+
 /// One of the three matrices of every expert.
 pub struct ExpertMatrix {
     pub w: usize,
@@ -81,10 +84,11 @@ impl Mixture {
         (0..self.spec.experts).filter(|&e| !self.slots_of(e).is_empty())
     }
 
-    /// Rows of `m` a task takes.
+    /// Rows of `m` a task takes: of many experts whole matrices, since each task packs the activations for itself.
     fn rows_a_task(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
         let unit = m.kernel.panel_rows.max(1);
-        (m.n / (step.threads * 4)).clamp(unit, 8 * unit).next_multiple_of(unit)
+        let all = m.n * self.active().count();
+        (all / (step.threads * TASKS_A_THREAD)).clamp(unit, m.n.max(unit)).next_multiple_of(unit)
     }
 
     /// The expert and first row of a task.
