@@ -279,17 +279,17 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether something is on; `None` where nothing is said, or nothing that could be understood.
+    /// Whether something is on; `None` where nothing is said. Text that says neither counts as on, as it does for Ollama.
     fn flag(&mut self, name: &str) -> Option<bool> {
         let (variable, text) = self.variable(name)?;
         let found = boolean(&text);
         if found.is_none() {
             self.warn(
                 variable,
-                format!("is {text:?}: it must be on (1, true, yes) or off (0, false, no); using the default"),
+                format!("is {text:?}, which counts as on: say on (1, true, yes) or off (0, false, no)"),
             );
         }
-        found
+        Some(found.unwrap_or(true))
     }
 
     fn debug(&mut self) -> u8 {
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_take_the_usual_words_in_any_case_and_others_leave_the_default_and_a_warning() {
+    fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() {
         for on in ["1", "true", "TRUE", "t", "yes", "On"] {
             assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
         }
@@ -431,16 +431,16 @@ mod tests {
             assert_eq!(c.warnings, []);
         }
         let c = config(&[
-            ("PUNA_DETERMINISTIC", "never"),
+            ("PUNA_DETERMINISTIC", "always"),
             ("OLLAMA_NOPRUNE", "2"),
-            ("OLLAMA_GO_TEMPLATE", "jinja"),
+            ("OLLAMA_GO_TEMPLATE", "any text"),
         ]);
-        assert_eq!((c.deterministic, c.no_prune, c.go_template), (false, false, None));
+        assert_eq!((c.deterministic, c.no_prune, c.go_template), (true, true, Some(true)));
         let warned: Vec<&str> = c.warnings.iter().map(|warning| warning.variable.as_str()).collect();
         assert_eq!(warned, ["OLLAMA_GO_TEMPLATE", "OLLAMA_NOPRUNE", "PUNA_DETERMINISTIC"]);
-        let text = r#"is "never": it must be on (1, true, yes) or off (0, false, no); using the default"#;
+        let text = r#"is "always", which counts as on: say on (1, true, yes) or off (0, false, no)"#;
         assert_eq!(c.warnings[2].text, text);
-        for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1)] {
+        for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1), ("any text", 1)] {
             assert_eq!(config(&[("OLLAMA_DEBUG", debug)]).debug, level, "{debug}");
         }
     }
