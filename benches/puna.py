@@ -29,9 +29,9 @@ def commit():
 
 
 def bench(program, file, threads, tests, repetitions, level=None, extra=(), timeout=7200):
-    """The JSON of `puna bench`. All tests lie behind the same depth."""
+    """The JSON of `puna bench`. All tests lie behind the same depth; without a number of threads, Puna chooses."""
     lengths = lambda key, least=0: ",".join(str(n) for n in sorted({getattr(t, key) for t in tests if getattr(t, key)})) or str(least)
-    arguments = ["bench", file, "-t", threads, "-p", lengths("prompt"), "-n", lengths("generate"), "-d", tests[0].depth if tests else 0, "-b", lengths("sequences", 1), "-r", repetitions, "--json", *extra]
+    arguments = ["bench", file, *(["-t", threads] if threads else []), "-p", lengths("prompt"), "-n", lengths("generate"), "-d", tests[0].depth if tests else 0, "-b", lengths("sequences", 1), "-r", repetitions, "--json", *extra]
     if level:
         arguments += ["--kernels", level]
     return json.loads(run(program, arguments, timeout))
