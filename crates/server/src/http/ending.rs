@@ -11,6 +11,8 @@ use bytes::Bytes;
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::sync::watch;
 
+use super::lingering::Lingering;
+
 /// Knows how many requests are being answered, and says when the end has come. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Ending {
@@ -34,7 +36,7 @@ impl Ending {
         let _ = self.answers.subscribe().wait_for(|answers| *answers == 0).await;
     }
 
-    /// A request whose body breaks off when the end comes before its own.
+    /// A request whose body breaks off when the end comes before its own, and is read to its own otherwise.
     pub(super) fn request(&self, request: hyper::Request<Incoming>) -> Request {
         let mut begun = self.begun.subscribe();
         let end = async move {
@@ -42,7 +44,9 @@ impl Ending {
                 std::future::pending::<()>().await;
             }
         };
-        request.map(|body| Body::new(Sent { body, end: Box::pin(end) }))
+        let (head, body) = request.into_parts();
+        let body = Lingering::new(Sent { body, end: Box::pin(end) }, &head.headers);
+        Request::from_parts(head, Body::new(body))
     }
 
     /// Counts a request that begins to be answered.

@@ -5,6 +5,7 @@ mod client;
 pub(crate) mod door;
 mod ending;
 mod hosts;
+mod lingering;
 pub mod origins;
 pub(crate) mod paths;
 pub(crate) mod patient;

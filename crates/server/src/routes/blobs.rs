@@ -1,7 +1,7 @@
 //! Uploads of files that models are made of.
 
 use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use puna_store::{Digest, StoreError};
@@ -34,11 +34,6 @@ pub(super) async fn upload(
 ) -> Result<Response, Refused<Native>> {
     let digest = parse(&digest)?;
     if app.store(move |store| store.has_blob(&digest)).await? {
-        // Who asked whether to send will not; everybody else is in the midst of it, and plain clients look for the answer
-        // only when they are through.
-        if !request.headers().contains_key(header::EXPECT) {
-            tokio::spawn(discard(request));
-        }
         return Ok(StatusCode::OK.into_response());
     }
     let (pieces, received) = mpsc::channel(WAITING_PIECES);
@@ -49,12 +44,6 @@ pub(super) async fn upload(
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
         Err(error) => Err(store_failure(&error).into()),
     }
-}
-
-/// Reads a body that nobody needs.
-async fn discard(request: Request) {
-    let mut body = request.into_body();
-    while let Ok(Some(_)) = next_piece(&mut body).await {}
 }
 
 fn parse(digest: &str) -> Result<Digest, Failure> {
