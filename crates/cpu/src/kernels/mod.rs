@@ -373,6 +373,8 @@ pub struct VectorKernels {
     pub geglu: fn(gate: &mut [f32], up: &[f32]),
     /// `x = gelu_tanh(x)`.
     pub gelu: fn(x: &mut [f32]),
+    /// `x = x/2 · (1 + erf(x/√2))`.
+    pub gelu_erf: fn(x: &mut [f32]),
     /// `x = exp(x - max)`; returns the sum. -∞ gives 0.
     pub exp_sum: fn(x: &mut [f32], max: f32) -> f32,
     /// Largest value; -∞ for none.

@@ -40,7 +40,7 @@ unsafe impl Instruction for Map {
             match self.f {
                 Unary::Activate(Activation::Silu) => out.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp()),
                 Unary::Activate(Activation::GeluTanh) => (step.level.vector.gelu)(out),
-                Unary::Activate(Activation::GeluErf) => out.iter_mut().for_each(|x| *x = gelu_erf(*x)),
+                Unary::Activate(Activation::GeluErf) => (step.level.vector.gelu_erf)(out),
                 Unary::Activate(Activation::Tanh) => out.iter_mut().for_each(|x| *x = x.tanh()),
                 Unary::Scale(by) => out.iter_mut().for_each(|x| *x *= by),
                 Unary::Softcap(cap) => out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()),
@@ -128,33 +128,6 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
                 let (g, u) = (x.min(limit), up.clamp(-limit, limit));
                 *x = (u + 1.0) * g / (1.0 + (-alpha * g).exp());
             }
-        }
-    }
-}
-
-/// `x/2 · (1 + erf(x/√2))`.
-fn gelu_erf(x: f32) -> f32 {
-    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
-}
-
-/// The error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
-fn erf(x: f32) -> f32 {
-    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
-    let series =
-        ((((1.061_405_4 * t - 1.453_152) * t + 1.421_413_7) * t - 0.284_496_74) * t + 0.254_829_6) * t;
-    (1.0 - series * (-x * x).exp()).copysign(x)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn erf_matches_tabulated_values() {
-        for (x, want) in
-            [(0.0, 0.0), (0.5, 0.520_499_9), (1.0, 0.842_700_8), (2.0, 0.995_322_3), (-1.0, -0.842_700_8)]
-        {
-            assert!((erf(x) - want).abs() < 3e-7, "erf({x}) = {}", erf(x));
         }
     }
 }

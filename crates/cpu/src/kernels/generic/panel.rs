@@ -76,8 +76,14 @@ fn pack(x: &[f32], k: usize, k0: usize, len: usize, tokens: usize, block: usize,
         let n = block_of(tokens - t, block);
         for j in 0..n {
             let row = &x[(t + j) * k + k0..][..len];
-            for (c, run) in row.chunks(RUN).enumerate() {
-                packed[t * padded + (c * n + j) * RUN..][..run.len()].copy_from_slice(run);
+            let to = &mut packed[t * padded..][..n * padded];
+            // Of a length that is known: copies without calls.
+            let (whole, rest) = row.as_chunks::<RUN>();
+            for (to, run) in to.chunks_exact_mut(RUN).skip(j).step_by(n).zip(whole) {
+                to.copy_from_slice(run);
+            }
+            if !rest.is_empty() {
+                to[(whole.len() * n + j) * RUN..][..rest.len()].copy_from_slice(rest);
             }
         }
         t += n;

@@ -38,6 +38,7 @@ macro_rules! vector_shells {
                 swiglu,
                 geglu,
                 gelu,
+                gelu_erf,
                 exp_sum,
                 max,
                 store_kv,
@@ -65,6 +66,7 @@ macro_rules! vector_shells {
                 assert_eq!(gate.len(), up.len());
             }, vector::geglu::<$S>(gate, up));
             shell!($features, fn gelu(x: &mut [f32]), {}, vector::gelu::<$S>(x));
+            shell!($features, fn gelu_erf(x: &mut [f32]), {}, vector::gelu_erf::<$S>(x));
             shell!($features, fn exp_sum(x: &mut [f32], max: f32) -> f32, {}, vector::exp_sum::<$S>(x, max));
             shell!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
             shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},

@@ -25,6 +25,7 @@ pub(crate) static LEVEL: Level = Level {
         swiglu: vector::swiglu,
         geglu: vector::geglu,
         gelu: vector::gelu,
+        gelu_erf: vector::gelu_erf,
         exp_sum: vector::exp_sum,
         max: vector::max,
         store_kv,

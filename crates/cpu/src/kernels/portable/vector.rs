@@ -106,6 +106,23 @@ fn gelu_one(x: f32) -> f32 {
     0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)).tanh())
 }
 
+/// See [`VectorKernels::gelu_erf`](crate::kernels::VectorKernels).
+pub(super) fn gelu_erf(x: &mut [f32]) {
+    for x in x {
+        // In the negative tail the sum of one and the error function is the complement, without cancellation.
+        let complement = erfc_of_positive(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
+        *x *= if *x < 0.0 { 0.5 * complement } else { 1.0 - 0.5 * complement };
+    }
+}
+
+/// `1 - erf(x)` for `x ≥ 0` to 1.5e-7 (Abramowitz and Stegun 7.1.26).
+fn erfc_of_positive(x: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.327_591_1 * x);
+    let series =
+        ((((1.061_405_4 * t - 1.453_152) * t + 1.421_413_7) * t - 0.284_496_74) * t + 0.254_829_6) * t;
+    series * (-x * x).exp()
+}
+
 /// See [`VectorKernels::exp_sum`](crate::kernels::VectorKernels).
 pub(super) fn exp_sum(x: &mut [f32], max: f32) -> f32 {
     let mut sum = 0.0f64;
