@@ -245,6 +245,8 @@ pub struct LinearKernel {
     pub panel: LinearFn,
     /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
     pub panel_rows: usize,
+    /// The bf16 whose sum `panel` takes each activation for, or 0 where it takes it as it comes.
+    pub bf16_parts: usize,
     /// How `panel` takes [`Acts::Tiles`] as well, without having to round and interleave at each call; `None` where it does not.
     pub tiles: Option<TileForm>,
 }
@@ -255,7 +257,7 @@ pub const STREAM_ROWS: usize = 8;
 impl LinearKernel {
     /// The same products with one order of adding, whatever the number of rows: every step streams.
     pub fn one_order(self) -> Self {
-        Self { panel: self.stream, stream_rows: usize::MAX, tiles: None, ..self }
+        Self { panel: self.stream, stream_rows: usize::MAX, bf16_parts: 0, tiles: None, ..self }
     }
 
     /// The function made for this many rows of activations.

@@ -1,7 +1,8 @@
 //! Products with few activation rows for weights stored as floats: bound by reading the weights.
 
+use super::Simd;
+use super::panel::{self, Product};
 use super::rows::RowFormat;
-use super::{Simd, panel};
 use crate::kernels::{Acts, OutMut, Scratch, WeightRows};
 
 /// Chains of sums of a product.
@@ -89,7 +90,7 @@ unsafe fn dot<S: Simd, R: RowFormat, const M: usize, const C: usize>(
 
 /// Many activation rows: see [`panel`].
 #[inline(always)]
-pub(crate) unsafe fn many<S: Simd, R: RowFormat>(
+pub(crate) unsafe fn many<P: Product>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     out: OutMut<'_>,
@@ -99,7 +100,7 @@ pub(crate) unsafe fn many<S: Simd, R: RowFormat>(
     let source = panel::Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
     // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features by contract.
     unsafe {
-        let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<S>(m) * 4));
-        panel::multiply::<S, R>(source, x, m, out, room);
+        let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<P::S>(m) * 4));
+        panel::multiply::<P>(source, x, m, out, room);
     }
 }

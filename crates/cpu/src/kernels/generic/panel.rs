@@ -1,19 +1,105 @@
-//! Products with many activation rows in f32: weights are expanded into a panel in the first-level cache.
+//! Products with many activation rows whose sums are f32: weights are expanded into a panel in the first-level cache.
 //!
-//! A panel holds `LANES` weight rows over a slice of K, transposed (`[k][row]`, f32); the activations of the slice are
-//! packed so that a block of tokens is one stream (`[token block][k/16][token][16]`), which avoids the conflicts that
-//! rows a power of two apart cause in a cache. A micro-kernel keeps a block of tokens × one vector of rows in registers.
+//! Both sides are words of 32 bits: an f32 each ([`Floats`]), or a pair of bf16 where a processor multiplies those. A panel holds
+//! `LANES` weight rows over a slice of K, transposed (`[word][row]`); the activations of the slice are packed so that a block of
+//! tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts that rows a power of two apart
+//! cause in a cache. A micro-kernel keeps a block of tokens × one vector of rows in registers.
+
+use std::marker::PhantomData;
 
 use super::Simd;
 use super::rows::RowFormat;
 use crate::kernels::OutMut;
 
-/// Values of K in a panel: 16 rows of it are half of a 32 KiB cache.
+/// Words of K in a panel: 16 rows of it are half of a 32 KiB cache.
 const SLICE: usize = 256;
 /// Tokens whose slice of activations is packed at once: 240 KiB.
 const TOKENS: usize = 240;
-/// Consecutive values of one token in packed activations.
+/// Consecutive words of one token in packed activations.
 const RUN: usize = 16;
+
+/// What words of weights and of activations are, and how they are multiplied.
+///
+/// # Safety
+/// For all methods: rows have all values that are named, and the processor has the features that the implementing type needs.
+pub(crate) trait Product {
+    /// The vectors.
+    type S: Simd;
+    /// Values and bytes of a block of weights.
+    const BLOCK: (usize, usize);
+    /// Values of a word.
+    const VALUES: usize;
+
+    /// `LANES` words of a weight row from value `i` on.
+    unsafe fn weights(row: *const u8, i: usize) -> <Self::S as Simd>::F;
+    /// The words of values `i … n`, fewer than `LANES`, then zeros.
+    unsafe fn last_weights(row: *const u8, i: usize, n: usize) -> <Self::S as Simd>::F;
+    /// The words of up to [`RUN`]` · VALUES` activations, then zeros.
+    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]);
+    /// `acc` and the products of the words' values.
+    unsafe fn fma(
+        x: <Self::S as Simd>::F,
+        w: <Self::S as Simd>::F,
+        acc: <Self::S as Simd>::F,
+    ) -> <Self::S as Simd>::F;
+    /// [`sweep`], compiled once for a level.
+    unsafe fn sweep(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    );
+}
+
+/// Weights of a format as f32, and activations as they are.
+pub(crate) struct Floats<S, R>(PhantomData<(S, R)>);
+
+impl<S: Simd, R: RowFormat> Product for Floats<S, R> {
+    type S = S;
+    const BLOCK: (usize, usize) = (R::BLOCK, R::BYTES);
+    const VALUES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(row: *const u8, i: usize) -> S::F {
+        // SAFETY: the contract.
+        unsafe { R::load::<S>(row, i) }
+    }
+    #[inline(always)]
+    unsafe fn last_weights(row: *const u8, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract.
+        unsafe { R::tail::<S>(row, i, n) }
+    }
+    #[inline(always)]
+    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]) {
+        match x.first_chunk() {
+            // Of a length that is known: a copy without a call.
+            Some(whole) => *to = *whole,
+            None => {
+                *to = [0.0; RUN];
+                to[..x.len()].copy_from_slice(x);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(x: S::F, w: S::F, acc: S::F) -> S::F {
+        // SAFETY: the contract.
+        unsafe { S::fma(x, w, acc) }
+    }
+    #[inline(always)]
+    unsafe fn sweep(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        // SAFETY: the contract.
+        unsafe { S::sweep_f32(panel, packed, len, tokens, out, place) }
+    }
+}
 
 /// Rows to expand: row r starts `r · stride` bytes after `data`.
 #[derive(Clone, Copy)]
@@ -24,7 +110,7 @@ pub(crate) struct Source {
     pub(crate) k: usize,
 }
 
-/// f32 that [`multiply`] needs as room for `m` rows of activations.
+/// Words that [`multiply`] needs as room for `m` rows of activations.
 #[inline(always)]
 pub(crate) fn room<S: Simd>(m: usize) -> usize {
     SLICE * S::LANES + m.min(TOKENS) * SLICE
@@ -33,10 +119,10 @@ pub(crate) fn room<S: Simd>(m: usize) -> usize {
 /// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
 ///
 /// # Safety
-/// The source's rows exist in format `R`, `x` has `m · k` values, `room` the length that [`room`] says, `out` at least `m` rows of `source.rows` columns;
-/// the processor has the features of `S`.
+/// The source's rows exist in the format of `P`, `x` has `m · k` values, `room` the length that [`room`] says, `out` at least `m`
+/// rows of `source.rows` columns; the processor has the features of `P`.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
+pub(crate) unsafe fn multiply<P: Product>(
     source: Source,
     x: &[f32],
     m: usize,
@@ -48,42 +134,41 @@ pub(crate) unsafe fn multiply<S: Simd, R: RowFormat>(
         (0..m).for_each(|t| out.row(t)[..rows].fill(0.0));
         return;
     }
-    let (panel, packed) = room.split_at_mut(SLICE * S::LANES);
+    let lanes = P::S::LANES;
+    let (panel, packed) = room.split_at_mut(SLICE * lanes);
     for t0 in (0..m).step_by(TOKENS) {
         let tokens = (m - t0).min(TOKENS);
-        for k0 in (0..k).step_by(SLICE) {
-            let len = (k - k0).min(SLICE);
-            pack(&x[t0 * k..], k, k0, len, tokens, S::PANEL_TOKENS, packed);
-            for r0 in (0..rows).step_by(S::LANES) {
+        for k0 in (0..k).step_by(SLICE * P::VALUES) {
+            let len = (k - k0).min(SLICE * P::VALUES);
+            let words = len.div_ceil(P::VALUES);
+            // SAFETY: features by the contract.
+            unsafe { pack::<P>(&x[t0 * k..], k, k0, len, tokens, packed) };
+            for r0 in (0..rows).step_by(lanes) {
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<S>(source, (R::BLOCK, R::BYTES), S::LANES, r0, k0, SLICE);
-                    expand::<S, R>(source, r0, k0, len, panel);
-                    let place = Place { t0, r0, cols: (rows - r0).min(S::LANES), add: k0 > 0 };
-                    S::sweep_f32(panel, packed, len, tokens, &mut out, place);
+                    fetch_next::<P::S>(source, P::BLOCK, lanes, r0, k0, SLICE * P::VALUES);
+                    expand::<P>(source, r0, k0, len, panel);
+                    let place = Place { t0, r0, cols: (rows - r0).min(lanes), add: k0 > 0 };
+                    P::sweep(panel, packed, words, tokens, &mut out, place);
                 }
             }
         }
     }
 }
 
-/// Packs `len` values from `k0` of `tokens` rows: blocks of `block` tokens (then 4, then 1).
+/// Packs `len` values from `k0` of `tokens` rows, block by block of tokens.
 #[inline(always)]
-fn pack(x: &[f32], k: usize, k0: usize, len: usize, tokens: usize, block: usize, packed: &mut [f32]) {
-    let padded = len.next_multiple_of(RUN);
+unsafe fn pack<P: Product>(x: &[f32], k: usize, k0: usize, len: usize, tokens: usize, packed: &mut [f32]) {
+    let padded = len.div_ceil(P::VALUES).next_multiple_of(RUN);
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, block);
+        let n = block_of(tokens - t, P::S::PANEL_TOKENS);
+        let (to, _) = packed[t * padded..][..n * padded].as_chunks_mut();
         for j in 0..n {
-            let row = &x[(t + j) * k + k0..][..len];
-            let to = &mut packed[t * padded..][..n * padded];
-            // Of a length that is known: copies without calls.
-            let (whole, rest) = row.as_chunks::<RUN>();
-            for (to, run) in to.chunks_exact_mut(RUN).skip(j).step_by(n).zip(whole) {
-                to.copy_from_slice(run);
-            }
-            if !rest.is_empty() {
-                to[(whole.len() * n + j) * RUN..][..rest.len()].copy_from_slice(rest);
+            let runs = x[(t + j) * k + k0..][..len].chunks(RUN * P::VALUES);
+            for (run, to) in runs.zip(to[j..].iter_mut().step_by(n)) {
+                // SAFETY: features by the contract.
+                unsafe { P::activations(run, to) };
             }
         }
         t += n;
@@ -130,22 +215,23 @@ pub(super) unsafe fn fetch_next<S: Simd>(
     }
 }
 
-/// Expands `len` values from `k0` of `LANES` rows from `r0` into `panel[k][row]`; rows past the end become zero.
+/// Expands `len` values from `k0` of `LANES` rows from `r0` into `panel[word][row]`; rows past the end become zero.
 #[inline(always)]
-unsafe fn expand<S: Simd, R: RowFormat>(source: Source, r0: usize, k0: usize, len: usize, panel: &mut [f32]) {
-    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES values.
+unsafe fn expand<P: Product>(source: Source, r0: usize, k0: usize, len: usize, panel: &mut [f32]) {
+    let lanes = P::S::LANES;
+    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES words.
     unsafe {
-        for i in (0..len).step_by(S::LANES) {
-            let mut block = [S::splat(0.0); 16];
-            for (j, v) in block.iter_mut().enumerate().take((source.rows - r0).min(S::LANES)) {
+        for (i, values) in (0..len).step_by(lanes * P::VALUES).enumerate() {
+            let mut block = [P::S::splat(0.0); 16];
+            for (j, v) in block.iter_mut().enumerate().take((source.rows - r0).min(lanes)) {
                 let row = source.data.add((r0 + j) * source.stride);
-                *v = if i + S::LANES <= len {
-                    R::load::<S>(row, k0 + i)
+                *v = if values + lanes * P::VALUES <= len {
+                    P::weights(row, k0 + values)
                 } else {
-                    R::tail::<S>(row, k0 + i, k0 + len)
+                    P::last_weights(row, k0 + values, k0 + len)
                 };
             }
-            S::transpose(&block, panel.as_mut_ptr().add(i * S::LANES));
+            P::S::transpose(&block, panel.as_mut_ptr().add(i * lanes * lanes));
         }
     }
 }
@@ -165,7 +251,7 @@ pub(crate) struct Place {
 
 /// Multiplies the panel with all packed tokens.
 #[inline(always)]
-pub(crate) unsafe fn sweep<S: Simd>(
+pub(crate) unsafe fn sweep<P: Product>(
     panel: &[f32],
     packed: &[f32],
     len: usize,
@@ -174,19 +260,19 @@ pub(crate) unsafe fn sweep<S: Simd>(
     place: Place,
 ) {
     let padded = len.next_multiple_of(RUN);
-    assert!(panel.len() >= len * S::LANES && packed.len() >= tokens * padded);
+    assert!(panel.len() >= len * P::S::LANES && packed.len() >= tokens * padded);
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, S::PANEL_TOKENS);
-        // SAFETY: the block of n tokens was packed at t · padded; the panel holds `len` values of K.
+        let n = block_of(tokens - t, P::S::PANEL_TOKENS);
+        // SAFETY: the block of n tokens was packed at t · padded; the panel holds `len` words of K.
         unsafe {
             let (p, x) = (panel.as_ptr(), packed.as_ptr().add(t * padded));
             let at = Place { t0: place.t0 + t, ..place };
             match n {
-                1 => put::<S, 1>(micro::<S, 1>(p, x, len), out, at),
-                4 => put::<S, 4>(micro::<S, 4>(p, x, len), out, at),
-                12 => put::<S, 12>(micro::<S, 12>(p, x, len), out, at),
-                _ => put::<S, 24>(micro::<S, 24>(p, x, len), out, at),
+                1 => put::<P::S, 1>(micro::<P, 1>(p, x, len), out, at),
+                4 => put::<P::S, 4>(micro::<P, 4>(p, x, len), out, at),
+                12 => put::<P::S, 12>(micro::<P, 12>(p, x, len), out, at),
+                _ => put::<P::S, 24>(micro::<P, 24>(p, x, len), out, at),
             }
         }
         t += n;
@@ -195,31 +281,40 @@ pub(crate) unsafe fn sweep<S: Simd>(
 
 /// `T` tokens times `LANES` rows.
 #[inline(always)]
-unsafe fn micro<S: Simd, const T: usize>(panel: *const f32, x: *const f32, len: usize) -> [S::F; T] {
-    // SAFETY: the caller's panel has len × LANES values, its tokens len values each, in runs.
+unsafe fn micro<P: Product, const T: usize>(
+    panel: *const f32,
+    x: *const f32,
+    len: usize,
+) -> [<P::S as Simd>::F; T] {
+    // SAFETY: the caller's panel has len × LANES words, its tokens len words each, in runs.
     unsafe {
-        let mut acc = [S::splat(0.0); T];
+        let mut acc = [P::S::splat(0.0); T];
         for c in 0..len / RUN {
-            let (p, x) = (panel.add(c * RUN * S::LANES), x.add(c * RUN * T));
+            let (p, x) = (panel.add(c * RUN * P::S::LANES), x.add(c * RUN * T));
             for j in 0..RUN {
-                step::<S, T>(p, x, j, &mut acc);
+                step::<P, T>(p, x, j, &mut acc);
             }
         }
         let done = len / RUN;
         for j in 0..len % RUN {
-            step::<S, T>(panel.add(done * RUN * S::LANES), x.add(done * RUN * T), j, &mut acc);
+            step::<P, T>(panel.add(done * RUN * P::S::LANES), x.add(done * RUN * T), j, &mut acc);
         }
         acc
     }
 }
 
 #[inline(always)]
-unsafe fn step<S: Simd, const T: usize>(p: *const f32, x: *const f32, j: usize, acc: &mut [S::F; T]) {
+unsafe fn step<P: Product, const T: usize>(
+    p: *const f32,
+    x: *const f32,
+    j: usize,
+    acc: &mut [<P::S as Simd>::F; T],
+) {
     // SAFETY: as for `micro`.
     unsafe {
-        let w = S::load(p.add(j * S::LANES));
+        let w = P::S::load(p.add(j * P::S::LANES));
         for (t, acc) in acc.iter_mut().enumerate() {
-            *acc = S::fma(S::splat(*x.add(t * RUN + j)), w, *acc);
+            *acc = P::fma(P::S::splat(*x.add(t * RUN + j)), w, *acc);
         }
     }
 }

@@ -122,6 +122,7 @@ macro_rules! float_shells {
                     stream_rows: STREAM_ROWS,
                     panel: many::<R>,
                     panel_rows: <$S>::LANES,
+                    bf16_parts: 0,
                     tiles: None,
                 }
             }
@@ -133,12 +134,12 @@ macro_rules! float_shells {
             }, linear::stream::<$S, R>(w, x, out));
             shell!($features, fn sweep(
                 panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
-            ), {}, panel::sweep::<$S>(panel, packed, len, tokens, out, place));
+            ), {}, panel::sweep::<panel::Floats<$S, rows::F32>>(panel, packed, len, tokens, out, place));
             shell!($features, fn many<R: rows::RowFormat>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, R::TYPE);
-            }, linear::many::<$S, R>(w, x, out, scratch));
+            }, linear::many::<panel::Floats<$S, R>>(w, x, out, scratch));
         }
     };
 }
@@ -200,6 +201,7 @@ macro_rules! packed_shells {
                     stream_rows: STREAM_ROWS,
                     panel: panel::<F>,
                     panel_rows: <$S as Quant>::PANEL_VECTORS * <$S>::LANES,
+                    bf16_parts: 0,
                     tiles: None,
                 }
             }

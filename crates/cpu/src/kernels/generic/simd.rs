@@ -13,7 +13,7 @@ pub(crate) trait Simd: Copy + 'static {
     const LANES: usize;
     /// Rows of four vectors of sums that stay in registers beside four vectors and one broadcast: 2, 4 or 6.
     const TILE_ROWS: usize;
-    /// Activation rows of the panel kernel for f32 panels.
+    /// Activation rows that a panel whose sums are f32 meets at once: 12 or 24.
     const PANEL_TOKENS: usize;
 
     /// A vector of `LANES` f32.
@@ -77,7 +77,7 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// The f32 of a binary16.
     unsafe fn half(bits: u16) -> f32;
-    /// [`panel::sweep`], compiled once for a level.
+    /// [`panel::sweep`] of f32, compiled once for a level.
     unsafe fn sweep_f32(
         panel: &[f32],
         packed: &[f32],

@@ -12,6 +12,7 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
         stream_rows: STREAM_ROWS,
         panel: linear,
         panel_rows: 16,
+        bf16_parts: 0,
         tiles: None,
     })
 }

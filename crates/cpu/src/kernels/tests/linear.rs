@@ -31,12 +31,12 @@ struct Way<'a> {
 
 fn ways<'a>(kernel: &LinearKernel, x: &'a Rounded) -> Vec<Way<'a>> {
     let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
-    let parts = kernel.tiles.map_or(0, |form| form.parts);
+    let parts = kernel.bf16_parts;
     let mut ways = vec![
         Way { name: "stream", f: kernel.stream, acts, parts: 0 },
         Way { name: "panel", f: kernel.panel, acts, parts },
     ];
-    if parts > 0 {
+    if kernel.tiles.is_some() {
         ways.push(Way { name: "panel of tiles", f: kernel.panel, acts: x.tiles(), parts });
     }
     ways

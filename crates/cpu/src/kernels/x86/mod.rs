@@ -5,6 +5,7 @@ mod avx2;
 mod avx2_packed;
 mod avx512;
 mod avxvnni;
+mod bf16;
 mod dots;
 mod vnni;
 

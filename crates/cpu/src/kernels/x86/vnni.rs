@@ -1,4 +1,5 @@
-//! The level `avx512vnni`: products of packed weights by `vpdpbusd`, sixteen rows or 64 codes at a time.
+//! The level `avx512vnni`: products of packed weights by `vpdpbusd`, sixteen rows or 64 codes at a time, and where the processor
+//! has the instruction those of BF16 by `vdpbf16ps`.
 
 use std::arch::x86_64::*;
 
@@ -6,6 +7,7 @@ use puna_quant::TensorType;
 
 use super::avx2_packed::{half_of, halves8, powers8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
+use super::bf16;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::shells::{packed_shells, sweep_shell};
@@ -20,7 +22,8 @@ pub(super) fn available() -> bool {
 pub(super) static LEVEL: Level = Level { name: "avx512vnni", linear, vector: avx512::LEVEL.vector };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
-    packed::kernel(ty).or_else(|| (avx512::LEVEL.linear)(ty))
+    let pairs = || bf16::available().then(|| bf16::kernel(ty)).flatten();
+    packed::kernel(ty).or_else(pairs).or_else(|| (avx512::LEVEL.linear)(ty))
 }
 
 packed_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

@@ -140,6 +140,7 @@ fn kernel<U: Unit, E: Expand>(base: LinearKernel) -> LinearKernel {
         stream_rows: STREAM_ROWS,
         panel: run::<U, E>,
         panel_rows: multiply::PANEL_ROWS,
+        bf16_parts: E::PARTS,
         tiles: Some(TileForm { parts: E::PARTS, interleave: interleave::interleave }),
         ..base
     }
