@@ -118,7 +118,8 @@ macro_rules! both {
 impl<D: Dots> Simd for Neon<D> {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
-    const PANEL_TOKENS: usize = 12;
+    const F32_PANEL_VECTORS: usize = 1;
+    const F32_PANEL_TOKENS: usize = 12;
     type F = [float32x4_t; 2];
 
     #[inline(always)]

@@ -1,9 +1,10 @@
 //! Products with many activation rows whose sums are f32: weights are expanded into a panel in the first-level cache.
 //!
 //! Both sides are words of 32 bits: an f32 each ([`Floats`]), or a pair of bf16 where a processor multiplies those. A panel holds
-//! `LANES` weight rows over a slice of K, transposed (`[word][row]`); the activations of the slice are packed so that a block of
-//! tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts that rows a power of two apart
-//! cause in a cache. A micro-kernel keeps a block of tokens × one vector of rows in registers.
+//! one or two vectors of weight rows over a slice of K, each in a plane and transposed (`[word][row]`); the activations of the
+//! slice are packed so that a block of tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts
+//! that rows a power of two apart cause in a cache. A micro-kernel keeps a block of tokens × all vectors of rows in
+//! registers: where there are few of them, a second vector halves the loads that bring an activation to all lanes.
 
 use std::marker::PhantomData;
 
@@ -113,7 +114,7 @@ pub(crate) struct Source {
 /// Words that [`multiply`] needs as room for `m` rows of activations.
 #[inline(always)]
 pub(crate) fn room<S: Simd>(m: usize) -> usize {
-    SLICE * S::LANES + m.min(TOKENS) * SLICE
+    (S::F32_PANEL_VECTORS * S::LANES + m.min(TOKENS)) * SLICE
 }
 
 /// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
@@ -134,8 +135,8 @@ pub(crate) unsafe fn multiply<P: Product>(
         (0..m).for_each(|t| out.row(t)[..rows].fill(0.0));
         return;
     }
-    let lanes = P::S::LANES;
-    let (panel, packed) = room.split_at_mut(SLICE * lanes);
+    let (lanes, rows_at_once) = (P::S::LANES, P::S::F32_PANEL_VECTORS * P::S::LANES);
+    let (panel, packed) = room.split_at_mut(SLICE * rows_at_once);
     for t0 in (0..m).step_by(TOKENS) {
         let tokens = (m - t0).min(TOKENS);
         for k0 in (0..k).step_by(SLICE * P::VALUES) {
@@ -143,12 +144,15 @@ pub(crate) unsafe fn multiply<P: Product>(
             let words = len.div_ceil(P::VALUES);
             // SAFETY: features by the contract.
             unsafe { pack::<P>(&x[t0 * k..], k, k0, len, tokens, packed) };
-            for r0 in (0..rows).step_by(lanes) {
+            for r0 in (0..rows).step_by(rows_at_once) {
+                let place = Place { t0, r0, cols: (rows - r0).min(rows_at_once), add: k0 > 0 };
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<P::S>(source, P::BLOCK, lanes, r0, k0, SLICE * P::VALUES);
-                    expand::<P>(source, r0, k0, len, panel);
-                    let place = Place { t0, r0, cols: (rows - r0).min(lanes), add: k0 > 0 };
+                    fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
+                    let planes = panel.chunks_exact_mut(SLICE * lanes);
+                    planes
+                        .zip((r0..rows).step_by(lanes))
+                        .for_each(|(plane, r0)| expand::<P>(source, r0, k0, len, plane));
                     P::sweep(panel, packed, words, tokens, &mut out, place);
                 }
             }
@@ -162,7 +166,7 @@ unsafe fn pack<P: Product>(x: &[f32], k: usize, k0: usize, len: usize, tokens: u
     let padded = len.div_ceil(P::VALUES).next_multiple_of(RUN);
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, P::S::PANEL_TOKENS);
+        let n = block_of(tokens - t, P::S::F32_PANEL_TOKENS);
         let (to, _) = packed[t * padded..][..n * padded].as_chunks_mut();
         for j in 0..n {
             let runs = x[(t + j) * k + k0..][..len].chunks(RUN * P::VALUES);
@@ -260,61 +264,89 @@ pub(crate) unsafe fn sweep<P: Product>(
     place: Place,
 ) {
     let padded = len.next_multiple_of(RUN);
-    assert!(panel.len() >= len * P::S::LANES && packed.len() >= tokens * padded);
+    assert!(len <= SLICE && panel.len() >= SLICE * P::S::F32_PANEL_VECTORS * P::S::LANES);
+    assert!(packed.len() >= tokens * padded);
     let mut t = 0;
     while t < tokens {
-        let n = block_of(tokens - t, P::S::PANEL_TOKENS);
+        let n = block_of(tokens - t, P::S::F32_PANEL_TOKENS);
         // SAFETY: the block of n tokens was packed at t · padded; the panel holds `len` words of K.
         unsafe {
             let (p, x) = (panel.as_ptr(), packed.as_ptr().add(t * padded));
             let at = Place { t0: place.t0 + t, ..place };
             match n {
-                1 => put::<P::S, 1>(micro::<P, 1>(p, x, len), out, at),
-                4 => put::<P::S, 4>(micro::<P, 4>(p, x, len), out, at),
-                12 => put::<P::S, 12>(micro::<P, 12>(p, x, len), out, at),
-                _ => put::<P::S, 24>(micro::<P, 24>(p, x, len), out, at),
+                1 => rows::<P, 1>(p, x, len, out, at),
+                4 => rows::<P, 4>(p, x, len, out, at),
+                6 if P::S::F32_PANEL_TOKENS == 6 => rows::<P, 6>(p, x, len, out, at),
+                12 if P::S::F32_PANEL_TOKENS == 12 => rows::<P, 12>(p, x, len, out, at),
+                24 if P::S::F32_PANEL_TOKENS == 24 => rows::<P, 24>(p, x, len, out, at),
+                _ => unreachable!("blocks have 6, 12 or 24 tokens, 4 or 1"),
             }
         }
         t += n;
     }
 }
 
-/// `T` tokens times `LANES` rows.
+/// `T` tokens times all vectors of rows of the panel, to their place.
 #[inline(always)]
-unsafe fn micro<P: Product, const T: usize>(
+unsafe fn rows<P: Product, const T: usize>(
     panel: *const f32,
     x: *const f32,
     len: usize,
-) -> [<P::S as Simd>::F; T] {
-    // SAFETY: the caller's panel has len × LANES words, its tokens len words each, in runs.
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: as for the caller.
     unsafe {
-        let mut acc = [P::S::splat(0.0); T];
+        if P::S::F32_PANEL_VECTORS == 1 || place.cols <= P::S::LANES {
+            let [sums] = micro::<P, T, 1>(panel, x, len);
+            return put::<P::S, T>(sums, out, place);
+        }
+        let [first, second] = micro::<P, T, 2>(panel, x, len);
+        let lanes = P::S::LANES;
+        put::<P::S, T>(first, out, Place { cols: lanes, ..place });
+        put::<P::S, T>(second, out, Place { r0: place.r0 + lanes, cols: place.cols - lanes, ..place });
+    }
+}
+
+/// `T` tokens times `V` vectors of `LANES` rows.
+#[inline(always)]
+unsafe fn micro<P: Product, const T: usize, const V: usize>(
+    panel: *const f32,
+    x: *const f32,
+    len: usize,
+) -> [[<P::S as Simd>::F; T]; V] {
+    let lanes = P::S::LANES;
+    // SAFETY: the caller's planes have len × LANES words, its tokens len words each, in runs.
+    unsafe {
+        let mut acc = [[P::S::splat(0.0); T]; V];
         for c in 0..len / RUN {
-            let (p, x) = (panel.add(c * RUN * P::S::LANES), x.add(c * RUN * T));
             for j in 0..RUN {
-                step::<P, T>(p, x, j, &mut acc);
+                step::<P, T, V>(panel.add((c * RUN + j) * lanes), x.add(c * RUN * T + j), &mut acc);
             }
         }
-        let done = len / RUN;
+        let done = len / RUN * RUN;
         for j in 0..len % RUN {
-            step::<P, T>(panel.add(done * RUN * P::S::LANES), x.add(done * RUN * T), j, &mut acc);
+            step::<P, T, V>(panel.add((done + j) * lanes), x.add(done * T + j), &mut acc);
         }
         acc
     }
 }
 
+/// Adds the products of one word of K.
 #[inline(always)]
-unsafe fn step<P: Product, const T: usize>(
+unsafe fn step<P: Product, const T: usize, const V: usize>(
     p: *const f32,
     x: *const f32,
-    j: usize,
-    acc: &mut [<P::S as Simd>::F; T],
+    acc: &mut [[<P::S as Simd>::F; T]; V],
 ) {
     // SAFETY: as for `micro`.
     unsafe {
-        let w = P::S::load(p.add(j * P::S::LANES));
-        for (t, acc) in acc.iter_mut().enumerate() {
-            *acc = P::fma(P::S::splat(*x.add(t * RUN + j)), w, *acc);
+        let w: [_; V] = std::array::from_fn(|v| P::S::load(p.add(v * SLICE * P::S::LANES)));
+        for t in 0..T {
+            let x = P::S::splat(*x.add(t * RUN));
+            for (acc, w) in acc.iter_mut().zip(w) {
+                acc[t] = P::fma(x, w, acc[t]);
+            }
         }
     }
 }

@@ -121,7 +121,7 @@ macro_rules! float_shells {
                     stream: stream::<R>,
                     stream_rows: STREAM_ROWS,
                     panel: many::<R>,
-                    panel_rows: <$S>::LANES,
+                    panel_rows: <$S>::F32_PANEL_VECTORS * <$S>::LANES,
                     bf16_parts: 0,
                     tiles: None,
                 }

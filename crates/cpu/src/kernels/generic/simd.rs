@@ -13,8 +13,10 @@ pub(crate) trait Simd: Copy + 'static {
     const LANES: usize;
     /// Rows of four vectors of sums that stay in registers beside four vectors and one broadcast: 2, 4 or 6.
     const TILE_ROWS: usize;
-    /// Activation rows that a panel whose sums are f32 meets at once: 12 or 24.
-    const PANEL_TOKENS: usize;
+    /// Vectors of weight rows of a panel whose sums are f32: 1 or 2.
+    const F32_PANEL_VECTORS: usize;
+    /// Activation rows that they meet at once: 6, 12 or 24.
+    const F32_PANEL_TOKENS: usize;
 
     /// A vector of `LANES` f32.
     type F: Copy;

@@ -35,7 +35,8 @@ pub(crate) struct Avx2<D>(PhantomData<D>);
 impl<D: Dots> Simd for Avx2<D> {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 2;
-    const PANEL_TOKENS: usize = 12;
+    const F32_PANEL_VECTORS: usize = 2;
+    const F32_PANEL_TOKENS: usize = 6;
     type F = __m256;
 
     #[inline(always)]

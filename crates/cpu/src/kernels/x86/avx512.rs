@@ -37,7 +37,8 @@ pub(crate) struct Avx512;
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 6;
-    const PANEL_TOKENS: usize = 24;
+    const F32_PANEL_VECTORS: usize = 1;
+    const F32_PANEL_TOKENS: usize = 24;
     type F = __m512;
 
     #[inline(always)]
