@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::launch::Launched;
@@ -22,6 +24,9 @@ use crate::scheduler::Exit;
 /// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
 /// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// Pieces that silence is counted in.
+const PIECES: u32 = 4;
 
 /// How long a runner whose connection has ended may take to end itself.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -232,11 +237,25 @@ impl StepWatch {
     }
 }
 
+/// The next message of a runner, which may say nothing for long until it is loaded. Silence is counted in pieces: a process
+/// that was itself stopped finds that one has passed, whatever the clock says, and then hears the runner again.
+async fn hear(read: &mut OwnedReadHalf, loaded: bool) -> Result<io::Result<Option<FromRunner>>, Elapsed> {
+    let mut message = pin!(read_async::<FromRunner>(read));
+    if !loaded {
+        return Ok(message.await);
+    }
+    for _ in 1..PIECES {
+        if let Ok(heard) = timeout(SILENCE / PIECES, message.as_mut()).await {
+            return Ok(heard);
+        }
+    }
+    timeout(SILENCE / PIECES, message).await
+}
+
 impl Reader {
     async fn run(mut self, mut read: OwnedReadHalf, mut exit: JoinHandle<Exit>, on_notice: OnNotice) {
         let silent = loop {
-            let patience = if self.loaded { SILENCE } else { Duration::MAX };
-            match timeout(patience, read_async::<FromRunner>(&mut read)).await {
+            match hear(&mut read, self.loaded).await {
                 Err(_) => break Some(format!("it gave no sign of life for {} seconds", SILENCE.as_secs())),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                     break Some(format!("it sent nonsense: {e}"));
@@ -335,5 +354,27 @@ impl Drop for Events {
             lock(&self.link.0.tasks).open.remove(&self.id);
             self.link.send(ToRunner::Cancel(self.id));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_was_stopped_for_long_hears_its_runners_again() {
+        let (server, mut runner) = UnixStream::pair().unwrap();
+        let (mut read, _write) = server.into_split();
+        let hearing = tokio::spawn(async move { (hear(&mut read, true).await, read) });
+        tokio::task::yield_now().await;
+        tokio::time::advance(10 * SILENCE).await;
+        runner.write_all(&frame(&FromRunner::Hello { version: VERSION }).unwrap()).await.unwrap();
+        let (heard, mut read) = hearing.await.unwrap();
+        assert!(matches!(heard, Ok(Ok(Some(FromRunner::Hello { .. })))), "{heard:?}");
+        let began = tokio::time::Instant::now();
+        assert!(hear(&mut read, true).await.is_err(), "a silent runner is not waited for");
+        assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs());
     }
 }

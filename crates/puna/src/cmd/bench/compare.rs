@@ -91,12 +91,23 @@ fn file_name(path: &str) -> String {
 }
 
 impl Baseline {
+    /// Whether all results are of the same model.
+    fn one_model(&self) -> bool {
+        let first = self.rows.first().and_then(|row| row.model.as_ref());
+        self.rows.iter().all(|row| row.model.as_ref() == first)
+    }
+
+    /// The only model that results are told to be of, where it is not `model`.
+    pub fn only_other_model(&self, model: &str) -> Option<&str> {
+        let told = self.rows.first()?.model.as_deref()?;
+        (self.one_model() && told != file_name(model)).then_some(told)
+    }
+
     /// Tokens per second of the same test. A file with results of several models counts those of `model`; where there is
     /// only one model, its name does not matter.
     pub fn speed(&self, test: &Test, model: &str) -> Option<f64> {
         let model = file_name(model);
-        let first = self.rows.first().and_then(|row| row.model.as_ref());
-        let one_model = self.rows.iter().all(|row| row.model.as_ref() == first);
+        let one_model = self.one_model();
         let same = |row: &&Row| row.test == *test && (one_model || row.model.as_ref() == Some(&model));
         // The same test several times, as when runs alternate: the middle one.
         let speeds: Vec<f64> = self.rows.iter().filter(same).map(|row| row.speed).collect();
@@ -133,6 +144,15 @@ mod tests {
         let test = Test { generate: 32, depth: 16, sequences: 8, ..Test::default() };
         assert_eq!(batched.speed(&test, "m"), Some(42.5));
         assert!(parse("{}").is_err() && parse("[]").is_err() && parse("x").is_err());
+    }
+
+    #[test]
+    fn a_file_of_another_model_is_noticed() {
+        let told = baseline(r#"[{"model_filename":"/m/a.gguf","n_prompt":512,"n_gen":0,"avg_ts":1.0}]"#);
+        assert_eq!(told.only_other_model("/elsewhere/b.gguf"), Some("a.gguf"));
+        assert_eq!(told.only_other_model("/elsewhere/a.gguf"), None);
+        let silent = baseline(r#"[{"n_prompt":512,"n_gen":0,"avg_ts":1.0}]"#);
+        assert_eq!(silent.only_other_model("b.gguf"), None);
     }
 
     #[test]

@@ -31,6 +31,16 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let baselines: Vec<Baseline> =
         args.compare.iter().map(|path| compare::read(path)).collect::<Result<_>>()?;
     let file = ModelFile::open(&args.model)?;
+    for baseline in &baselines {
+        if let Some(other) = baseline.only_other_model(&file.shown) {
+            out::note(format_args!("{} has results of {other}: compared as if of this model", baseline.name));
+        }
+    }
+    if let Some(path) = &args.plot {
+        // Before minutes of measuring, not after them.
+        let chart = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        chart.with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let plan = Plan::new(args, &file)?;
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
