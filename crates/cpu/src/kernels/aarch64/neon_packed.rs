@@ -101,6 +101,22 @@ impl<D: Dots> Quant for Neon<D> {
         unreachable!("runs are not lanes here")
     }
     #[inline(always)]
+    unsafe fn crumbs_by_runs(_: Self::C) -> [Self::C; 4] {
+        unreachable!("runs are not lanes here")
+    }
+    #[inline(always)]
+    unsafe fn digits(c: Self::C, powers: &[u8; 64]) -> Self::C {
+        unsafe {
+            let powers = Self::load64(powers.as_ptr());
+            std::array::from_fn(|i| {
+                let rest = vmulq_u8(c[i], powers[i]);
+                let three = vdup_n_u8(3);
+                let low = vshrn_n_u16::<8>(vmull_u8(vget_low_u8(rest), three));
+                vcombine_u8(low, vshrn_n_u16::<8>(vmull_u8(vget_high_u8(rest), three)))
+            })
+        }
+    }
+    #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> Self::C {
         unsafe { Self::load64(w.as_ptr().cast()) }
     }

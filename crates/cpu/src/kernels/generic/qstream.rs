@@ -181,7 +181,7 @@ impl<const SIGNED: bool> Format for Memory<SIGNED> {
     const TYPE: TensorType = TensorType::I8;
     const BLOCK: (usize, usize) = (CHUNK, size_of::<Unpacked>());
     const SUB: usize = 16;
-    const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(15) };
+    const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(31) };
     #[inline(always)]
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
         // SAFETY: `p` is an `Unpacked`; features by the contract.
@@ -191,9 +191,12 @@ impl<const SIGNED: bool> Format for Memory<SIGNED> {
         }
     }
     #[inline(always)]
-    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: `p` is an `Unpacked`; features by the contract.
-        unsafe { S::load64((*p.cast::<Unpacked>()).codes.as_ptr().add(64 * j)) }
+        unsafe {
+            let p = (*p.cast::<Unpacked>()).codes.as_ptr();
+            [S::load64(p), S::load64(p.add(64)), S::load64(p.add(128)), S::load64(p.add(192))]
+        }
     }
 }
 

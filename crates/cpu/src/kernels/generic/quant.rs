@@ -7,6 +7,7 @@
 use puna_quant::TensorType;
 
 use super::Simd;
+use super::formats::fields::{self, HighBits};
 use super::panel::Place;
 use super::qpanel::Panel;
 use crate::kernels::OutMut;
@@ -31,8 +32,8 @@ pub(crate) trait Format: Copy + 'static {
 
     /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
-    /// Codes of weights `64 · j…`; `j` is below 4 and constant after inlining.
-    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C;
+    /// Codes of the chunk, 64 weights a group, in natural order.
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4];
 
     /// The run of 16 weights that each lane of [`Format::by_runs`] holds, where a level has runs as lanes.
     const RUNS: [u8; 16] = TRANSPOSED;
@@ -50,9 +51,7 @@ pub(crate) trait Format: Copy + 'static {
 #[inline(always)]
 pub(crate) unsafe fn transposed<S: Quant, F: Format>(p: *const u8) -> [S::C; 4] {
     // SAFETY: the caller's chunk and features.
-    unsafe {
-        S::by_runs([F::codes::<S>(p, 0), F::codes::<S>(p, 1), F::codes::<S>(p, 2), F::codes::<S>(p, 3)])
-    }
+    unsafe { S::by_runs(F::codes::<S>(p)) }
 }
 
 /// [`Format::RUNS`] of [`Quant::by_runs`]: lane 4 · i + j gets run 4 · j + i.
@@ -102,8 +101,8 @@ pub(crate) unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked
         }
         S::w_store(&mut to.scales, scales);
         S::w_store(&mut to.minimums, minimums);
-        for j in 0..4 {
-            S::store64(to.codes.as_mut_ptr().add(64 * j), F::codes::<S>(p, j));
+        for (j, codes) in F::codes::<S>(p).into_iter().enumerate() {
+            S::store64(to.codes.as_mut_ptr().add(64 * j), codes);
         }
     }
 }
@@ -191,8 +190,40 @@ pub(crate) trait Quant: Simd {
     /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as lanes: lane 4 · i + j gets the
     /// low nibbles of piece i of `a` and of `b`, then their high nibbles. Only for levels that have runs as lanes.
     unsafe fn nibbles_by_runs(a: Self::C, b: Self::C) -> [Self::C; 4];
+    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets field j of piece i of 16 bytes. Only for
+    /// levels that have runs as lanes.
+    unsafe fn crumbs_by_runs(c: Self::C) -> [Self::C; 4];
     /// Eight words, lowest byte first.
     unsafe fn words(words: [u64; 8]) -> Self::C;
+    /// Sixteen words, lowest byte first.
+    #[inline(always)]
+    unsafe fn short_words(words: [u32; 16]) -> Self::C {
+        let pair = |i: usize| u64::from(words[2 * i]) | u64::from(words[2 * i + 1]) << 32;
+        // SAFETY: the contract.
+        unsafe { Self::words(std::array::from_fn(pair)) }
+    }
+    /// See [`fields::indices`]; `N` is 32 or 64.
+    #[inline(always)]
+    unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+        // SAFETY: the contract.
+        unsafe { fields::indices::<H, N>(low, high) }
+    }
+    /// Sign bits of 256 weights, 64 a word: eight words at `p`, `stride` (4 or 8) bytes apart, have four fields of seven bits in
+    /// their low 28, each for eight weights of which an even number is negative. Where words are 8 bytes apart four bytes before
+    /// the first can be read.
+    #[inline(always)]
+    unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
+        // SAFETY: the contract.
+        unsafe { fields::signs_of_words(p, stride) }
+    }
+    /// The same, of the top seven bits of 32 words of 16 bits at `p`.
+    #[inline(always)]
+    unsafe fn signs_of_halves(p: *const u8) -> [u64; 4] {
+        // SAFETY: the contract.
+        unsafe { fields::signs_of_halves(p) }
+    }
+    /// The highest digit of base 3 that each byte has after it was multiplied by its power of three, modulo 256.
+    unsafe fn digits(c: Self::C, powers: &[u8; 64]) -> Self::C;
     /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
     /// `mask` keeps only bits that come from the same byte.
     unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C;
@@ -223,6 +254,12 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W;
     /// 8 unsigned bytes, lowest first, then zeros.
     unsafe fn w_bytes8(x: u64) -> Self::W;
+    /// The top four bits of eight words, as for [`Quant::signs_of_words`], then anything.
+    #[inline(always)]
+    unsafe fn w_tops(p: *const u8, stride: usize) -> Self::W {
+        // SAFETY: the contract.
+        unsafe { Self::w_bytes8(fields::tops(p, stride)) }
+    }
     /// 8 powers of two as half of E8M0 numbers, lowest byte first, then anything.
     unsafe fn w_powers(x: u64) -> Self::W;
     /// 16 signed bytes.

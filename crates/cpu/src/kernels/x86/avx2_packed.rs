@@ -6,8 +6,10 @@ use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, transpose8};
 use super::dots::{Dots, Pairs};
+use super::fields;
 use crate::kernels::OutMut;
 use crate::kernels::generic::Quant;
+use crate::kernels::generic::formats::fields::HighBits;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::shells::packed_shells;
@@ -230,6 +232,45 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
+    unsafe fn crumbs_by_runs(c: [__m256i; 2]) -> [[__m256i; 2]; 4] {
+        unsafe {
+            let shifts = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+            let mask = _mm256_set1_epi8(3);
+            let mut to = [c; 4];
+            for half in 0..2 {
+                let words = [
+                    _mm256_shuffle_epi32::<0x00>(c[half]),
+                    _mm256_shuffle_epi32::<0x55>(c[half]),
+                    _mm256_shuffle_epi32::<0xaa>(c[half]),
+                    _mm256_shuffle_epi32::<0xff>(c[half]),
+                ];
+                for (to, word) in to.iter_mut().zip(words) {
+                    to[half] = _mm256_and_si256(_mm256_srlv_epi32(word, shifts), mask);
+                }
+            }
+            to
+        }
+    }
+    #[inline(always)]
+    unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+        unsafe { fields::indices::<H, N>(low, high) }
+    }
+    #[inline(always)]
+    unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
+        unsafe { fields::signs_of_words(p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn signs_of_halves(p: *const u8) -> [u64; 4] {
+        unsafe { fields::signs_of_halves(p) }
+    }
+    #[inline(always)]
+    unsafe fn digits(c: [__m256i; 2], powers: &[u8; 64]) -> [__m256i; 2] {
+        unsafe {
+            let powers = Self::load64(powers.as_ptr());
+            [fields::digits(c[0], powers[0]), fields::digits(c[1], powers[1])]
+        }
+    }
+    #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> [__m256i; 2] {
         unsafe {
             let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
@@ -321,6 +362,10 @@ impl<D: Dots> Quant for Avx2<D> {
             let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
             [_mm256_cvtepi32_ps(wide), _mm256_setzero_ps()]
         }
+    }
+    #[inline(always)]
+    unsafe fn w_tops(p: *const u8, stride: usize) -> [__m256; 2] {
+        unsafe { [fields::tops(p, stride), _mm256_setzero_ps()] }
     }
     #[inline(always)]
     unsafe fn w_powers(x: u64) -> [__m256; 2] {

@@ -7,6 +7,7 @@ mod avx512;
 mod avxvnni;
 mod bf16;
 mod dots;
+mod fields;
 mod vnni;
 
 pub(crate) use amx::peaks as tile_peaks;

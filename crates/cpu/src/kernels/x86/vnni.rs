@@ -7,7 +7,8 @@ use puna_quant::TensorType;
 
 use super::avx2_packed::{half_of, halves8, powers8, six_bits};
 use super::avx512::{self, Avx512, transpose16};
-use super::bf16;
+use super::{bf16, fields};
+use crate::kernels::generic::formats::fields::HighBits;
 use crate::kernels::generic::panel::Place;
 use crate::kernels::generic::qpanel::Panel;
 use crate::kernels::generic::shells::{packed_shells, sweep_shell};
@@ -114,6 +115,50 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn crumbs_by_runs(c: __m512i) -> [__m512i; 4] {
+        unsafe {
+            let shifts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 2, 4, 6));
+            let mask = _mm512_set1_epi8(3);
+            [
+                _mm512_and_si512(_mm512_srlv_epi32(_mm512_shuffle_epi32::<0x00>(c), shifts), mask),
+                _mm512_and_si512(_mm512_srlv_epi32(_mm512_shuffle_epi32::<0x55>(c), shifts), mask),
+                _mm512_and_si512(_mm512_srlv_epi32(_mm512_shuffle_epi32::<0xaa>(c), shifts), mask),
+                _mm512_and_si512(_mm512_srlv_epi32(_mm512_shuffle_epi32::<0xff>(c), shifts), mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn short_words(w: [u32; 16]) -> __m512i {
+        unsafe {
+            let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = w.map(|w| w as i32);
+            _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+        }
+    }
+    #[inline(always)]
+    unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+        unsafe { fields::indices::<H, N>(low, high) }
+    }
+    #[inline(always)]
+    unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
+        unsafe { fields::signs_of_words(p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn signs_of_halves(p: *const u8) -> [u64; 4] {
+        unsafe { fields::signs_of_halves(p) }
+    }
+    #[inline(always)]
+    unsafe fn digits(c: __m512i, powers: &[u8; 64]) -> __m512i {
+        unsafe {
+            let (low, three) = (_mm512_set1_epi16(0xff), _mm512_set1_epi16(3));
+            let powers = _mm512_loadu_si512(powers.as_ptr().cast());
+            let even = _mm512_and_si512(_mm512_mullo_epi16(c, _mm512_and_si512(powers, low)), low);
+            let odd = _mm512_mullo_epi16(_mm512_srli_epi16::<8>(c), _mm512_srli_epi16::<8>(powers));
+            let even = _mm512_srli_epi16::<8>(_mm512_mullo_epi16(even, three));
+            let odd = _mm512_mullo_epi16(_mm512_and_si512(odd, low), three);
+            _mm512_or_si512(even, _mm512_andnot_si512(low, odd))
+        }
+    }
+    #[inline(always)]
     unsafe fn words(w: [u64; 8]) -> __m512i {
         unsafe {
             let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
@@ -192,6 +237,10 @@ impl Quant for Avx512 {
             let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
             _mm512_zextps256_ps512(_mm256_cvtepi32_ps(wide))
         }
+    }
+    #[inline(always)]
+    unsafe fn w_tops(p: *const u8, stride: usize) -> __m512 {
+        unsafe { _mm512_zextps256_ps512(fields::tops(p, stride)) }
     }
     #[inline(always)]
     unsafe fn w_powers(x: u64) -> __m512 {

@@ -4,6 +4,7 @@ use puna_quant::TensorType;
 use puna_quant::float::ue4m3_half;
 use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 
+use super::kquants::codes;
 use super::{half, look_each, spread_crumbs, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
@@ -39,9 +40,9 @@ macro_rules! nibble_blocks {
                 }
             }
             #[inline(always)]
-            unsafe fn codes<S: Quant>($p: *const u8, $j: usize) -> S::C {
+            unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
                 // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
-                unsafe { $unpack }
+                unsafe { codes!(p, $p, $j, $unpack) }
             }
             $(const RUNS: [u8; 16] = $runs;
             #[inline(always)]
@@ -149,14 +150,16 @@ impl Format for NVFP4 {
         }
     }
     #[inline(always)]
-    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: group j is block j; features by the contract.
         unsafe {
-            let nibbles = std::array::from_fn(|i| {
-                let eight = u64_at(p.add(36 * j + 4 + i / 2 * 8));
-                (if i % 2 == 0 { eight } else { eight >> 4 }) & 0x0f0f_0f0f_0f0f_0f0f
-            });
-            S::lookup(&FP4_VALUES, S::words(nibbles))
+            codes!(p, p, j, {
+                let nibbles = std::array::from_fn(|i| {
+                    let eight = u64_at(p.add(36 * j + 4 + i / 2 * 8));
+                    (if i % 2 == 0 { eight } else { eight >> 4 }) & 0x0f0f_0f0f_0f0f_0f0f
+                });
+                S::lookup(&FP4_VALUES, S::words(nibbles))
+            })
         }
     }
 }
@@ -180,9 +183,11 @@ impl Format for Q1_0 {
         }
     }
     #[inline(always)]
-    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: group j is half of block j / 2; features by the contract.
-        unsafe { S::or_where(S::words([0; 8]), u64_at(p.add(18 * (j / 2) + 2 + 8 * (j % 2))), 1) }
+        unsafe {
+            codes!(p, p, j, S::or_where(S::words([0; 8]), u64_at(p.add(18 * (j / 2) + 2 + 8 * (j % 2))), 1))
+        }
     }
 }
 
@@ -204,8 +209,15 @@ impl Format for Q2_0 {
         }
     }
     #[inline(always)]
-    unsafe fn codes<S: Quant>(p: *const u8, j: usize) -> S::C {
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: group j is block j; features by the contract.
-        unsafe { S::words(std::array::from_fn(|i| spread_crumbs(u16_at(p.add(18 * j + 2 + 2 * i))))) }
+        unsafe {
+            codes!(
+                p,
+                p,
+                j,
+                S::words(std::array::from_fn(|i| spread_crumbs(u16_at(p.add(18 * j + 2 + 2 * i)))))
+            )
+        }
     }
 }

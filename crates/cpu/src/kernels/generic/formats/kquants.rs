@@ -7,11 +7,36 @@ use super::blocks::RUNS_OF_BLOCKS;
 use super::{half, last_half, look_each, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
+/// All groups of 64 codes by an expression of the block and the group's number.
+macro_rules! codes {
+    ($block:ident, $p:ident, $j:ident, $unpack:expr) => {{
+        let $p: *const u8 = $block;
+        // No closure: it would not have the processor's features.
+        macro_rules! group {
+            ($number:literal) => {{
+                let $j: usize = $number;
+                $unpack
+            }};
+        }
+        [group!(0), group!(1), group!(2), group!(3)]
+    }};
+}
+pub(super) use codes;
+
+/// All groups of 64 codes by one expression of the block.
+macro_rules! all_codes {
+    ($block:ident, $p:ident, $unpack:expr) => {{
+        let $p: *const u8 = $block;
+        $unpack
+    }};
+}
+pub(super) use all_codes;
+
 /// Declares a format of 256 weights and its constants.
 macro_rules! k_format {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,
      scales($p:ident) => $scales:expr,
-     codes($q:ident, $j:ident) => $unpack:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
+     $codes_of:ident($q:ident $(, $j:ident)?) => $unpack:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -27,9 +52,9 @@ macro_rules! k_format {
                 unsafe { $scales }
             }
             #[inline(always)]
-            unsafe fn codes<S: Quant>($q: *const u8, $j: usize) -> S::C {
+            unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
                 // SAFETY: offsets lie inside the block; features by the contract.
-                unsafe { $unpack }
+                unsafe { $codes_of!(p, $q $(, $j)?, $unpack) }
             }
             $(const RUNS: [u8; 16] = $runs;
             #[inline(always)]
@@ -75,6 +100,9 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
 /// Runs of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones the next.
 const RUNS_OF_PIECES: [u8; 16] = [0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15];
 
+/// Runs of 16 weights of 2-bit fields in pieces of 32 bytes: the lowest are 32 weights, the next the next 32.
+pub(super) const RUNS_OF_CRUMBS: [u8; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
+
 k_format!(Q4_K, 144, 32, Codes::Minimum(15),
 scales(p) => scales_and_minimums::<S>(p),
 codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f),
@@ -112,7 +140,8 @@ scales(p) => {
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
     S::fields(S::twice(p.add(16 + 32 * (j / 2))), shift, shift + 2, 3)
-});
+},
+by_runs(p, RUNS_OF_CRUMBS) => S::crumbs_by_runs(S::load64(p.add(16))));
 
 k_format!(Q3_K, 110, 16, Codes::Offset(4),
 scales(p) => {

@@ -4,6 +4,7 @@
 
 pub(crate) mod blocks;
 pub(crate) mod codebook;
+pub(crate) mod fields;
 pub(crate) mod kquants;
 pub(crate) mod ternary;
 

@@ -2,52 +2,54 @@
 
 use puna_quant::TensorType;
 
-use super::kquants::k_format;
-use super::last_half;
-use crate::kernels::generic::quant::{Codes, Format, Quant};
+use super::kquants::{RUNS_OF_CRUMBS, all_codes, codes, k_format};
+use super::{last_half, u32_at, u64_at};
+use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
 k_format!(TQ2_0, 66, 32, Codes::Offset(1),
 scales(p) => (S::w_splat(last_half::<S>(p.add(64))), S::w_splat(0.0)),
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
     S::fields(S::twice(p.add(32 * (j / 2))), shift, shift + 2, 3)
-});
+},
+by_runs(p, RUNS_OF_CRUMBS) => S::crumbs_by_runs(S::load64(p)));
 
+/// Powers of three, each for `each` of 64 bytes.
+const fn powers<const N: usize>(each: [(u8, usize); N]) -> [u8; 64] {
+    let mut to = [0; 64];
+    let (mut i, mut at) = (0, 0);
+    while i < N {
+        let mut n = 0;
+        while n < each[i].1 {
+            to[at] = each[i].0;
+            at += 1;
+            n += 1;
+        }
+        i += 1;
+    }
+    assert!(at == 64);
+    to
+}
+
+/// Of each group of 64 weights.
+static POWERS: [[u8; 64]; 4] = [
+    powers([(1, 32), (3, 32)]),
+    powers([(9, 32), (27, 32)]),
+    powers([(81, 32), (1, 16), (3, 16)]),
+    powers([(9, 16), (27, 16), (81, 16), (1, 4), (3, 4), (9, 4), (27, 4)]),
+];
+
+// Digits of base 3, the highest first, of numbers that a byte holds as `256 · n / 243`, rounded up: five digits of 32 bytes, then of 16
+// bytes, then four of four bytes.
 k_format!(TQ1_0, 54, 32, Codes::Offset(1),
 scales(p) => (S::w_splat(last_half::<S>(p.add(52))), S::w_splat(0.0)),
-codes(p, j) => {
-    let mut codes = [0u8; 64];
-    trits(p, j, &mut codes);
-    S::load64(codes.as_ptr())
+all_codes(p) => {
+    let (first, last) = (S::twice(p), u64::from(u32_at(p.add(48))) * 0x1_0000_0001);
+    let [a, b] = [u64_at(p.add(32)), u64_at(p.add(40))];
+    [
+        S::digits(first, &POWERS[0]),
+        S::digits(first, &POWERS[1]),
+        S::digits(S::pieces(p, [0, 16, 32, 32]), &POWERS[2]),
+        S::digits(S::words([a, b, a, b, a, b, last, last]), &POWERS[3]),
+    ]
 });
-
-/// Digits of base 3 of weights `64 · j…`: five in each of 48 bytes, four in each of the last four.
-#[inline(always)]
-unsafe fn trits(p: *const u8, j: usize, codes: &mut [u8; 64]) {
-    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
-    // SAFETY: the caller's block has 52 bytes of digits.
-    unsafe {
-        let mut run = |to: usize, from: usize, n: usize, digit: usize| {
-            for i in 0..n {
-                let rest = (*p.add(from + i)).wrapping_mul(POWERS[digit]);
-                codes[to + i] = ((u16::from(rest) * 3) >> 8) as u8;
-            }
-        };
-        match j {
-            0 => (run(0, 0, 32, 0), run(32, 0, 32, 1)),
-            1 => (run(0, 0, 32, 2), run(32, 0, 32, 3)),
-            2 => {
-                run(0, 0, 32, 4);
-                (run(32, 32, 16, 0), run(48, 32, 16, 1))
-            }
-            _ => {
-                run(0, 32, 16, 2);
-                run(16, 32, 16, 3);
-                run(32, 32, 16, 4);
-                run(48, 48, 4, 0);
-                run(52, 48, 4, 1);
-                (run(56, 48, 4, 2), run(60, 48, 4, 3))
-            }
-        };
-    }
-}

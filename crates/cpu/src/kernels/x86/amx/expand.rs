@@ -275,8 +275,8 @@ impl<F: Format> Expand for Tables<F> {
             }
             let above = _mm512_add_ps(values.codes, _mm512_set1_ps(16.0));
             let mut codes = [0u8; SLICE];
-            for j in 0..4 {
-                _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), F::codes::<Avx512>(p, j));
+            for (j, group) in F::codes::<Avx512>(p).into_iter().enumerate() {
+                _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), group);
             }
             // Through memory as well: loads extend bytes to words.
             std::hint::black_box(&mut codes);
@@ -331,8 +331,8 @@ impl<F: Format> Expand for Products<F> {
             let scales = Lanes::new(F::scales::<Avx512>(p).0);
             let offset = _mm512_set1_epi8(F::CODES.offset::<Avx512>() as i8);
             let mut codes = [0i8; SLICE];
-            for j in 0..4 {
-                let signed = _mm512_sub_epi8(F::codes::<Avx512>(p, j), offset);
+            for (j, group) in F::codes::<Avx512>(p).into_iter().enumerate() {
+                let signed = _mm512_sub_epi8(group, offset);
                 _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), signed);
             }
             std::hint::black_box(&mut codes);
