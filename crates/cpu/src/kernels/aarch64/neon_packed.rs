@@ -241,12 +241,6 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_double(w: Self::W) -> Self::W {
-        unsafe {
-            [vzip1q_f32(w[0], w[0]), vzip2q_f32(w[0], w[0]), vzip1q_f32(w[1], w[1]), vzip2q_f32(w[1], w[1])]
-        }
-    }
-    #[inline(always)]
     unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W {
         unsafe {
             let w = lanes(w);

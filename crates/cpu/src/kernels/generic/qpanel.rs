@@ -200,10 +200,16 @@ unsafe fn expand<S: Quant>(
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
-            for (i, chunk) in chunks.iter_mut().enumerate().take(rows) {
-                let row = w.data.as_ptr().add((r0 + i) * row_bytes);
-                let p = row.add((k0 + c * CHUNK) / packing.block.0 * packing.block.1);
-                (packing.unpack)(padded(p, end, packing.bytes, &mut copy), chunk);
+            let first =
+                w.data.as_ptr().add(r0 * row_bytes + (k0 + c * CHUNK) / packing.block.0 * packing.block.1);
+            let last = first.add((rows - 1) * row_bytes);
+            if end as usize - last as usize >= packing.bytes {
+                (packing.unpack)(first, row_bytes, &mut chunks[..rows]);
+            } else {
+                // The data ends inside of the last row's chunk.
+                (packing.unpack)(first, row_bytes, &mut chunks[..rows - 1]);
+                let last = padded(last, end, packing.bytes, &mut copy);
+                (packing.unpack)(last, row_bytes, &mut chunks[rows - 1..rows]);
             }
             let at = c * CHUNK / packing.sub * S::LANES;
             let mut scales = [S::w_splat(0.0); 16];

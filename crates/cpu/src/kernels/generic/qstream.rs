@@ -26,6 +26,8 @@ const ROWS: usize = 16;
 const TURNS: usize = 4;
 /// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
 const L1_CHUNKS: usize = 64;
+/// Chunks that pass through memory together: what is stored has arrived there when it is wanted.
+const TOGETHER: usize = 8;
 /// Bytes of weights between what is multiplied and what is asked for meanwhile, for up to three activation rows: past the end of
 /// the page of 4 KiB, where processors stop fetching by themselves, and into the second-level cache, as the first keeps few
 /// lines that are on their way.
@@ -173,14 +175,14 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
     }
 }
 
-/// A chunk in memory: [`Unpacked`] with 16 scales.
+/// A chunk in memory: [`Unpacked`].
 #[derive(Clone, Copy)]
-pub(crate) struct Memory<const SIGNED: bool>;
+pub(crate) struct Memory<const SIGNED: bool, const SUB: usize>;
 
-impl<const SIGNED: bool> Format for Memory<SIGNED> {
+impl<const SIGNED: bool, const SUB: usize> Format for Memory<SIGNED, SUB> {
     const TYPE: TensorType = TensorType::I8;
     const BLOCK: (usize, usize) = (CHUNK, size_of::<Unpacked>());
-    const SUB: usize = 16;
+    const SUB: usize = SUB;
     const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(31) };
     #[inline(always)]
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
@@ -200,22 +202,6 @@ impl<const SIGNED: bool> Format for Memory<SIGNED> {
     }
 }
 
-/// The chunk at `p` as it is, or unpacked with each scale standing for 16 weights.
-#[inline(always)]
-unsafe fn feed<S: Quant>(packing: Option<&Packing>, p: *const u8, to: &mut Unpacked) -> *const u8 {
-    let Some(packing) = packing else { return p };
-    // SAFETY: the caller's chunk is whole; features by the module's contract.
-    unsafe {
-        (packing.unpack)(p, to);
-        if packing.sub == 32 {
-            let (s, m) = (S::w_double(S::w_new(&to.scales)), S::w_double(S::w_new(&to.minimums)));
-            S::w_store(&mut to.scales, s);
-            S::w_store(&mut to.minimums, m);
-        }
-    }
-    std::ptr::from_ref(to).cast()
-}
-
 /// Some weight rows times `M` activation rows from `t`; returns `M`. With `packing` through memory.
 #[inline(always)]
 unsafe fn tile<S: Quant, F: Format, const M: usize>(
@@ -227,7 +213,7 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     packing: Option<&Packing>,
 ) -> usize {
     let (block, bytes) = packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
-    let mut unpacked = Unpacked::ZERO;
+    let mut unpacked = [Unpacked::ZERO; TOGETHER];
     // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, whose weights get the scale
     // zero; what the data lacks of it is copied. Sums that wait were written in the turn before, as not all chunks were done.
     unsafe {
@@ -242,18 +228,29 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
             for c0 in (0..whole.max(1)).step_by(each) {
                 for (r, waiting) in (r0..rows.end).zip(&mut waiting) {
                     let mut sums = if c0 == 0 { Sums::zero() } else { waiting.assume_init() };
-                    for c in c0..(c0 + each).min(whole) {
-                        let p = row(r).add(c * bytes);
-                        for line in (0..bytes).step_by(64) {
-                            if M < 4 {
-                                S::prefetch_far(p.wrapping_add(AHEAD + line));
-                            } else {
-                                // So much is done with a row that only the next ones are worth it.
-                                S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
+                    let chunks = c0..(c0 + each).min(whole);
+                    match packing {
+                        None => {
+                            for c in chunks {
+                                let p = row(r).add(c * bytes);
+                                ask::<S, M>(p, bytes, row_bytes);
+                                let parts = std::array::from_fn(|j| x.part(t + j, c));
+                                chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
                             }
                         }
-                        let parts = std::array::from_fn(|j| x.part(t + j, c));
-                        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), &parts, CHUNK, &mut sums);
+                        Some(packing) => {
+                            for c0 in chunks.clone().step_by(TOGETHER) {
+                                let n = (chunks.end - c0).min(TOGETHER);
+                                let p = row(r).add(c0 * bytes);
+                                ask::<S, M>(p, n * bytes, row_bytes);
+                                (packing.unpack)(p, bytes, &mut unpacked[..n]);
+                                for (i, unpacked) in unpacked[..n].iter().enumerate() {
+                                    let p = std::ptr::from_ref(unpacked).cast();
+                                    let parts = std::array::from_fn(|j| x.part(t + j, c0 + i));
+                                    chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
+                                }
+                            }
+                        }
                     }
                     if c0 + each < whole {
                         waiting.write(sums);
@@ -277,6 +274,22 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     M
 }
 
+/// Asks for what comes some time after the `bytes` at `p`, which `M` activation rows meet now.
+#[inline(always)]
+unsafe fn ask<S: Quant, const M: usize>(p: *const u8, bytes: usize, row_bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: hints, harmless at any address; features by the module's contract.
+        unsafe {
+            if M < 4 {
+                S::prefetch_far(p.wrapping_add(AHEAD + line));
+            } else {
+                // So much is done with a row that only the next ones are worth it.
+                S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
+            }
+        }
+    }
+}
+
 /// Adds the last chunk of a row, which is not whole and may be the end of the data.
 #[inline(always)]
 unsafe fn last<S: Quant, F: Format, const M: usize>(
@@ -287,11 +300,15 @@ unsafe fn last<S: Quant, F: Format, const M: usize>(
     packing: Option<&Packing>,
     sums: &mut Sums<S, M>,
 ) {
-    let (mut copy, mut unpacked) = ([0u8; CHUNK_BYTES], Unpacked::ZERO);
+    let (mut copy, mut unpacked) = ([0u8; CHUNK_BYTES], [Unpacked::ZERO]);
     // SAFETY: the caller's row has the chunk; what the data lacks of it is copied.
     unsafe {
-        let p = padded(p, end, packing.map_or(F::BYTES, |packing| packing.bytes), &mut copy);
-        chunk::<S, F, M>(feed::<S>(packing, p, &mut unpacked), parts, values, sums);
+        let mut p = padded(p, end, packing.map_or(F::BYTES, |packing| packing.bytes), &mut copy);
+        if let Some(packing) = packing {
+            (packing.unpack)(p, 0, &mut unpacked);
+            p = unpacked.as_ptr().cast();
+        }
+        chunk::<S, F, M>(p, parts, values, sums);
     }
 }
 

@@ -83,8 +83,20 @@ pub(crate) struct Packing {
     /// Weights that share a scale.
     pub(crate) sub: usize,
     pub(crate) codes: Codes,
-    /// [`unpack`], compiled for a level. Safe to call with `bytes` bytes on a processor that has the level.
-    pub(crate) unpack: unsafe fn(*const u8, &mut Unpacked),
+    /// [`unpack_each`], compiled for a level. Safe to call with `bytes` bytes at each place on a processor that has the level.
+    pub(crate) unpack: unsafe fn(p: *const u8, stride: usize, to: &mut [Unpacked]),
+}
+
+/// Unpacks the chunks at `p`, `p + stride`, …
+///
+/// # Safety
+/// As for [`Format`], of each chunk.
+#[inline(always)]
+pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+    for (i, to) in to.iter_mut().enumerate() {
+        // SAFETY: the caller's chunks and features.
+        unsafe { unpack::<S, F>(p.wrapping_add(i * stride), to) };
+    }
 }
 
 /// Unpacks the chunk at `p`.
@@ -92,7 +104,7 @@ pub(crate) struct Packing {
 /// # Safety
 /// As for [`Format`].
 #[inline(always)]
-pub(crate) unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked) {
+unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked) {
     // SAFETY: the caller's chunk is whole; the arrays have room for what is stored.
     unsafe {
         let (scales, mut minimums) = F::scales::<S>(p);
@@ -266,8 +278,6 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
     /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.
     unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W);
-    /// Each of the first 8 lanes twice.
-    unsafe fn w_double(w: Self::W) -> Self::W;
     /// Lane `order[i]` for each lane i.
     unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W;
     unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;

@@ -153,7 +153,8 @@ macro_rules! packed_shells {
             use super::*;
             use $crate::kernels::generic::formats::{blocks, codebook, kquants, ternary};
             use $crate::kernels::generic::quant::{self, Codes, Packing, Unpacked};
-            use $crate::kernels::generic::{Format, Quant, Simd, qpanel, qstream, shells::shell};
+            use $crate::kernels::generic::qstream::{self, Memory};
+            use $crate::kernels::generic::{Format, Quant, Simd, qpanel, shells::shell};
             use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(in $crate::kernels) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -208,19 +209,20 @@ macro_rules! packed_shells {
 
             fn packing<F: Format>() -> Packing {
                 #[target_feature(enable = $features)]
-                unsafe fn unpack<F: Format>(p: *const u8, to: &mut Unpacked) {
-                    // SAFETY: the caller's chunk is whole; this function has the features.
-                    unsafe { quant::unpack::<$S, F>(p, to) }
+                unsafe fn unpack<F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+                    // SAFETY: the caller's chunks are whole; this function has the features.
+                    unsafe { quant::unpack_each::<$S, F>(p, stride, to) }
                 }
                 Packing { block: F::BLOCK, bytes: F::BYTES, sub: F::SUB, codes: F::CODES, unpack: unpack::<F> }
             }
 
             fn stream_rare<F: Format>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
                 assert_eq!(w.ty, F::TYPE);
-                if F::CODES == Codes::Signed {
-                    stream_signed(w, x, out, scratch, &packing::<F>());
-                } else {
-                    stream_unsigned(w, x, out, scratch, &packing::<F>());
+                match (F::CODES == Codes::Signed, F::SUB) {
+                    (true, 16) => stream_memory::<Memory<true, 16>>(w, x, out, scratch, &packing::<F>()),
+                    (true, _) => stream_memory::<Memory<true, 32>>(w, x, out, scratch, &packing::<F>()),
+                    (false, 16) => stream_memory::<Memory<false, 16>>(w, x, out, scratch, &packing::<F>()),
+                    (false, _) => stream_memory::<Memory<false, 32>>(w, x, out, scratch, &packing::<F>()),
                 }
             }
 
@@ -234,12 +236,9 @@ macro_rules! packed_shells {
             ), {
                 assert_eq!(w.ty, F::TYPE);
             }, qstream::stream::<$S, F>(w, x, out, scratch, None));
-            shell!($features, fn stream_signed(
+            shell!($features, fn stream_memory<M: Format>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
-            ), {}, qstream::stream::<$S, qstream::Memory<true>>(w, x, out, scratch, Some(packing)));
-            shell!($features, fn stream_unsigned(
-                w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
-            ), {}, qstream::stream::<$S, qstream::Memory<false>>(w, x, out, scratch, Some(packing)));
+            ), {}, qstream::stream::<$S, M>(w, x, out, scratch, Some(packing)));
             shell!($features, fn panel_any(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
             ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));

@@ -386,14 +386,6 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_double(w: [__m256; 2]) -> [__m256; 2] {
-        unsafe {
-            let low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-            let high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
-            [_mm256_permutevar8x32_ps(w[0], low), _mm256_permutevar8x32_ps(w[0], high)]
-        }
-    }
-    #[inline(always)]
     unsafe fn w_order(w: [__m256; 2], order: &'static [u8; 16]) -> [__m256; 2] {
         unsafe { [order8(w, &order[..8]), order8(w, &order[8..])] }
     }

@@ -261,13 +261,6 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn w_double(w: __m512) -> __m512 {
-        unsafe {
-            let lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-            _mm512_permutexvar_ps(lanes, w)
-        }
-    }
-    #[inline(always)]
     unsafe fn w_order(w: __m512, order: &'static [u8; 16]) -> __m512 {
         unsafe { _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(order.as_ptr().cast())), w) }
     }
