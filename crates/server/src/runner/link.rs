@@ -25,7 +25,7 @@ use crate::scheduler::Exit;
 /// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Pieces that silence is counted in.
+/// Silence is measured in this many pieces.
 const PIECES: u32 = 4;
 
 /// How long a runner whose connection has ended may take to end itself.

@@ -36,12 +36,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             out::note(format_args!("{} has results of {other}: compared as if of this model", baseline.name));
         }
     }
+    let plan = Plan::new(args, &file)?;
     if let Some(path) = &args.plot {
         // Before minutes of measuring, not after them.
         let chart = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
         chart.with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let plan = Plan::new(args, &file)?;
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
     let before = probe::limits(machine.threads, &machine.kernels)?;
