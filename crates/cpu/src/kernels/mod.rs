@@ -245,7 +245,7 @@ pub struct LinearKernel {
     pub panel: LinearFn,
     /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
     pub panel_rows: usize,
-    /// The bf16 whose sum `panel` takes each activation for, or 0 where it takes it as it comes.
+    /// How many bf16 `panel` rounds each activation to, 0 for none; tests judge by it.
     pub bf16_parts: usize,
     /// How `panel` takes [`Acts::Tiles`] as well, without having to round and interleave at each call; `None` where it does not.
     pub tiles: Option<TileForm>,

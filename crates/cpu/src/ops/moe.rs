@@ -11,7 +11,7 @@ use crate::ops::elementwise::gate;
 use crate::ops::expert_tiles::Side;
 use crate::step::{Instruction, Local, Q8Buffer, Step, TileBuffer};
 
-/// Tasks a thread of a product of all experts: enough that threads finish together, though experts differ in rows.
+/// Tasks for each thread in a product over all experts: enough that threads finish together, though experts differ in rows.
 const TASKS_A_THREAD: usize = 16;
 
 /// One of the three matrices of every expert.

@@ -149,10 +149,9 @@ pub(crate) unsafe fn multiply<P: Product>(
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
                     fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
-                    let planes = panel.chunks_exact_mut(SLICE * lanes);
-                    planes
-                        .zip((r0..rows).step_by(lanes))
-                        .for_each(|(plane, r0)| expand::<P>(source, r0, k0, len, plane));
+                    for (plane, r0) in panel.chunks_exact_mut(SLICE * lanes).zip((r0..rows).step_by(lanes)) {
+                        expand::<P>(source, r0, k0, len, plane);
+                    }
                     P::sweep(panel, packed, words, tokens, &mut out, place);
                 }
             }
@@ -341,7 +340,10 @@ unsafe fn step<P: Product, const T: usize, const V: usize>(
 ) {
     // SAFETY: as for `micro`.
     unsafe {
-        let w: [_; V] = std::array::from_fn(|v| P::S::load(p.add(v * SLICE * P::S::LANES)));
+        let mut w = [P::S::splat(0.0); V];
+        for (v, w) in w.iter_mut().enumerate() {
+            *w = P::S::load(p.add(v * SLICE * P::S::LANES));
+        }
         for t in 0..T {
             let x = P::S::splat(*x.add(t * RUN));
             for (acc, w) in acc.iter_mut().zip(w) {

@@ -202,14 +202,13 @@ unsafe fn expand<S: Quant>(
         for c in 0..len.div_ceil(CHUNK) {
             let first =
                 w.data.as_ptr().add(r0 * row_bytes + (k0 + c * CHUNK) / packing.block.0 * packing.block.1);
-            let last = first.add((rows - 1) * row_bytes);
-            if end as usize - last as usize >= packing.bytes {
-                (packing.unpack)(first, row_bytes, &mut chunks[..rows]);
-            } else {
-                // The data ends inside of the last row's chunk.
-                (packing.unpack)(first, row_bytes, &mut chunks[..rows - 1]);
-                let last = padded(last, end, packing.bytes, &mut copy);
-                (packing.unpack)(last, row_bytes, &mut chunks[rows - 1..rows]);
+            // Of short rows several may have a chunk that the data ends in.
+            let left = end as usize - first as usize;
+            let whole = left.checked_sub(packing.bytes).map_or(0, |spare| rows.min(spare / row_bytes + 1));
+            (packing.unpack)(first, row_bytes, &mut chunks[..whole]);
+            for (i, chunk) in chunks.iter_mut().enumerate().take(rows).skip(whole) {
+                let p = padded(first.add(i * row_bytes), end, packing.bytes, &mut copy);
+                (packing.unpack)(p, 0, std::slice::from_mut(chunk));
             }
             let at = c * CHUNK / packing.sub * S::LANES;
             let mut scales = [S::w_splat(0.0); 16];
@@ -255,7 +254,7 @@ unsafe fn sweep<S: Quant>(
             (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, place),
             (32, true, 31) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),
             (_, false, 15) => S::sweep::<16, false, 15>(panel, packed, tokens, out, place),
-            (_, false, 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, place),
+            (_, false, 31 | 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, place),
             (_, false, _) => S::sweep::<16, false, 128>(panel, packed, tokens, out, place),
             (_, true, 15) => S::sweep::<16, true, 15>(panel, packed, tokens, out, place),
             (_, true, _) => unreachable!("no format has such minimums"),

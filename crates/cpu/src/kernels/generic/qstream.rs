@@ -8,7 +8,7 @@
 //! and one vector of sums with one vector of scales stands for the whole chunk. In natural order each 64 codes would be a
 //! vector of sums that is converted and scaled by itself, for each activation row again; bringing the weights into the other
 //! order is done once for all rows, and the activations are brought into the same. Offsets of codes are taken from where the
-//! sums start. The codes of rare formats pass through memory ([`Memory`]), which takes up to twice the time and keeps the number of
+//! sums start. The codes of rare formats pass through memory ([`Memory`]), some chunks at a time, which keeps the number of
 //! compiled variants small.
 
 use std::mem::MaybeUninit;
@@ -26,7 +26,7 @@ const ROWS: usize = 16;
 const TURNS: usize = 4;
 /// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
 const L1_CHUNKS: usize = 64;
-/// Chunks that pass through memory together: what is stored has arrived there when it is wanted.
+/// Chunks that pass through memory together: loads right behind their stores would wait for them.
 const TOGETHER: usize = 8;
 /// Bytes of weights between what is multiplied and what is asked for meanwhile, for up to three activation rows: past the end of
 /// the page of 4 KiB, where processors stop fetching by themselves, and into the second-level cache, as the first keeps few
@@ -213,6 +213,7 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     packing: Option<&Packing>,
 ) -> usize {
     let (block, bytes) = packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
+    // Through which chunks pass, made once.
     let mut unpacked = [Unpacked::ZERO; TOGETHER];
     // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, whose weights get the scale
     // zero; what the data lacks of it is copied. Sums that wait were written in the turn before, as not all chunks were done.
@@ -229,29 +230,8 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
                 for (r, waiting) in (r0..rows.end).zip(&mut waiting) {
                     let mut sums = if c0 == 0 { Sums::zero() } else { waiting.assume_init() };
                     let chunks = c0..(c0 + each).min(whole);
-                    match packing {
-                        None => {
-                            for c in chunks {
-                                let p = row(r).add(c * bytes);
-                                ask::<S, M>(p, bytes, row_bytes);
-                                let parts = std::array::from_fn(|j| x.part(t + j, c));
-                                chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
-                            }
-                        }
-                        Some(packing) => {
-                            for c0 in chunks.clone().step_by(TOGETHER) {
-                                let n = (chunks.end - c0).min(TOGETHER);
-                                let p = row(r).add(c0 * bytes);
-                                ask::<S, M>(p, n * bytes, row_bytes);
-                                (packing.unpack)(p, bytes, &mut unpacked[..n]);
-                                for (i, unpacked) in unpacked[..n].iter().enumerate() {
-                                    let p = std::ptr::from_ref(unpacked).cast();
-                                    let parts = std::array::from_fn(|j| x.part(t + j, c0 + i));
-                                    chunk::<S, F, M>(p, &parts, CHUNK, &mut sums);
-                                }
-                            }
-                        }
-                    }
+                    let unpacking = (packing, &mut unpacked);
+                    whole_chunks::<S, F, M>(row(r), row_bytes, chunks, x, t, unpacking, &mut sums);
                     if c0 + each < whole {
                         waiting.write(sums);
                         continue;
@@ -272,6 +252,41 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
         }
     }
     M
+}
+
+/// Adds the products of some chunks of a weight row with the activation rows from `t`.
+#[inline(always)]
+unsafe fn whole_chunks<S: Quant, F: Format, const M: usize>(
+    row: *const u8,
+    row_bytes: usize,
+    chunks: Range<usize>,
+    x: &Activations<'_>,
+    t: usize,
+    (packing, unpacked): (Option<&Packing>, &mut [Unpacked; TOGETHER]),
+    sums: &mut Sums<S, M>,
+) {
+    // SAFETY: the caller's row and activation rows have the chunks; features by the module's contract.
+    unsafe {
+        let Some(packing) = packing else {
+            for c in chunks {
+                let p = row.add(c * F::BYTES);
+                ask::<S, M>(p, F::BYTES, row_bytes);
+                let parts = std::array::from_fn(|j| x.part(t + j, c));
+                chunk::<S, F, M>(p, &parts, CHUNK, sums);
+            }
+            return;
+        };
+        for first in chunks.clone().step_by(TOGETHER) {
+            let unpacked = &mut unpacked[..(chunks.end - first).min(TOGETHER)];
+            let p = row.add(first * packing.bytes);
+            ask::<S, M>(p, unpacked.len() * packing.bytes, row_bytes);
+            (packing.unpack)(p, packing.bytes, unpacked);
+            for (i, unpacked) in unpacked.iter().enumerate() {
+                let parts = std::array::from_fn(|j| x.part(t + j, first + i));
+                chunk::<S, F, M>(std::ptr::from_ref(unpacked).cast(), &parts, CHUNK, sums);
+            }
+        }
+    }
 }
 
 /// Asks for what comes some time after the `bytes` at `p`, which `M` activation rows meet now.

@@ -202,8 +202,8 @@ pub(crate) trait Quant: Simd {
     /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as lanes: lane 4 · i + j gets the
     /// low nibbles of piece i of `a` and of `b`, then their high nibbles. Only for levels that have runs as lanes.
     unsafe fn nibbles_by_runs(a: Self::C, b: Self::C) -> [Self::C; 4];
-    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets field j of piece i of 16 bytes. Only for
-    /// levels that have runs as lanes.
+    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets field j of piece i of 16 bytes.
+    /// Only for levels that have runs as lanes.
     unsafe fn crumbs_by_runs(c: Self::C) -> [Self::C; 4];
     /// Eight words, lowest byte first.
     unsafe fn words(words: [u64; 8]) -> Self::C;

@@ -155,7 +155,7 @@ macro_rules! packed_shells {
             use $crate::kernels::generic::quant::{self, Codes, Packing, Unpacked};
             use $crate::kernels::generic::qstream::{self, Memory};
             use $crate::kernels::generic::{Format, Quant, Simd, qpanel, shells::shell};
-            use $crate::kernels::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
+            use $crate::kernels::{ActKind, Acts, LinearFn, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(in $crate::kernels) fn kernel(ty: TensorType) -> Option<LinearKernel> {
                 Some(match ty {
@@ -192,13 +192,18 @@ macro_rules! packed_shells {
             fn kernel_of<F: Format>() -> LinearKernel {
                 // Eight rows at once unpack a block for less than the panel does for so few.
                 let stream_rows = if <$S as Quant>::STREAM_TILE >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
-                LinearKernel { stream: stream::<F>, stream_rows, ..rare::<F>() }
+                LinearKernel { stream_rows, ..by_panel::<F>(stream::<F>) }
             }
 
             fn rare<F: Format>() -> LinearKernel {
+                const { assert!(matches!(F::CODES, Codes::Signed) || F::CODES.top() <= Memory::<false, 32>::CODES.top()) };
+                by_panel::<F>(stream_rare::<F>)
+            }
+
+            fn by_panel<F: Format>(stream: LinearFn) -> LinearKernel {
                 LinearKernel {
                     acts: ActKind::Q8,
-                    stream: stream_rare::<F>,
+                    stream,
                     stream_rows: STREAM_ROWS,
                     panel: panel::<F>,
                     panel_rows: <$S as Quant>::PANEL_VECTORS * <$S>::LANES,

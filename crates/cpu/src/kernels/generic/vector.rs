@@ -271,6 +271,32 @@ pub(crate) unsafe fn gelu<S: Simd>(x: &mut [f32]) {
     }
 }
 
+/// `x/2 · (1 + erf(x/√2))`; see [`erfc_of_positive`] for the error.
+#[inline(always)]
+pub(crate) unsafe fn gelu_erf<S: Simd>(x: &mut [f32]) {
+    // SAFETY: features by the module's contract.
+    unsafe {
+        map!(S, x, v, i, full => {
+            let half = S::mul(S::splat(0.5), erfc_of_positive::<S>(S::mul(S::abs(v), S::splat(std::f32::consts::FRAC_1_SQRT_2))));
+            S::mul(v, S::select_below(v, S::splat(0.0), half, S::sub(S::splat(1.0), half)))
+        });
+    }
+}
+
+/// `1 - erf(x)` for `x ≥ 0` to 1.5e-7 (Abramowitz and Stegun 7.1.26).
+#[inline(always)]
+unsafe fn erfc_of_positive<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: features by the module's contract.
+    unsafe {
+        let t = S::div(S::splat(1.0), S::fma(S::splat(0.327_591_1), x, S::splat(1.0)));
+        let mut series = S::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            series = S::fma(series, t, S::splat(c));
+        }
+        S::mul(S::mul(series, t), exp_negative::<S>(S::sub(S::splat(0.0), S::mul(x, x))))
+    }
+}
+
 #[inline(always)]
 pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
     // SAFETY: features by the module's contract; the accesses lie inside `x`.
@@ -333,31 +359,5 @@ pub(crate) unsafe fn quantize_q8<S: Simd>(x: &[f32], codes: &mut [i8], scales: &
             sums[2 * b] = S::sum(halves[0]) as i16;
             sums[2 * b + 1] = S::sum(halves[1]) as i16;
         }
-    }
-}
-
-/// `x/2 · (1 + erf(x/√2))`; see [`erfc_of_positive`] for the error.
-#[inline(always)]
-pub(crate) unsafe fn gelu_erf<S: Simd>(x: &mut [f32]) {
-    // SAFETY: features by the module's contract.
-    unsafe {
-        map!(S, x, v, i, full => {
-            let half = S::mul(S::splat(0.5), erfc_of_positive::<S>(S::mul(S::abs(v), S::splat(std::f32::consts::FRAC_1_SQRT_2))));
-            S::mul(v, S::select_below(v, S::splat(0.0), half, S::sub(S::splat(1.0), half)))
-        });
-    }
-}
-
-/// `1 - erf(x)` for `x ≥ 0` to 1.5e-7 (Abramowitz and Stegun 7.1.26).
-#[inline(always)]
-unsafe fn erfc_of_positive<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: features by the module's contract.
-    unsafe {
-        let t = S::div(S::splat(1.0), S::fma(S::splat(0.327_591_1), x, S::splat(1.0)));
-        let mut series = S::splat(1.061_405_4);
-        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
-            series = S::fma(series, t, S::splat(c));
-        }
-        S::mul(S::mul(series, t), exp_negative::<S>(S::sub(S::splat(0.0), S::mul(x, x))))
     }
 }

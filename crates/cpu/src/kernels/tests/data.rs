@@ -27,6 +27,46 @@ impl Random {
     }
 }
 
+/// Bytes in front of memory that cannot be read.
+pub(super) struct Guarded {
+    map: *mut u8,
+    mapped: usize,
+    /// Where the bytes are.
+    place: std::ops::Range<usize>,
+}
+
+impl Guarded {
+    pub fn new(bytes: &[u8]) -> Self {
+        // A multiple of every page size.
+        const PAGE: usize = 64 << 10;
+        let room = bytes.len().next_multiple_of(PAGE);
+        let mapped = room + PAGE;
+        // SAFETY: a mapping of its own, of which all but the last page is written and the last made unreadable.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let map =
+                libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            let map = map.cast::<u8>();
+            map.add(room - bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            assert_eq!(libc::mprotect(map.add(room).cast(), PAGE, libc::PROT_NONE), 0);
+            Self { map, mapped, place: room - bytes.len()..room }
+        }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: they were written when the mapping was made.
+        unsafe { std::slice::from_raw_parts(self.map.add(self.place.start), self.place.len()) }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` made, which nobody borrows any more.
+        unsafe { libc::munmap(self.map.cast(), self.mapped) };
+    }
+}
+
 /// The levels to test: those of this machine, and those that it can emulate.
 pub(super) fn all() -> impl Iterator<Item = &'static Level> {
     levels().iter().chain(emulated()).copied()

@@ -2,7 +2,7 @@
 
 use puna_quant::TensorType;
 
-use super::data::{Random, Rounded, all, bf16, half_fields, others, tiles, weights};
+use super::data::{Guarded, Random, Rounded, all, bf16, half_fields, others, tiles, weights};
 use crate::kernels::{
     ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows, WeightRows,
     is_weight_type, level, levels, slice_len,
@@ -52,10 +52,9 @@ fn rounded(x: &[f32], parts: usize) -> Vec<f32> {
 /// two parts, the product of the second parts is left out: up to 2⁻¹⁶.
 fn compare(level: &Level, ty: TensorType, rows: usize, k: usize, tokens: &[usize], random: &mut Random) {
     let data = weights(ty, rows, k, random);
-    // Misaligned on purpose, and no byte after the last row.
-    let mut shifted = vec![0; data.len() + 1];
-    shifted[1..].copy_from_slice(&data);
-    let w = WeightRows { ty, rows, k, data: &shifted[1..] };
+    // Misaligned mostly, and no byte after the last row.
+    let guarded = Guarded::new(&data);
+    let w = WeightRows { ty, rows, k, data: guarded.bytes() };
     let kernel = (level.linear)(ty).unwrap();
     let oracle = (levels()[0].linear)(TensorType::F32).unwrap();
     let mut values = vec![0.0; rows * k];
@@ -154,11 +153,24 @@ fn long_streamed_rows_have_the_same_bits_in_any_company() {
     use TensorType::*;
     let mut random = Random(20);
     for level in all() {
-        for ty in [Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS, MXFP4, TQ2_0] {
+        for ty in [Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS, MXFP4, TQ2_0, Q1_0, TQ1_0, IQ1_M, IQ3_S, IQ2_XS] {
             let k = (64 * 256 + 288usize).next_multiple_of(ty.block_values());
             alone_as_in_company(level, ty, 6, k, &mut random);
             if level.name != "portable" {
                 compare(level, ty, 6, k, &[1, 2, 4, 8], &mut random);
+            }
+        }
+    }
+}
+
+/// Many rows end in the chunk of 256 weights that the data ends in.
+#[test]
+fn rows_that_are_shorter_than_a_chunk_are_read_to_their_end_and_no_further() {
+    let mut random = Random(21);
+    for level in others() {
+        for ty in formats(level).filter(|ty| ty.block_values() <= 64) {
+            for k in [64, 128, 192] {
+                compare(level, ty, 33, k, &[1, 3, 20], &mut random);
             }
         }
     }

@@ -14,8 +14,10 @@ pub(super) unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: 
     let mut to = [0; N];
     // SAFETY: the caller's bytes and feature.
     unsafe {
+        let shuffle: &'static [u8; 32] = &const { shuffle::<H>() };
+        let factors: &'static [u16; 16] = &const { factors::<H>() };
         let (shuffle, factors) =
-            (const { shuffle::<H>() }.as_ptr().cast(), const { factors::<H>() }.as_ptr().cast());
+            (_mm256_loadu_si256(shuffle.as_ptr().cast()), _mm256_loadu_si256(factors.as_ptr().cast()));
         for i in (0..N).step_by(16) {
             let units = high.add(i / H::EACH * H::UNIT);
             // The bytes of sixteen fields.
@@ -25,9 +27,9 @@ pub(super) unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: 
                 8 => units.cast::<u64>().read_unaligned(),
                 _ => unreachable!("sixteen fields are 2, 4 or 8 bytes"),
             };
-            let each = _mm256_shuffle_epi8(_mm256_set1_epi64x(units as i64), _mm256_loadu_si256(shuffle));
+            let each = _mm256_shuffle_epi8(_mm256_set1_epi64x(units as i64), shuffle);
             // There is no shift of 16-bit lanes by different amounts.
-            let above = _mm256_srli_epi16::<1>(_mm256_mullo_epi16(each, _mm256_loadu_si256(factors)));
+            let above = _mm256_srli_epi16::<1>(_mm256_mullo_epi16(each, factors));
             let above = _mm256_and_si256(above, _mm256_set1_epi16(((1 << H::BITS) - 1) << 8));
             let low = _mm256_cvtepu8_epi16(_mm_loadu_si128(low.add(i).cast()));
             _mm256_storeu_si256(to.as_mut_ptr().add(i).cast(), _mm256_or_si256(low, above));

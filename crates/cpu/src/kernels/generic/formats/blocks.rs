@@ -4,7 +4,6 @@ use puna_quant::TensorType;
 use puna_quant::float::ue4m3_half;
 use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 
-use super::kquants::codes;
 use super::{half, look_each, spread_crumbs, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 

@@ -6,7 +6,7 @@ use puna_quant::TensorType;
 use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID};
 
 use super::fields::{HighBits, low_bytes, spread_threes};
-use super::kquants::{all_codes, k_format};
+use super::kquants::k_format;
 use super::{half, spread_nibbles, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant};
 
@@ -27,19 +27,12 @@ unsafe fn nibble_scales<S: Quant>(d: f32, p: *const u8) -> S::W {
     }
 }
 
-/// Four groups of 64 codes: `$words` of each group's number and place, changed by `$then`.
-macro_rules! groups {
-    (|$j:ident, $i:ident| $word:expr, $words:path, |$group:ident| $then:expr) => {{
-        // No closure around vectors: it would not have the processor's features.
-        macro_rules! group {
-            ($number:literal) => {{
-                let $j: usize = $number;
-                let $group = $words(std::array::from_fn(|$i| $word));
-                $then
-            }};
-        }
-        [group!(0), group!(1), group!(2), group!(3)]
-    }};
+/// Row `number` of a grid, numbers being what [`Quant::indices`] gives for the high bits `H`.
+#[inline(always)]
+fn row<H: HighBits, T: Copy, const N: usize>(grid: &[T; N], number: u16) -> T {
+    const { assert!(N == 256 << H::BITS) };
+    // SAFETY: numbers have eight bits and those of `H`.
+    unsafe { *grid.get_unchecked(usize::from(number)) }
 }
 
 k_format!(IQ2_XXS, 66, 32, Codes::Signed,
@@ -47,7 +40,7 @@ scales(p) => (top_scales::<S>(half::<S>(p), p.add(6), 8, 0.25), S::w_splat(0.0))
 all_codes(p) => {
     let signs = S::signs_of_words(p.add(6), 8);
     let row = |j: usize, i: usize| IQ2XXS_GRID[usize::from(*p.add(2 + 16 * j + i / 4 * 8 + i % 4))];
-    groups!(|j, i| row(j, i), S::words, |rows| S::signed(S::negate_where(rows, signs[j])))
+    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
 });
 
 k_format!(IQ2_XS, 74, 16, Codes::Signed,
@@ -55,12 +48,12 @@ scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(66)), S::w_splat(0.0)),
 all_codes(p) => {
     let signs = S::signs_of_halves(p.add(2));
     let row = |j: usize, i: usize| IQ2XS_GRID[usize::from(u16_at(p.add(2 + 16 * j + 2 * i)) & 511)];
-    groups!(|j, i| row(j, i), S::words, |rows| S::signed(S::negate_where(rows, signs[j])))
+    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
 });
 
 /// Two bits of each of four rows a byte.
-struct CrumbsABit;
-impl HighBits for CrumbsABit {
+struct TwosOfFour;
+impl HighBits for TwosOfFour {
     const UNIT: usize = 1;
     const EACH: usize = 4;
     const STEP: usize = 2;
@@ -70,9 +63,11 @@ impl HighBits for CrumbsABit {
 k_format!(IQ2_S, 82, 16, Codes::Signed,
 scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(74)), S::w_splat(0.0)),
 all_codes(p) => {
-    let rows = S::indices::<CrumbsABit, 32>(p.add(2), p.add(66));
-    let row = |j: usize, i: usize| IQ2S_GRID[usize::from(rows[8 * j + i] & 1023)];
-    groups!(|j, i| row(j, i), S::words, |rows| S::signed(S::negate_where(rows, u64_at(p.add(34 + 8 * j)))))
+    let rows = S::indices::<TwosOfFour, 32>(p.add(2), p.add(66));
+    codes!(p, p, j, {
+        let rows = S::words(std::array::from_fn(|i| row::<TwosOfFour, _, _>(&IQ2S_GRID, rows[8 * j + i])));
+        S::signed(S::negate_where(rows, u64_at(p.add(34 + 8 * j))))
+    })
 });
 
 k_format!(IQ3_XXS, 98, 32, Codes::Signed,
@@ -80,12 +75,12 @@ scales(p) => (top_scales::<S>(half::<S>(p), p.add(66), 4, 0.5), S::w_splat(0.0))
 all_codes(p) => {
     let signs = S::signs_of_words(p.add(66), 4);
     let row = |j: usize, i: usize| IQ3XXS_GRID[usize::from(*p.add(2 + 16 * j + i))];
-    groups!(|j, i| row(j, i), S::short_words, |rows| S::signed(S::negate_where(rows, signs[j])))
+    codes!(p, p, j, S::signed(S::negate_where(S::short_words(std::array::from_fn(|i| row(j, i))), signs[j])))
 });
 
 /// A bit of each of eight rows a byte.
-struct Bits;
-impl HighBits for Bits {
+struct OnesOfEight;
+impl HighBits for OnesOfEight {
     const UNIT: usize = 1;
     const EACH: usize = 8;
     const STEP: usize = 1;
@@ -99,14 +94,15 @@ scales(p) => {
     (S::w_mul(odd, S::w_splat(half::<S>(p))), S::w_splat(0.0))
 },
 all_codes(p) => {
-    let rows = S::indices::<Bits, 64>(p.add(2), p.add(66));
-    let row = |j: usize, i: usize| IQ3S_GRID[usize::from(rows[16 * j + i] & 511)];
-    groups!(|j, i| row(j, i), S::short_words, |rows| {
-        S::signed(S::negate_where(rows, u64_at(p.add(74 + 8 * j))))
+    let rows = S::indices::<OnesOfEight, 64>(p.add(2), p.add(66));
+    codes!(p, p, j, {
+        let rows = std::array::from_fn(|i| row::<OnesOfEight, _, _>(&IQ3S_GRID, rows[16 * j + i]));
+        S::signed(S::negate_where(S::short_words(rows), u64_at(p.add(74 + 8 * j))))
     })
 });
 
-/// Rows of the grid of −1, 0, 1 as the codes `8 · row − 1 + 10`. Where weights are shifted up, it is 2 more; that is a bit of its own.
+/// Rows of the grid of −1, 0, 1 as the codes `8 · row − 1 + 10`. Weights that are shifted up have 2 more, a bit that no code
+/// has.
 static IQ1_CODES: [u64; 2048] = {
     let mut codes = [0; 2048];
     let mut i = 0;
@@ -141,13 +137,16 @@ scales(p) => {
 },
 all_codes(p) => {
     let rows = S::indices::<ThreesOfFour, 32>(p.add(2), p.add(34));
-    let row = |j: usize, i: usize| IQ1_CODES[usize::from(rows[8 * j + i] & 2047)];
     // Up unless the top bit of its 16 says down, all 32 weights alike.
     let up = |j: usize| {
         let up = !u32_at(p.add(34 + 4 * j));
-        u64::from(up >> 15 & 1) * 0xffff_ffff | (u64::from(up >> 31) * 0xffff_ffff) << 32
+        let (low, high) = (u64::from(up >> 15 & 1), u64::from(up >> 31));
+        (low | high << 32) * 0xffff_ffff
     };
-    groups!(|j, i| row(j, i), S::words, |rows| S::or_where(rows, up(j), 2))
+    codes!(p, p, j, {
+        let rows = std::array::from_fn(|i| row::<ThreesOfFour, _, _>(&IQ1_CODES, rows[8 * j + i]));
+        S::or_where(S::words(rows), up(j), 2)
+    })
 });
 
 /// Three bits of each of two rows a byte.
@@ -169,8 +168,10 @@ scales(p) => {
 },
 all_codes(p) => {
     let rows = S::indices::<ThreesOfTwo, 32>(p, p.add(32));
-    let row = |j: usize, i: usize| IQ1_CODES[usize::from(rows[8 * j + i] & 2047)];
     // Up unless the top bit of its nibble says down, eight weights alike.
     let up = |j: usize| (spread_nibbles(!u32_at(p.add(32 + 4 * j))) >> 3 & 0x0101_0101_0101_0101) * 0xff;
-    groups!(|j, i| row(j, i), S::words, |rows| S::or_where(rows, up(j), 2))
+    codes!(p, p, j, {
+        let rows = std::array::from_fn(|i| row::<ThreesOfTwo, _, _>(&IQ1_CODES, rows[8 * j + i]));
+        S::or_where(S::words(rows), up(j), 2)
+    })
 });

@@ -7,31 +7,6 @@ use super::blocks::RUNS_OF_BLOCKS;
 use super::{half, last_half, look_each, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
-/// All groups of 64 codes by an expression of the block and the group's number.
-macro_rules! codes {
-    ($block:ident, $p:ident, $j:ident, $unpack:expr) => {{
-        let $p: *const u8 = $block;
-        // No closure: it would not have the processor's features.
-        macro_rules! group {
-            ($number:literal) => {{
-                let $j: usize = $number;
-                $unpack
-            }};
-        }
-        [group!(0), group!(1), group!(2), group!(3)]
-    }};
-}
-pub(super) use codes;
-
-/// All groups of 64 codes by one expression of the block.
-macro_rules! all_codes {
-    ($block:ident, $p:ident, $unpack:expr) => {{
-        let $p: *const u8 = $block;
-        $unpack
-    }};
-}
-pub(super) use all_codes;
-
 /// Declares a format of 256 weights and its constants.
 macro_rules! k_format {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,

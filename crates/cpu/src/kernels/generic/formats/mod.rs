@@ -2,6 +2,30 @@
 
 #![allow(non_camel_case_types)] // types are named as the formats are
 
+/// All groups of 64 codes by an expression of the block and the group's number.
+macro_rules! codes {
+    ($block:ident, $p:ident, $j:ident, $unpack:expr) => {{
+        #[allow(unused_variables)] // by those who have looked at the block before
+        let $p: *const u8 = $block;
+        // No closure: it would not have the processor's features.
+        macro_rules! group {
+            ($number:literal) => {{
+                let $j: usize = $number;
+                $unpack
+            }};
+        }
+        [group!(0), group!(1), group!(2), group!(3)]
+    }};
+}
+
+/// All groups of 64 codes by one expression of the block.
+macro_rules! all_codes {
+    ($block:ident, $p:ident, $unpack:expr) => {{
+        let $p: *const u8 = $block;
+        $unpack
+    }};
+}
+
 pub(crate) mod blocks;
 pub(crate) mod codebook;
 pub(crate) mod fields;

@@ -2,7 +2,7 @@
 
 use puna_quant::TensorType;
 
-use super::kquants::{RUNS_OF_CRUMBS, all_codes, codes, k_format};
+use super::kquants::{RUNS_OF_CRUMBS, k_format};
 use super::{last_half, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant, transposed};
 
