@@ -54,6 +54,8 @@ fn parse(text: &str) -> Result<Vec<Row>> {
             None => rows.extend(row(document, None)),
         }
     }
+    // What is no speed cannot be compared with.
+    rows.retain(|row: &Row| row.speed.is_finite() && row.speed > 0.0);
     if rows.is_empty() {
         bail!(
             "no results of `puna bench --json`, `llama-bench -o json` or `llama-batched-bench --output-format jsonl`"
@@ -143,6 +145,7 @@ mod tests {
         );
         let test = Test { generate: 32, depth: 16, sequences: 8, ..Test::default() };
         assert_eq!(batched.speed(&test, "m"), Some(42.5));
+        assert!(parse(r#"[{"n_prompt":8,"avg_ts":-5},{"n_prompt":8,"avg_ts":0}]"#).is_err());
         assert!(parse("{}").is_err() && parse("[]").is_err() && parse("x").is_err());
     }
 

@@ -12,6 +12,9 @@ mod start;
 
 pub use busy::spin;
 
+use std::io::Read;
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
 use puna_cpu::probe::{self, Limits};
 use puna_engine::{Evaluator, PAGE_TOKENS};
@@ -37,10 +40,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     let plan = Plan::new(args, &file)?;
+    // Before minutes of measuring, not after them.
     if let Some(path) = &args.plot {
-        // Before minutes of measuring, not after them.
-        let chart = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        chart.with_context(|| format!("cannot write {}", path.display()))?;
+        check_chart(path)?;
+    }
+    if args.start && file.path.is_none() {
+        bail!("{} is a part of this program: --start needs a file", file.shown);
     }
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
@@ -63,6 +68,32 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.json { out::json(&report.json()) } else { out::text(&report.text()) }
+}
+
+/// Refuses a place where no chart can be written, or where something else would be lost.
+fn check_chart(path: &Path) -> Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => bail!("{}: it is not a regular file", cannot()),
+        Ok(found) if found.len() > 0 => {
+            let mut start = Vec::new();
+            std::fs::File::open(path)
+                .with_context(cannot)?
+                .take(4)
+                .read_to_end(&mut start)
+                .with_context(cannot)?;
+            if start != b"<svg" {
+                bail!("{}: there is a file that is no chart", cannot());
+            }
+            std::fs::OpenOptions::new().write(true).open(path).map(drop).with_context(cannot)
+        }
+        Ok(_) => std::fs::OpenOptions::new().write(true).open(path).map(drop).with_context(cannot),
+        Err(_) => {
+            // Made and removed again: nothing empty stays if the measuring is broken off.
+            std::fs::File::create_new(path).with_context(cannot)?;
+            std::fs::remove_file(path).with_context(cannot)
+        }
+    }
 }
 
 /// Prompts and generation, fed by hand.
@@ -103,9 +134,7 @@ fn cache_bytes(evaluator: &Evaluator, plan: &Plan) -> u64 {
 }
 
 fn starts(args: &BenchArgs, file: &ModelFile) -> Result<Vec<f64>> {
-    let Some(path) = &file.path else {
-        bail!("{} is a part of this program: --start needs a file", file.shown);
-    };
+    let path = file.path.as_ref().context("--start needs a file")?;
     out::note("process start to first output");
     start::seconds(path, args.repetitions)
 }
