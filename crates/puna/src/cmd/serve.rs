@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use puna_graph::KvType;
 use puna_server::Config;
 use puna_server::speculate::Wish;
 use tracing_subscriber::EnvFilter;
@@ -16,6 +17,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     config.deterministic |= args.deterministic;
     log(config.debug);
+    check(&config)?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         // Before anybody can connect: from then on a signal is a wish, which does not kill.
@@ -29,6 +31,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 pub fn runner(args: &[String]) -> Result<()> {
     log(Config::from_env().map_or(0, |config| config.debug));
     Ok(puna_server::runner::main(args)?)
+}
+
+/// What no model could be loaded with is refused before anybody connects.
+fn check(config: &Config) -> Result<()> {
+    if let Some(name) = &config.kernels {
+        puna_cpu::kernels::level(name).context("PUNA_KERNELS")?;
+    }
+    config.kv_cache_type.parse::<KvType>().context("OLLAMA_KV_CACHE_TYPE")?;
+    Ok(())
 }
 
 /// Ctrl-C, or what `kill` sends; both are heard from the call on.
@@ -72,4 +83,26 @@ fn log(debug: u8) {
         // They would go to standard error too, by a macro that panics where nobody reads it any more.
         .log_internal_errors(false)
         .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn what_no_model_could_be_loaded_with_is_refused_by_name() {
+        let good = Config::with_models(Path::new("/nowhere"));
+        check(&good).unwrap();
+        let kernels = Config { kernels: Some("quantum".into()), ..good.clone() };
+        let text = format!("{:#}", check(&kernels).unwrap_err());
+        assert!(
+            text.starts_with("PUNA_KERNELS: this machine has no kernel level `quantum`; it has portable"),
+            "{text}"
+        );
+        let cache = Config { kv_cache_type: "q3_0".into(), ..good };
+        let text = format!("{:#}", check(&cache).unwrap_err());
+        assert!(text.starts_with("OLLAMA_KV_CACHE_TYPE: ") && text.contains("q8_0"), "{text}");
+    }
 }
