@@ -175,7 +175,7 @@ macro_rules! packed_shells {
                     TensorType::Q5_K => kernel_of::<kquants::Q5_K>(),
                     TensorType::Q6_K => kernel_of::<kquants::Q6_K>(),
                     TensorType::IQ4_XS => kernel_of::<kquants::IQ4_XS>(),
-                    TensorType::TQ1_0 => rare::<ternary::TQ1_0>(),
+                    TensorType::TQ1_0 => kernel_of::<ternary::TQ1_0>(),
                     TensorType::TQ2_0 => kernel_of::<ternary::TQ2_0>(),
                     TensorType::IQ1_S => rare::<codebook::IQ1_S>(),
                     TensorType::IQ1_M => rare::<codebook::IQ1_M>(),
