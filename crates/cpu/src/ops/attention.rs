@@ -13,6 +13,7 @@ use puna_graph::{AttentionSpec, Mask, Place, Segment};
 use crate::cache::Kind;
 use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 use crate::memory::Shared;
+use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
 
 /// Query rows (tokens × heads) of a task, at most.
@@ -44,7 +45,7 @@ unsafe impl Instruction for StoreKv {
         step.input.tokens.len().div_ceil(ROWS_A_STORE)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let rows = task * ROWS_A_STORE..((task + 1) * ROWS_A_STORE).min(step.input.tokens.len());
         let mut segments = step.input.segments.iter();
@@ -60,7 +61,13 @@ unsafe impl Instruction for StoreKv {
                 [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)]
             {
                 // SAFETY: computed before a barrier.
-                let values = unsafe { step.arena.row(place, row) };
+                let mut values = unsafe { step.arena.row(place, row) };
+                if is_rotated(dim, cache.ty(kind).block_values()) {
+                    local.floats.clear();
+                    local.floats.extend_from_slice(values);
+                    rotate(&mut local.floats);
+                    values = &local.floats;
+                }
                 for (head, values) in values.chunks_exact(dim).enumerate() {
                     // SAFETY: each token's rows belong to one task; pages being written belong to one sequence.
                     unsafe { cache.store(step.level, self.layer, kind, page, head, token, values) };
@@ -350,6 +357,13 @@ impl Attend {
         }
     }
 
+    /// Whether what is read was stored rotated; an encoder's own rows never are.
+    fn is_rotated(&self, step: &Step<'_>, kind: Kind) -> bool {
+        let dim = if kind == Kind::Key { self.spec.key_dim } else { self.spec.value_dim };
+        self.spec.mask != Mask::Full
+            && step.cache.is_some_and(|cache| is_rotated(dim, cache.ty(kind).block_values()))
+    }
+
     /// Query rows of each key head of a block, rows of a head together.
     fn scaled_queries(&self, block: Block, step: &Step<'_>, q: &mut [f32]) {
         let (group, dim) = (self.group(), self.spec.key_dim);
@@ -361,6 +375,9 @@ impl Attend {
                 let heads = &all[(block.kv_head + head) * group * dim..][..group * dim];
                 let q = &mut q[(head * block.rows + row) * group * dim..][..group * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
+                if self.is_rotated(step, Kind::Key) {
+                    rotate(q);
+                }
             }
         }
     }
@@ -417,6 +434,9 @@ impl Attend {
                 // SAFETY: a token's head belongs to one block.
                 let out = unsafe { step.arena.slice_mut(start, dim) };
                 out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
+                if self.is_rotated(step, Kind::Value) {
+                    rotate(out);
+                }
             }
         }
     }

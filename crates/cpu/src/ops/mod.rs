@@ -8,3 +8,4 @@ pub mod linear;
 pub mod moe;
 pub mod norm;
 pub mod rope;
+pub mod rotate;
