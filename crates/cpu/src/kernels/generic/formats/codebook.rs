@@ -5,7 +5,7 @@
 use puna_quant::TensorType;
 use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID};
 
-use super::fields::{HighBits, low_bytes, spread_threes};
+use super::fields::{Above, HighBits, low_bytes, spread_threes};
 use super::kquants::k_format;
 use super::{half, spread_nibbles, u16_at, u32_at, u64_at};
 use crate::kernels::generic::quant::{Codes, Format, Quant};
@@ -52,13 +52,7 @@ all_codes(p) => {
 });
 
 /// Two bits of each of four rows a byte.
-struct TwosOfFour;
-impl HighBits for TwosOfFour {
-    const UNIT: usize = 1;
-    const EACH: usize = 4;
-    const STEP: usize = 2;
-    const BITS: usize = 2;
-}
+type TwosOfFour = Above<1, 4, 2, 2>;
 
 k_format!(IQ2_S, 82, 16, Codes::Signed,
 scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(74)), S::w_splat(0.0)),
@@ -79,13 +73,7 @@ all_codes(p) => {
 });
 
 /// A bit of each of eight rows a byte.
-struct OnesOfEight;
-impl HighBits for OnesOfEight {
-    const UNIT: usize = 1;
-    const EACH: usize = 8;
-    const STEP: usize = 1;
-    const BITS: usize = 1;
-}
+type OnesOfEight = Above<1, 8, 1, 1>;
 
 k_format!(IQ3_S, 110, 32, Codes::Signed,
 scales(p) => {
@@ -120,13 +108,7 @@ static IQ1_CODES: [u64; 2048] = {
 };
 
 /// Three bits of each of four rows in 16.
-struct ThreesOfFour;
-impl HighBits for ThreesOfFour {
-    const UNIT: usize = 2;
-    const EACH: usize = 4;
-    const STEP: usize = 3;
-    const BITS: usize = 3;
-}
+type ThreesOfFour = Above<2, 4, 3, 3>;
 
 k_format!(IQ1_S, 50, 32, Codes::Offset(10),
 scales(p) => {
@@ -150,13 +132,7 @@ all_codes(p) => {
 });
 
 /// Three bits of each of two rows a byte.
-struct ThreesOfTwo;
-impl HighBits for ThreesOfTwo {
-    const UNIT: usize = 1;
-    const EACH: usize = 2;
-    const STEP: usize = 4;
-    const BITS: usize = 3;
-}
+type ThreesOfTwo = Above<1, 2, 4, 3>;
 
 k_format!(IQ1_M, 56, 16, Codes::Offset(10),
 scales(p) => {

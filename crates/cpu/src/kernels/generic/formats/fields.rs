@@ -14,6 +14,18 @@ pub(crate) trait HighBits {
     const BITS: usize;
 }
 
+/// The constants of [`HighBits`] in their order.
+pub(crate) struct Above<const UNIT: usize, const EACH: usize, const STEP: usize, const BITS: usize>;
+
+impl<const UNIT: usize, const EACH: usize, const STEP: usize, const BITS: usize> HighBits
+    for Above<UNIT, EACH, STEP, BITS>
+{
+    const UNIT: usize = UNIT;
+    const EACH: usize = EACH;
+    const STEP: usize = STEP;
+    const BITS: usize = BITS;
+}
+
 /// `N` row numbers: bytes at `low`, and above them the fields at `high`.
 ///
 /// # Safety
