@@ -5,7 +5,8 @@
 //! - [`Sampler`] runs the chain of one sequence: *logit bias → penalties → DRY → top-n-σ → top-k → typical → top-p →
 //!   min-p → XTC → temperature → draw*. The random numbers are those of a C++ `std::mt19937`, and candidates are kept
 //!   in a defined order, so a seed gives the tokens that llama.cpp draws from the same logits.
-//! - [`TokenMask`] is where a grammar comes in: it hides tokens before the chain sees them.
+//! - [`Grammar`] says which tokens an answer of some form ([`Constraint`]) may go on with; as a [`TokenMask`] it hides
+//!   the others before the chain sees them.
 //! - [`log_probs`] describes the raw distribution of a step.
 //! - [`StopMatcher`] finds stop strings across token boundaries and holds back text that could become one.
 //!
@@ -24,6 +25,7 @@
 mod candidates;
 mod draw;
 mod dry;
+mod grammar;
 mod infill;
 mod link;
 mod logprobs;
@@ -37,6 +39,7 @@ mod truncate;
 mod vocab;
 
 pub use candidates::Candidate;
+pub use grammar::{CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling};
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
 pub use sampler::{Sampler, TokenMask};

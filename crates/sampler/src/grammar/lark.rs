@@ -1,0 +1,244 @@
+//! Writes a GBNF grammar in the form of Lark.
+//!
+//! The two differ in one thing: GBNF describes characters, Lark tells *terminals* apart, which are regular expressions
+//! matched as far as they reach, from the rules above them. So as much as possible of a grammar becomes a terminal: every
+//! rule that does not come back to itself is a regular expression, and so is every run of such rules, literals and classes
+//! inside of one that does. A grammar without recursion is one single expression, for which nothing differs. In others a
+//! terminal may take characters that GBNF would have left to what follows, so that texts are refused which it allows;
+//! never the other way round.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+
+use super::gbnf::{Expr, Grammar};
+
+/// Bytes of a regular expression at most: rules that mention others twice, and these others, double with each.
+const REGEX_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the result at most.
+const LARK_BYTES_MAX: usize = 4 << 20;
+
+/// The same grammar for `llguidance`.
+///
+/// # Errors
+/// One that grows out of all proportion.
+pub fn write(grammar: &Grammar) -> Result<String, String> {
+    let regular = regular_rules(&grammar.rules);
+    let mut writer = Writer { regular, terminals: HashMap::new(), definitions: String::new() };
+    let mut rules = String::new();
+    let mut wanted = vec![grammar.root];
+    let mut seen = HashSet::from([grammar.root]);
+    while let Some(index) = wanted.pop() {
+        let body = writer.expr(&grammar.rules[index]);
+        let name = if index == grammar.root { "start".into() } else { rule_name(index) };
+        let _ = writeln!(rules, "{name}: {}", if body.is_empty() { "\"\"" } else { &body });
+        if rules.len() + writer.definitions.len() > LARK_BYTES_MAX {
+            return Err("it is too large".into());
+        }
+        if writer.regular[index].is_none() {
+            let mut mentioned = Vec::new();
+            mentions(&grammar.rules[index], &mut mentioned);
+            let new = |rule: &usize| writer.regular[*rule].is_none() && seen.insert(*rule);
+            wanted.extend(mentioned.into_iter().filter(new));
+        }
+    }
+    // The root may mention itself.
+    if writer.regular[grammar.root].is_none() {
+        let _ = writeln!(rules, "{}: start", rule_name(grammar.root));
+    }
+    Ok(rules + &writer.definitions)
+}
+
+fn rule_name(index: usize) -> String {
+    format!("r{index}")
+}
+
+/// A regular expression and what is to be known of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Regular {
+    /// In Rust's dialect; can be repeated and put beside others as it is.
+    pattern: String,
+    /// It matches the empty text.
+    nullable: bool,
+}
+
+/// The regular expressions of the rules that have one. Rules are done when all that they mention are, so that those which
+/// come back to themselves never are.
+fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
+    let mut done: Vec<Option<Regular>> = vec![None; rules.len()];
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
+    let mut missing = vec![0usize; rules.len()];
+    for (index, rule) in rules.iter().enumerate() {
+        let mut mentioned = Vec::new();
+        mentions(rule, &mut mentioned);
+        missing[index] = mentioned.len();
+        mentioned.into_iter().for_each(|used| users[used].push(index));
+    }
+    let mut ready: Vec<usize> = (0..rules.len()).filter(|&i| missing[i] == 0).collect();
+    while let Some(index) = ready.pop() {
+        let Some(found) = regular(&rules[index], &done) else { continue };
+        done[index] = Some(found);
+        for &user in &users[index] {
+            missing[user] -= 1;
+            if missing[user] == 0 {
+                ready.push(user);
+            }
+        }
+    }
+    done
+}
+
+fn mentions(expr: &Expr, found: &mut Vec<usize>) {
+    match expr {
+        Expr::Rule(index) => found.push(*index),
+        Expr::Sequence(list) | Expr::Choice(list) => list.iter().for_each(|e| mentions(e, found)),
+        Expr::Repeat { what, .. } => mentions(what, found),
+        Expr::Text(_) | Expr::Class { .. } | Expr::Any | Expr::Token(_) => {}
+    }
+}
+
+/// An expression as a regular one, if it is one and not too long.
+fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
+    let found = match expr {
+        Expr::Text(_) | Expr::Class { .. } | Expr::Any => leaf(expr),
+        Expr::Rule(index) => rules[*index].clone()?,
+        Expr::Token(_) => return None,
+        Expr::Sequence(list) => {
+            let parts = list.iter().map(|e| regular(e, rules)).collect::<Option<Vec<_>>>()?;
+            join(&parts)
+        }
+        Expr::Choice(list) => {
+            let parts = list.iter().map(|e| regular(e, rules)).collect::<Option<Vec<_>>>()?;
+            let patterns: Vec<&str> = parts.iter().map(|p| p.pattern.as_str()).collect();
+            let nullable = parts.iter().any(|p| p.nullable);
+            Regular { pattern: group(&patterns.join("|")), nullable }
+        }
+        Expr::Repeat { what, least, most } => {
+            let what = regular(what, rules)?;
+            let nullable = *least == 0 || what.nullable;
+            Regular { pattern: group(&format!("{}{}", what.pattern, times(*least, *most))), nullable }
+        }
+    };
+    (found.pattern.len() <= REGEX_BYTES_MAX).then_some(found)
+}
+
+/// What stands for characters.
+fn leaf(expr: &Expr) -> Regular {
+    match expr {
+        Expr::Text(text) => {
+            let pattern: String = text.chars().map(escaped).collect();
+            Regular { pattern: group(&pattern), nullable: text.is_empty() }
+        }
+        Expr::Class { ranges, negated } => {
+            let range = |(first, last): &(char, char)| format!("{}-{}", escaped(*first), escaped(*last));
+            let ranges: String = ranges.iter().map(range).collect();
+            let pattern = format!("[{}{ranges}]", if *negated { "^" } else { "" });
+            Regular { pattern, nullable: false }
+        }
+        _ => Regular { pattern: "(?s:.)".into(), nullable: false },
+    }
+}
+
+fn join(parts: &[Regular]) -> Regular {
+    let pattern: String = parts.iter().map(|p| p.pattern.as_str()).collect();
+    Regular { pattern: group(&pattern), nullable: parts.iter().all(|p| p.nullable) }
+}
+
+fn group(pattern: &str) -> String {
+    format!("(?:{pattern})")
+}
+
+fn times(least: u32, most: Option<u32>) -> String {
+    match (least, most) {
+        (0, None) => "*".into(),
+        (1, None) => "+".into(),
+        (0, Some(1)) => "?".into(),
+        (least, None) => format!("{{{least},}}"),
+        (least, Some(most)) => format!("{{{least},{most}}}"),
+    }
+}
+
+/// A character for any place of a pattern, also between the slashes of Lark.
+fn escaped(c: char) -> String {
+    match c.is_ascii_alphanumeric() {
+        true => c.to_string(),
+        false => format!("\\x{{{:x}}}", u32::from(c)),
+    }
+}
+
+struct Writer {
+    regular: Vec<Option<Regular>>,
+    /// Names of terminals by their patterns.
+    terminals: HashMap<String, usize>,
+    definitions: String,
+}
+
+impl Writer {
+    /// An expression of a rule; empty for the empty text.
+    fn expr(&mut self, expr: &Expr) -> String {
+        if let Some(found) = regular(expr, &self.regular) {
+            return self.terminal(&found);
+        }
+        match expr {
+            Expr::Rule(index) => rule_name(*index),
+            Expr::Token(token) => token_name(&token.written, token.negated),
+            Expr::Sequence(list) => self.sequence(list),
+            Expr::Choice(list) => {
+                let parts: Vec<String> = list.iter().map(|e| self.expr(e)).collect();
+                let written = parts.iter().map(|p| if p.is_empty() { "\"\"" } else { p });
+                format!("({})", written.collect::<Vec<_>>().join(" | "))
+            }
+            Expr::Repeat { what, least, most } => {
+                format!("({}){}", self.expr(what), times(*least, *most))
+            }
+            // Too long for an expression that others repeat, but not for a terminal.
+            Expr::Text(_) | Expr::Class { .. } | Expr::Any => self.terminal(&leaf(expr)),
+        }
+    }
+
+    /// Runs of what is regular become one terminal each.
+    fn sequence(&mut self, list: &[Expr]) -> String {
+        let (mut parts, mut run) = (Vec::new(), Vec::new());
+        for expr in list {
+            match regular(expr, &self.regular) {
+                Some(found) => run.push(found),
+                None => {
+                    parts.push(self.run(&mut run));
+                    parts.push(self.expr(expr));
+                }
+            }
+        }
+        parts.push(self.run(&mut run));
+        parts.retain(|part| !part.is_empty());
+        parts.join(" ")
+    }
+
+    fn run(&mut self, run: &mut Vec<Regular>) -> String {
+        let joined = join(run);
+        if joined.pattern.len() <= REGEX_BYTES_MAX {
+            let written = if run.is_empty() { String::new() } else { self.terminal(&joined) };
+            run.clear();
+            return written;
+        }
+        let parts: Vec<String> = run.drain(..).map(|part| self.terminal(&part)).collect();
+        parts.join(" ")
+    }
+
+    /// The name of an expression. A terminal never matches the empty text, so that one which may is optional.
+    fn terminal(&mut self, found: &Regular) -> String {
+        let next = self.terminals.len();
+        let index = *self.terminals.entry(found.pattern.clone()).or_insert(next);
+        if index == next {
+            let not_empty = if found.nullable { " & /(?s:.)+/" } else { "" };
+            let _ = writeln!(self.definitions, "T{index}: /{}/{not_empty}", found.pattern);
+        }
+        format!("T{index}{}", if found.nullable { "?" } else { "" })
+    }
+}
+
+/// `<[5]>` without 5 is `<[^5]>`.
+fn token_name(written: &str, negated: bool) -> String {
+    match (negated, written.strip_prefix("<[")) {
+        (true, Some(rest)) => format!("<[^{rest}"),
+        _ => written.to_owned(),
+    }
+}

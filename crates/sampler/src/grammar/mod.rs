@@ -1,0 +1,286 @@
+//! Grammars: which tokens an answer of a certain form may go on with.
+//!
+//! A [`Constraint`] is what a request asks for. [`Grammars`] knows the texts of a vocabulary's tokens and makes a [`Grammar`]
+//! of a constraint, which then follows one sequence: [`Grammar::mask`] before a draw, [`Grammar::accept`] after it. Schemas,
+//! regular expressions and Lark grammars are run by `llguidance`; GBNF is translated ([`gbnf`]).
+//!
+//! Constraints come from strangers: sizes are bounded here, the work of a step by `llguidance`'s own limits, and what
+//! cannot be enforced is refused rather than ignored.
+
+mod gbnf;
+mod lark;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::TokenMask;
+
+/// Bytes of a constraint at most. The largest schemas in use are about half of it.
+pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
+/// Bytes of the stack on which constraints are read: the library calls itself as deep as rules mention each other, and of
+/// the shortest rules so many fit into a constraint. Only what is used of it is memory.
+const STACK_BYTES: usize = 512 << 20;
+/// Marks a token that is no text, as `llguidance` has it: a byte that occurs in no UTF-8.
+const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+
+/// The form that an answer must have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Constraint {
+    /// Any JSON object.
+    Json,
+    /// JSON that a JSON Schema describes.
+    Schema(Value),
+    /// A text that a regular expression (Rust's dialect) matches as a whole.
+    Regex(String),
+    /// A grammar in the form of Lark, as `llguidance` takes it.
+    Lark(String),
+    /// A grammar in llama.cpp's form.
+    Gbnf(String),
+}
+
+impl Constraint {
+    /// How much of it there is to read.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Json => 0,
+            Self::Schema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
+        }
+    }
+}
+
+/// Why there is no grammar, or no way on in one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// A schema that cannot be enforced.
+    #[error("invalid JSON schema in format: {0}")]
+    Schema(String),
+    /// A regular expression that is none.
+    #[error("invalid regular expression: {0}")]
+    Regex(String),
+    /// A grammar that is none.
+    #[error("invalid grammar: {0}")]
+    Grammar(String),
+    /// A constraint that is too large.
+    #[error("a grammar or schema of {0} bytes is too large: {CONSTRAINT_BYTES_MAX} are possible")]
+    TooLarge(usize),
+    /// A vocabulary without a token that ends a text.
+    #[error("this model has no token that ends a text, which grammars need")]
+    NoEnd,
+    /// The grammar cannot follow the sequence any further.
+    #[error("the grammar cannot be followed: {0}")]
+    Stuck(String),
+}
+
+/// A token as grammars see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spelling<'a> {
+    /// Its bytes; for one that is no text its name, such as `<|im_end|>`.
+    pub bytes: &'a [u8],
+    /// Whether it is text.
+    pub is_text: bool,
+}
+
+/// Makes grammars for one vocabulary. Made once a model: it sorts all tokens.
+pub struct Grammars {
+    factory: ParserFactory,
+}
+
+impl Grammars {
+    /// For the tokens `0..`; `ends` are those that end a text.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`] for a vocabulary that has none.
+    pub fn new<'a>(tokens: impl Iterator<Item = Spelling<'a>>, ends: &[u32]) -> Result<Self, GrammarError> {
+        let words: Vec<Vec<u8>> = tokens.map(word).collect();
+        let ends: Vec<u32> = ends.iter().copied().filter(|end| (*end as usize) < words.len()).collect();
+        let first = *ends.first().ok_or(GrammarError::NoEnd)?;
+        let count = u32::try_from(words.len()).map_err(|_| GrammarError::TooLarge(words.len()))?;
+        let trie = TokTrie::from(&TokRxInfo::new(count, first), &words).with_eos_tokens(&ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&env).map_err(|e| GrammarError::Grammar(reason(&e)))?;
+        factory.quiet();
+        // A request's text does not belong into messages.
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { factory })
+    }
+
+    /// The grammar of a constraint, at its beginning.
+    ///
+    /// # Errors
+    /// What is wrong with the constraint, as a sentence for whoever wrote it.
+    pub fn compile(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        let bytes = constraint.bytes();
+        if bytes > CONSTRAINT_BYTES_MAX {
+            return Err(GrammarError::TooLarge(bytes));
+        }
+        let (source, blame): (_, fn(String) -> GrammarError) = match constraint {
+            Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
+            Constraint::Schema(schema) => {
+                (json(schema::prepare(schema).map_err(GrammarError::Schema)?), GrammarError::Schema)
+            }
+            Constraint::Regex(pattern) => (regex(pattern)?, GrammarError::Regex),
+            Constraint::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), GrammarError::Grammar),
+            Constraint::Gbnf(text) => {
+                let lark = gbnf::parse(text).and_then(|grammar| lark::write(&grammar));
+                (TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?), GrammarError::Grammar)
+            }
+        };
+        self.begin(source).map_err(blame)
+    }
+
+    /// The grammar of a source, or what is wrong with it.
+    fn begin(&self, source: TopLevelGrammar) -> Result<Grammar, String> {
+        let begin = move || {
+            let parser = self.factory.create_parser(source).map_err(|e| reason(&e))?;
+            let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
+            // Some things are found only where the first token is looked for.
+            let first = grammar.find_next().map_err(|e| e.to_string())?;
+            if first.is_zero() {
+                return Err("there is no text that it allows".into());
+            }
+            grammar.next = Some(first);
+            Ok(grammar)
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
+            let thread = thread
+                .spawn_scoped(scope, begin)
+                .map_err(|e| format!("there is no thread to read it: {e}"))?;
+            thread.join().unwrap_or_else(|_| Err("reading it failed".into()))
+        })
+    }
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokens = self.factory.tok_env().tok_trie().vocab_size();
+        f.debug_struct("Grammars").field("tokens", &tokens).finish()
+    }
+}
+
+/// A grammar and how far a text has come in it.
+pub struct Grammar {
+    matcher: Matcher,
+    /// Tokens that may come next, once they are known.
+    next: Option<SimpleVob>,
+}
+
+impl Grammar {
+    /// Finds the tokens that may come next, so that [`Grammar::mask`] need not: for a thread that has nothing else to do.
+    pub fn prepare(&mut self) {
+        if self.next.is_none() {
+            // Who asks for the mask is told.
+            self.next = self.find_next().ok();
+        }
+    }
+
+    /// Hides the tokens that may not come next: their logits become −∞.
+    ///
+    /// # Errors
+    /// [`GrammarError::Stuck`] where a step would take too much work.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
+        let next = match self.next.take() {
+            Some(next) => next,
+            None => self.find_next()?,
+        };
+        hide(&next, logits);
+        self.next = Some(next);
+        Ok(())
+    }
+
+    /// Goes on by a token.
+    ///
+    /// # Errors
+    /// [`GrammarError::Stuck`] for one that may not come next.
+    pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        self.next = None;
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            // Only the end can come after the end.
+            return Ok(());
+        }
+        self.matcher.consume_token(token).map_err(|e| GrammarError::Stuck(reason(&e)))
+    }
+
+    /// Whether the text may end here.
+    pub fn is_complete(&mut self) -> bool {
+        !self.matcher.is_error()
+            && (self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(false))
+    }
+
+    fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
+        self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Stuck(reason(&e)))
+    }
+}
+
+impl TokenMask for Grammar {
+    /// Where the grammar is stuck nothing is left.
+    fn apply(&mut self, logits: &mut [f32]) {
+        if self.mask(logits).is_err() {
+            logits.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// Independent of the original, also in what it has cached.
+impl Clone for Grammar {
+    fn clone(&self) -> Self {
+        Self { matcher: self.matcher.deep_clone(), next: self.next.clone() }
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("stopped", &self.matcher.is_stopped()).finish_non_exhaustive()
+    }
+}
+
+/// A token's bytes with the mark of those that are no text. One without bytes can never be written.
+fn word(token: Spelling<'_>) -> Vec<u8> {
+    match token.is_text {
+        true => token.bytes.to_vec(),
+        false => [&[SPECIAL], token.bytes].concat(),
+    }
+}
+
+/// Hides what is not in a set, and logits beyond it: they only fill up the matrix.
+fn hide(allowed: &SimpleVob, logits: &mut [f32]) {
+    let words = allowed.as_slice().iter().copied().chain(std::iter::repeat(0));
+    for (word, logits) in words.zip(logits.chunks_mut(u32::BITS as usize)) {
+        match word {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            _ => {
+                let hidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                hidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+fn json(schema: Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(schema)
+}
+
+fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
+    if pattern.is_empty() {
+        return Err(GrammarError::Regex("it is empty".into()));
+    }
+    Ok(TopLevelGrammar { grammars: vec![GrammarWithLexer::from_regex(pattern)], max_tokens: None })
+}
+
+/// The first line of a chain of reasons; what follows is about the library's insides.
+fn reason(error: &dyn fmt::Display) -> String {
+    let whole = format!("{error:#}");
+    let line = whole.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
+    line.chars().take(300).collect()
+}
