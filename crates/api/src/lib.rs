@@ -2,6 +2,7 @@
 //!
 //! - [`native`]: the dialect that Ollama's clients speak.
 //! - [`openai`]: chat completions, completions, embeddings and models as OpenAI's clients expect them.
+//! - [`anthropic`]: messages and models as Anthropic's clients expect them.
 //! - [`decode`]: request bodies to types, with the leniency and the error texts that clients are used to.
 //! - [`Client`]: a client of a Puna or an Ollama server (feature `client`, on by default).
 //!
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anthropic;
 mod base64;
 #[cfg(feature = "client")]
 mod client;

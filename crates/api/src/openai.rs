@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use crate::KeepAlive;
-use crate::native::{Logprob, Tool, is_default};
+use crate::native::{Logprob, Tool, ToolChoice, is_default};
 
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,10 @@ pub struct ChatCompletionRequest {
     pub response_format: Option<ResponseFormat>,
     /// Functions that the model may call.
     pub tools: Vec<Tool>,
+    /// Which of them it may or must call.
+    pub tool_choice: Option<ToolChoice>,
+    /// Whether it may call several at once.
+    pub parallel_tool_calls: Option<bool>,
     /// How hard to think.
     pub reasoning: Option<Reasoning>,
     /// The same in its older place.

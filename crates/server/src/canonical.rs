@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, Message, Think, Tool, ToolCall};
+use puna_api::native::{Logprob, Message, Think, Tool, ToolCall, ToolChoice};
 use puna_sampler::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,8 +17,14 @@ use crate::speculate::{Guesses, Mode};
 pub enum Task {
     /// Generate text.
     Generate(Box<Generate>),
+    /// Count the tokens that the prompt of a generation has.
+    Count(Box<Generate>),
     /// Turn texts into vectors.
     Embed(Embed),
+    /// Turn a text into tokens.
+    Tokenize(Tokenize),
+    /// Turn tokens into the text they stand for, special ones included.
+    Detokenize(Vec<u32>),
 }
 
 impl Task {
@@ -26,13 +32,17 @@ impl Task {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Embed(embed) => embed.inputs.iter().map(String::len).sum(),
-            Self::Generate(generate) => match &generate.input {
+            Self::Tokenize(tokenize) => tokenize.text.len(),
+            // A token is a word or so.
+            Self::Detokenize(tokens) => 4 * tokens.len(),
+            Self::Generate(generate) | Self::Count(generate) => match &generate.input {
                 Input::Chat { messages, .. } => {
                     messages.iter().map(|m| m.content.len() + m.thinking.len()).sum()
                 }
-                // A token of an earlier answer is a word or so.
                 Input::Prompt(prompt) => {
-                    prompt.text.len() + prompt.suffix.len() + 4 * prompt.context.as_ref().map_or(0, Vec::len)
+                    let tokens =
+                        [&prompt.context, &prompt.tokens].into_iter().flatten().map(Vec::len).sum::<usize>();
+                    prompt.text.len() + prompt.suffix.len() + 4 * tokens
                 }
             },
         }
@@ -52,6 +62,10 @@ pub struct Generate {
     pub think: Option<Think>,
     /// Form of the answer.
     pub format: Option<Format>,
+    /// Which functions of a conversation may or must be called.
+    pub tool_choice: ToolChoice,
+    /// Whether several functions may be called at once.
+    pub parallel_tool_calls: bool,
     /// Whether a prompt that is too long may be cut.
     pub truncate: bool,
     /// Whether older tokens make room when the context is full.
@@ -108,6 +122,8 @@ pub struct Prompt {
     pub raw: bool,
     /// Tokens of an earlier answer, to go on from.
     pub context: Option<Vec<u32>>,
+    /// The model's input as tokens, instead of everything above.
+    pub tokens: Option<Vec<u32>>,
 }
 
 /// How to generate.
@@ -145,9 +161,25 @@ pub struct Embed {
     pub truncate: bool,
 }
 
+/// A text to turn into tokens.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Tokenize {
+    /// The text.
+    pub text: String,
+    /// Whether what the model wants around every text is added.
+    pub add_special: bool,
+    /// Whether special tokens in the text are read as such.
+    pub parse_special: bool,
+}
+
 /// What a request reports: any number of pieces, then one end ([`Event::is_end`]).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
+    /// The prompt is accepted and waits for its turn; this comes before everything else, or not at all.
+    Started {
+        /// Its tokens.
+        prompt_tokens: u64,
+    },
     /// The prompt is being read.
     Progress {
         /// Prompt tokens that are done.
@@ -167,6 +199,12 @@ pub enum Event {
     Done(Box<Done>),
     /// The end: vectors as the model's pooling gives them, and the number of tokens they took.
     Embedded(Vec<Vec<f32>>, u64),
+    /// The end: how many tokens the prompt has.
+    Counted(u64),
+    /// The end: the tokens of a text.
+    Tokens(Vec<u32>),
+    /// The end: the text of tokens.
+    Text(String),
     /// The end, by an error.
     Error(Failure),
 }
@@ -174,7 +212,14 @@ pub enum Event {
 impl Event {
     /// Whether nothing comes after it.
     pub fn is_end(&self) -> bool {
-        matches!(self, Self::Rendered(_) | Self::Done(_) | Self::Embedded(..) | Self::Error(_))
+        !matches!(
+            self,
+            Self::Started { .. }
+                | Self::Progress { .. }
+                | Self::Thinking(_)
+                | Self::Content(_)
+                | Self::ToolCall(_)
+        )
     }
 }
 
@@ -212,6 +257,8 @@ impl Reason {
 pub struct Done {
     /// Why it ended.
     pub reason: Reason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
     /// Prompt tokens, cached ones included.
     pub prompt_tokens: u64,
     /// Prompt tokens that were found in the cache.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Image, Message, Think, Tool, ToolCall, is_default};
+use super::{Image, Message, Think, Tool, ToolCall, ToolChoice, is_default};
 use crate::KeepAlive;
 
 /// `POST /api/generate`.
@@ -75,6 +75,12 @@ pub struct ChatRequest {
     /// Functions that the model may call.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<Tool>,
+    /// Which of them it may or must call (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_choice: Option<ToolChoice>,
+    /// Whether it may call several at once, as it may unless told otherwise (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parallel_tool_calls: Option<bool>,
     /// Piece by piece (the default) or in one object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,

@@ -152,6 +152,49 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Which of the offered functions the model may or must call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// None of them.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl Serialize for ToolChoice {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => s.serialize_str("auto"),
+            Self::None => s.serialize_str("none"),
+            Self::Required => s.serialize_str("required"),
+            Self::Named(name) => json!({"type": "function", "function": {"name": name}}).serialize(s),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    /// Takes the forms of all dialects: a word, an object with a word as its `type`, or one that names a function.
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(d)?;
+        let word = value.as_str().or(value["type"].as_str());
+        let name = value["name"].as_str().or(value["function"]["name"].as_str());
+        match (word, name.filter(|name| !name.is_empty())) {
+            (Some("auto"), _) => Ok(Self::Auto),
+            (Some("none"), _) => Ok(Self::None),
+            (Some("required" | "any"), _) => Ok(Self::Required),
+            (Some("function" | "tool"), Some(name)) => Ok(Self::Named(name.to_owned())),
+            _ => Err(de::Error::custom(format_args!(
+                "invalid tool_choice: {value} (must be \"auto\", \"none\", \"required\", or name a function)"
+            ))),
+        }
+    }
+}
+
 /// Whether, and how hard, the model is to think before it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Think {

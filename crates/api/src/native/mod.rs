@@ -8,7 +8,7 @@ pub use generate::{
     ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest,
     EmbeddingsResponse, GenerateRequest, GenerateResponse, Logprob, Metrics, TopLogprob,
 };
-pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction};
+pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction, ToolChoice};
 pub use models::{
     CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, License, ListResponse, ModelDetails,
     ModelSummary, ProcessResponse, Progress, PullRequest, RunningModel, ShowRequest, ShowResponse,

@@ -119,7 +119,7 @@ impl CompletionEncoder {
 impl Encoder for CompletionEncoder {
     const WIRE: Wire = Wire::Sse;
 
-    fn encode(&mut self, event: Event, _: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
         match event {
             Event::Content(piece) if !piece.text.is_empty() => {
                 let choice = CompletionChoice { text: piece.text, ..CompletionChoice::default() };

@@ -6,12 +6,16 @@ pub(crate) mod openai;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::stream::unfold;
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
 use puna_store::Model;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, Format, ModelText};
@@ -24,12 +28,19 @@ pub(crate) trait Encoder: Send + 'static {
     /// Form of the stream.
     const WIRE: Wire;
 
-    /// Appends what an event comes to; nothing is fine. `times` are the request's so far.
-    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>);
+    /// What is sent while nothing happens, for clients that give up on silence.
+    const PING: &'static [u8] = &[];
+
+    /// Appends what an event of a generation comes to; nothing is fine. `from` is the generation's number, 0 where there
+    /// is but one; `times` are the request's so far.
+    fn encode(&mut self, from: usize, event: Event, times: Times, out: &mut Vec<u8>);
 
     /// The whole answer, where only the rendered prompt was asked for.
     fn rendered(&self, prompt: String) -> Response;
 }
+
+/// Silence after which a [`Encoder::PING`] is sent.
+const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 15_000 });
 
 /// Times of a request in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,27 +59,56 @@ pub(crate) fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Answers with a stream. What fails before the first piece is an error with its own status.
-pub(crate) async fn respond<E: Encoder>(mut running: Running, mut encoder: E) -> Result<Response, Failure> {
-    let first = loop {
-        match running.next().await {
-            Some(Event::Progress { .. }) => {}
-            Some(Event::Error(failure)) => return Err(failure),
-            Some(Event::Rendered(prompt)) => return Ok(encoder.rendered(prompt)),
-            event => break event,
-        }
-    };
-    let mut out = Vec::new();
-    if let Some(event) = first {
-        encoder.encode(event, Times::of(&running), &mut out);
+/// Generations of one request side by side.
+struct Several {
+    events: SelectAll<BoxStream<'static, (usize, Event, Times)>>,
+}
+
+impl Several {
+    fn new(running: Vec<Running>) -> Self {
+        let one = |(from, running): (usize, Running)| {
+            unfold(running, move |mut running| async move {
+                let event = running.next().await?;
+                Some(((from, event, Times::of(&running)), running))
+            })
+            .boxed()
+        };
+        Self { events: select_all(running.into_iter().enumerate().map(one)) }
     }
-    let pieces = unfold((running, encoder, out), |(mut running, mut encoder, mut out)| async move {
+
+    async fn next(&mut self) -> Option<(usize, Event, Times)> {
+        self.events.next().await
+    }
+}
+
+/// Answers with a stream. What fails before the first piece is an error with its own status.
+pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Response, Failure> {
+    let mut several = Several::new(running);
+    let mut out = Vec::new();
+    while out.is_empty() {
+        match several.next().await {
+            None => break,
+            Some((_, Event::Error(failure), _)) => return Err(failure),
+            Some((_, Event::Rendered(prompt), _)) => return Ok(encoder.rendered(prompt)),
+            Some((from, event, times)) => encoder.encode(from, event, times, &mut out),
+        }
+    }
+    let pieces = unfold(Some((several, encoder, out)), |state| async {
+        let (mut several, mut encoder, mut out) = state?;
+        let mut failed = false;
         while out.is_empty() {
-            let event = running.next().await?;
-            encoder.encode(event, Times::of(&running), &mut out);
+            match timeout(SILENCE, several.next()).await {
+                Ok(None) => return None,
+                Ok(Some((from, event, times))) => {
+                    failed = matches!(event, Event::Error(_));
+                    encoder.encode(from, event, times, &mut out);
+                }
+                Err(_) => out.extend_from_slice(E::PING),
+            }
         }
         let piece = Bytes::from(std::mem::take(&mut out));
-        Some((Ok(piece), (running, encoder, out)))
+        // One that fails ends them all.
+        Some((Ok(piece), (!failed).then_some((several, encoder, out))))
     });
     Ok(stream(E::WIRE, pieces))
 }
@@ -90,7 +130,6 @@ pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> 
     let mut all = Collected::default();
     while let Some(event) = running.next().await {
         match event {
-            Event::Progress { .. } | Event::Embedded(..) => {}
             Event::Thinking(piece) => {
                 all.thinking.push_str(&piece.text);
                 all.logprobs.extend(piece.logprobs);
@@ -103,6 +142,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> 
             Event::Rendered(prompt) => all.rendered = Some(prompt),
             Event::Done(done) => all.done = Some(done),
             Event::Error(failure) => return Err(failure),
+            _ => {}
         }
     }
     all.times = Times::of(&running);

@@ -3,7 +3,9 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message};
+use puna_api::native::{
+    ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message, Tool, ToolChoice,
+};
 use puna_store::Model;
 use serde::Serialize;
 
@@ -55,7 +57,10 @@ pub(crate) fn generate(
             template: text(request.template),
             raw: request.raw,
             context: Some(context).filter(|tokens| !tokens.is_empty()),
+            tokens: None,
         }),
+        tool_choice: ToolChoice::Auto,
+        parallel_tool_calls: true,
     })
 }
 
@@ -78,6 +83,8 @@ pub(crate) fn chat(
     for message in &mut messages {
         message.role = message.role.to_lowercase();
     }
+    let tool_choice = request.tool_choice.unwrap_or_default();
+    check_tool_choice(&tool_choice, &request.tools)?;
     Ok(Generate {
         model: model_text(model, config),
         options,
@@ -87,8 +94,25 @@ pub(crate) fn chat(
         shift: shift(request.shift, model),
         logprobs: logprobs(request.logprobs, request.top_logprobs)?,
         render_only: request.debug_render_only,
+        tool_choice,
+        parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         input: Input::Chat { messages, tools: request.tools },
     })
+}
+
+/// Refuses a call that cannot be made.
+fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), Failure> {
+    match choice {
+        ToolChoice::Required if tools.is_empty() => {
+            Err(Failure::bad_request("tool_choice demands a call, but there are no tools"))
+        }
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name() == name) => {
+            Err(Failure::bad_request(format!(
+                "tool_choice names the function {name:?}, which is not among the tools"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether older tokens make room: as asked, else as the model's family can.
@@ -158,7 +182,7 @@ impl GenerateEncoder {
 impl Encoder for GenerateEncoder {
     const WIRE: Wire = Wire::Ndjson;
 
-    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
         let line = match event {
             Event::Thinking(piece) => {
                 GenerateResponse { thinking: piece.text, logprobs: piece.logprobs, ..self.object() }
@@ -169,7 +193,7 @@ impl Encoder for GenerateEncoder {
             Event::ToolCall(call) => GenerateResponse { tool_calls: vec![call], ..self.object() },
             Event::Done(done) => self.end(*done, times),
             Event::Error(failure) => return push_line(&error_body(&failure), out),
-            Event::Progress { .. } | Event::Rendered(_) | Event::Embedded(..) => return,
+            _ => return,
         };
         push_line(&line, out);
     }
@@ -221,7 +245,7 @@ impl ChatEncoder {
 impl Encoder for ChatEncoder {
     const WIRE: Wire = Wire::Ndjson;
 
-    fn encode(&mut self, event: Event, times: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
         let mut line = self.object();
         match event {
             Event::Thinking(piece) => {
@@ -235,7 +259,7 @@ impl Encoder for ChatEncoder {
             Event::ToolCall(call) => line.message.tool_calls = vec![call],
             Event::Done(done) => line = self.end(&done, times),
             Event::Error(failure) => return push_line(&error_body(&failure), out),
-            Event::Progress { .. } | Event::Rendered(_) | Event::Embedded(..) => return,
+            _ => return,
         }
         // Here, unlike with generate, lines with nothing in them are not sent.
         if line.done || !line.message.is_empty() || !line.logprobs.is_empty() {

@@ -30,6 +30,8 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         model: request.model,
         messages,
         tools: request.tools,
+        tool_choice: request.tool_choice,
+        parallel_tool_calls: request.parallel_tool_calls,
         stream: Some(request.stream),
         format: request.response_format.map(format).transpose()?.flatten(),
         keep_alive: request.keep_alive,
@@ -323,7 +325,7 @@ impl ChatEncoder {
 impl Encoder for ChatEncoder {
     const WIRE: Wire = Wire::Sse;
 
-    fn encode(&mut self, event: Event, _: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
         let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
         match event {
             Event::Thinking(piece) | Event::Content(piece) if empty(&piece) => {}
@@ -341,7 +343,7 @@ impl Encoder for ChatEncoder {
             }
             Event::Done(done) => self.end(&done, out),
             Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
-            Event::Progress { .. } | Event::Rendered(_) | Event::Embedded(..) => {}
+            _ => {}
         }
     }
 

@@ -28,6 +28,7 @@ fn call() -> Event {
 fn done(reason: Reason) -> Event {
     Event::Done(Box::new(Done {
         reason,
+        stop: None,
         prompt_tokens: 12,
         cached_tokens: 0,
         prefill: Duration::from_nanos(173884000),
@@ -42,7 +43,7 @@ fn done(reason: Reason) -> Event {
 
 fn text(mut encoder: impl Encoder, events: impl IntoIterator<Item = Event>) -> String {
     let mut out = Vec::new();
-    events.into_iter().for_each(|event| encoder.encode(event, TIMES, &mut out));
+    events.into_iter().for_each(|event| encoder.encode(0, event, TIMES, &mut out));
     String::from_utf8(out).unwrap()
 }
 

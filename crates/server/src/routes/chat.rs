@@ -34,7 +34,7 @@ pub(super) async fn chat(
     }
     let running = prepared.start();
     if stream {
-        return Ok(respond(running, encoder).await?);
+        return Ok(respond(vec![running], encoder).await?);
     }
     Ok(encoder.whole(collect(running).await?))
 }

@@ -22,7 +22,7 @@ pub(super) async fn generate(
     let encoder = GenerateEncoder { model: request.model.clone(), with_context };
     Ok(match start(&app, client, request).await? {
         Started::Nothing(reason) => encoder.empty(reason),
-        Started::Running(running) if stream => respond(running, encoder).await?,
+        Started::Running(running) if stream => respond(vec![running], encoder).await?,
         Started::Running(running) => encoder.whole(collect(running).await?),
     })
 }

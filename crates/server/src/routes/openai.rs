@@ -37,7 +37,7 @@ pub(super) async fn chat_completions(
     let encoder = ChatEncoder::new(name.given, include_usage);
     let running = prepared.start();
     if stream {
-        return Ok(respond(running, encoder).await?);
+        return Ok(respond(vec![running], encoder).await?);
     }
     Ok(encoder.whole(collect(running).await?))
 }
@@ -54,7 +54,7 @@ pub(super) async fn completions(
     let encoder = CompletionEncoder::new(request.model.clone(), include_usage);
     Ok(match generate::start(&app, client, request).await? {
         Started::Nothing(reason) => encoder.empty(reason),
-        Started::Running(running) if stream => respond(running, encoder).await?,
+        Started::Running(running) if stream => respond(vec![running], encoder).await?,
         Started::Running(running) => encoder.whole(collect(running).await?),
     })
 }

@@ -25,6 +25,7 @@ pub(super) struct Answer {
     generator: Arc<dyn Generator>,
     splitter: Option<ThinkingSplitter>,
     prompt: Vec<u32>,
+    stop: Vec<String>,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -49,6 +50,7 @@ impl Answer {
             generator,
             splitter,
             prompt: prompt.to_vec(),
+            stop: Vec::new(),
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -64,6 +66,12 @@ impl Answer {
     pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
         self.dropped_messages = messages as u64;
         self.cut_tokens = tokens as u64;
+        self
+    }
+
+    /// Remembers the stop strings of the job, in its order.
+    pub(super) fn with_stop(mut self, stop: &[String]) -> Self {
+        self.stop = stop.to_vec();
         self
     }
 
@@ -141,6 +149,10 @@ impl Answer {
                 Finish::End | Finish::Stop(_) => Reason::Stop,
                 Finish::Length => Reason::Length,
             },
+            stop: match summary.finish {
+                Finish::Stop(index) => self.stop.get(index).cloned(),
+                Finish::End | Finish::Length => None,
+            },
             prompt_tokens: summary.prompt_tokens as u64,
             cached_tokens: summary.cached_tokens as u64,
             prefill: summary.prefill,
@@ -159,6 +171,7 @@ impl Answer {
         let first = self.first.unwrap_or(now);
         Done {
             reason: Reason::Stop,
+            stop: None,
             prompt_tokens: self.prompt.len() as u64,
             cached_tokens: 0,
             prefill: first - self.started,

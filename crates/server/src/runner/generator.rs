@@ -3,6 +3,7 @@
 use puna_engine::{Job, Sink};
 
 use super::protocol::{LoadSpec, MemoryParts, Pulse};
+use crate::canonical::Tokenize;
 
 /// Loads models.
 pub trait Loader: Sync {
@@ -54,6 +55,9 @@ pub trait Generator: Send + Sync {
     /// Tokens of a prompt: special tokens in the text are read as such; what the model wants before and after every
     /// text is added unless it is there.
     fn encode(&self, text: &str) -> Vec<u32>;
+
+    /// Tokens of any text, as asked for.
+    fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
 
     /// The text of tokens, special ones included.
     fn decode(&self, tokens: &[u32]) -> String;

@@ -15,6 +15,7 @@ use puna_tokenizer::{Encode, Tokenizer};
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::is_out_of_memory;
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse};
+use crate::canonical::Tokenize;
 use crate::scheduler::LoadOptions;
 use crate::speculate::Draft;
 
@@ -221,6 +222,11 @@ impl Generator for Local {
             tokens.remove(0);
         }
         tokens
+    }
+
+    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+        let Tokenize { text, add_special, parse_special } = text;
+        self.tokenizer().encode(text, Encode { add_special: *add_special, parse_special: *parse_special })
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

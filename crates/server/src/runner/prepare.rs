@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use puna_api::native::{self, Tool};
+use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::Job;
 use puna_prompt::{
     Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ThinkingSplitter, ToolCall,
@@ -93,41 +93,48 @@ impl Preparer {
     pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), Failure> {
         match task {
             Task::Generate(generate) => self.generate(handle, *generate),
+            Task::Count(generate) => self.count(&handle, *generate),
             Task::Embed(embed) => self.embed(handle, embed),
+            Task::Tokenize(text) => self.end(&handle, Event::Tokens(self.generator.tokenize(&text))),
+            Task::Detokenize(tokens) => {
+                let text = self.known(&tokens).map(|()| self.generator.decode(&tokens))?;
+                self.end(&handle, Event::Text(text))
+            }
         }
     }
 
-    fn generate(&self, handle: Handle, task: Generate) -> Result<(), Failure> {
+    fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), Failure> {
         if task.format.is_some() {
             return Err(Failure::bad_request("format: answers in JSON or of a schema are not supported yet"));
         }
+        task.options.stop.retain(|stop| !stop.is_empty());
         let thinks = task.model.thinking && task.think != Some(native::Think::Off);
-        let text = match &task.input {
-            Input::Chat { messages, tools } => self.chat(&handle, &task, messages, tools)?,
-            Input::Prompt(prompt) => self.prompt(&handle, &task, prompt)?,
-        };
+        let text = self.text(&handle, &task)?;
         listening(&handle)?;
         if task.render_only {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
         }
-        let tokens = self.tokens(&text.prompt, &task)?;
+        let tokens = self.tokens(self.prompt_tokens(&text.prompt, &task), &task)?;
         let num_ctx = self.generator.facts().num_ctx;
-        let RunOptions { mut sampling, stop, num_predict, speculate, draft_num_predict, .. } = task.options;
+        let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = text.template.filter(|_| thinks).and_then(|template| template.think_tags());
         let splitter = tags.map(|tags| ThinkingSplitter::new(tags, &text.prompt));
         let answer = Answer::new(handle.clone(), self.generator.clone(), splitter, &tokens.tokens)
+            .with_stop(&task.options.stop)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 {
             handle.send(Event::Done(Box::new(no_tokens(answer))));
             return Ok(());
         }
+        // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.
+        handle.send(Event::Started { prompt_tokens: tokens.tokens.len() as u64 });
         let most = 10 * u64::from(num_ctx);
         let job = Job {
             prompt: tokens.tokens,
             sampling,
-            stop: stop.into_iter().filter(|s| !s.is_empty()).collect(),
+            stop: task.options.stop,
             max_tokens: Some(u64::try_from(num_predict).unwrap_or(most).min(most) as usize),
             keep: tokens.keep,
             shift: task.shift,
@@ -140,6 +147,29 @@ impl Preparer {
             self.generator.cancel(job);
         }
         Ok(())
+    }
+
+    /// Counts a prompt's tokens, as many as they are.
+    fn count(&self, handle: &Handle, task: Generate) -> Result<(), Failure> {
+        let task = Generate { truncate: false, ..task };
+        let text = self.text(handle, &task)?;
+        listening(handle)?;
+        self.end(handle, Event::Counted(self.prompt_tokens(&text.prompt, &task).len() as u64))
+    }
+
+    fn end(&self, handle: &Handle, event: Event) -> Result<(), Failure> {
+        handle.send(event);
+        Ok(())
+    }
+
+    fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, Failure> {
+        match &task.input {
+            Input::Chat { messages, tools } => {
+                let offered = if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
+                self.chat(handle, task, messages, offered)
+            }
+            Input::Prompt(prompt) => self.prompt(handle, task, prompt),
+        }
     }
 
     /// The prompt of a conversation: stored messages and those of the request.
@@ -162,6 +192,10 @@ impl Preparer {
 
     /// The prompt of a single text.
     fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
+        if let Some(tokens) = &prompt.tokens {
+            self.known(tokens)?;
+            return Ok(Text { prompt: self.generator.decode(tokens), template: None, dropped_messages: 0 });
+        }
         if prompt.raw {
             return Ok(Text { prompt: prompt.text.clone(), template: None, dropped_messages: 0 });
         }
@@ -195,10 +229,16 @@ impl Preparer {
     /// The text of an earlier answer's tokens.
     fn earlier(&self, context: Option<&[u32]>) -> Result<String, Failure> {
         let Some(tokens) = context else { return Ok(String::new()) };
+        self.known(tokens).map_err(|e| Failure::bad_request(format!("context: {}", e.message)))?;
+        Ok(self.generator.decode(tokens))
+    }
+
+    /// Refuses tokens that the model does not have.
+    fn known(&self, tokens: &[u32]) -> Result<(), Failure> {
         let known = self.generator.vocab_size();
         match tokens.iter().find(|token| **token as usize >= known) {
-            Some(token) => Err(Failure::bad_request(format!("context: this model has no token {token}"))),
-            None => Ok(self.generator.decode(tokens)),
+            Some(token) => Err(Failure::bad_request(format!("this model has no token {token}"))),
+            None => Ok(()),
         }
     }
 
@@ -255,9 +295,16 @@ impl Preparer {
         self.templates.get(kind, source).map_err(failure)
     }
 
-    /// The prompt's tokens; one that is too long for the context is cut in the middle, or refused.
-    fn tokens(&self, prompt: &str, task: &Generate) -> Result<Tokens, Failure> {
-        let mut tokens = self.generator.encode(prompt);
+    /// The tokens of a prompt: those of the request, if it brought some.
+    fn prompt_tokens(&self, prompt: &str, task: &Generate) -> Vec<u32> {
+        match &task.input {
+            Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
+            _ => self.generator.encode(prompt),
+        }
+    }
+
+    /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
+    fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, Failure> {
         let (length, num_ctx) = (tokens.len(), self.generator.facts().num_ctx as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
         let keep =

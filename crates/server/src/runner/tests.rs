@@ -19,7 +19,7 @@ use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, WINDOW};
 use super::worker;
-use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task};
+use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task, Tokenize};
 use crate::scheduler::Exit;
 
 /// What the fake does; shared with the test.
@@ -132,6 +132,10 @@ impl Generator for FakeEngine {
         text.bytes().map(u32::from).collect()
     }
 
+    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+        text.text.bytes().map(u32::from).collect()
+    }
+
     fn decode(&self, tokens: &[u32]) -> String {
         tokens.iter().map(|t| char::from(*t as u8)).collect()
     }
@@ -161,6 +165,7 @@ impl Generator for FakeEngine {
             }
             let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
             let most = job.max_tokens.unwrap_or(usize::MAX);
+            let (mut finish, mut generated) = (Finish::Length, 0);
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
                     fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -173,19 +178,24 @@ impl Generator for FakeEngine {
                     thread::sleep(Duration::from_millis(1));
                 }
                 fake.generated.fetch_add(1, Ordering::Relaxed);
+                generated += 1;
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
                 let text = if again { "same ".into() } else { format!("w{i} ") };
+                if let Some(index) = job.stop.iter().position(|stop| stop == text.trim()) {
+                    finish = Finish::Stop(index);
+                    break;
+                }
                 if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs: None })) {
                     return;
                 }
                 thread::sleep(Duration::from_micros(200));
             }
             sink.send(EngineEvent::Done(Summary {
-                finish: Finish::Length,
+                finish,
                 prompt_tokens: job.prompt.len(),
                 cached_tokens: 0,
                 prefill: Duration::from_millis(1),
-                generated_tokens: most,
+                generated_tokens: generated,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
                 speculated: Default::default(),
@@ -246,6 +256,8 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
         shift,
         logprobs: None,
         render_only: false,
+        tool_choice: Default::default(),
+        parallel_tool_calls: true,
     }))
 }
 
@@ -302,6 +314,47 @@ async fn zero_tokens_are_no_tokens_and_endless_repetition_ends() {
 }
 
 #[tokio::test]
+async fn an_accepted_prompt_is_told_before_anything_else_and_a_stop_string_with_the_end() {
+    let link = loaded(&Arc::default(), 128).await;
+    let Task::Generate(mut generate) = task("hi", 10, 4, true, true) else { panic!() };
+    generate.options.stop = vec![String::new(), "w9".into(), "w3".into()];
+    let mut events = link.submit(1, Task::Generate(generate));
+    assert!(matches!(events.next().await, Some(Event::Started { prompt_tokens: 2 })));
+    let Event::Done(done) = end_of(&mut events).await else { panic!() };
+    assert_eq!((done.reason.as_str(), done.stop.as_deref()), ("stop", Some("w3")));
+}
+
+#[tokio::test]
+async fn tokens_are_counted_made_and_undone_without_generating() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 8).await;
+    let Task::Generate(generate) = task("much longer than the context", 10, 4, true, true) else { panic!() };
+    assert!(matches!(end(&link, Task::Count(generate)).await, Event::Counted(28)));
+    let text = Tokenize { text: "ab".into(), add_special: true, parse_special: false };
+    let Event::Tokens(tokens) = end(&link, Task::Tokenize(text)).await else { panic!() };
+    assert_eq!(tokens, [97, 98]);
+    assert!(matches!(end(&link, Task::Detokenize(tokens)).await, Event::Text(text) if text == "ab"));
+    let Event::Error(failure) = end(&link, Task::Detokenize(vec![97, 256])).await else { panic!() };
+    assert_eq!((failure.status, failure.message.as_str()), (400, "this model has no token 256"));
+    assert_eq!(fake.generated.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_prompt_of_tokens_is_taken_as_it_is() {
+    let link = loaded(&Arc::default(), 128).await;
+    let ask = |tokens: Vec<u32>| {
+        let Task::Generate(mut generate) = task("", 2, 4, true, true) else { panic!() };
+        generate.input = Input::Prompt(Prompt { tokens: Some(tokens), ..Prompt::default() });
+        Task::Generate(generate)
+    };
+    let Event::Done(done) = end(&link, ask(vec![1, 2, 3])).await else { panic!() };
+    assert_eq!((done.prompt_tokens, done.generated_tokens), (3, 2));
+    assert!(
+        matches!(end(&link, ask(vec![1, 999])).await, Event::Error(f) if f.message == "this model has no token 999")
+    );
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_slows_only_its_own_answer() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
@@ -312,7 +365,7 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
     assert!(matches!(end(&link, task("hi", 200, 4, true, true)).await, Event::Done(_)));
     let mut pieces = 0;
     while let Some(event) = slow.next().await {
-        pieces += usize::from(!event.is_end());
+        pieces += usize::from(matches!(event, Event::Content(_)));
     }
     assert_eq!(pieces, 1000);
 }
