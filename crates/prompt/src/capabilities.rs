@@ -32,6 +32,7 @@ impl Capabilities {
                 }
             }
             Template::Jinja(jinja) => of_jinja(jinja.source()),
+            Template::BuiltIn(renderer) => renderer.capabilities(),
         }
     }
 

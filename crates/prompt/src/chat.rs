@@ -60,7 +60,11 @@ pub(crate) fn render_messages(
     chat: &Chat<'_>,
     messages: &[Message],
 ) -> Result<String, PromptError> {
-    let messages = with_image_tags(messages);
+    // A renderer has its own places for images.
+    let messages = match template {
+        Template::BuiltIn(_) => Cow::Borrowed(messages),
+        Template::Go(_) | Template::Jinja(_) => with_image_tags(messages),
+    };
     let think = think_for(template, chat.think.as_ref());
     match template {
         Template::Go(go) => {
@@ -75,6 +79,7 @@ pub(crate) fn render_messages(
             Ok(out)
         }
         Template::Jinja(jinja) => jinja_chat::render(jinja, chat, &messages, think.as_deref()),
+        Template::BuiltIn(renderer) => renderer.render(chat, &messages),
     }
 }
 

@@ -60,6 +60,12 @@ pub enum PromptError {
         /// Which bound was reached.
         bound: Bound,
     },
+    /// There is no built-in renderer of this name.
+    #[error("unknown renderer {0:?}")]
+    UnknownRenderer(String),
+    /// A built-in renderer refused the conversation; the text says why, in the words of Ollama.
+    #[error("{0}")]
+    Refused(String),
     /// `suffix` was given, but the template has no place for it.
     #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
     NoInsert,

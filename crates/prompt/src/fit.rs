@@ -83,7 +83,10 @@ fn accepted(
         match attempt(*cut) {
             Ok(fitted) => return Ok(Some((passed, fitted))),
             Err(
-                PromptError::Raised { .. } | PromptError::JinjaRender { .. } | PromptError::GoRender { .. },
+                PromptError::Raised { .. }
+                | PromptError::Refused(_)
+                | PromptError::JinjaRender { .. }
+                | PromptError::GoRender { .. },
             ) => {}
             Err(other) => return Err(other),
         }

@@ -1,6 +1,7 @@
 //! From a conversation to the text that is tokenized, and back from the model's text to thoughts and answer.
 //!
 //! * [`Template`]: a Go or Jinja template, parsed; [`Template::capabilities`] tells what it supports.
+//! * [`Renderer`]: a prompt format that is built in, by name; a [`Template`] too.
 //! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
 //! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
 //! * [`ThinkingSplitter`]: separates thoughts from the answer while it streams.
@@ -32,6 +33,7 @@ mod limits;
 mod message;
 mod named;
 mod parser;
+mod renderers;
 mod template;
 mod thinking;
 
@@ -46,6 +48,7 @@ pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
 pub use parser::OutputParser;
+pub use renderers::Renderer;
 pub use template::{Kind, Template};
 pub use thinking::{Split, ThinkTags, ThinkingSplitter};
 

@@ -1,17 +1,20 @@
-//! A template of either language.
+//! A template of either language, or a built-in format in place of one.
 
 use crate::go::GoTemplate;
 use crate::jinja::JinjaTemplate;
+use crate::renderers::Renderer;
 use crate::thinking::{self, ThinkTags};
 use crate::{Capabilities, PromptError};
 
-/// The two languages of templates.
+/// The two languages of templates, and what needs no template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Go's `text/template`, as in a Modelfile's `TEMPLATE`.
     Go,
     /// Jinja, as in a GGUF's `tokenizer.chat_template`.
     Jinja,
+    /// No template but the name of a built-in renderer, as in a Modelfile's `RENDERER`.
+    BuiltIn,
 }
 
 /// A parsed template; cheap to keep, parse it once a model.
@@ -21,14 +24,17 @@ pub enum Template {
     Go(GoTemplate),
     /// Jinja with the data of Hugging Face's transformers.
     Jinja(JinjaTemplate),
+    /// A built-in format.
+    BuiltIn(Renderer),
 }
 
 impl Template {
-    /// Parses a source.
+    /// Parses a source, or finds a built-in renderer by its name.
     pub fn parse(kind: Kind, source: &str) -> Result<Template, PromptError> {
         match kind {
             Kind::Go => GoTemplate::parse(source).map(Template::Go),
             Kind::Jinja => JinjaTemplate::parse(source).map(Template::Jinja),
+            Kind::BuiltIn => Renderer::by_name(source).map(Template::BuiltIn),
         }
     }
 
@@ -48,14 +54,16 @@ impl Template {
         match self {
             Template::Go(_) => Kind::Go,
             Template::Jinja(_) => Kind::Jinja,
+            Template::BuiltIn(_) => Kind::BuiltIn,
         }
     }
 
-    /// The text it was parsed from.
+    /// The text it was parsed from, or the name of the renderer.
     pub fn source(&self) -> &str {
         match self {
             Template::Go(go) => go.source(),
             Template::Jinja(jinja) => jinja.source(),
+            Template::BuiltIn(renderer) => renderer.name(),
         }
     }
 
@@ -72,6 +80,7 @@ impl Template {
                 (!open.is_empty() && !close.is_empty()).then_some(ThinkTags { open, close })
             }
             Template::Jinja(jinja) => thinking::tags_in_jinja(jinja.source()),
+            Template::BuiltIn(renderer) => renderer.think_tags(),
         }
     }
 
@@ -79,7 +88,16 @@ impl Template {
     pub fn tool_tag(&self) -> Option<String> {
         match self {
             Template::Go(go) => Some(go.tool_tag()),
-            Template::Jinja(_) => None,
+            Template::Jinja(_) | Template::BuiltIn(_) => None,
+        }
+    }
+
+    /// The text of the first token that it writes itself, if that is known; a tokenizer that puts this token in front
+    /// of every text must not meet it. Empty for templates, which are given [`crate::Chat::bos`].
+    pub fn leading_bos(&self) -> &'static str {
+        match self {
+            Template::Go(_) | Template::Jinja(_) => "",
+            Template::BuiltIn(renderer) => renderer.leading_bos(),
         }
     }
 }

@@ -422,7 +422,7 @@ fn exponent(scientific: &str) -> String {
 }
 
 /// A float as `encoding/json` writes it; no JSON number is written for infinities and NaN, Go refuses them.
-pub(super) fn float_json(f: f64) -> String {
+pub(crate) fn float_json(f: f64) -> String {
     if !f.is_finite() {
         return "null".to_string();
     }

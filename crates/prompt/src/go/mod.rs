@@ -23,9 +23,11 @@ use serde_json::Value as Json;
 use crate::PromptError;
 use crate::limits::Budget;
 use crate::message::{Message, Think};
+pub(crate) use fmt::float_json;
 use funcs::{Env, is_function};
 use node::{Arg, Command, Expr, List, Node, Pipe};
 use value::Value;
+pub(crate) use value::json_string;
 
 /// A parsed Go template.
 #[derive(Debug, Clone)]

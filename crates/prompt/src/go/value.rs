@@ -231,7 +231,7 @@ fn json_to(out: &mut String, value: &Value) {
         Value::Bool(b) => out.push_str(if *b { "true" } else { "false" }),
         Value::Int(n) => _ = write!(out, "{n}"),
         Value::Float(f) => out.push_str(&super::fmt::float_json(*f)),
-        Value::Str(s) => json_string(out, s),
+        Value::Str(s) => json_string(out, s, true),
         Value::List(l) => match (l.shows, l.items()) {
             (Shows::TypeNames, [one]) => json_to(out, one),
             (Shows::NilSlice, _) => out.push_str("null"),
@@ -254,7 +254,7 @@ fn json_to(out: &mut String, value: &Value) {
                 if !std::mem::take(&mut first) {
                     out.push(',');
                 }
-                json_string(out, key);
+                json_string(out, key, true);
                 out.push(':');
                 json_to(out, item);
             };
@@ -277,7 +277,7 @@ fn json_to(out: &mut String, value: &Value) {
                 if i > 0 {
                     out.push(',');
                 }
-                json_string(out, field.json);
+                json_string(out, field.json, true);
                 out.push(':');
                 json_to(out, &field.value);
             }
@@ -286,7 +286,8 @@ fn json_to(out: &mut String, value: &Value) {
     }
 }
 
-fn json_string(out: &mut String, text: &str) {
+/// A JSON string; `<`, `>` and `&` are escaped only if `html` says so.
+pub(crate) fn json_string(out: &mut String, text: &str, html: bool) {
     out.push('"');
     for c in text.chars() {
         match c {
@@ -297,6 +298,7 @@ fn json_string(out: &mut String, text: &str) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
+            '<' | '>' | '&' if !html => out.push(c),
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\0'..='\u{1f}' => {
                 _ = write!(out, "\\u{:04x}", u32::from(c));
             }

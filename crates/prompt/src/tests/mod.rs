@@ -8,4 +8,5 @@ mod hostile;
 mod jinja_cases;
 mod jinja_vectors;
 mod named;
+mod renderers;
 mod thinking;

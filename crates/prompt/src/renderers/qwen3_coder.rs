@@ -1,0 +1,49 @@
+//! Qwen3-Coder: ChatML with tools and calls in tags. It does not think.
+
+use super::xml::{self, Values};
+use super::{Input, closes_results, opens_results};
+use crate::PromptError;
+use crate::message::Message;
+
+const SYSTEM: &str = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.";
+
+pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+    // The first system message with a text counts, the others are dropped.
+    let (system, messages): (Vec<&Message>, Vec<&Message>) =
+        input.messages.iter().partition(|m| m.role == "system");
+    let system = system.iter().map(|m| m.content.as_str()).find(|text| !text.is_empty());
+    if system.is_some() || !input.tools.is_empty() {
+        out.extend(["<|im_start|>system\n", system.unwrap_or(SYSTEM)]);
+        if !input.tools.is_empty() {
+            out.push_str("\n\n");
+            xml::declare(out, input.tools, Values::Go);
+        }
+        out.push_str("<|im_end|>\n");
+    }
+    for (i, message) in messages.iter().enumerate() {
+        match message.role.as_str() {
+            "assistant" => {
+                out.extend(["<|im_start|>assistant\n", &message.content]);
+                if !message.tool_calls.is_empty() && !message.content.is_empty() {
+                    out.push('\n');
+                }
+                for call in &message.tool_calls {
+                    out.push('\n');
+                    xml::call(out, call, Values::Go);
+                }
+                let is_open = i + 1 == messages.len() && message.tool_calls.is_empty();
+                out.push_str(if is_open { "" } else { "<|im_end|>\n" });
+            }
+            "tool" => {
+                out.push_str(if opens_results(&messages, i) { "<|im_start|>user" } else { "" });
+                out.extend(["\n<tool_response>\n", &message.content, "\n</tool_response>"]);
+                out.push_str(if closes_results(&messages, i) { "<|im_end|>\n" } else { "" });
+            }
+            role => out.extend(["<|im_start|>", role, "\n", &message.content, "<|im_end|>\n"]),
+        }
+    }
+    if messages.last().is_some_and(|last| last.role != "assistant") {
+        out.push_str("<|im_start|>assistant\n");
+    }
+    Ok(())
+}
