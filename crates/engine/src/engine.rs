@@ -7,8 +7,10 @@ use std::thread::JoinHandle;
 
 use puna_gguf::View;
 use puna_graph::{Backend, Description};
+use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
+use crate::constraint::{Constrained, Masks};
 use crate::driver::{Command, Driver};
 use crate::embed::{Done, EmbedJob};
 use crate::error::EngineError;
@@ -47,6 +49,7 @@ struct Inner {
     stats: Arc<Mutex<Stats>>,
     speculation: Speculation,
     drafters: Drafters,
+    masks: Arc<Masks>,
     next_id: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -103,6 +106,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || driver.work(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let (speculation, next_id) = (options.speculation, AtomicU64::new(1));
+        let masks = Arc::new(Masks::new());
         let inner = Inner {
             commands,
             tokenizer,
@@ -112,6 +116,7 @@ impl Engine {
             stats,
             speculation,
             drafters,
+            masks,
             next_id,
             thread,
         };
@@ -133,6 +138,14 @@ impl Engine {
         &self.inner.device
     }
 
+    /// Makes a grammar for a [`Job`]'s answer. The first one takes longer: all tokens are sorted.
+    ///
+    /// # Errors
+    /// What is wrong with the constraint.
+    pub fn grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        self.inner.masks.grammar(constraint, &self.inner.tokenizer)
+    }
+
     /// Generates; `sink` hears of it.
     pub fn submit(&self, mut job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
         let info = &self.inner.info;
@@ -143,7 +156,10 @@ impl Engine {
         let id = self.next_id();
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
-        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab, drafter);
+        let masks = || Arc::clone(&self.inner.masks);
+        let constrained = job.grammar.take().map(|grammar| Constrained::new(grammar, masks()));
+        let sequence =
+            Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab, drafter, constrained);
         self.send(Command::Submit(Box::new(sequence)))?;
         Ok(id)
     }

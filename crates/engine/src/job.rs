@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_sampler::Params;
+use puna_sampler::{Grammar, Params};
 
 use crate::speculate::{Speculated, Speculation};
 
@@ -27,6 +27,9 @@ pub struct Job {
     pub client: u64,
     /// Whether and how to guess ahead; `None` as the engine's options say.
     pub speculation: Option<Speculation>,
+    /// The form of the answer, from [`crate::Engine::grammar`]. It holds from where [`Sink::stage`] says that the answer
+    /// begins.
+    pub grammar: Option<Grammar>,
 }
 
 impl Job {
@@ -42,6 +45,7 @@ impl Job {
             logprobs: None,
             client: 0,
             speculation: None,
+            grammar: None,
         }
     }
 }
@@ -111,6 +115,17 @@ pub struct Summary {
     pub tokens: Vec<u32>,
 }
 
+/// What the next piece of text would be to a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// A thought, or nothing that counts: the answer begins later.
+    Before,
+    /// The answer.
+    Answer,
+    /// The end of a thought and the beginning of the answer in one.
+    Mixed,
+}
+
 /// Where a job's events go.
 pub trait Sink: Send {
     /// Whether another event would be taken now. While it is not, the sequence pauses and others go on.
@@ -122,6 +137,13 @@ pub trait Sink: Send {
     /// made.
     fn room(&self) -> usize {
         usize::MAX
+    }
+
+    /// What `text` would be, were it the next piece; an empty text asks whether the answer is due. Asked of jobs with a
+    /// [`Job::grammar`] until the answer begins.
+    fn stage(&self, text: &str) -> Stage {
+        let _ = text;
+        Stage::Answer
     }
 
     /// Takes an event; `false` says that nobody listens any more, and cancels the job.

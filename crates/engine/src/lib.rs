@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod constraint;
 mod driver;
 mod embed;
 mod engine;
@@ -23,7 +24,7 @@ mod vocab;
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};
-pub use job::{Event, Finish, Job, Piece, Sink, Summary};
+pub use job::{Event, Finish, Job, Piece, Sink, Stage, Summary};
 pub use options::{EngineOptions, MemoryReport, ModelInfo, plan_memory, plan_memory_with_draft};
 pub use pages::PAGE_TOKENS;
 pub use puna_models::Pooling;

@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, StopMatcher, Vocab, log_probs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
+use crate::constraint::Constrained;
 use crate::held::Held;
-use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
+use crate::job::{Event, Finish, Job, Piece, Sink, Stage, Summary};
 use crate::pages::PAGE_TOKENS;
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
+
+/// What a model's output is that no token can be drawn from.
+pub const NOT_A_NUMBER: &str = "the model's output is not a number anywhere: the file may be damaged";
 
 /// A job's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +32,7 @@ pub struct Sequence {
     pub computed: usize,
     pub held: Held,
     sampler: Sampler,
+    constrained: Option<Constrained>,
     decoder: StreamDecoder,
     stop: StopMatcher,
     pub guesser: Guesser,
@@ -52,6 +57,7 @@ impl Sequence {
         tokenizer: &Arc<Tokenizer>,
         n_vocab: usize,
         drafter: Box<dyn Drafter>,
+        constrained: Option<Constrained>,
     ) -> Self {
         let mut sampling = job.sampling.clone();
         sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&token| (token, f32::NEG_INFINITY)));
@@ -64,6 +70,7 @@ impl Sequence {
             computed: 0,
             held: Held::default(),
             sampler,
+            constrained,
             decoder: tokenizer.decoder(),
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
@@ -158,16 +165,25 @@ impl Sequence {
             return false;
         }
         let raw = self.job.logprobs.map(|_| logits.to_vec());
-        let Some(token) = self.sampler.try_sample(logits) else {
-            self.fail("the model's output is not a number anywhere: the file may be damaged");
-            return false;
+        let token = match self.draw(logits, tokenizer) {
+            Ok(token) => token,
+            Err(reason) => {
+                self.fail(&reason);
+                return false;
+            }
         };
         self.sampler.accept(token);
         self.generated += 1;
         self.tokens.push(token);
         if tokenizer.is_eog(token) {
-            self.finish(Finish::End);
+            match self.constrained.as_ref().is_some_and(|c| !c.is_open()) {
+                true => self.fail("the model ended its text before it came to the answer"),
+                false => self.finish(Finish::End),
+            }
             return false;
+        }
+        if let Some(constrained) = &mut self.constrained {
+            constrained.accept(token);
         }
         let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
         let text = self.decoder.push(token);
@@ -184,6 +200,20 @@ impl Sequence {
             return false;
         }
         true
+    }
+
+    /// Draws from `logits`, within the answer's form.
+    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, String> {
+        let Some(constrained) = &mut self.constrained else {
+            let drawn = self.sampler.try_sample(logits);
+            return drawn.ok_or_else(|| NOT_A_NUMBER.into());
+        };
+        let (sink, decoder) = (&self.sink, &self.decoder);
+        let stage = |token| -> Stage {
+            let text = if tokenizer.is_eog(token) { String::new() } else { decoder.clone().push(token) };
+            sink.stage(&text)
+        };
+        constrained.draw(logits, &mut self.sampler, stage)
     }
 
     /// Tells the listener that it is over.

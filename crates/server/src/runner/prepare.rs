@@ -141,6 +141,7 @@ impl Preparer {
             logprobs: task.logprobs,
             client: handle.client,
             speculation: Some(speculate.speculation(draft_num_predict)),
+            grammar: None,
         };
         let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
         if !handle.started(job) {

@@ -1,0 +1,128 @@
+//! Answers of a given form.
+
+use std::sync::mpsc::{Sender, channel};
+
+use puna_engine::{Sink, Speculation, Stage};
+use puna_sampler::Constraint;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn person() -> Constraint {
+    Constraint::Schema(json!({
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "sea": {"type": "boolean"}, "age": {"type": "integer"}},
+        "required": ["city", "sea", "age"],
+    }))
+}
+
+fn constrained(engine: &Engine, constraint: &Constraint, job: Job) -> Job {
+    Job { grammar: Some(engine.grammar(constraint).unwrap()), max_tokens: Some(200), ..job }
+}
+
+fn is_person(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+    keys == ["city", "sea", "age"] && value["sea"].is_boolean() && value["age"].is_i64()
+}
+
+#[test]
+fn answers_have_the_form_whatever_is_drawn() {
+    let engine = cria(&EngineOptions::default());
+    let prompt = job(&engine, &chat("Tell me about Lima."));
+    for (seed, temperature) in [(0, 0.0), (1, 0.8), (2, 5.0), (3, 50.0)] {
+        let sampling =
+            Params { temperature, seed, top_k: 0, top_p: 1.0, repeat_penalty: 1.3, ..Params::default() };
+        let (text, summary) =
+            run(&engine, constrained(&engine, &person(), Job { sampling, ..prompt.clone() }));
+        match summary.finish {
+            // Wild draws may make a number longer than the answer may be.
+            Finish::Length => assert!(temperature > 1.0, "{text}"),
+            _ => assert!(is_person(&text) && summary.finish == Finish::End, "{text}"),
+        }
+    }
+}
+
+#[test]
+fn guesses_do_not_change_an_answer_of_a_form() {
+    let engine = cria(&EngineOptions::default());
+    let always = Speculation { always: true, ..Speculation::AUTO };
+    let list = Constraint::Gbnf("root ::= \"[\" pair (\", \" pair){9} \"]\"\npair ::= \"[\" [0-9]{1,3} \", \\\"\" [a-z]{2,6} \"\\\"]\"".into());
+    for sampling in [greedy(), Params { seed: 5, temperature: 1.0, ..Params::default() }] {
+        let base = Job { sampling, ..job(&engine, &chat("Count.")) };
+        let with = |speculation| {
+            let job = Job { speculation: Some(speculation), ..base.clone() };
+            run(&engine, constrained(&engine, &list, job))
+        };
+        let (plain, guessed) = (with(Speculation::OFF), with(always));
+        assert_eq!(plain.0, guessed.0);
+        assert!(guessed.1.speculated.all().accepted > 0, "nothing was guessed: {}", guessed.0);
+    }
+}
+
+#[test]
+fn company_of_other_forms_changes_nothing() {
+    let engine = cria(&EngineOptions::default());
+    let (question, yes) = (chat("Is water wet?"), Constraint::Regex("yes|no".into()));
+    let (alone, _) = run(&engine, job(&engine, &question));
+    let free = start(&engine, job(&engine, &question));
+    let short = start(&engine, constrained(&engine, &yes, job(&engine, &question)));
+    let long = start(&engine, constrained(&engine, &person(), job(&engine, &question)));
+    assert_eq!(finish(&free).0, alone);
+    assert!(["yes", "no"].contains(&finish(&short).0.as_str()));
+    assert!(is_person(&finish(&long).0));
+}
+
+/// Takes the text up to a mark for a thought.
+struct Thinker {
+    events: Sender<Event>,
+    text: String,
+    mark: &'static str,
+}
+
+impl Sink for Thinker {
+    fn stage(&self, text: &str) -> Stage {
+        let all = self.text.clone() + text;
+        match (self.text.contains(self.mark), all.split_once(self.mark)) {
+            (true, _) => Stage::Answer,
+            (false, Some((_, answer))) if !answer.trim().is_empty() => Stage::Mixed,
+            _ => Stage::Before,
+        }
+    }
+
+    fn send(&mut self, event: Event) -> bool {
+        if let Event::Piece(piece) = &event {
+            self.text.push_str(&piece.text);
+        }
+        self.events.send(event).is_ok()
+    }
+}
+
+#[test]
+fn a_thought_before_the_answer_is_free() {
+    let engine = cria(&EngineOptions::default());
+    let base = Job { max_tokens: Some(200), ..job(&engine, &chat("What is the capital of France?")) };
+    let (free, _) = run(&engine, base.clone());
+    let think = |mark, constraint: &Constraint| {
+        let (events, receiver) = channel();
+        let sink = Thinker { events, text: String::new(), mark };
+        engine.submit(constrained(&engine, constraint, base.clone()), Box::new(sink)).unwrap();
+        receiver
+    };
+    assert_eq!(free, "Paris.");
+    let (text, summary) = finish(&think("Paris", &Constraint::Regex("[0-9]{3}".into())));
+    let (thought, answer) = text.split_at(text.len() - 3);
+    assert!(thought == "Paris" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
+    assert_eq!(summary.finish, Finish::End);
+    // One that ends before it has answered has not done what it was asked for.
+    let events = think("never said", &person());
+    let end = std::iter::from_fn(|| events.recv_timeout(Duration::from_secs(60)).ok()).last();
+    assert!(matches!(end, Some(Event::Failed(reason)) if reason.contains("before it came to the answer")));
+}
+
+#[test]
+fn constraints_that_are_none_are_told_before_anything_runs() {
+    let engine = cria(&EngineOptions::default());
+    let error = engine.grammar(&Constraint::Schema(json!({"not": {}}))).unwrap_err();
+    assert!(error.to_string().contains("not"), "{error}");
+}
