@@ -79,6 +79,8 @@ pub struct Generate {
 /// What a model's manifest says about prompts.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ModelText {
+    /// The built-in renderer, which comes before all templates.
+    pub renderer: Option<String>,
     /// The Go template; without one the file's own template counts.
     pub template: Option<String>,
     /// With a Go template and one in the file: which to use, if that was said.

@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod blobs;
+mod builtin;
 mod create;
 mod digest;
 pub mod embedded;
@@ -48,6 +49,7 @@ mod store;
 mod tests;
 
 pub use blobs::{BlobWriter, NewBlob};
+pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
     CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
     Progress, ProgressFn, plan_local,

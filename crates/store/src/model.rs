@@ -8,6 +8,7 @@ use puna_gguf::Gguf;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded;
 use crate::error::StoreError;
@@ -210,10 +211,10 @@ impl Model {
     }
 
     /// What the model can do, in the order of the API: `completion` or `embedding`, then what its files, template and
-    /// config add. Built-in parsers are not looked at.
+    /// config add. With a renderer the words of templates do not count, but those of `suffix`: nobody else writes it.
     pub fn capabilities(&self) -> Vec<String> {
         let template = self.template.as_deref().unwrap_or_default();
-        capabilities(&self.facts, &self.projector_facts, template, &self.config.capabilities)
+        capabilities(&self.facts, &self.projector_facts, template, &self.config)
     }
 
     /// The Modelfile that `show` prints, without its comment lines. A request's own `system` and `options` replace or
@@ -253,11 +254,11 @@ impl Model {
 impl Facts {
     /// What a file can do by itself, without a store's template and config.
     pub fn capabilities(&self) -> Vec<String> {
-        capabilities(self, &[], "", &[])
+        capabilities(self, &[], "", &Config::default())
     }
 }
 
-fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, stated: &[String]) -> Vec<String> {
+fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Config) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
     match facts.pooling {
         None => found.push("completion"),
@@ -272,17 +273,22 @@ fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, stated: &[St
         found.push("audio");
     }
     let jinja = facts.chat_template.as_deref().unwrap_or_default();
-    if names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call") {
+    let built_in = builtin::of_config(config);
+    let is_rendered = !config.renderer.is_empty();
+    let takes_tools = names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call");
+    if built_in.is_some_and(|one| one.tools) || (takes_tools && !is_rendered) {
         found.push("tools");
     }
     if names_field(go, "Suffix") {
         found.push("insert");
     }
     let thinks = jinja.contains("<think>") && jinja.contains("</think>");
-    if names_field(go, "Thinking") || thinks || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss") {
+    let thinks =
+        names_field(go, "Thinking") || thinks || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss");
+    if built_in.is_some_and(|one| one.thinking) || (thinks && !is_rendered) {
         found.push("thinking");
     }
-    for stated in stated {
+    for stated in &config.capabilities {
         if !found.contains(&stated.as_str()) {
             found.push(stated);
         }

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
+use puna_prompt::Renderer;
 use puna_store::Model;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -171,11 +172,13 @@ pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
 /// What a model's manifest says about prompts.
 pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
     let messages = model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
-    // The Go template beside a renderer is but a filler. What the file brings is nearer to what the renderer writes.
-    let filler = !model.config.renderer.is_empty();
+    let renderer = model.config.renderer.as_str();
+    let size = model.details().parameter_size;
     ModelText {
+        renderer: (!renderer.is_empty())
+            .then(|| Renderer::resolve(renderer, &model.name.to_string(), &size).to_owned()),
         template: model.template.clone(),
-        go_template: config.go_template.or(filler.then_some(false)),
+        go_template: config.go_template,
         system: model.system.clone(),
         messages,
         thinking: has(model, "thinking"),

@@ -202,3 +202,15 @@ fn openai_requests_become_native_ones() {
     assert!(url("http://x/y.png").starts_with("image URLs are not currently supported"));
     assert_eq!(url("data:image/gif;base64,AAAA"), "invalid image input");
 }
+
+#[test]
+fn the_store_knows_the_renderers_that_there_are_and_what_they_can_do() {
+    let known: Vec<_> = puna_store::RENDERERS.iter().map(|one| (one.name, one.tools, one.thinking)).collect();
+    let there: Vec<_> = puna_prompt::Renderer::names()
+        .map(|name| {
+            let able = puna_prompt::Template::parse(puna_prompt::Kind::BuiltIn, name).unwrap().capabilities();
+            (name, able.tools, able.thinking)
+        })
+        .collect();
+    assert_eq!(known, there);
+}

@@ -460,3 +460,28 @@ async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
         assert!(answer.status == 400 && answer.body.contains("not supported yet"), "{}", answer.body);
     }
 }
+
+#[tokio::test]
+async fn the_prompt_of_a_model_with_a_renderer_is_the_renderer_s() {
+    let b = Bench::new();
+    let prompt = async |renderer: &str, model: &str| {
+        let made = json!({"model": model, "from": "cria", "renderer": renderer, "system": "S."});
+        assert_eq!(b.post("/api/create", made).await.status, 200);
+        let body = json!({"model": model, "think": false, "_debug_render_only": true,
+            "messages": [{"role": "user", "content": "Q?"}]});
+        let answer = b.post("/api/chat", body).await;
+        answer.json()["_debug_info"]["rendered_template"].as_str().unwrap_or(&answer.body).to_owned()
+    };
+    assert_eq!(
+        prompt("qwen3-coder", "coder").await,
+        "<|im_start|>system\nS.<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let small = "<bos><|turn>system\nS.<turn|>\n<|turn>user\nQ?<turn|>\n<|turn>model\n";
+    assert_eq!(prompt("gemma4", "gem").await, small);
+    assert_eq!(prompt("gemma4", "gem:31b").await, format!("{small}<|channel>thought\n<channel|>"));
+    let shown = b.post("/api/show", json!({"model": "coder"})).await.json();
+    assert_eq!(shown["capabilities"], json!(["completion", "tools", "insert"]));
+    let fill = json!({"model": "coder", "prompt": "a", "suffix": "b", "_debug_render_only": true});
+    let filled = b.post("/api/generate", fill).await.json();
+    assert_eq!(filled["_debug_info"]["rendered_template"], "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>");
+}

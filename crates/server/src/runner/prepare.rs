@@ -115,7 +115,7 @@ impl Preparer {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
         }
-        let tokens = self.tokens(self.prompt_tokens(&text.prompt, &task), &task)?;
+        let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
         let num_ctx = self.generator.facts().num_ctx;
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
@@ -155,7 +155,7 @@ impl Preparer {
         let task = Generate { truncate: false, ..task };
         let text = self.text(handle, &task)?;
         listening(handle)?;
-        self.end(handle, Event::Counted(self.prompt_tokens(&text.prompt, &task).len() as u64))
+        self.end(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
     }
 
     fn end(&self, handle: &Handle, event: Event) -> Result<(), Failure> {
@@ -205,6 +205,7 @@ impl Preparer {
         let own = own.transpose().map_err(failure)?.map(Arc::new);
         let template = match &own {
             Some(own) => own.clone(),
+            None if !prompt.suffix.is_empty() => self.insert_template(&task.model)?,
             None => self.template(&task.model)?,
         };
         let before = self.earlier(prompt.context.as_deref())?;
@@ -258,7 +259,7 @@ impl Preparer {
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
                 listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
-                Ok(self.generator.encode(&format!("{before}{text}")).len())
+                Ok(self.encode(&format!("{before}{text}"), Some(&template)).len())
             };
             let fitted = fit(&template, &chat, limit, &mut count).map_err(failure)?;
             (fitted.prompt, fitted.dropped_messages)
@@ -273,8 +274,11 @@ impl Preparer {
         Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
     }
 
-    /// The template of a model: Go's or the file's own.
+    /// The template of a model: its renderer, Go's or the file's own.
     fn template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+        if let Some(renderer) = &model.renderer {
+            return self.parsed(Kind::BuiltIn, renderer);
+        }
         let jinja = self.generator.facts().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
             (None, None) => self.parsed(Kind::Go, PLAIN_TEMPLATE),
@@ -292,16 +296,34 @@ impl Preparer {
         }
     }
 
+    /// The template that fills gaps: only Go's can, even where another one renders conversations.
+    fn insert_template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+        match &model.template {
+            Some(go) => self.parsed(Kind::Go, go),
+            None => self.template(model),
+        }
+    }
+
     fn parsed(&self, kind: Kind, source: &str) -> Result<Arc<Template>, Failure> {
         self.templates.get(kind, source).map_err(failure)
     }
 
     /// The tokens of a prompt: those of the request, if it brought some.
-    fn prompt_tokens(&self, prompt: &str, task: &Generate) -> Vec<u32> {
+    fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
-            _ => self.generator.encode(prompt),
+            _ => self.encode(&text.prompt, text.template.as_deref()),
         }
+    }
+
+    /// Tokens of a text that a template wrote. A first token that the tokenizer adds is not wanted as text too, even if
+    /// the tokenizer would read that text as another token.
+    fn encode(&self, text: &str, template: Option<&Template>) -> Vec<u32> {
+        let bos = template.map_or("", Template::leading_bos);
+        let adds_bos =
+            || self.generator.encode("").first().is_some_and(|token| self.generator.is_bos(*token));
+        let text = if !bos.is_empty() && adds_bos() { text.strip_prefix(bos).unwrap_or(text) } else { text };
+        self.generator.encode(text)
     }
 
     /// A prompt whose tokens are too many for the context is cut in the middle, or refused.

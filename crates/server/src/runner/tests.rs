@@ -37,6 +37,8 @@ pub(crate) struct Fake {
     pub(crate) prefill: AtomicU64,
     /// Texts of 300000 bytes are not tokenized before this is over.
     pub(crate) dawdles: AtomicBool,
+    /// Every text gets a first token.
+    pub(crate) adds_bos: AtomicBool,
     /// How many of them were begun with.
     pub(crate) dawdled: AtomicU64,
     /// Rounds so far, and generations that go on, by all runners.
@@ -129,7 +131,8 @@ impl Generator for FakeEngine {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        text.bytes().map(u32::from).collect()
+        let bos = self.fake.adds_bos.load(Ordering::Relaxed).then_some(BOS);
+        bos.into_iter().chain(text.bytes().map(u32::from)).collect()
     }
 
     fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
@@ -144,8 +147,8 @@ impl Generator for FakeEngine {
         vec![token as u8]
     }
 
-    fn is_bos(&self, _: u32) -> bool {
-        false
+    fn is_bos(&self, token: u32) -> bool {
+        self.fake.adds_bos.load(Ordering::Relaxed) && token == BOS
     }
 
     fn vocab_size(&self) -> usize {
@@ -244,6 +247,9 @@ impl Drop for Works<'_> {
     }
 }
 
+/// The first token of every text, if there is one.
+const BOS: u32 = 1;
+
 fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool) -> Task {
     let prompt = Prompt { text: text.into(), raw: true, ..Prompt::default() };
     Task::Generate(Box::new(Generate {
@@ -288,6 +294,35 @@ async fn end_of(events: &mut Events) -> Event {
             return event;
         }
     }
+}
+
+/// A question to a model with a built-in renderer.
+fn question(renderer: &str, render_only: bool) -> Task {
+    let message =
+        puna_api::native::Message { role: "user".into(), content: "Q?".into(), ..Default::default() };
+    let Task::Generate(generate) = task("", 1, 4, true, true) else { panic!() };
+    Task::Generate(Box::new(Generate {
+        model: ModelText { renderer: Some(renderer.into()), ..ModelText::default() },
+        input: Input::Chat { messages: vec![message], tools: Vec::new() },
+        render_only,
+        ..*generate
+    }))
+}
+
+#[tokio::test]
+async fn a_built_in_renderer_writes_the_prompt_but_not_a_first_token_that_the_tokenizer_adds() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    let prompt = "<bos><|turn>user\nQ?<turn|>\n<|turn>model\n";
+    let Event::Rendered(text) = end(&link, question("gemma4", true)).await else { panic!() };
+    assert_eq!(text, prompt);
+    let Event::Done(done) = end(&link, question("gemma4", false)).await else { panic!() };
+    assert_eq!(done.prompt_tokens as usize, prompt.len());
+    fake.adds_bos.store(true, Ordering::Relaxed);
+    let Event::Done(done) = end(&link, question("gemma4", false)).await else { panic!() };
+    assert_eq!(done.prompt_tokens as usize, 1 + prompt.len() - "<bos>".len());
+    let Event::Error(failure) = end(&link, question("nope", false)).await else { panic!() };
+    assert_eq!(failure.message, "unknown renderer \"nope\"");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::request::{CreateRequest, Hooks};
+use crate::builtin::{BuiltIn, PARSERS, RENDERERS};
 use crate::error::StoreError;
 use crate::manifest::Config;
 
@@ -50,77 +51,16 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     {
         return Err(StoreError::TooNew { wanted: crate::name::shown(wanted), ours });
     }
-    known("renderer", request.renderer.as_deref(), &RENDERERS)?;
-    known("parser", request.parser.as_deref(), &PARSERS)?;
+    known("renderer", request.renderer.as_deref(), RENDERERS)?;
+    known("parser", request.parser.as_deref(), PARSERS)?;
     apply_info(&mut Config::default(), &request.info)
 }
 
-/// Renderers that a model may name; `deepseek3` stands for `deepseek3.1`.
-const RENDERERS: [&str; 27] = [
-    "cogito",
-    "cohere",
-    "deepseek3",
-    "deepseek3.1",
-    "functiongemma",
-    "gemma4",
-    "gemma4-large",
-    "gemma4-small",
-    "glimmer",
-    "glm-4.7",
-    "glm-ocr",
-    "laguna",
-    "lfm2",
-    "lfm2-thinking",
-    "nemotron-3-nano",
-    "nemotron-3.5-nano",
-    "olmo3",
-    "olmo3-32b-think",
-    "olmo3-think",
-    "olmo3.1",
-    "ornith",
-    "poolside-v1",
-    "qwen3-coder",
-    "qwen3-vl-instruct",
-    "qwen3-vl-thinking",
-    "qwen3.5",
-    "qwen3.8",
-];
-
-/// Parsers that a model may name.
-const PARSERS: [&str; 27] = [
-    "cogito",
-    "cohere",
-    "deepseek3",
-    "functiongemma",
-    "gemma4",
-    "gemma4-no-thinking",
-    "glimmer",
-    "glm-4.7",
-    "glm-ocr",
-    "harmony",
-    "laguna",
-    "lfm2",
-    "lfm2-thinking",
-    "ministral",
-    "nemotron-3-nano",
-    "nemotron-3.5-nano",
-    "olmo3",
-    "olmo3-think",
-    "ornith",
-    "passthrough",
-    "poolside-v1",
-    "qwen3",
-    "qwen3-coder",
-    "qwen3-thinking",
-    "qwen3-vl-instruct",
-    "qwen3-vl-thinking",
-    "qwen3.5",
-];
-
-fn known(what: &'static str, name: Option<&str>, known: &[&str]) -> Result<(), StoreError> {
+fn known(what: &'static str, name: Option<&str>, known: &[BuiltIn]) -> Result<(), StoreError> {
+    let names: Vec<&str> = known.iter().map(|one| one.name).collect();
     match name {
-        Some(name) if !name.is_empty() && !known.contains(&name) => {
-            Err(StoreError::UnknownBuiltIn { what, name: crate::name::shown(name), known: known.join(", ") })
+        Some(name) if !name.is_empty() && !names.contains(&name) => {
+            Err(StoreError::UnknownBuiltIn { what, name: crate::name::shown(name), known: names.join(", ") })
         }
         _ => Ok(()),
     }

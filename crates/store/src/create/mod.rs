@@ -13,6 +13,7 @@ pub use request::{
     CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
 };
 
+use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded::{self, params_bytes};
 use crate::error::StoreError;
@@ -67,6 +68,7 @@ impl Store {
         draft.quantize(self, request.quantize.as_deref(), media::MODEL, progress)?;
         draft.take_draft_files(self, request, progress)?;
         draft.quantize(self, request.draft_quantize.as_deref(), media::DRAFT, progress)?;
+        draft.assume_formats(self, request)?;
         draft.edit(self, request)?;
         draft.describe(self, request)?;
         for layer in &draft.layers {
@@ -246,6 +248,29 @@ impl Draft {
         if !request.messages.is_empty() {
             let text = gojson::to_string_in_order(&Value::Array(request.messages.clone()));
             self.set(store, media::MESSAGES, format!("{text}\n").as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Architectures with a built-in renderer and parser have them unless other ones are given.
+    fn assume_formats(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+        let is_set = |own: &str, given: &Option<String>| {
+            !own.is_empty() || given.as_ref().is_some_and(|given| !given.is_empty())
+        };
+        let config = &mut self.config;
+        if is_set(&config.renderer, &request.renderer) && is_set(&config.parser, &request.parser) {
+            return Ok(());
+        }
+        let Some(model) = self.layers.iter().find(|l| l.layer.media_type == media::MODEL) else {
+            return Ok(());
+        };
+        let facts = store.facts(&model.layer.digest, &store.layer_path(&model.layer)?)?;
+        let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else { return Ok(()) };
+        for field in [&mut config.renderer, &mut config.parser].into_iter().filter(|field| field.is_empty()) {
+            field.push_str(name);
+        }
+        if let Some(stop) = stop.filter(|_| !request.parameters.contains_key("stop")) {
+            self.params.entry("stop").or_insert_with(|| vec![stop].into());
         }
         Ok(())
     }

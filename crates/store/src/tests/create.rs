@@ -240,6 +240,69 @@ fn names_of_built_in_formats_and_versions_up_to_ours_are_kept() {
     assert_eq!(stored, ("deepseek3", "harmony", "0.34.2-rc1"));
 }
 
+/// A model of an architecture, created by a request.
+fn of_architecture(architecture: &str, change: impl FnOnce(&mut CreateRequest)) -> crate::Model {
+    let kit = Kit::new();
+    let mut writer = puna_gguf::Writer::new();
+    writer.set("general.architecture", architecture);
+    writer.tensor("output_norm.weight", puna_quant::TensorType::F32, &[2]).unwrap();
+    let file = kit.store.add_blob(&writer.to_vec([&[0u8; 8][..]]).unwrap()).unwrap();
+    let mut request = from_files(&[("m.gguf", file.digest)]);
+    change(&mut request);
+    kit.create("m", &request).unwrap();
+    kit.store.resolve(&name("m")).unwrap()
+}
+
+#[test]
+fn architectures_with_a_built_in_format_get_it_unless_another_is_given() {
+    let formats = |model: &crate::Model| (model.config.renderer.clone(), model.config.parser.clone());
+    let pair = |renderer: &str, parser: &str| (renderer.to_owned(), parser.to_owned());
+    let gemma = of_architecture("gemma4", |_| {});
+    assert_eq!(formats(&gemma), pair("gemma4", "gemma4"));
+    assert_eq!(gemma.params["stop"], json!(["<turn|>"]));
+    assert_eq!(gemma.capabilities(), ["completion", "tools", "thinking"]);
+    for (architecture, name) in [
+        ("laguna", "laguna"),
+        ("nemotron_h", "nemotron-3-nano"),
+        ("nemotron_h_moe", "nemotron-3-nano"),
+        ("nemotron_h_omni", "nemotron-3-nano"),
+        ("llama", ""),
+    ] {
+        let model = of_architecture(architecture, |_| {});
+        assert_eq!((formats(&model), model.params.get("stop")), (pair(name, name), None));
+    }
+    let own = of_architecture("gemma4", |request| {
+        request.parser = Some("gemma4-no-thinking".into());
+        request.parameters = json!({"stop": ["END"]}).as_object().unwrap().clone();
+    });
+    assert_eq!(formats(&own), pair("gemma4", "gemma4-no-thinking"));
+    assert_eq!(own.params["stop"], json!(["END"]));
+    assert_eq!(own.capabilities(), ["completion", "tools"]);
+    let both = of_architecture("gemma4", |request| {
+        (request.renderer, request.parser) = (Some("qwen3.5".into()), Some("passthrough".into()));
+    });
+    assert_eq!((formats(&both), both.params.get("stop")), (pair("qwen3.5", "passthrough"), None));
+}
+
+#[test]
+fn a_renderer_or_parser_tells_what_a_model_can_do() {
+    let kit = Kit::new();
+    let able = |renderer: &str, parser: &str| {
+        let text = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+        let request = CreateRequest { renderer: text(renderer), parser: text(parser), ..from_model("cria") };
+        kit.create("m", &request).unwrap();
+        kit.store.resolve(&name("m")).unwrap().capabilities().join(" ")
+    };
+    // Filling gaps is always a matter of the Go template.
+    assert_eq!(able("", ""), "completion tools insert thinking");
+    assert_eq!(able("qwen3-coder", ""), "completion tools insert");
+    assert_eq!(able("olmo3-think", "olmo3-think"), "completion insert thinking");
+    assert_eq!(able("gemma4", "gemma4-no-thinking"), "completion tools insert");
+    assert_eq!(able("qwen3-vl-instruct", "qwen3-vl-thinking"), "completion tools insert thinking");
+    // A parser alone takes nothing away from what the template can.
+    assert_eq!(able("", "qwen3"), "completion tools insert thinking");
+}
+
 #[test]
 fn blobs_of_a_model_that_was_not_made_are_let_go() {
     let kit = Kit::new();
