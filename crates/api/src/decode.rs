@@ -65,18 +65,25 @@ pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> 
     T::deserialize(Node(if value.is_null() { &empty } else { value }))
 }
 
+/// The kind of a JSON value, as errors name it.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
 struct Node<'a>(&'a Value);
 
 impl<'a> Node<'a> {
     fn mismatch(&self, want: &'static str) -> DecodeError {
         let got = match self.0 {
-            Value::Null => "null".into(),
-            Value::Bool(_) => "bool".into(),
             Value::Number(n) if want == "int" && n.is_f64() => format!("number {n}"),
-            Value::Number(_) => "number".into(),
-            Value::String(_) => "string".into(),
-            Value::Array(_) => "array".into(),
-            Value::Object(_) => "object".into(),
+            other => kind(other).into(),
         };
         DecodeError::Type { got, want, root: "", path: Vec::new() }
     }

@@ -44,7 +44,7 @@ fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
         Some(Value::Array(list)) => match list.iter().find(|stop| !stop.is_string()) {
             None => set("stop", list.clone().into()),
             Some(other) => {
-                let kind = super::openai::go_type(other);
+                let kind = super::go_type(other);
                 return Err(Failure::bad_request(format!("invalid type for 'stop' field: {kind}")));
             }
         },

@@ -1,5 +1,6 @@
 //! The dialects: requests to canonical ones, events to answers.
 
+pub(crate) mod anthropic;
 pub(crate) mod completion;
 pub(crate) mod native;
 pub(crate) mod openai;
@@ -15,6 +16,7 @@ use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
 use puna_prompt::Renderer;
 use puna_store::Model;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -58,6 +60,31 @@ impl Times {
 
 pub(crate) fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Appends a server-sent event with a name.
+pub(crate) fn push_named(name: &str, data: &impl Serialize, out: &mut Vec<u8>) {
+    let before = out.len();
+    out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+    match serde_json::to_writer(&mut *out, data) {
+        Ok(()) => out.extend_from_slice(b"\n\n"),
+        Err(error) => {
+            tracing::error!(%error, "an event could not be written");
+            out.truncate(before);
+        }
+    }
+}
+
+/// The kind of a JSON value, as the original names it.
+pub(crate) fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "<nil>",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "float64",
+        Value::String(_) => "string",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
 }
 
 /// Generations of one request side by side.

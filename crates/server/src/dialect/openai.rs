@@ -12,7 +12,7 @@ use puna_api::openai::{
 use serde::Serialize;
 use serde_json::{Map, Value, json as value};
 
-use super::{Collected, Encoder, Times};
+use super::{Collected, Encoder, Times, go_type};
 use crate::canonical::{Done, Event, Failure, Piece};
 use crate::http::{Wire, json_plain, stream};
 use crate::options::effort;
@@ -200,17 +200,6 @@ fn audio(part: &Value) -> Result<Image, Failure> {
             "invalid input_audio base64 data: illegal base64 data at input byte {at}"
         ))
     })
-}
-
-pub(super) fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "<nil>",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "float64",
-        Value::String(_) => "string",
-        Value::Array(_) => "[]interface {}",
-        Value::Object(_) => "map[string]interface {}",
-    }
 }
 
 pub(super) fn usage(done: &Done) -> Usage {

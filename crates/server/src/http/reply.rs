@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::Stream;
 use puna_api::native::ErrorBody;
-use puna_api::openai;
+use puna_api::{anthropic, openai};
 use serde::Serialize;
 
 use crate::canonical::Failure;
@@ -51,16 +51,10 @@ impl Dialect for Anthropic {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
-        let kind = match failure.status {
-            400 => "invalid_request_error",
-            404 => "not_found_error",
-            _ => "api_error",
-        };
-        let error = serde_json::json!({"type": kind, "message": failure.message});
-        let request_id = crate::routes::random_id("req_");
+        let request_id = crate::routes::random_hex("req_");
         json_plain(
             status(failure),
-            &serde_json::json!({"type": "error", "error": error, "request_id": request_id}),
+            &anthropic::ErrorBody::new(failure.status, &failure.message, Some(request_id)),
         )
     }
 }
@@ -117,6 +111,8 @@ pub(crate) enum Wire {
     Ndjson,
     /// Server-sent events.
     Sse,
+    /// Server-sent events with names, which no cache may keep.
+    NamedSse,
 }
 
 /// An answer whose body comes in pieces.
@@ -126,9 +122,12 @@ where
 {
     let content_type = match wire {
         Wire::Ndjson => "application/x-ndjson",
-        Wire::Sse => "text/event-stream",
+        Wire::Sse | Wire::NamedSse => "text/event-stream",
     };
     let mut response = Response::new(Body::from_stream(pieces));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if wire == Wire::NamedSse {
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    }
     response
 }

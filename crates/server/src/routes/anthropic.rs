@@ -1,20 +1,113 @@
-//! Routes of Anthropic's dialect: only the checks of requests so far.
+//! Routes of Anthropic's dialect.
 
 use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use serde_json::{Map, Value};
+use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList};
+use puna_store::Entry;
 
-use super::chat;
+use super::chat::{self, Prepared};
+use super::rfc3339;
 use crate::app::App;
-use crate::canonical::Failure;
-use crate::http::{Anthropic, Json, Refused};
+use crate::canonical::{Event, Failure};
+use crate::dialect::anthropic::{MessagesEncoder, SEARCH, to_native};
+use crate::dialect::{collect, has, respond};
+use crate::http::{Anthropic, Client, Json, Refused, json_plain};
 
 /// `POST /v1/messages`
 pub(super) async fn messages(
     State(app): State<App>,
-    Json(request, _): Json<Anthropic, Map<String, Value>>,
+    client: Client,
+    Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, Refused<Anthropic>> {
-    let model = request.get("model").and_then(Value::as_str).unwrap_or_default();
-    chat::find(&app, model).await?;
-    Err(Failure::new(501, "messages are not supported yet: use /v1/chat/completions or /api/chat").into())
+    if !request.model.is_empty() && request.max_tokens < 1 {
+        return Err(Failure::bad_request("max_tokens is required and must be positive").into());
+    }
+    let stop = request.stop_sequences.clone().unwrap_or_default();
+    let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
+    let (model, stream) = (request.model.clone(), request.stream);
+    let running = prepare(&app, client, request).await?.start();
+    let encoder = MessagesEncoder::new(model, stop, searches);
+    if stream {
+        return Ok(respond(vec![running], encoder).await?);
+    }
+    Ok(encoder.whole(collect(running).await?))
+}
+
+/// `POST /v1/messages/count_tokens`
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    client: Client,
+    Json(request, _): Json<Anthropic, MessagesRequest>,
+) -> Result<Response, Refused<Anthropic>> {
+    let mut running = prepare(&app, client, request).await?.count();
+    while let Some(event) = running.next().await {
+        match event {
+            Event::Counted(input_tokens) => {
+                return Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }));
+            }
+            Event::Error(failure) => return Err(failure.into()),
+            _ => {}
+        }
+    }
+    Err(Failure::internal("the model runner counted nothing").into())
+}
+
+async fn prepare(app: &App, client: Client, request: MessagesRequest) -> Result<Prepared, Failure> {
+    if request.model.is_empty() {
+        return Err(Failure::bad_request("model is required"));
+    }
+    let mut request = to_native(request)?;
+    let (name, model) = chat::find(app, &request.model).await?;
+    // Unlike on other routes, a wish to think is no demand.
+    if !has(&model, "thinking") {
+        request.think = None;
+    }
+    chat::prepare(app, client, request, &name, &model).await
+}
+
+/// Whether a client expects models in the form of this dialect.
+pub(super) fn is_meant(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
+}
+
+/// A page of `GET /v1/models`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(super) struct Page {
+    limit: Option<String>,
+    after_id: Option<String>,
+    before_id: Option<String>,
+}
+
+/// Models on a page of a list.
+const PAGE: usize = 20;
+
+/// `GET /v1/models` in the form of this dialect.
+pub(super) fn models(entries: &[Entry], page: &Page) -> Result<Response, Failure> {
+    let limit = page.limit.as_deref().map_or(Ok(PAGE), str::parse);
+    let limit = limit.ok().filter(|limit| (1..=1000).contains(limit));
+    let limit = limit.ok_or_else(|| Failure::bad_request("limit must be a number from 1 to 1000"))?;
+    let models: Vec<_> = entries.iter().map(|entry| model(entry, entry.name.to_string())).collect();
+    let at = |id: &Option<String>| id.as_ref().and_then(|id| models.iter().position(|m| m.id == *id));
+    let (data, has_more) = match (at(&page.after_id), at(&page.before_id)) {
+        (None, Some(before)) => {
+            let from = before.saturating_sub(limit);
+            (&models[from..before], from > 0)
+        }
+        (after, _) => {
+            let rest = &models[after.map_or(0, |after| after + 1)..];
+            (&rest[..rest.len().min(limit)], rest.len() > limit)
+        }
+    };
+    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+    let list =
+        ModelList { first_id: id(data.first()), last_id: id(data.last()), data: data.to_vec(), has_more };
+    Ok(json_plain(StatusCode::OK, &list))
+}
+
+/// A model in the form of this dialect.
+pub(super) fn model(entry: &Entry, id: String) -> Model {
+    let created_at = rfc3339(entry.modified);
+    Model { kind: "model".into(), display_name: id.clone(), id, created_at }
 }

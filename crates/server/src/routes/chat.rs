@@ -59,6 +59,15 @@ impl Prepared {
     pub(super) fn start(self) -> Running {
         self.loaded.run(self.task)
     }
+
+    /// Counts the prompt's tokens instead.
+    pub(super) fn count(self) -> Running {
+        let task = match self.task {
+            Task::Generate(generate) => Task::Count(generate),
+            other => other,
+        };
+        self.loaded.run(task)
+    }
 }
 
 /// Checks a chat and waits for its model.

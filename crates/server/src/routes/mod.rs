@@ -56,6 +56,7 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new("/v1/responses", POST, post(openai::responses)),
         Route::new("/v1/audio/transcriptions", POST, post(openai::transcriptions)),
         Route::new("/v1/messages", POST, post(anthropic::messages)),
+        Route::new("/v1/messages/count_tokens", POST, post(anthropic::count_tokens)),
         Route::new("/v1/embeddings", POST, post(openai::embeddings)),
         Route::new("/v1/models", GET, get(openai::models)),
         Route::new("/v1/models/{*model}", GET, get(openai::model)),
@@ -64,14 +65,23 @@ pub(crate) fn all() -> Vec<Route> {
 
 /// A prefix and 24 random letters and digits.
 pub(crate) fn random_id(prefix: &str) -> String {
-    const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    random(prefix, b"0123456789abcdefghijklmnopqrstuvwxyz")
+}
+
+/// A prefix and 24 random hexadecimal digits.
+pub(crate) fn random_hex(prefix: &str) -> String {
+    random(prefix, b"0123456789abcdef")
+}
+
+fn random(prefix: &str, letters: &[u8]) -> String {
+    let base = letters.len() as u64;
     let mut id = prefix.to_owned();
     for _ in 0..2 {
         // The standard library seeds its hashers from the system's random numbers.
         let mut bits = RandomState::new().hash_one(id.as_str());
         for _ in 0..12 {
-            id.push(char::from(LETTERS[(bits % 36) as usize]));
-            bits /= 36;
+            id.push(char::from(letters[(bits % base) as usize]));
+            bits /= base;
         }
     }
     id

@@ -1,7 +1,7 @@
 //! Routes of OpenAI's dialect.
 
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use puna_api::native::EmbedInput;
 use puna_api::openai::{
@@ -11,15 +11,15 @@ use puna_api::openai::{
 use puna_store::Entry;
 use serde_json::Value;
 
-use super::chat;
 use super::embed::{Wanted, check_finite, shorten, vectors};
 use super::generate::{self, Started};
+use super::{anthropic, chat};
 use crate::app::{App, store_failure};
 use crate::canonical::Failure;
 use crate::dialect::completion::{self, CompletionEncoder};
 use crate::dialect::openai::{ChatEncoder, to_native};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Client, Json, OpenAi, Refused, json_plain};
+use crate::http::{Anthropic, Client, Dialect, Json, OpenAi, Refused, json_plain};
 use crate::names::Name;
 
 /// `POST /v1/chat/completions`
@@ -128,8 +128,15 @@ pub(super) async fn embeddings(
 }
 
 /// `GET /v1/models`
-pub(super) async fn models(State(app): State<App>) -> Result<Response, Refused<OpenAi>> {
+pub(super) async fn models(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Query(page): Query<anthropic::Page>,
+) -> Result<Response, Refused<OpenAi>> {
     let entries = app.store(|store| store.list()).await?.map_err(|e| store_failure(&e))?;
+    if anthropic::is_meant(&headers) {
+        return Ok(anthropic::models(&entries, &page).unwrap_or_else(|failure| Anthropic::error(&failure)));
+    }
     let data = entries.iter().map(|entry| wire_model(entry, entry.name.to_string())).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
 }
@@ -137,13 +144,19 @@ pub(super) async fn models(State(app): State<App>) -> Result<Response, Refused<O
 /// `GET /v1/models/…`
 pub(super) async fn model(
     State(app): State<App>,
+    headers: HeaderMap,
     Path(given): Path<String>,
 ) -> Result<Response, Refused<OpenAi>> {
+    let anthropic = anthropic::is_meant(&headers);
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
     match app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))? {
+        Some(entry) if anthropic => Ok(json_plain(StatusCode::OK, &anthropic::model(&entry, given))),
         Some(entry) => Ok(json_plain(StatusCode::OK, &wire_model(&entry, given))),
-        None => Err(Failure::not_found(format!("model '{}' not found", name.stored)).into()),
+        None => {
+            let failure = Failure::not_found(format!("model '{}' not found", name.stored));
+            if anthropic { Ok(Anthropic::error(&failure)) } else { Err(failure.into()) }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The routes behind the door, with the embedded model on a fake engine.
 
+mod anthropic;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,0 +1,231 @@
+//! Events to messages, whole and in pieces.
+//!
+//! A streamed message is a row of blocks of which at most one is open: thoughts, text, or a call.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::anthropic::{Block, ErrorBody, MessagesResponse, Usage};
+use puna_api::native::{DebugInfo, ToolCall};
+use serde_json::{Map, Value, json as value};
+
+use super::SEARCH;
+use crate::canonical::{Done, Event, Reason};
+use crate::dialect::{Collected, Encoder, Times, push_named};
+use crate::http::{Wire, json_plain};
+use crate::routes::random_hex;
+
+/// Encodes the answer to `POST /v1/messages`.
+pub(crate) struct MessagesEncoder {
+    id: String,
+    model: String,
+    /// The sequences that the request named: only they are told when they end the answer.
+    stop: Vec<String>,
+    /// The server was to search the web itself.
+    searches: bool,
+    started: bool,
+    /// Blocks that were begun.
+    blocks: usize,
+    open: Option<Open>,
+    /// The client is to call something.
+    called: bool,
+}
+
+/// A block that is still open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Open {
+    Thinking,
+    Text,
+}
+
+impl MessagesEncoder {
+    pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
+        let id = random_hex("msg_");
+        Self { id, model, stop, searches, started: false, blocks: 0, open: None, called: false }
+    }
+
+    fn message(&self) -> MessagesResponse {
+        MessagesResponse {
+            id: self.id.clone(),
+            kind: "message".into(),
+            role: "assistant".into(),
+            model: self.model.clone(),
+            ..MessagesResponse::default()
+        }
+    }
+
+    /// Why an answer ended, and the sequence that ended it.
+    fn end_reason(&self, done: &Done, called: bool) -> (&'static str, Option<String>) {
+        let stop = done.stop.as_ref().filter(|stop| self.stop.contains(stop));
+        match (done.reason, stop) {
+            _ if called => ("tool_use", None),
+            (Reason::Length, _) => ("max_tokens", None),
+            (Reason::Stop, Some(stop)) => ("stop_sequence", Some(stop.clone())),
+            (Reason::Stop, None) => ("end_turn", None),
+        }
+    }
+
+    /// The blocks of a call. A search on the web that the server should have done has failed already.
+    fn call(&self, call: ToolCall) -> Vec<Block> {
+        let ToolCall { id, function } = call;
+        if !(self.searches && function.name == SEARCH) {
+            return vec![Block::ToolUse { id, name: function.name, input: function.arguments }];
+        }
+        let id = self.id.replace("msg_", "srvtoolu_");
+        let content = value!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
+        vec![
+            Block::ServerToolUse { id: id.clone(), name: function.name, input: function.arguments },
+            Block::WebSearchToolResult { tool_use_id: id, content },
+        ]
+    }
+
+    /// The answer in one object.
+    pub(crate) fn whole(&self, all: Collected) -> Response {
+        if let Some(prompt) = all.rendered {
+            return self.rendered(prompt);
+        }
+        let mut content = Vec::new();
+        if !all.thinking.is_empty() {
+            content.push(Block::Thinking { thinking: all.thinking, signature: String::new() });
+        }
+        if !all.content.is_empty() {
+            content.push(Block::Text { text: all.content });
+        }
+        content.extend(all.tool_calls.into_iter().flat_map(|call| self.call(call)));
+        let called = content.iter().any(|block| matches!(block, Block::ToolUse { .. }));
+        let mut answer = MessagesResponse { content, ..self.message() };
+        if let Some(done) = all.done {
+            let (reason, stop_sequence) = self.end_reason(&done, called);
+            answer = MessagesResponse {
+                stop_reason: Some(reason.into()),
+                stop_sequence,
+                usage: usage(&done),
+                ..answer
+            };
+        }
+        json_plain(StatusCode::OK, &answer)
+    }
+
+    fn start(&mut self, prompt_tokens: u64, out: &mut Vec<u8>) {
+        self.started = true;
+        // What of it is in the cache is not known yet.
+        let usage = Usage { input_tokens: prompt_tokens, ..Usage::default() };
+        let message = MessagesResponse { usage, ..self.message() };
+        push_named("message_start", &value!({"type": "message_start", "message": message}), out);
+        out.extend_from_slice(Self::PING);
+    }
+
+    fn begin(&mut self, block: Value, out: &mut Vec<u8>) {
+        self.close(out);
+        let index = self.blocks;
+        let event = value!({"type": "content_block_start", "index": index, "content_block": block});
+        push_named("content_block_start", &event, out);
+        self.blocks += 1;
+    }
+
+    fn delta(&self, delta: Value, out: &mut Vec<u8>) {
+        let event = value!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta});
+        push_named("content_block_delta", &event, out);
+    }
+
+    fn stop(&self, out: &mut Vec<u8>) {
+        let event = value!({"type": "content_block_stop", "index": self.blocks - 1});
+        push_named("content_block_stop", &event, out);
+    }
+
+    /// Ends the open block, if there is one.
+    fn close(&mut self, out: &mut Vec<u8>) {
+        let open = self.open.take();
+        if open == Some(Open::Thinking) {
+            self.delta(value!({"type": "signature_delta", "signature": ""}), out);
+        }
+        if open.is_some() {
+            self.stop(out);
+        }
+    }
+
+    fn thinking(&mut self, text: &str, out: &mut Vec<u8>) {
+        if self.open != Some(Open::Thinking) {
+            self.begin(value!({"type": "thinking", "thinking": "", "signature": ""}), out);
+            self.open = Some(Open::Thinking);
+        }
+        self.delta(value!({"type": "thinking_delta", "thinking": text}), out);
+    }
+
+    fn text(&mut self, text: &str, out: &mut Vec<u8>) {
+        if self.open != Some(Open::Text) {
+            self.begin(value!({"type": "text", "text": ""}), out);
+            self.open = Some(Open::Text);
+        }
+        self.delta(value!({"type": "text_delta", "text": text}), out);
+    }
+
+    fn calls(&mut self, call: ToolCall, out: &mut Vec<u8>) {
+        for block in self.call(call) {
+            let (kind, id, name, input) = match block {
+                Block::ToolUse { id, name, input } => {
+                    self.called = true;
+                    ("tool_use", id, name, input)
+                }
+                Block::ServerToolUse { id, name, input } => ("server_tool_use", id, name, input),
+                whole => {
+                    self.begin(value!(whole), out);
+                    self.stop(out);
+                    continue;
+                }
+            };
+            self.begin(value!({"type": kind, "id": id, "name": name, "input": Map::new()}), out);
+            let arguments = Value::Object(input).to_string();
+            self.delta(value!({"type": "input_json_delta", "partial_json": arguments}), out);
+            self.stop(out);
+        }
+    }
+
+    fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
+        self.close(out);
+        let (stop_reason, stop_sequence) = self.end_reason(done, self.called);
+        let delta = value!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
+        let event = value!({"type": "message_delta", "delta": delta, "usage": usage(done)});
+        push_named("message_delta", &event, out);
+        push_named("message_stop", &value!({"type": "message_stop"}), out);
+    }
+}
+
+fn usage(done: &Done) -> Usage {
+    Usage {
+        input_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
+        cache_read_input_tokens: done.cached_tokens,
+        output_tokens: done.generated_tokens,
+        ..Usage::default()
+    }
+}
+
+impl Encoder for MessagesEncoder {
+    const WIRE: Wire = Wire::NamedSse;
+    const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
+    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+        if !self.started {
+            match &event {
+                Event::Started { prompt_tokens } => return self.start(*prompt_tokens, out),
+                Event::Done(done) => self.start(done.prompt_tokens, out),
+                Event::Thinking(_) | Event::Content(_) | Event::ToolCall(_) => self.start(0, out),
+                _ => {}
+            }
+        }
+        match event {
+            Event::Thinking(piece) if !piece.text.is_empty() => self.thinking(&piece.text, out),
+            Event::Content(piece) if !piece.text.is_empty() => self.text(&piece.text, out),
+            Event::ToolCall(call) => self.calls(call, out),
+            Event::Done(done) => self.end(&done, out),
+            Event::Error(failure) => {
+                push_named("error", &ErrorBody::new(failure.status, failure.message, None), out);
+            }
+            _ => {}
+        }
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
+        json_plain(StatusCode::OK, &MessagesResponse { debug_info, ..self.message() })
+    }
+}

@@ -1,0 +1,9 @@
+//! Anthropic's dialect.
+
+mod answer;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use answer::MessagesEncoder;
+pub(crate) use request::{SEARCH, to_native};

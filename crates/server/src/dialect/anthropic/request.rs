@@ -1,0 +1,282 @@
+//! Requests for messages to native ones.
+
+use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
+use puna_api::native::{self, ChatRequest, Image, Think, ToolCall, ToolCallFunction};
+use serde_json::{Map, Value, json as value};
+
+use crate::canonical::Failure;
+use crate::dialect::go_type;
+
+/// The function that stands for the search on the web that the API itself would do.
+pub(crate) const SEARCH: &str = "web_search";
+
+/// The native request that a request for a message comes to, but for the limit of its tokens.
+pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure> {
+    for (field, given) in
+        [("mcp_servers", !request.mcp_servers.is_empty()), ("container", request.container.is_some())]
+    {
+        if given {
+            return Err(Failure::bad_request(format!("{field} is not supported")));
+        }
+    }
+    let options = options(&request);
+    let think = think(&request);
+    let mut messages: Vec<_> = system(&request.system)?.into_iter().collect();
+    let before = messages.len();
+    for message in &request.messages {
+        convert(message, &request.messages, &mut messages)?;
+    }
+    if messages.len() == before {
+        return Err(Failure::bad_request("messages is required"));
+    }
+    let config = request.output_config.unwrap_or_default();
+    let choice = request.tool_choice.unwrap_or_default();
+    Ok(ChatRequest {
+        model: request.model,
+        messages,
+        tools: tools(&request.tools)?,
+        tool_choice: Some(choice.tool),
+        parallel_tool_calls: Some(!choice.disable_parallel_tool_use),
+        stream: Some(request.stream),
+        format: config.format.or(request.output_format).map(format).transpose()?.flatten(),
+        keep_alive: request.keep_alive,
+        options: Some(options),
+        think,
+        debug_render_only: request.debug_render_only,
+        ..ChatRequest::default()
+    })
+}
+
+/// Options by their native names: only what the client said, so that the model's own values hold otherwise.
+fn options(request: &MessagesRequest) -> Map<String, Value> {
+    let mut options = request.options.clone().unwrap_or_default();
+    let given = [
+        ("num_predict", (request.max_tokens > 0).then(|| request.max_tokens.into())),
+        ("temperature", request.temperature.map(Value::from)),
+        ("top_p", request.top_p.map(Value::from)),
+        ("top_k", request.top_k.map(Value::from)),
+        ("stop", request.stop_sequences.clone().map(Value::from)),
+    ];
+    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        options.insert(name.into(), value);
+    }
+    options
+}
+
+fn think(request: &MessagesRequest) -> Option<Think> {
+    match request.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+        Some("enabled") => return Some(Think::On),
+        Some("disabled") => return Some(Think::Off),
+        _ => {}
+    }
+    match request.output_config.as_ref()?.effort.to_lowercase().as_str() {
+        "low" => Some(Think::Low),
+        "medium" => Some(Think::Medium),
+        "high" | "xhigh" => Some(Think::High),
+        "max" => Some(Think::Max),
+        _ => None,
+    }
+}
+
+fn format(format: OutputFormat) -> Result<Option<Value>, Failure> {
+    match format.schema {
+        _ if format.kind != "json_schema" => Ok(None),
+        schema @ Value::Object(_) => Ok(Some(schema)),
+        other => Err(Failure::bad_request(format!(
+            "the form of the answer: schema must be an object, but is of type {}",
+            go_type(&other)
+        ))),
+    }
+}
+
+fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, Failure> {
+    let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
+    let any_searches = tools.iter().any(searches);
+    let offered = tools.iter().filter(|tool| !any_searches || searches(tool) || tool.name != SEARCH);
+    offered.map(|tool| if searches(tool) { Ok(search()) } else { function(tool) }).collect()
+}
+
+fn function(tool: &Tool) -> Result<native::Tool, Failure> {
+    if tool.name.is_empty() {
+        return Err(Failure::bad_request("a tool has no name"));
+    }
+    let wrong =
+        |text: String| Failure::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name));
+    let schema = match &tool.input_schema {
+        Value::Null => value!({"type": "object", "properties": {}}),
+        schema @ Value::Object(_) => schema.clone(),
+        other => {
+            let error = puna_api::decode::kind(other);
+            let want = "api.ToolFunctionParameters";
+            return Err(wrong(format!("json: cannot unmarshal {error} into Go value of type {want}")));
+        }
+    };
+    let function = value!({"name": tool.name, "description": tool.description, "parameters": schema});
+    serde_json::from_value(value!({"type": "function", "function": function}))
+        .map_err(|e| wrong(e.to_string()))
+}
+
+fn search() -> native::Tool {
+    let query = value!({"type": "string", "description": "What to search for"});
+    let parameters = value!({"type": "object", "properties": {"query": query}, "required": ["query"]});
+    native::Tool(value!({"type": "function", "function": {
+        "name": SEARCH, "description": "Search the web for current information", "parameters": parameters,
+    }}))
+}
+
+fn system(system: &Value) -> Result<Option<native::Message>, Failure> {
+    let text = match system {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(blocks) => {
+            let text = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
+                (Some("text"), Some(text)) => Ok(text.to_owned()),
+                _ => Err(Failure::bad_request("system: every block must be of type text")),
+            };
+            blocks.iter().map(text).collect::<Result<_, _>>()?
+        }
+        _ => return Err(Failure::bad_request("system must be a string or a list of text blocks")),
+    };
+    Ok(Some(text).filter(|text| !text.is_empty()).map(|text| native::Message::text("system", text)))
+}
+
+/// What one message is made of.
+#[derive(Default)]
+struct Parts {
+    message: native::Message,
+    /// Answers to calls, which are messages of their own.
+    results: Vec<native::Message>,
+}
+
+/// Appends what a message comes to: itself, and the results of tools in it; before a user's words and after others'.
+fn convert(message: &Message, all: &[Message], out: &mut Vec<native::Message>) -> Result<(), Failure> {
+    let mut parts = Parts::default();
+    match &message.content {
+        Value::Null => return Err(Failure::bad_request("unexpected end of JSON input")),
+        Value::String(text) => parts.message.content.clone_from(text),
+        Value::Array(blocks) => {
+            for block in blocks {
+                parts.add(block, all)?;
+            }
+        }
+        other => {
+            let text = "into Go struct field MessagesRequest.messages of type []anthropic.ContentBlock";
+            let kind = puna_api::decode::kind(other);
+            return Err(Failure::bad_request(format!("json: cannot unmarshal {kind} {text}")));
+        }
+    }
+    parts.message.role = message.role.to_lowercase();
+    let user = parts.message.role == "user";
+    let itself = Some(parts.message).filter(|message| !message.is_empty());
+    match user {
+        true => out.extend(parts.results.into_iter().chain(itself)),
+        false => out.extend(itself.into_iter().chain(parts.results)),
+    }
+    Ok(())
+}
+
+impl Parts {
+    fn add(&mut self, block: &Value, all: &[Message]) -> Result<(), Failure> {
+        let text = |field: &str| block[field].as_str().unwrap_or_default();
+        match text("type") {
+            "text" => self.message.content.push_str(text("text")),
+            "image" => self.message.images.push(image(block, "invalid image source")?),
+            "thinking" => self.message.thinking = text("thinking").to_owned(),
+            // Nobody but the service that wrote it can read it.
+            "redacted_thinking" => {}
+            kind @ ("tool_use" | "server_tool_use") => self.call(kind, block)?,
+            "tool_result" => {
+                let mut result = native::Message { role: "tool".into(), ..native::Message::default() };
+                result.tool_call_id = text("tool_use_id").to_owned();
+                result.tool_name = called(all, &result.tool_call_id);
+                tool_result(&block["content"], &mut result)?;
+                self.results.push(result);
+            }
+            "web_search_tool_result" => {
+                let mut result = native::Message::text("tool", found(&block["content"]));
+                result.tool_call_id = text("tool_use_id").to_owned();
+                result.tool_name = SEARCH.into();
+                self.results.push(result);
+            }
+            "" => return Err(Failure::bad_request("a content block has no type")),
+            other => {
+                return Err(Failure::bad_request(format!(
+                    "content blocks of type {other} are not supported"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, kind: &str, block: &Value) -> Result<(), Failure> {
+        let field = |field: &str| {
+            let missing = || Failure::bad_request(format!("{kind} block missing required '{field}' field"));
+            block[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(missing)
+        };
+        let (id, name) = (field("id")?, field("name")?);
+        let arguments = match &block["input"] {
+            Value::Object(input) => input.clone(),
+            Value::Null => Map::new(),
+            _ => return Err(Failure::bad_request(format!("{kind} block: input must be an object"))),
+        };
+        let index = self.message.tool_calls.len() as i64;
+        let function = ToolCallFunction { index, name, arguments };
+        self.message.tool_calls.push(ToolCall { id, function });
+        Ok(())
+    }
+}
+
+/// The function of a call, by the call's id; the last one with it counts.
+fn called(messages: &[Message], id: &str) -> String {
+    let blocks =
+        messages.iter().rev().filter_map(|m| m.content.as_array()).flat_map(|blocks| blocks.iter().rev());
+    let mut calls = blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
+    let call = calls.find(|call| call["id"].as_str() == Some(id));
+    call.and_then(|call| call["name"].as_str()).unwrap_or_default().to_owned()
+}
+
+fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Failure> {
+    match content {
+        Value::Null => {}
+        Value::String(text) => result.content.clone_from(text),
+        Value::Array(blocks) => {
+            for block in blocks {
+                match block["type"].as_str().unwrap_or_default() {
+                    "text" => result.content.push_str(block["text"].as_str().unwrap_or_default()),
+                    "image" => result.images.push(image(block, "invalid tool_result image source")?),
+                    kind => {
+                        let text = format!("tool_result: content of type {kind:?} is not supported");
+                        return Err(Failure::bad_request(text));
+                    }
+                }
+            }
+        }
+        _ => return Err(Failure::bad_request("tool_result: content must be a string or a list of blocks")),
+    }
+    Ok(())
+}
+
+/// What a search found, line by line.
+fn found(content: &Value) -> String {
+    let line = |result: &Value| {
+        let text = |field: &str| result[field].as_str().unwrap_or_default();
+        format!("- {}: {}\n", text("title"), text("url"))
+    };
+    match content.as_array() {
+        Some(results) => results.iter().map(line).collect(),
+        None => format!("error: {}", content["error_code"].as_str().unwrap_or("unavailable")),
+    }
+}
+
+fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
+    let source = block["source"].as_object().ok_or_else(|| Failure::bad_request(missing))?;
+    let text = |field: &str| source.get(field).and_then(Value::as_str).unwrap_or_default();
+    match text("type") {
+        "base64" => puna_api::base64_decode(text("data")).map(Image).map_err(|at| {
+            Failure::bad_request(format!("invalid base64 image data: illegal base64 data at input byte {at}"))
+        }),
+        other => Err(Failure::bad_request(format!(
+            "invalid image source type: {other}. Only base64 images are supported."
+        ))),
+    }
+}

@@ -1,0 +1,329 @@
+//! Requests and answers of Anthropic's dialect, against the protocol's description.
+
+use std::time::Duration;
+
+use puna_api::native::{ChatRequest, Think, ToolCall, ToolCallFunction, ToolChoice};
+use serde_json::{Value, json};
+
+use super::{MessagesEncoder, to_native};
+use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::dialect::{Encoder, Times};
+
+fn request(extra: Value) -> Result<ChatRequest, String> {
+    let mut body = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    to_native(puna_api::decode::from_value(&body).map_err(|e| e.to_string())?).map_err(|f| f.message)
+}
+
+fn messages(messages: Value) -> Result<Value, String> {
+    request(json!({"messages": messages})).map(|native| serde_json::to_value(native.messages).unwrap())
+}
+
+fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
+    messages(json!([{"role": role, "content": blocks}]))
+}
+
+#[test]
+fn only_what_the_client_said_becomes_an_option() {
+    assert_eq!(Value::Object(request(json!({})).unwrap().options.unwrap()), json!({"num_predict": 9}));
+    let all = json!({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["END"]});
+    let want = json!({"num_predict": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop": ["END"]});
+    assert_eq!(Value::Object(request(all).unwrap().options.unwrap()), want);
+}
+
+#[test]
+fn thinking_decides_before_effort() {
+    let think = |extra| request(extra).unwrap().think;
+    assert_eq!(think(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})), Some(Think::On));
+    assert_eq!(
+        think(json!({"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}})),
+        Some(Think::Off)
+    );
+    assert_eq!(
+        think(json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xHigh"}})),
+        Some(Think::High)
+    );
+    assert_eq!(think(json!({"output_config": {"effort": "odd"}})), None);
+}
+
+#[test]
+fn the_system_text_comes_first_and_its_blocks_are_joined_without_anything_between() {
+    let first = |system| request(json!({"system": system})).map(|native| native.messages[0].clone());
+    let want = puna_api::native::Message::text("system", "Be brief.");
+    assert_eq!(first(json!("Be brief.")).unwrap(), want);
+    let cached = json!([{"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
+    assert_eq!(first(cached).unwrap(), want);
+    assert_eq!(first(json!("")).unwrap().role, "user");
+    assert!(first(json!(5)).unwrap_err().contains("system must be a string"));
+    assert!(first(json!([{"type": "image"}])).unwrap_err().contains("must be of type text"));
+}
+
+#[test]
+fn blocks_of_a_message_become_one_message() {
+    let got = blocks(
+        "Assistant",
+        json!([
+            {"type": "thinking", "thinking": "hm", "signature": "xyz"},
+            {"type": "redacted_thinking", "data": "…"},
+            {"type": "text", "text": "a"},
+            {"type": "text", "text": "b"},
+            {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}},
+            {"type": "tool_use", "id": "t2", "name": "g"},
+        ]),
+    );
+    let calls = json!([
+        {"id": "t1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
+        {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
+    ]);
+    let want = json!([{"role": "assistant", "content": "ab", "thinking": "hm", "tool_calls": calls}]);
+    assert_eq!(got.unwrap(), want);
+}
+
+#[test]
+fn results_come_before_a_user_s_words_and_know_their_function() {
+    let call = json!([{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]);
+    let result =
+        |content| json!({"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": true});
+    let got = |content| {
+        let user = json!([{"type": "text", "text": "go"}, result(content)]);
+        messages(json!([{"role": "assistant", "content": call}, {"role": "user", "content": user}])).unwrap()
+    };
+    let tool =
+        |content: &str| json!({"role": "tool", "content": content, "tool_name": "f", "tool_call_id": "t1"});
+    for (content, text) in [
+        (json!("r"), "r"),
+        (json!([{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]), "rs"),
+        (Value::Null, ""),
+    ] {
+        let got = got(content);
+        assert_eq!((&got[1], &got[2]), (&tool(text), &json!({"role": "user", "content": "go"})));
+    }
+}
+
+#[test]
+fn images_are_taken_in_base64_only() {
+    let image = |source: Value| blocks("user", json!([{"type": "image", "source": source}]));
+    let got = image(json!({"type": "base64", "media_type": "image/png", "data": "AAAA"}));
+    assert_eq!(got.unwrap()[0]["images"], json!(["AAAA"]));
+    assert_eq!(image(Value::Null).unwrap_err(), "invalid image source");
+    assert_eq!(
+        image(json!({"type": "url", "url": "http://x"})).unwrap_err(),
+        "invalid image source type: url. Only base64 images are supported."
+    );
+    assert_eq!(
+        image(json!({"type": "base64", "data": "!!"})).unwrap_err(),
+        "invalid base64 image data: illegal base64 data at input byte 0"
+    );
+}
+
+#[test]
+fn what_cannot_be_understood_is_refused_and_not_dropped() {
+    for (block, want) in [
+        (json!({"type": "document"}), "content blocks of type document are not supported"),
+        (json!({"type": "search_result"}), "content blocks of type search_result are not supported"),
+        (json!({"text": "x"}), "a content block has no type"),
+        (json!({"type": "tool_use", "name": "x"}), "tool_use block missing required 'id' field"),
+        (json!({"type": "tool_use", "id": "x"}), "tool_use block missing required 'name' field"),
+        (
+            json!({"type": "tool_use", "id": "x", "name": "x", "input": "{}"}),
+            "tool_use block: input must be an object",
+        ),
+        (
+            json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}),
+            "tool_result: content of type \"document\" is not supported",
+        ),
+        (
+            json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}),
+            "invalid tool_result image source",
+        ),
+    ] {
+        assert_eq!(blocks("user", json!([block])).unwrap_err(), want);
+    }
+    assert_eq!(messages(json!([])).unwrap_err(), "messages is required");
+    assert_eq!(blocks("user", json!([])).unwrap_err(), "messages is required");
+    assert_eq!(messages(json!([{"role": "user"}])).unwrap_err(), "unexpected end of JSON input");
+    assert_eq!(
+        messages(json!([{"role": "user", "content": 5}])).unwrap_err(),
+        "json: cannot unmarshal number into Go struct field MessagesRequest.messages of type []anthropic.ContentBlock"
+    );
+    assert_eq!(request(json!({"container": "c1"})).unwrap_err(), "container is not supported");
+    assert_eq!(request(json!({"mcp_servers": [{}]})).unwrap_err(), "mcp_servers is not supported");
+    assert!(request(json!({"mcp_servers": []})).is_ok());
+}
+
+#[test]
+fn tools_keep_their_schemas_and_bad_ones_are_named() {
+    let tools =
+        |tools: Value| request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools).unwrap());
+    let schema =
+        json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["b"]});
+    let got = tools(json!([{"name": "f", "description": "d", "input_schema": schema}])).unwrap();
+    let function = json!({"name": "f", "description": "d", "parameters": schema});
+    assert_eq!(got, json!([{"type": "function", "function": function}]));
+    assert_eq!(
+        tools(json!([{"name": "x", "input_schema": "bad"}])).unwrap_err(),
+        "invalid input_schema for tool \"x\": json: cannot unmarshal string into Go value of type api.ToolFunctionParameters"
+    );
+    let search = json!([{"type": "web_search_20250305", "name": "web_search"}, {"name": "web_search"}, {"type": "bash_20250124", "name": "bash"}]);
+    let got = tools(search).unwrap();
+    let names: Vec<_> =
+        got.as_array().unwrap().iter().map(|t| t["function"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["web_search", "bash"], "the server's search stands instead of a user's");
+    assert_eq!(got[0]["function"]["parameters"]["required"], json!(["query"]));
+}
+
+#[test]
+fn tool_choice_has_four_forms() {
+    let choice = |choice| {
+        request(json!({"tool_choice": choice})).map(|r| (r.tool_choice.unwrap(), r.parallel_tool_calls))
+    };
+    assert_eq!(choice(json!({"type": "auto"})).unwrap(), (ToolChoice::Auto, Some(true)));
+    assert_eq!(
+        choice(json!({"type": "any", "disable_parallel_tool_use": true})).unwrap(),
+        (ToolChoice::Required, Some(false))
+    );
+    assert_eq!(choice(json!({"type": "none"})).unwrap().0, ToolChoice::None);
+    assert_eq!(choice(json!({"type": "tool", "name": "f"})).unwrap().0, ToolChoice::Named("f".into()));
+    assert!(choice(json!({"type": "tool"})).unwrap_err().starts_with("invalid tool_choice: "));
+}
+
+#[test]
+fn a_schema_is_found_in_both_of_its_places() {
+    let schema = json!({"type": "object"});
+    let format = json!({"type": "json_schema", "schema": schema});
+    for extra in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {
+        assert_eq!(request(extra).unwrap().format, Some(schema.clone()));
+    }
+    assert!(request(json!({"output_format": {"type": "json_schema", "schema": 5}})).is_err());
+}
+
+fn content(text: &str) -> Event {
+    Event::Content(Piece { text: text.into(), logprobs: Vec::new() })
+}
+
+fn thinking(text: &str) -> Event {
+    Event::Thinking(Piece { text: text.into(), logprobs: Vec::new() })
+}
+
+fn call(name: &str) -> Event {
+    let arguments = json!({"city": "Paris"}).as_object().unwrap().clone();
+    let function = ToolCallFunction { index: 0, name: name.into(), arguments };
+    Event::ToolCall(ToolCall { id: "call_c0f8jguf".into(), function })
+}
+
+fn done(reason: Reason, stop: Option<&str>) -> Event {
+    Event::Done(Box::new(Done {
+        reason,
+        stop: stop.map(str::to_owned),
+        prompt_tokens: 100,
+        cached_tokens: 64,
+        prefill: Duration::ZERO,
+        generated_tokens: 9,
+        decode: Duration::ZERO,
+        guesses: Default::default(),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: Vec::new(),
+    }))
+}
+
+/// The events of a stream without pings; names and types agree.
+fn stream(events: impl IntoIterator<Item = Event>) -> Vec<Value> {
+    let mut encoder = MessagesEncoder::new("t".into(), vec!["END".into()], true);
+    let mut out = Vec::new();
+    for event in [Event::Started { prompt_tokens: 100 }].into_iter().chain(events) {
+        encoder.encode(0, event, Times::default(), &mut out);
+    }
+    let text = String::from_utf8(out).unwrap();
+    let one = |event: &str| {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        data
+    };
+    let events = text.strip_suffix("\n\n").unwrap().split("\n\n").map(one);
+    events.filter(|event| event["type"] != "ping").collect()
+}
+
+#[test]
+fn thoughts_and_text_are_blocks_of_a_stream() {
+    let got = stream([thinking("o"), thinking("k"), content("Hello"), done(Reason::Stop, None)]);
+    let message = &got[0]["message"];
+    assert_eq!(message["id"].as_str().unwrap().len(), "msg_".len() + 24);
+    assert_eq!(
+        (&message["content"], &message["stop_reason"], &message["stop_sequence"]),
+        (&json!([]), &Value::Null, &Value::Null)
+    );
+    assert_eq!(message["usage"]["input_tokens"], 100, "known before the first token");
+    let start = |index: u32, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+    let delta =
+        |index: u32, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+    let stop = |index: u32| json!({"type": "content_block_stop", "index": index});
+    let want = [
+        start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+        delta(0, json!({"type": "thinking_delta", "thinking": "o"})),
+        delta(0, json!({"type": "thinking_delta", "thinking": "k"})),
+        delta(0, json!({"type": "signature_delta", "signature": ""})),
+        stop(0),
+        start(1, json!({"type": "text", "text": ""})),
+        delta(1, json!({"type": "text_delta", "text": "Hello"})),
+        stop(1),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": null}, "usage": {
+            "input_tokens": 36, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 64, "output_tokens": 9,
+        }}),
+        json!({"type": "message_stop"}),
+    ];
+    assert_eq!(got[1..], want);
+}
+
+#[test]
+fn a_call_is_a_block_and_text_after_it_another() {
+    let got = stream([content("a"), call("get_weather"), content("b"), done(Reason::Length, None)]);
+    let kinds: Vec<_> =
+        got.iter().map(|e| e["type"].as_str().unwrap().trim_start_matches("content_block_")).collect();
+    let want = "message_start start delta stop start delta stop start delta stop message_delta message_stop";
+    assert_eq!(kinds.join(" "), want);
+    let block = json!({"type": "tool_use", "id": "call_c0f8jguf", "name": "get_weather", "input": {}});
+    assert_eq!((&got[4]["index"], &got[4]["content_block"]), (&json!(1), &block));
+    assert_eq!(got[5]["delta"], json!({"type": "input_json_delta", "partial_json": "{\"city\":\"Paris\"}"}));
+    assert_eq!(got[10]["delta"]["stop_reason"], "tool_use", "also when cut by length");
+}
+
+#[test]
+fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
+    let got = stream([call("web_search"), done(Reason::Stop, None)]);
+    let id = got[0]["message"]["id"].as_str().unwrap().replace("msg_", "srvtoolu_");
+    let kinds: Vec<_> = got.iter().filter_map(|e| e["content_block"]["type"].as_str()).collect();
+    assert_eq!(kinds, ["server_tool_use", "web_search_tool_result"]);
+    let result =
+        &got.iter().find(|e| e["content_block"]["tool_use_id"] == id.as_str()).unwrap()["content_block"];
+    assert_eq!(
+        result["content"],
+        json!({"type": "web_search_tool_result_error", "error_code": "unavailable"})
+    );
+    assert_eq!(got[got.len() - 2]["delta"]["stop_reason"], "end_turn");
+}
+
+#[test]
+fn reasons_tell_which_sequence_of_the_request_matched() {
+    let delta = |events: [Event; 1]| {
+        let got = stream(events);
+        assert_eq!(got.len(), 3, "without output there are no blocks");
+        got[1]["delta"].clone()
+    };
+    let reason = |reason: &str, stop: Value| json!({"stop_reason": reason, "stop_sequence": stop});
+    assert_eq!(delta([done(Reason::Stop, Some("END"))]), reason("stop_sequence", json!("END")));
+    assert_eq!(
+        delta([done(Reason::Stop, Some("<|im_end|>"))]),
+        reason("end_turn", Value::Null),
+        "the model's own"
+    );
+    assert_eq!(delta([done(Reason::Length, None)]), reason("max_tokens", Value::Null));
+}
+
+#[test]
+fn a_stream_that_breaks_ends_with_an_event_that_says_so() {
+    let got = stream([content("a"), Event::Error(Failure::internal("broken"))]);
+    let want = json!({"type": "error", "error": {"type": "api_error", "message": "broken"}});
+    assert_eq!(got.last().unwrap(), &want);
+}

@@ -1,0 +1,120 @@
+//! `/v1/messages` and its neighbours behind the door.
+
+use super::*;
+
+fn ask(extra: Value) -> Value {
+    let mut body = json!({
+        "model": "cria", "max_tokens": 5, "thinking": {"type": "disabled"}, "messages": [{"role": "user", "content": "hi"}],
+    });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn messages_are_answered_whole_and_in_pieces() {
+    let b = Bench::new();
+    let whole = b.post("/v1/messages?beta=true", ask(json!({}))).await;
+    assert_eq!((whole.status.as_u16(), whole.header("content-type")), (200, "application/json"));
+    let whole = whole.json();
+    assert_eq!(
+        (&whole["type"], &whole["role"], &whole["model"]),
+        (&json!("message"), &json!("assistant"), &json!("cria"))
+    );
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("max_tokens"), &Value::Null));
+    assert_eq!(whole["usage"]["output_tokens"], 5);
+    let text = whole["content"].as_array().unwrap().iter().find(|block| block["type"] == "text").unwrap();
+    let streamed = b.post("/v1/messages", ask(json!({"stream": true}))).await;
+    assert_eq!(
+        (streamed.header("content-type"), streamed.header("cache-control")),
+        ("text/event-stream", "no-cache")
+    );
+    assert!(
+        streamed.body.starts_with("event: message_start\ndata: {\"type\":\"message_start\",\"message\":")
+    );
+    assert!(streamed.body.ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
+    let events = streamed.body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = events.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let joined: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(text["text"], joined);
+}
+
+#[tokio::test]
+async fn a_stop_sequence_is_reported() {
+    let b = Bench::new();
+    let answer = b.post("/v1/messages", ask(json!({"stop_sequences": ["w9", "w3"]}))).await.json();
+    assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("stop_sequence"), &json!("w3")));
+}
+
+#[tokio::test]
+async fn errors_have_their_form_also_when_a_stream_was_wanted() {
+    let b = Bench::new();
+    let error = async |body: Value| {
+        let answer = b.post("/v1/messages", body).await;
+        let json = answer.json();
+        let id = json["request_id"].as_str().unwrap().strip_prefix("req_").unwrap();
+        assert!(id.len() == 24 && id.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_eq!(json["type"], "error");
+        (answer.status.as_u16(), json["error"].clone())
+    };
+    let wrong = |message: &str| (400, json!({"type": "invalid_request_error", "message": message}));
+    assert_eq!(error(json!({"max_tokens": 0})).await, wrong("model is required"));
+    let limit = "max_tokens is required and must be positive";
+    assert_eq!(error(json!({"model": "cria"})).await, wrong(limit));
+    assert_eq!(error(ask(json!({"messages": []}))).await, wrong("messages is required"));
+    let missing = json!({"type": "not_found_error", "message": "model 'no-such' not found"});
+    assert_eq!(error(ask(json!({"model": "no-such", "stream": true}))).await, (404, missing));
+    let text = "json: cannot unmarshal string into Go struct field MessagesRequest.max_tokens of type int";
+    assert_eq!(error(ask(json!({"max_tokens": "5"}))).await, wrong(text));
+}
+
+#[tokio::test]
+async fn tokens_are_counted_without_a_limit_or_an_answer() {
+    let b = Bench::new();
+    let prompt = b.post("/v1/messages", ask(json!({"_debug_render_only": true}))).await.json();
+    let prompt = prompt["_debug_info"]["rendered_template"].as_str().unwrap().len();
+    let mut count = ask(json!({}));
+    count.as_object_mut().unwrap().remove("max_tokens");
+    let answer = b.post("/v1/messages/count_tokens", count).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.json()),
+        (200, json!({"input_tokens": prompt})),
+        "{}",
+        answer.body
+    );
+    assert_eq!(b.fake.generated.load(Ordering::Relaxed), 0);
+    let missing = b.post("/v1/messages/count_tokens", json!({"model": "cria"})).await;
+    assert_eq!(missing.json()["error"]["message"], "messages is required");
+}
+
+#[tokio::test]
+async fn clients_hear_from_the_server_while_the_prompt_is_read() {
+    let b = Bench::new();
+    b.fake.prefill.store(60, Ordering::Relaxed);
+    let answer = b.post("/v1/messages", ask(json!({"stream": true}))).await;
+    let before = answer.body.split_once("content_block_start").unwrap().0;
+    assert!(before.matches("event: ping\n").count() >= 2, "{before}");
+}
+
+#[tokio::test]
+async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
+    let b = Bench::new();
+    b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await;
+    let get =
+        async |path: &str| b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json();
+    let list = get("/v1/models").await;
+    let model = &list["data"][0];
+    assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &model["id"]));
+    assert!(model["created_at"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
+    assert_eq!((list["data"].as_array().unwrap().len(), &list["has_more"]), (2, &json!(false)));
+    let first = get("/v1/models?limit=1").await;
+    assert_eq!(
+        (&first["data"][0], &first["has_more"], &first["last_id"]),
+        (model, &json!(true), &list["first_id"])
+    );
+    let after = get(&format!("/v1/models?after_id={}", list["first_id"].as_str().unwrap())).await;
+    assert_eq!((&after["data"][0], &after["has_more"]), (&list["data"][1], &json!(false)));
+    assert_eq!(get("/v1/models?limit=0").await["error"]["type"], "invalid_request_error");
+    assert_eq!(get("/v1/models/cria").await["type"], "model");
+    assert_eq!(get("/v1/models/no-such").await["error"]["type"], "not_found_error");
+    assert_eq!(b.get("/v1/models/cria").await.json()["object"], "model");
+}
