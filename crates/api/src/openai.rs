@@ -122,11 +122,15 @@ pub struct StreamOptions {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
+    /// `text`, `json_object`, `json_schema`; not OpenAI's are `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The schema.
     pub json_schema: Option<JsonSchema>,
+    /// The regular expression.
+    pub pattern: Option<String>,
+    /// The grammar.
+    pub grammar: Option<String>,
 }
 
 /// A named JSON schema.

@@ -6,9 +6,8 @@
 use std::time::Duration;
 
 use puna_api::native::{Logprob, Message, Think, Tool, ToolCall, ToolChoice};
-use puna_sampler::Params;
+use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::speculate::{Guesses, Mode};
 
@@ -61,7 +60,7 @@ pub struct Generate {
     /// Whether and how hard to think; `None` is the model's own habit.
     pub think: Option<Think>,
     /// Form of the answer.
-    pub format: Option<Format>,
+    pub format: Option<Constraint>,
     /// Which functions of a conversation may or must be called.
     pub tool_choice: ToolChoice,
     /// Whether several functions may be called at once.
@@ -143,15 +142,6 @@ pub struct RunOptions {
     pub speculate: Mode,
     /// Guesses a step at most; `None` is automatic.
     pub draft_num_predict: Option<u32>,
-}
-
-/// Form of the answer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Format {
-    /// Any JSON object.
-    Json,
-    /// JSON of a schema.
-    Schema(Value),
 }
 
 /// Texts to turn into vectors.

@@ -15,13 +15,14 @@ use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
 use puna_prompt::Renderer;
+use puna_sampler::Constraint;
 use puna_store::Model;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::timeout;
 
 use crate::app::Running;
-use crate::canonical::{Done, Event, Failure, Format, ModelText};
+use crate::canonical::{Done, Event, Failure, ModelText};
 use crate::config::Config;
 use crate::http::{Wire, stream};
 use crate::names::Name;
@@ -261,17 +262,33 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure>
     }
 }
 
-/// The form of the answer that `format` asks for.
-pub(crate) fn format(value: Option<&Value>) -> Result<Option<Format>, Failure> {
+/// The form of the answer that `format` asks for: `"json"`, a JSON Schema, or one of
+/// `{"type": "regex", "pattern": …}`, `{"type": "gbnf" or "lark", "grammar": …}`, which no schema can be.
+pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failure> {
     match value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
-        Some(Value::String(text)) if text == "json" => Ok(Some(Format::Json)),
-        Some(schema @ Value::Object(_)) => Ok(Some(Format::Schema(schema.clone()))),
+        Some(Value::String(text)) if text == "json" => Ok(Some(Constraint::Json)),
+        Some(Value::Object(map)) => match map.get("type").and_then(Value::as_str) {
+            Some(kind @ ("regex" | "gbnf" | "lark")) => grammar_format(kind, map).map(Some),
+            _ => Ok(Some(Constraint::Schema(Value::Object(map.clone())))),
+        },
         Some(other) => {
             let shown = other.to_string();
             let text = format!("invalid format: {shown:?}; expected \"json\" or a valid JSON Schema object");
             Err(Failure::bad_request(text))
         }
+    }
+}
+
+fn grammar_format(kind: &str, map: &Map<String, Value>) -> Result<Constraint, Failure> {
+    let (field, make): (_, fn(String) -> Constraint) = match kind {
+        "regex" => ("pattern", Constraint::Regex),
+        "gbnf" => ("grammar", Constraint::Gbnf),
+        _ => ("grammar", Constraint::Lark),
+    };
+    match map.get(field) {
+        Some(Value::String(text)) => Ok(make(text.clone())),
+        _ => Err(Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"))),
     }
 }

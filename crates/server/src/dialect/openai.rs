@@ -59,6 +59,10 @@ pub(super) fn check_count(field: &str, count: Option<i64>) -> Result<(), Failure
 fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
     match format.kind.trim().to_lowercase().as_str() {
         "json_object" => Ok(Some(value!("json"))),
+        kind @ ("regex" | "gbnf" | "lark") => {
+            let (pattern, grammar) = (format.pattern, format.grammar);
+            Ok(Some(value!({ "type": kind, "pattern": pattern, "grammar": grammar })))
+        }
         "json_schema" => match format.json_schema.map(|s| s.schema) {
             Some(schema @ Value::Object(_)) => Ok(Some(schema)),
             None | Some(Value::Null) => Err(Failure::bad_request(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_api::native::{Logprob, TopLogprob};
-use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Summary};
+use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Stage, Summary};
 use puna_prompt::{Split, ThinkingSplitter};
 use puna_sampler::TokenLogprobs;
 
@@ -205,6 +205,21 @@ impl Sink for Answer {
 
     fn room(&self) -> usize {
         self.handle.state.room() / 2
+    }
+
+    /// A token that ends the thought and goes on with the answer in one is passed over, and so is one that shows that what
+    /// was held back was no tag: what was drawn freely cannot be part of the answer.
+    fn stage(&self, text: &str) -> Stage {
+        let Some(splitter) = &self.splitter else { return Stage::Answer };
+        if text.is_empty() {
+            return if splitter.is_thinking() { Stage::Before } else { Stage::Answer };
+        }
+        let content = splitter.clone().push(text).content;
+        match (content.trim().is_empty(), content.trim_start() == text.trim_start()) {
+            (true, _) => Stage::Before,
+            (false, true) => Stage::Answer,
+            (false, false) => Stage::Mixed,
+        }
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {

@@ -1,6 +1,7 @@
 //! What a runner needs of an engine. The engine of this program is behind it, and in tests a fake.
 
 use puna_engine::{Job, Sink};
+use puna_sampler::{Constraint, Grammar};
 
 use super::protocol::{LoadSpec, MemoryParts, Pulse};
 use crate::canonical::Tokenize;
@@ -70,6 +71,12 @@ pub trait Generator: Send + Sync {
 
     /// Number of tokens there are.
     fn vocab_size(&self) -> usize;
+
+    /// The grammar of an answer's form.
+    ///
+    /// # Errors
+    /// What is wrong with the form.
+    fn grammar(&self, form: &Constraint) -> Result<Grammar, String>;
 
     /// Starts a generation.
     ///

@@ -9,6 +9,7 @@ use puna_engine::{
 };
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
+use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{Encode, Tokenizer};
 
@@ -243,6 +244,10 @@ impl Generator for Local {
 
     fn vocab_size(&self) -> usize {
         self.tokenizer().vocab_size()
+    }
+
+    fn grammar(&self, form: &Constraint) -> Result<Grammar, String> {
+        self.engine.grammar(form).map_err(|e| e.to_string())
     }
 
     fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, String> {

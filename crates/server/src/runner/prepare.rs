@@ -104,9 +104,6 @@ impl Preparer {
     }
 
     fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), Failure> {
-        if task.format.is_some() {
-            return Err(Failure::bad_request("format: answers in JSON or of a schema are not supported yet"));
-        }
         task.options.stop.retain(|stop| !stop.is_empty());
         let thinks = task.model.thinking && task.think != Some(native::Think::Off);
         let text = self.text(&handle, &task)?;
@@ -119,6 +116,9 @@ impl Preparer {
         let num_ctx = self.generator.facts().num_ctx;
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
+        let grammar = task.format.map(|form| self.generator.grammar(&form)).transpose();
+        let grammar = grammar.map_err(Failure::bad_request)?;
+        listening(&handle)?;
         let tags = text.template.filter(|_| thinks).and_then(|template| template.think_tags());
         let splitter = tags.map(|tags| ThinkingSplitter::new(tags, &text.prompt));
         let answer = Answer::new(handle.clone(), self.generator.clone(), splitter, &tokens.tokens)
@@ -141,7 +141,7 @@ impl Preparer {
             logprobs: task.logprobs,
             client: handle.client,
             speculation: Some(speculate.speculation(draft_num_predict)),
-            grammar: None,
+            grammar,
         };
         let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
         if !handle.started(job) {

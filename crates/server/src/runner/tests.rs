@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use puna_engine::{Event as EngineEvent, Finish, Job, Piece, Sink, Summary};
+use puna_sampler::{Constraint, Grammar};
 use tokio::sync::oneshot;
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
@@ -153,6 +154,10 @@ impl Generator for FakeEngine {
 
     fn vocab_size(&self) -> usize {
         256
+    }
+
+    fn grammar(&self, _: &Constraint) -> Result<Grammar, String> {
+        Err("no forms here".into())
     }
 
     fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, String> {
