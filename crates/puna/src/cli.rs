@@ -564,11 +564,14 @@ pub struct LogitsArgs {
 #[derive(Args, Debug)]
 pub struct RenderArgs {
     /// The model
-    #[arg(required_unless_present = "template")]
+    #[arg(required_unless_present_any = ["template", "renderer"])]
     pub model: Option<String>,
     /// A template instead of the model's own
     #[arg(long)]
     pub template: Option<PathBuf>,
+    /// A built-in renderer instead of the model's own
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["template", "kind"])]
+    pub renderer: Option<String>,
     /// Language of the template
     #[arg(long)]
     pub kind: Option<TemplateKind>,

@@ -249,6 +249,8 @@ fn requests_are_rendered_as_the_models_template_says() {
     let rendered =
         puna.ok(&["debug", "render", "--template", template.to_str().unwrap(), "--request", request]);
     assert_eq!(rendered, "[user] Hi");
+    let rendered = puna.ok(&["debug", "render", "--renderer", "glm-4.7", "--request", request]);
+    assert_eq!(rendered, "[gMASK]<sop><|user|>Hi<|assistant|><think>");
 }
 
 #[test]

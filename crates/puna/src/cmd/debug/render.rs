@@ -1,8 +1,9 @@
 //! `puna debug render`: the prompt that a request turns into.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Chat, Kind, Message, Template, Think, conversation, fit, generation, prefer_jinja, render_insert,
+    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, prefer_jinja,
+    render_insert,
 };
 use puna_tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
@@ -32,8 +33,12 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     out::text(&rendered.prompt)
 }
 
-/// The given template, else that of the stored model, else that of the file.
+/// The given renderer or template, else that of the stored model, else that of the file.
 fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
+    if let Some(name) = &args.renderer {
+        return Template::parse(Kind::BuiltIn, name)
+            .map_err(|e| anyhow!("{e}: known are {}", Renderer::names().collect::<Vec<_>>().join(", ")));
+    }
     if let Some(path) = &args.template {
         let source =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -47,7 +52,14 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
         };
         return Template::parse(kind, &source).with_context(|| path.display().to_string());
     }
-    let file = file.context("a model or --template is needed")?;
+    let file = file.context("a model, --template or --renderer is needed")?;
+    let renderer =
+        file.stored.as_ref().filter(|model| args.kind.is_none() && !model.config.renderer.is_empty());
+    if let Some(model) = renderer {
+        let size = model.details().parameter_size;
+        let name = Renderer::resolve(&model.config.renderer, &model.name.to_string(), &size);
+        return Ok(Template::parse(Kind::BuiltIn, name)?);
+    }
     let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
     let facts = puna_store::Facts::of(&file.gguf);
     let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
