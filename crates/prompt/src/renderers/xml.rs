@@ -1,5 +1,7 @@
 //! Tools and calls in tags, as Qwen's coder and its descendants have them.
 
+use std::borrow::Cow;
+
 use serde_json::Value as Json;
 
 use super::json::{COMPACT, PYTHON, json, python_text, text};
@@ -40,6 +42,23 @@ pub(super) enum Values {
     Python,
 }
 
+impl Values {
+    /// What else is told of a property, in this order.
+    fn extra_keys(self) -> &'static [&'static str] {
+        match self {
+            Values::Go => &["anyOf", "items", "enum", "properties", "required"],
+            Values::Python => &["enum", "anyOf", "items", "properties", "required"],
+        }
+    }
+
+    fn text(self, value: &Json) -> Cow<'_, str> {
+        match self {
+            Values::Go => text(value, COMPACT),
+            Values::Python => python_text(value),
+        }
+    }
+}
+
 /// A list of tools with what to do with them.
 pub(super) fn declare(out: &mut String, tools: &[Tool], values: Values) {
     out.push_str("# Tools\n\nYou have access to the following functions:\n\n<tools>");
@@ -55,7 +74,7 @@ pub(super) fn declare(out: &mut String, tools: &[Tool], values: Values) {
                 many => out.extend(["\n<type>", &type_list(many, values), "</type>"]),
             }
             description(out, tools::text(property, "description"), values);
-            extras(out, property, &["enum", "anyOf", "items", "properties", "required"], values);
+            extras(out, property, values.extra_keys(), values);
             out.push_str("\n</parameter>");
         }
         extras(out, tool.parameters(), &["$defs", "items", "required"], values);
@@ -68,11 +87,7 @@ pub(super) fn declare(out: &mut String, tools: &[Tool], values: Values) {
 pub(super) fn call(out: &mut String, call: &ToolCall, values: Values) {
     out.extend(["<tool_call>\n<function=", &call.function.name, ">\n"]);
     for (name, value) in &call.function.arguments {
-        let value = match values {
-            Values::Go => text(value, COMPACT),
-            Values::Python => python_text(value),
-        };
-        out.extend(["<parameter=", name, ">\n", &value, "\n</parameter>\n"]);
+        out.extend(["<parameter=", name, ">\n", &values.text(value), "\n</parameter>\n"]);
     }
     out.push_str("</function>\n</tool_call>");
 }
@@ -88,11 +103,11 @@ fn description(out: &mut String, description: &str, values: Values) {
 fn extras(out: &mut String, schema: &Json, keys: &[&str], values: Values) {
     for key in keys {
         if let Some(value) = schema.get(*key) {
-            let value = match values {
-                Values::Go => text(value, COMPACT),
-                Values::Python => python_text(value),
-            };
-            out.extend(["\n<", key, ">", &value, "</", key, ">"]);
+            let mut value = value.clone();
+            if values == Values::Go {
+                value.sort_all_objects();
+            }
+            out.extend(["\n<", key, ">", &values.text(&value), "</", key, ">"]);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `tests/data/cases/renderers.jsonl`: what Ollama's built-in renderers make of 15 conversations.
+//! `tests/data/cases/renderers.jsonl`: what Ollama's built-in renderers make of 15 conversations;
+//! `renderers-random.jsonl`: what they make of random ones with strange texts, calls and schemas.
 
 use std::collections::BTreeMap;
 
@@ -31,11 +32,21 @@ struct Case {
 }
 
 const RENDERERS: usize = 26;
-const CASES: usize = 713;
 
 #[test]
-fn every_case_of_the_renderer_file_renders_as_ollama_does() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/renderers.jsonl");
+fn every_case_of_the_renderer_files_renders_as_ollama_does() {
+    for (file, cases) in [("renderers", 713), ("renderers-random", 260)] {
+        let by_renderer = replay(file);
+        assert_eq!((by_renderer.len(), by_renderer.values().sum::<usize>()), (RENDERERS, cases), "{file}");
+        // All names have cases, but for the second name of one of them.
+        let names: Vec<&str> = Renderer::names().filter(|name| *name != "deepseek3").collect();
+        assert_eq!(names, by_renderer.keys().collect::<Vec<_>>(), "{file}");
+    }
+}
+
+/// Checks all cases of a file; gives how many each renderer has.
+fn replay(file: &str) -> BTreeMap<String, usize> {
+    let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}.jsonl"), file);
     let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
     let mut by_renderer: BTreeMap<String, usize> = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -49,10 +60,7 @@ fn every_case_of_the_renderer_file_renders_as_ollama_does() {
         *by_renderer.entry(case.renderer).or_default() += 1;
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert_eq!((by_renderer.len(), by_renderer.values().sum::<usize>()), (RENDERERS, CASES));
-    // All names have cases, but for the second name of one of them.
-    let names: Vec<&str> = Renderer::names().filter(|name| *name != "deepseek3").collect();
-    assert_eq!(names, by_renderer.keys().collect::<Vec<_>>());
+    by_renderer
 }
 
 fn check(case: &Case, think: Option<Think>) -> Result<(), String> {
@@ -150,6 +158,37 @@ fn prompts_of_renderers_are_fitted_by_dropping_the_oldest_messages() {
             false
         )
     );
+}
+
+#[test]
+fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
+    let tools = [json!({"function": {"name": "f", "parameters": {"properties": {
+        "a": {"type": "string", "description": "x < y & z", "enum": [null]}, "b": {"items": true}}}}})];
+    let million =
+        Message { tool_calls: vec![call(json!({"n": 1_000_000}))], ..Message::new("assistant", "") };
+    let messages = [
+        Message::new("user", "Q?"),
+        million,
+        Message::new("tool", "R"),
+        Message::new("system", "S."),
+        Message::new("user", "Q!"),
+    ];
+    let shows = |name: &str, text: &str| {
+        let prompt =
+            render(&built_in(name), &Chat { tools: &tools, ..Chat::new(&messages) }).expect("it renders");
+        assert!(prompt.contains(text), "{name}: {prompt}");
+    };
+    // 1e+06
+    shows("qwen3-coder", "<parameter=n>\n1000000\n</parameter>");
+    // x \u003c y, though it leaves the text of the tool itself alone
+    shows("lfm2", "x < y & z");
+    shows("glimmer", "x < y & z");
+    // <nil>
+    shows("gemma4", "enum:[<|\"|>null<|\"|>]");
+    // true
+    shows("nemotron-3-nano", "<items>True</items>");
+    // without the turn
+    shows("functiongemma", "<start_of_turn>system\nS.<end_of_turn>\n<start_of_turn>user\nQ!<end_of_turn>");
 }
 
 #[test]
