@@ -138,6 +138,18 @@ impl Tokenizer {
         self.inner.encode(text, opts.add_special, |_| opts.parse_special)
     }
 
+    /// The tokens of a prompt that a template wrote, control tokens read as such. Where the first token comes by itself
+    /// it comes once, though the template wrote it too; nor is `leading_bos` read then, the template's text for it.
+    pub fn encode_prompt(&self, text: &str, leading_bos: &str) -> Vec<u32> {
+        let first = self.inner.first_token().filter(|_| self.add_bos());
+        let text = text.strip_prefix(leading_bos).filter(|_| first.is_some()).unwrap_or(text);
+        let mut tokens = self.encode(text, Encode { add_special: true, parse_special: true });
+        if first.is_some() && tokens.get(1) == first.as_ref() {
+            tokens.remove(0);
+        }
+        tokens
+    }
+
     /// The tokens of a text in parts, for each of which is said whether texts of control tokens in it become these
     /// tokens. Apart from that, the tokens are those of the whole text: parts are no borders for merging. So a prompt
     /// of a template's own text and of what users wrote has the tokens that it should have, and users cannot write

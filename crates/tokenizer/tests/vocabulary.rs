@@ -184,6 +184,22 @@ fn spm_puts_its_blank_before_each_text_and_takes_back_the_first() {
 }
 
 #[test]
+fn a_prompt_has_its_first_token_once_whoever_writes_it() {
+    let mut meta = metadata("llama", &["<unk>", "<s>", "</s>", "▁a", "a", "▁", "x"]);
+    meta.set("tokenizer.ggml.token_type", vec![2i32, 3, 3, 1, 1, 1, 1]);
+    let adds = read(&meta);
+    assert_eq!(adds.encode("<s>a", SPECIAL), [1, 1, 3]);
+    for (text, leading) in [("a", ""), ("<s>a", ""), ("<s>a", "<s>"), ("xa", "x"), ("a", "x")] {
+        assert_eq!(adds.encode_prompt(text, leading), [1, 3], "{text} {leading}");
+    }
+    assert_eq!(adds.encode_prompt("", ""), [1]);
+    meta.set("tokenizer.ggml.add_bos_token", false);
+    let plain = read(&meta);
+    assert_eq!(plain.encode_prompt("<s>a", "<s>"), [1, 3]);
+    assert_eq!(plain.encode_prompt("<s><s>a", ""), [1, 1, 3]);
+}
+
+#[test]
 fn a_stream_holds_back_half_characters_and_replaces_lost_ones() {
     let tokens: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     let mut meta = metadata("llama", &tokens.iter().map(String::as_str).collect::<Vec<_>>());

@@ -212,17 +212,7 @@ impl Generator for Local {
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
-        let tokenizer = self.tokenizer();
-        let mut tokens = tokenizer.encode(text, Encode { add_special: true, parse_special: true });
-        // A template that writes the first token itself does not want it twice.
-        if tokenizer.add_bos()
-            && tokens.len() > 1
-            && Some(tokens[0]) == tokenizer.bos()
-            && tokens[1] == tokens[0]
-        {
-            tokens.remove(0);
-        }
-        tokens
+        self.tokenizer().encode_prompt(text, "")
     }
 
     fn tokenize(&self, text: &Tokenize) -> Vec<u32> {

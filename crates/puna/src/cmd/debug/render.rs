@@ -5,7 +5,7 @@ use puna_prompt::{
     Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, prefer_jinja,
     render_insert,
 };
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::cli::{RenderArgs, TemplateKind};
@@ -24,7 +24,7 @@ pub fn run(args: &RenderArgs) -> Result<()> {
         _ => render(&template, &request, file.as_ref(), tokenizer.as_ref())
             .with_context(|| shown.to_string())?,
     };
-    let tokens = tokenizer.map(|t| t.encode(&rendered.prompt, WHOLE));
+    let tokens = tokenizer.map(|t| t.encode_prompt(&rendered.prompt, template.leading_bos()));
     if args.json {
         return out::json(
             &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated}),
@@ -89,9 +89,6 @@ struct Rendered {
     truncated: bool,
 }
 
-/// How a rendered prompt is tokenized.
-const WHOLE: Encode = Encode { add_special: true, parse_special: true };
-
 fn render(
     template: &Template,
     request: &Value,
@@ -123,7 +120,9 @@ fn render(
     // Without a vocabulary nothing is too long.
     let limit =
         request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
-    let mut count = |text: &str| Ok(tokenizer.map_or(0, |tokenizer| tokenizer.encode(text, WHOLE).len()));
+    let bos = template.leading_bos();
+    let mut count =
+        |text: &str| Ok(tokenizer.map_or(0, |tokenizer| tokenizer.encode_prompt(text, bos).len()));
     let fitted = fit(template, &chat, limit, &mut count)?;
     Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt })
 }
