@@ -114,7 +114,7 @@ def free_port():
 
 def environment(home, **extra):
     """The caller's environment without anything that configures Puna, and with a home of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "PUNA_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "PUNA_", "XDG_"))}
     if "PUNA_KERNELS" in os.environ:
         kept["PUNA_KERNELS"] = os.environ["PUNA_KERNELS"]
     return {**kept, "HOME": str(home), **{k: str(v) for k, v in extra.items()}}

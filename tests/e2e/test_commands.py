@@ -1,10 +1,12 @@
 """Commands as a person or a script uses them: texts, JSON and exit codes of the contract."""
 import json
+import pathlib
 import re
+import subprocess
 
 import pytest
 
-from conftest import DATA, REPOSITORY, SMOLLM2, need, puna
+from conftest import BINARY, DATA, REPOSITORY, SMOLLM2, free_port, need, puna
 
 CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
 
@@ -174,6 +176,36 @@ def test_debug_graph_and_kernels(home):
 def test_an_unknown_kernel_level_lists_those_there_are(home):
     done = puna("debug", "logits", CRIA, "--tokens", "1,2", "--kernels", "abacus", "--json", env=home)
     assert done.returncode in (1, 2) and "portable" in done.stderr, done
+
+
+def test_settings_come_from_the_file_the_environment_and_the_command_line(home):
+    file = pathlib.Path(home["HOME"]) / ".config/puna/puna.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('keep_alive = "30m"\nmax_queue = 7\nhost = "127.0.0.1:1"\n')
+    env = home | {"OLLAMA_MAX_QUEUE": "9"}
+    found = as_json("config", "--host", "127.0.0.1:2", "--set", "threads=1", env=env)
+    settings = {s["key"]: (s["value"], s["source"]) for s in found["settings"]}
+    assert found["file"] == str(file)
+    assert settings["keep_alive"] == ('"30m0s"', f"{file}, line 1")
+    assert settings["max_queue"] == ("9", "OLLAMA_MAX_QUEUE")
+    assert settings["host"] == ('"127.0.0.1:2"', "command line") and settings["threads"][1] == "command line"
+    assert settings["load_timeout"] == ('"5m0s"', "default")
+    text = puna("config", env=env, check=True).stdout
+    file.write_text(text)
+    again = as_json("config", env=home)["settings"]
+    assert [s["value"] for s in again] == [s["value"] for s in as_json("config", env=env)["settings"]]
+    file.write_text("max_queu = 7\n")
+    for command in (["config"], ["serve"], ["list"]):
+        done = puna(*command, env=home)
+        assert done.returncode == 1 and f'{file}, line 1: there is no setting "max_queu": did you mean "max_queue"?' in done.stderr, done
+
+
+def test_a_server_listens_where_the_command_line_says(home):
+    port = free_port()
+    server = subprocess.Popen([BINARY, "serve", "--host", f"127.0.0.1:{port}"], env=home, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    line = server.stderr.readline()
+    server.terminate()
+    assert server.wait(30) == 0 and f"127.0.0.1:{port}" in line, line
 
 
 def test_completions_and_help(home):

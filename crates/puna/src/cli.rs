@@ -42,7 +42,13 @@ Examples:
 Environment Variables:
       OLLAMA_MODELS              The path to the models directory
       PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
+const CONFIG_HELP: &str = "\
+A setting is taken from the command line, else from the variable PUNA_KEY or OLLAMA_KEY of the environment, else from the
+configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output is such a
+file.";
 const SERVE_HELP: &str = "\
+Settings may also stand in a configuration file; `puna config` shows them all.
+
 Environment Variables:
       OLLAMA_DEBUG               Log more: debug information (1), traces too (2)
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
@@ -151,6 +157,9 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Show what can compute here
     Devices(JsonArgs),
+    /// Show what is set, and where
+    #[command(after_help = CONFIG_HELP)]
+    Config(ConfigArgs),
     /// Look inside the engine
     #[command(subcommand, after_help = STORE_HELP)]
     Debug(Debug),
@@ -200,6 +209,8 @@ fn threads(text: &str) -> Result<usize, String> {
 
 #[derive(Args, Debug)]
 pub struct ServeArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
     /// Guess ahead: auto, off, ngram (from the text alone), always, or the draft model of all models that it fits
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<String>,
@@ -207,6 +218,25 @@ pub struct ServeArgs {
     /// twice the time)
     #[arg(long)]
     pub deterministic: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct SettingArgs {
+    /// Address to listen on, such as 127.0.0.1:11434 (wins over OLLAMA_HOST)
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+    /// Any setting that `puna config` lists; wins over the environment and the configuration file
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -10,7 +10,7 @@ use crate::{format, out};
 pub fn run(args: &JsonArgs) -> Result<()> {
     let backend = puna_cpu::CpuBackend::new(&puna_cpu::Config {
         threads: None,
-        kernels: crate::env::kernels(),
+        kernels: crate::env::kernels()?,
         ..puna_cpu::Config::default()
     })?;
     let description = backend.describe();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod completion;
+mod config;
 mod create;
 mod debug;
 mod detokenize;
@@ -38,6 +39,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Config(args) => config::run(&args),
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),
         Command::Manual { folder } => manual::run(&folder),

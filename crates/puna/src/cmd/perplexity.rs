@@ -34,7 +34,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         num_ctx: Some(args.ctx),
         cache_k: kv_type(&args.cache_type_k)?,
         cache_v: kv_type(&args.cache_type_v)?,
-        ..Compute::new(args.threads, args.kernels.clone())
+        ..Compute::new(args.threads, args.kernels.clone())?
     };
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();

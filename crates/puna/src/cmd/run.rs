@@ -61,6 +61,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let interrupt = Interrupt::at_ctrl_c(service.runtime().handle());
     if interactive {
+        let config = puna_server::Config::from_env()?;
         let options = Options {
             model,
             think,
@@ -70,8 +71,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
             word_wrap: !args.nowordwrap,
             verbose: args.verbose,
             history_file: crate::env::home().map(|home| home.join(".ollama").join("history")),
-            save_history: !crate::env::no_history(),
-            editor: crate::env::editor(),
+            save_history: !config.no_history,
+            editor: config.editor,
             parameters,
         };
         return crate::chat::run(options, &mut Http { service: &service }, &interrupt);

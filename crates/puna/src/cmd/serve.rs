@@ -5,17 +5,15 @@ use std::io::{self, IsTerminal};
 use anyhow::{Context, Result};
 use puna_graph::KvType;
 use puna_server::Config;
-use puna_server::speculate::Wish;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::ServeArgs;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let mut config = Config::from_env()?;
-    if let Some(how) = &args.speculate {
-        config.speculate = Wish::parse(how);
-    }
-    config.deterministic |= args.deterministic;
+    let mut flags = Vec::new();
+    flags.extend(args.speculate.iter().map(|how| ("speculate", how.clone())));
+    flags.extend(args.deterministic.then(|| ("deterministic", "true".into())));
+    let config = super::config::load(&args.settings, flags)?;
     log(config.debug);
     check(&config)?;
     let runtime = tokio::runtime::Runtime::new()?;

@@ -45,11 +45,14 @@ pub struct Compute {
 
 impl Compute {
     /// The CPU, 16-bit cache, one sequence.
-    pub fn new(threads: Option<usize>, kernels: Option<String>) -> Self {
-        let kernels = kernels.or_else(crate::env::kernels);
+    ///
+    /// # Errors
+    /// Something that is set is wrong.
+    pub fn new(threads: Option<usize>, kernels: Option<String>) -> Result<Self> {
+        let kernels = if kernels.is_some() { kernels } else { crate::env::kernels()? };
         let (cache_k, cache_v) = (KvType::F16, KvType::F16);
         let (num_ctx, num_batch, sequences) = (None, 512, 1);
-        Self { threads, kernels, deterministic: false, cache_k, cache_v, num_ctx, num_batch, sequences }
+        Ok(Self { threads, kernels, deterministic: false, cache_k, cache_v, num_ctx, num_batch, sequences })
     }
 
     /// The backend.

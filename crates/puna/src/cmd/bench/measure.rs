@@ -227,7 +227,7 @@ mod tests {
     fn the_same_work_is_measured_alone_and_beside_others() {
         let times = vec![OpTime { op: "linear", seconds: 1.0, bytes: 40, macs: 80 }];
         let cost = Cost { tokens: 20, times };
-        let compute = crate::local::Compute::new(Some(1), None);
+        let compute = crate::local::Compute::new(Some(1), None).unwrap();
         let plan = Plan { compute, tests: Vec::new(), repetitions: 3, with_ops: true, busy: None };
         let test = Test { generate: 20, sequences: 1, ..Test::default() };
         let mut rounds = 0;

@@ -43,7 +43,7 @@ impl Plan {
             num_ctx: Some(longest.max(BATCH)),
             num_batch: BATCH,
             sequences: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
-            ..Compute::new(args.threads, args.kernels.clone())
+            ..Compute::new(args.threads, args.kernels.clone())?
         };
         let (repetitions, with_ops, busy) = (args.repetitions, args.ops, args.busy);
         Ok(Self { compute, tests, repetitions, with_ops, busy })

@@ -8,7 +8,7 @@ use crate::cli::JsonArgs;
 use crate::out;
 
 pub fn run(args: &JsonArgs) -> Result<()> {
-    let chosen = match crate::env::kernels() {
+    let chosen = match crate::env::kernels()? {
         Some(name) => level(&name)?,
         None => best(),
     };

@@ -30,7 +30,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         cache_v: kv_type(&args.cache_type_v)?,
         num_ctx: args.num_ctx,
         sequences: copies + others,
-        ..Compute::new(args.threads, args.kernels.clone())
+        ..Compute::new(args.threads, args.kernels.clone())?
     };
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();

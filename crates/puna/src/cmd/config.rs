@@ -1,0 +1,51 @@
+//! `puna config`: what is set, and where.
+
+use anyhow::{Result, bail};
+use puna_server::Config;
+use puna_server::config::{Setting, Source, check_key};
+use serde_json::json;
+
+use crate::cli::{ConfigArgs, SettingArgs};
+use crate::out;
+
+pub fn run(args: &ConfigArgs) -> Result<()> {
+    let config = load(&args.settings, Vec::new())?;
+    for warning in &config.warnings {
+        out::note(format_args!("warning: {warning}"));
+    }
+    let file = config.file.as_ref().map(|path| path.display().to_string());
+    if args.json {
+        let one = |s: &Setting| json!({"key": s.key, "value": s.value, "source": s.source.to_string()});
+        let settings: Vec<_> = config.settings.iter().map(one).collect();
+        return out::json(&json!({"file": file, "settings": settings}));
+    }
+    out::text(&format!("# Configuration file: {}\n", file.as_deref().unwrap_or("none")))?;
+    out::text(&config.settings.iter().map(line).collect::<String>())
+}
+
+/// The configuration with settings of the command line, `flags` among them.
+pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Result<Config> {
+    for pair in &args.set {
+        let Some((key, value)) = pair.split_once('=') else {
+            bail!("--set {pair}: write it as KEY=VALUE, such as --set keep_alive=1h");
+        };
+        match check_key(key.trim()) {
+            Ok(key) => flags.push((key, value.trim().to_owned())),
+            Err(problem) => bail!("--set {pair}: {problem}"),
+        }
+    }
+    flags.extend(args.host.iter().map(|host| ("host", host.clone())));
+    Ok(Config::with_flags(&flags)?)
+}
+
+/// A line that the configuration file could hold, and where it comes from unless that is the default.
+fn line(setting: &Setting) -> String {
+    let text = match &setting.value {
+        Some(value) => format!("{} = {value}", setting.key),
+        None => format!("# {}: automatic", setting.key),
+    };
+    match setting.source {
+        Source::Default => format!("{text}\n"),
+        _ => format!("{text:<40} # {}\n", setting.source),
+    }
+}

@@ -1,0 +1,76 @@
+//! Where a server listens and is found.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Port on which Ollama's clients look for a server.
+pub const DEFAULT_PORT: u16 = 11434;
+
+/// Where the server listens, or where a client finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// `http` or `https`.
+    pub scheme: String,
+    /// Name or number, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path in front of all routes; empty or begins with `/`.
+    pub path: String,
+}
+
+impl Address {
+    /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port.
+    pub fn parse(text: &str) -> (Self, Option<String>) {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        let default = match (text.contains("://"), scheme) {
+            (true, "http") => 80,
+            (true, "https") => 443,
+            _ => DEFAULT_PORT,
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = split_port(authority);
+        let (port, warning) = match port.map(|p| (p, p.parse::<u16>())) {
+            None => (default, None),
+            Some((_, Ok(port))) => (port, None),
+            Some((text, Err(_))) => (
+                default,
+                Some(format!("has the port {text:?}: it must be a number from 0 to 65535; using {default}")),
+            ),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let host = if host.is_empty() { "127.0.0.1" } else { host };
+        let path = path.trim_end_matches('/');
+        let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+        (Self { scheme: scheme.to_owned(), host: host.to_owned(), port, path }, warning)
+    }
+
+    /// The URL at which a client on this machine finds the server.
+    pub fn url(&self) -> String {
+        let host = match self.host.parse::<IpAddr>() {
+            Ok(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.to_string(),
+            Ok(IpAddr::V6(ip)) => format!("[{ip}]"),
+            _ => self.host.clone(),
+        };
+        format!("{}://{host}:{}{}", self.scheme, self.port, self.path)
+    }
+
+    /// `host:port` to bind to.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or bare `v6`.
+pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
+    if authority.parse::<std::net::Ipv6Addr>().is_ok() {
+        return (authority, None);
+    }
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (authority, None),
+    }
+}
