@@ -1,6 +1,6 @@
 //! What the fuzzer does with every input: the first byte chooses the language, the rest is a template.
 
-use puna_prompt::{Chat, FunctionCall, Kind, Message, Template, Think, ThinkingSplitter, ToolCall, fit, render, render_insert};
+use puna_prompt::{Chat, FunctionCall, Kind, Message, Template, OutputParser, ParserInput, Part, Think, ToolCall, fit, render, render_insert};
 
 /// Parses `data` as a template, renders a conversation with it, fits it, and splits its own output.
 pub fn run(data: &[u8]) {
@@ -24,12 +24,15 @@ pub fn run(data: &[u8]) {
     let chat = Chat { tools: &tools, think: Some(Think::Switch(true)), bos: "<s>", ..Chat::new(&messages) };
     let _ = (template.capabilities(), template.tool_tag(), render_insert(&template, "a", "b", None));
     if let Ok(prompt) = render(&template, &chat) {
-        if let Some(tags) = template.think_tags() {
-            let mut splitter = ThinkingSplitter::new(tags, "");
-            let split = splitter.push(&prompt);
-            let rest = splitter.finish();
-            assert!(split.thinking.len() + split.content.len() + rest.thinking.len() + rest.content.len() <= prompt.len());
-        }
+        let input = ParserInput { tools: &tools, prompt: &prompt, ..ParserInput::default() };
+        let mut parser = OutputParser::for_template(&template, template.think_tags(), &input);
+        let mut parts = parser.push(&prompt);
+        parts.extend(parser.finish());
+        let length = |part: &Part| match part {
+            Part::Thinking(text) | Part::Content(text) => text.len(),
+            _ => 0,
+        };
+        assert!(parts.iter().map(length).sum::<usize>() <= prompt.len());
         let limit = prompt.len() / 2;
         let fitted = fit(&template, &chat, limit, &mut |text| Ok(text.len()));
         assert!(fitted.is_ok_and(|f| f.too_long == (f.tokens > limit)));

@@ -17,6 +17,8 @@ pub struct Job {
     pub stop: Vec<String>,
     /// Tokens to generate at most; `None` ends by the model's own decision or the context's size.
     pub max_tokens: Option<usize>,
+    /// Control tokens that are part of the text; others are not.
+    pub shown: Vec<u32>,
     /// Prompt tokens that survive a context shift.
     pub keep: usize,
     /// Whether to drop the older half when the context is full, rather than to end with [`Finish::Length`].
@@ -40,6 +42,7 @@ impl Job {
             sampling,
             stop: Vec::new(),
             max_tokens: None,
+            shown: Vec::new(),
             keep: 0,
             shift: true,
             logprobs: None,

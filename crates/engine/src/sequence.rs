@@ -71,7 +71,7 @@ impl Sequence {
             held: Held::default(),
             sampler,
             constrained,
-            decoder: tokenizer.decoder(),
+            decoder: tokenizer.decoder().showing(&job.shown),
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
             submitted: Instant::now(),

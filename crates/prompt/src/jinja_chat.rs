@@ -22,6 +22,8 @@ pub(crate) struct Habits {
     text_arguments: OnceLock<bool>,
     /// It wants contents as `[{"type": "text", "text": …}]`.
     parts: OnceLock<bool>,
+    /// The form of calls that it writes.
+    pub(crate) calls: OnceLock<crate::parsers::Found>,
 }
 
 pub(crate) fn render(

@@ -4,8 +4,7 @@
 //! * [`Renderer`]: a prompt format that is built in, by name; a [`Template`] too.
 //! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
 //! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
-//! * [`ThinkingSplitter`]: separates thoughts from the answer while it streams.
-//! * [`OutputParser`]: such a separation, by name.
+//! * [`OutputParser`]: tells thoughts, answer and tool calls apart while the model's text streams.
 //! * [`NamedTemplate`]: Ollama's named templates with their stop strings, found by what a model's own template writes.
 //!
 //! Templates are hostile input: sources, steps, nesting and texts are bounded, nothing panics, and errors name the line.
@@ -32,7 +31,7 @@ mod jinja_chat;
 mod limits;
 mod message;
 mod named;
-mod parser;
+mod parsers;
 mod renderers;
 mod template;
 mod thinking;
@@ -47,10 +46,10 @@ pub use jinja::JinjaTemplate;
 pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
-pub use parser::OutputParser;
+pub use parsers::{CallError, OutputParser, ParserInput, Part, Stage};
 pub use renderers::Renderer;
 pub use template::{Kind, Template};
-pub use thinking::{Split, ThinkTags, ThinkingSplitter};
+pub use thinking::ThinkTags;
 
 #[cfg(test)]
 mod tests;

@@ -615,16 +615,22 @@ pub struct RenderArgs {
 
 #[derive(Args, Debug)]
 pub struct ParseArgs {
-    /// The parser: passthrough, or thinking
+    /// The parser: a name as in a Modelfile's PARSER, or thinking
     #[arg(long, value_name = "NAME")]
     pub parser: String,
     /// A JSON list of the pieces in which the text arrives; - reads it from standard input
     #[arg(long, value_name = "FILE")]
     pub chunks: PathBuf,
-    /// What begins a thought
+    /// A JSON list of the tools that the model was offered
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// Whether the model was told to think
+    #[arg(long, value_name = "BOOL")]
+    pub think: Option<bool>,
+    /// What begins a thought, for the parser thinking
     #[arg(long, value_name = "TAG", default_value = "<think>")]
     pub open: String,
-    /// What ends a thought
+    /// What ends it
     #[arg(long, value_name = "TAG", default_value = "</think>")]
     pub close: String,
     /// The prompt has begun the thought already

@@ -88,6 +88,8 @@ pub struct ModelText {
     pub system: Option<String>,
     /// Messages before every conversation.
     pub messages: Vec<Message>,
+    /// The built-in parser of its output.
+    pub parser: Option<String>,
     /// Whether it thinks.
     pub thinking: bool,
     /// Whether it must not see the thoughts of earlier turns.

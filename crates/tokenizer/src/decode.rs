@@ -97,18 +97,25 @@ fn spell_out(text: &[u8], out: &mut Vec<u8>) {
 pub struct StreamDecoder {
     tokenizer: Arc<Inner>,
     special: bool,
+    shown: Arc<[u32]>,
     at_start: bool,
     held: Vec<u8>,
 }
 
 impl StreamDecoder {
     pub(crate) fn new(tokenizer: Arc<Inner>) -> Self {
-        StreamDecoder { tokenizer, special: false, at_start: false, held: Vec::new() }
+        StreamDecoder { tokenizer, special: false, shown: [].into(), at_start: false, held: Vec::new() }
     }
 
     /// Whether control tokens are part of the text; they are not at first.
     pub fn special(mut self, shown: bool) -> Self {
         self.special = shown;
+        self
+    }
+
+    /// Control tokens that are part of the text although others are not.
+    pub fn showing(mut self, tokens: &[u32]) -> Self {
+        self.shown = tokens.into();
         self
     }
 
@@ -122,7 +129,7 @@ impl StreamDecoder {
     /// The text that `id` completes: empty while a character is incomplete. Bytes that no further byte can make valid
     /// come out as U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
-        if !self.special && self.tokenizer.is_hidden(id) {
+        if !self.special && self.tokenizer.is_hidden(id) && !self.shown.contains(&id) {
             return String::new();
         }
         let piece = self.tokenizer.piece(id);

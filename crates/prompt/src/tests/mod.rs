@@ -9,4 +9,3 @@ mod jinja_cases;
 mod jinja_vectors;
 mod named;
 mod renderers;
-mod thinking;

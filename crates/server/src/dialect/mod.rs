@@ -209,6 +209,7 @@ pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
         go_template: config.go_template,
         system: model.system.clone(),
         messages,
+        parser: Some(model.config.parser.clone()).filter(|parser| !parser.is_empty()),
         thinking: has(model, "thinking"),
         strip_thoughts: model.facts.architecture == "qwen3" || model.name.model() == "deepseek-r1",
     }

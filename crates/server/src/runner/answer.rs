@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_api::native::{Logprob, TopLogprob};
+use puna_api::native::{Logprob, ToolCall, ToolCallFunction, TopLogprob};
 use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Stage, Summary};
-use puna_prompt::{Split, ThinkingSplitter};
+use puna_prompt::{FunctionCall, OutputParser, Part};
 use puna_sampler::TokenLogprobs;
+use serde_json::json;
 
 use super::generator::Generator;
 use super::worker::Handle;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::routes::random_call_id;
 use crate::speculate::Guesses;
 
 /// A model that says the same more often than this, token for token, is not going to say anything else.
@@ -19,11 +21,16 @@ const REPEATS: u32 = 30;
 /// How often the progress of a prompt is reported at most.
 const PROGRESS: Duration = Duration::from_millis(100);
 
+/// Calls of one answer; what a model calls beyond that is passed on as text. All of them can come at once.
+pub(super) const CALLS_MAX: usize = 1024;
+
 /// Takes the events of a job.
 pub(super) struct Answer {
     handle: Handle,
     generator: Arc<dyn Generator>,
-    splitter: Option<ThinkingSplitter>,
+    parser: Option<OutputParser>,
+    /// Calls so far.
+    calls: usize,
     prompt: Vec<u32>,
     stop: Vec<String>,
     dropped_messages: u64,
@@ -41,14 +48,15 @@ impl Answer {
     pub(super) fn new(
         handle: Handle,
         generator: Arc<dyn Generator>,
-        splitter: Option<ThinkingSplitter>,
+        parser: Option<OutputParser>,
         prompt: &[u32],
     ) -> Self {
         let now = Instant::now();
         Self {
             handle,
             generator,
-            splitter,
+            parser,
+            calls: 0,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
             dropped_messages: 0,
@@ -88,35 +96,68 @@ impl Answer {
         self.pieces(piece.text, logprobs)
     }
 
-    /// Sends a text as thoughts, answer, or both.
+    /// Sends a text as thoughts, answer and calls.
     fn pieces(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
-        let split = match &mut self.splitter {
-            Some(splitter) => splitter.push(&text),
-            None => Split { content: text, thinking: String::new() },
+        let parts = match &mut self.parser {
+            Some(parser) => parser.push(&text),
+            None => vec![Part::Content(text)],
         };
-        let thinks = self.splitter.as_ref().is_some_and(ThinkingSplitter::is_thinking);
-        self.send_split(split, logprobs, thinks)
+        self.send_parts(parts, logprobs)
     }
 
-    fn send_split(&self, split: Split, logprobs: Vec<Logprob>, thinks: bool) -> bool {
-        let Split { thinking, content } = split;
-        match (thinking.is_empty(), content.is_empty()) {
-            (true, true) if logprobs.is_empty() => !self.handle.state.is_cancelled(),
-            (true, true) if thinks => self.handle.send(Event::Thinking(Piece { text: thinking, logprobs })),
-            (true, _) => self.handle.send(Event::Content(Piece { text: content, logprobs })),
-            (false, true) => self.handle.send(Event::Thinking(Piece { text: thinking, logprobs })),
-            (false, false) => {
-                self.handle.send(Event::Thinking(Piece { text: thinking, logprobs }))
-                    && self.handle.send(Event::Content(Piece { text: content, logprobs: Vec::new() }))
+    /// Sends what a text was taken for. The log-probabilities of its token go with the first part that is text, or
+    /// without any.
+    fn send_parts(&mut self, parts: Vec<Part>, mut logprobs: Vec<Logprob>) -> bool {
+        let mut texts: Vec<(bool, String)> = Vec::new();
+        let mut listened = !self.handle.state.is_cancelled();
+        for part in parts {
+            let (is_thought, text) = match part {
+                Part::Thinking(text) => (true, text),
+                Part::Content(text) => (false, text),
+                Part::Call(call) if self.calls < CALLS_MAX => {
+                    self.calls += 1;
+                    listened = self.send_texts(&mut texts, &mut logprobs);
+                    listened &= self.handle.send(Event::ToolCall(wire_call(call)));
+                    continue;
+                }
+                Part::Call(call) => {
+                    (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
+                }
+                Part::Malformed { text, error } => {
+                    tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
+                    (false, text)
+                }
+            };
+            match texts.last_mut() {
+                Some((same, last)) if *same == is_thought => last.push_str(&text),
+                _ => texts.push((is_thought, text)),
             }
         }
+        if texts.is_empty() && !logprobs.is_empty() {
+            let thinks = self.parser.as_ref().is_some_and(OutputParser::is_thinking);
+            texts.push((thinks, String::new()));
+        }
+        if texts.is_empty() { listened } else { self.send_texts(&mut texts, &mut logprobs) }
+    }
+
+    fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
+        let mut listened = !self.handle.state.is_cancelled();
+        for (is_thought, text) in texts.drain(..) {
+            if text.is_empty() && logprobs.is_empty() {
+                continue;
+            }
+            let piece = Piece { text, logprobs: std::mem::take(logprobs) };
+            listened =
+                self.handle.send(if is_thought { Event::Thinking(piece) } else { Event::Content(piece) });
+        }
+        listened
     }
 
     /// Sends what was held back because a tag might have begun.
     fn flush(&mut self) {
-        if let Some(splitter) = &mut self.splitter {
-            let split = splitter.finish();
-            self.send_split(split, Vec::new(), false);
+        if let Some(parser) = &mut self.parser {
+            let parts = parser.finish();
+            self.send_parts(parts, Vec::new());
         }
     }
 
@@ -197,6 +238,13 @@ pub(super) fn no_tokens(answer: Answer) -> Done {
     Done { reason: Reason::Length, ..answer.broken_off() }
 }
 
+/// A call as it goes to the client, with an id of its own.
+fn wire_call(call: FunctionCall) -> ToolCall {
+    let FunctionCall { index, name, arguments } = call;
+    let function = ToolCallFunction { index: index as i64, name, arguments };
+    ToolCall { id: random_call_id(), function }
+}
+
 impl Sink for Answer {
     fn ready(&self) -> bool {
         // A piece may come to two events.
@@ -210,11 +258,16 @@ impl Sink for Answer {
     /// A token that ends the thought and goes on with the answer in one is passed over, and so is one that shows that what
     /// was held back was no tag: what was drawn freely cannot be part of the answer.
     fn stage(&self, text: &str) -> Stage {
-        let Some(splitter) = &self.splitter else { return Stage::Answer };
+        let Some(parser) = &self.parser else { return Stage::Answer };
         if text.is_empty() {
-            return if splitter.is_thinking() { Stage::Before } else { Stage::Answer };
+            let due = !parser.is_thinking() && self.calls == 0;
+            return if due { Stage::Answer } else { Stage::Before };
         }
-        let content = splitter.clone().push(text).content;
+        let content = parser.peek(text).into_iter().filter_map(|part| match part {
+            Part::Content(text) | Part::Malformed { text, .. } => Some(text),
+            Part::Thinking(_) | Part::Call(_) => None,
+        });
+        let content: String = content.collect();
         match (content.trim().is_empty(), content.trim_start() == text.trim_start()) {
             (true, _) => Stage::Before,
             (false, true) => Stage::Answer,

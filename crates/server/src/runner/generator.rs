@@ -66,6 +66,9 @@ pub trait Generator: Send + Sync {
     /// The bytes of one token's text.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
 
+    /// The control token of a text, if there is one.
+    fn control_token(&self, text: &str) -> Option<u32>;
+
     /// Whether a token is only there because every text begins with it.
     fn is_bos(&self, token: u32) -> bool;
 

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
+use super::answer::CALLS_MAX;
 use super::launch::Launched;
 use super::protocol::{
     Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
@@ -125,8 +126,9 @@ impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
-        // parts) and an error that ends everything always find room.
-        let (tx, rx) = mpsc::channel(WINDOW as usize + 8);
+        // parts), calls that come all at once with text between them, and an error that ends everything always find
+        // room.
+        let (tx, rx) = mpsc::channel(WINDOW as usize + 8 + 2 * CALLS_MAX);
         let mut tasks = lock(&self.0.tasks);
         match &tasks.ended {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),

@@ -224,6 +224,10 @@ impl Generator for Local {
         self.tokenizer().decode(tokens, true)
     }
 
+    fn control_token(&self, text: &str) -> Option<u32> {
+        self.tokenizer().token_id(text).filter(|token| self.tokenizer().is_control(*token))
+    }
+
     fn token_bytes(&self, token: u32) -> Vec<u8> {
         self.tokenizer().piece(token).to_vec()
     }

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::Job;
 use puna_prompt::{
-    Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ThinkingSplitter, ToolCall,
+    Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think, ToolCall,
     conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
 };
+use serde_json::Value;
 
 use super::answer::{Answer, no_tokens};
 use super::generator::Generator;
@@ -72,7 +73,19 @@ impl Templates {
 struct Text {
     prompt: String,
     template: Option<Arc<Template>>,
+    /// The template is the request's own.
+    own: bool,
+    /// Tools that are offered.
+    tools: Vec<Value>,
+    /// The last message, which the model may have to go on with.
+    last: Option<Message>,
     dropped_messages: usize,
+}
+
+impl Text {
+    fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
+        Self { prompt, template, own: false, tools: Vec::new(), last: None, dropped_messages: 0 }
+    }
 }
 
 /// A prompt as tokens.
@@ -105,7 +118,6 @@ impl Preparer {
 
     fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), Failure> {
         task.options.stop.retain(|stop| !stop.is_empty());
-        let thinks = task.model.thinking && task.think != Some(native::Think::Off);
         let text = self.text(&handle, &task)?;
         listening(&handle)?;
         if task.render_only {
@@ -113,15 +125,16 @@ impl Preparer {
             return Ok(());
         }
         let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
+        let parser = parser(&task, &text);
         let num_ctx = self.generator.facts().num_ctx;
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let grammar = task.format.map(|form| self.generator.grammar(&form)).transpose();
         let grammar = grammar.map_err(Failure::bad_request)?;
         listening(&handle)?;
-        let tags = text.template.filter(|_| thinks).and_then(|template| template.think_tags());
-        let splitter = tags.map(|tags| ThinkingSplitter::new(tags, &text.prompt));
-        let answer = Answer::new(handle.clone(), self.generator.clone(), splitter, &tokens.tokens)
+        let shown = parser.iter().flat_map(OutputParser::preserved);
+        let shown = shown.filter_map(|text| self.generator.control_token(&text)).collect();
+        let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
             .with_stop(&task.options.stop)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 {
@@ -136,6 +149,7 @@ impl Preparer {
             sampling,
             stop: task.options.stop,
             max_tokens: Some(u64::try_from(num_predict).unwrap_or(most).min(most) as usize),
+            shown,
             keep: tokens.keep,
             shift: task.shift,
             logprobs: task.logprobs,
@@ -195,10 +209,10 @@ impl Preparer {
     fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
         if let Some(tokens) = &prompt.tokens {
             self.known(tokens)?;
-            return Ok(Text { prompt: self.generator.decode(tokens), template: None, dropped_messages: 0 });
+            return Ok(Text::new(self.generator.decode(tokens), None));
         }
         if prompt.raw {
-            return Ok(Text { prompt: prompt.text.clone(), template: None, dropped_messages: 0 });
+            return Ok(Text::new(prompt.text.clone(), None));
         }
         // Not kept: clients could push the models' own templates out.
         let own = prompt.template.as_deref().map(|source| Template::parse(Kind::Go, source));
@@ -213,7 +227,7 @@ impl Preparer {
             let think = think(task);
             let text =
                 render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref()).map_err(failure)?;
-            return Ok(Text { prompt: before + &text, template: Some(template), dropped_messages: 0 });
+            return Ok(Text { own: own.is_some(), ..Text::new(before + &text, Some(template)) });
         }
         // Who goes on with an earlier answer has the stored messages in it already.
         let stored =
@@ -223,7 +237,7 @@ impl Preparer {
         if own.is_some() {
             let chat = self.template_input(task, &Chat::new(&messages));
             let text = render(&template, &chat).map_err(failure)?;
-            return Ok(Text { prompt: before + &text, template: Some(template), dropped_messages: 0 });
+            return Ok(Text { own: true, ..Text::new(before + &text, Some(template)) });
         }
         self.fitted(handle, task, template, &Chat::new(&messages), &before)
     }
@@ -266,7 +280,9 @@ impl Preparer {
         } else {
             (render(&template, &chat).map_err(failure)?, 0)
         };
-        Ok(Text { prompt: format!("{before}{prompt}"), template: Some(template), dropped_messages })
+        let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
+        let text = Text::new(format!("{before}{prompt}"), Some(template));
+        Ok(Text { tools, last, dropped_messages, ..text })
     }
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
@@ -415,6 +431,26 @@ fn listening(handle: &Handle) -> Result<(), Failure> {
         true => Err(Failure::new(499, "the client has gone")),
         false => Ok(()),
     }
+}
+
+/// The parser of the model's output: the one that the model names, or what its template shows. Text without a template
+/// is the answer as it is.
+fn parser(task: &Generate, text: &Text) -> Option<OutputParser> {
+    let template = text.template.as_deref()?;
+    let think = think(task);
+    let input = ParserInput {
+        tools: &text.tools,
+        think: think.as_ref(),
+        last: text.last.as_ref(),
+        prompt: &text.prompt,
+        formed: task.format.is_some(),
+    };
+    let name = task.model.parser.as_deref().filter(|_| !text.own);
+    name.and_then(|name| OutputParser::by_name(name, &input)).or_else(|| {
+        let thinks = task.model.thinking && task.think != Some(native::Think::Off);
+        let tags = template.think_tags().filter(|_| thinks);
+        Some(OutputParser::for_template(template, tags, &input))
+    })
 }
 
 /// The thinking switch as templates take it: a model that thinks does so unless told otherwise.

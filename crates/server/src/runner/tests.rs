@@ -148,6 +148,10 @@ impl Generator for FakeEngine {
         vec![token as u8]
     }
 
+    fn control_token(&self, _: &str) -> Option<u32> {
+        None
+    }
+
     fn is_bos(&self, token: u32) -> bool {
         self.fake.adds_bos.load(Ordering::Relaxed) && token == BOS
     }

@@ -1,38 +1,70 @@
 //! `puna debug parse`: what an output parser makes of a model's text.
 
 use anyhow::{Context, Result};
-use puna_prompt::{OutputParser, ThinkTags};
-use serde_json::json;
+use puna_prompt::{OutputParser, ParserInput, Part, Think, ThinkTags};
+use serde_json::{Value, json};
 
 use crate::cli::ParseArgs;
 use crate::{out, usage};
 
 pub fn run(args: &ParseArgs) -> Result<()> {
-    let tags = ThinkTags { open: args.open.clone(), close: args.close.clone() };
-    let prompt = if args.opened { args.open.as_str() } else { "" };
-    let mut parser = OutputParser::by_name(&args.parser, tags, prompt).ok_or_else(|| {
-        let known = OutputParser::NAMES.join(", ");
-        usage::wrong(format!("unknown parser {:?}; known are {known}", args.parser))
-    })?;
+    let tools: Vec<Value> = match &args.tools {
+        Some(file) => serde_json::from_str(&crate::local::read_text(file)?)
+            .with_context(|| format!("{} is not a JSON list of tools", file.display()))?,
+        None => Vec::new(),
+    };
+    let mut parser = parser(args, &tools)?;
     let shown = args.chunks.display();
     let text = crate::local::read_text(&args.chunks)?;
     let chunks: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{shown} is not a JSON list of texts"))?;
-    let (mut content, mut thinking) = (String::new(), String::new());
+    let mut parts = Vec::new();
     for chunk in &chunks {
-        let split = parser.push(chunk);
-        content.push_str(&split.content);
-        thinking.push_str(&split.thinking);
+        parts.extend(parser.push(chunk));
     }
-    let rest = parser.finish();
-    content.push_str(&rest.content);
-    thinking.push_str(&rest.thinking);
-    if args.json {
-        // The parsers of this version find thoughts; none of them reads calls.
-        return out::json(&json!({"content": content, "thinking": thinking, "tool_calls": []}));
+    parts.extend(parser.finish());
+    show(parts, args.json)
+}
+
+fn parser(args: &ParseArgs, tools: &[Value]) -> Result<OutputParser> {
+    if args.parser == "thinking" {
+        let tags = ThinkTags { open: args.open.clone(), close: args.close.clone() };
+        return Ok(OutputParser::thinking(tags, if args.opened { &args.open } else { "" }));
+    }
+    let think = args.think.map(Think::Switch);
+    let input = ParserInput { tools, think: think.as_ref(), ..ParserInput::default() };
+    OutputParser::by_name(&args.parser, &input).ok_or_else(|| {
+        let known: Vec<&str> = OutputParser::names().chain(["thinking"]).collect();
+        usage::wrong(format!("unknown parser {:?}; known are {}", args.parser, known.join(", ")))
+    })
+}
+
+fn show(parts: Vec<Part>, as_json: bool) -> Result<()> {
+    let (mut content, mut thinking, mut calls, mut malformed) =
+        (String::new(), String::new(), Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Part::Thinking(text) => thinking.push_str(&text),
+            Part::Content(text) => content.push_str(&text),
+            Part::Call(call) => calls.push(json!({"function": call})),
+            Part::Malformed { text, error } => {
+                malformed.push(json!({"text": text, "error": error.to_string()}))
+            }
+        }
+    }
+    if as_json {
+        let mut all = json!({"content": content, "thinking": thinking, "tool_calls": calls});
+        if !malformed.is_empty() {
+            all["malformed"] = malformed.into();
+        }
+        return out::json(&all);
     }
     if !thinking.is_empty() {
         out::text(&format!("Thinking...\n{thinking}\n...done thinking.\n\n"))?;
     }
-    out::line(&content)
+    out::line(&content)?;
+    for call in calls.iter().chain(&malformed) {
+        out::line(&call.to_string())?;
+    }
+    Ok(())
 }

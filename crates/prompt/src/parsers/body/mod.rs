@@ -1,0 +1,81 @@
+//! The forms that the inside of a tool call has. Each reads the text of one call, or of a list of calls.
+
+mod elements;
+mod gemma;
+mod json;
+mod name_json;
+mod pairs;
+mod python;
+mod xml;
+
+use std::borrow::Cow;
+
+pub(super) use gemma::Gemma;
+pub(super) use json::{arguments, object_call};
+pub(super) use name_json::NameJson;
+pub(super) use pairs::{Pairs, read as read_pairs};
+pub(super) use xml::Xml;
+
+use super::call::CallError;
+use super::tools::Tools;
+use crate::message::FunctionCall;
+
+/// A tag or separator: of a family's table, or found in a template.
+pub(super) type Text = Cow<'static, str>;
+
+/// The form of a call's inside.
+#[derive(Debug, Clone)]
+pub(super) enum Body {
+    /// `{"name": "f", "arguments": {…}}` with several spellings of the keys, or a list of such objects.
+    Json,
+    /// `f<separator>{…}`.
+    NameJson(NameJson),
+    /// `<function=f><parameter=a>x</parameter></function>` and its relatives.
+    Xml(Xml),
+    /// `<invoke name="f"><a>x</a></invoke>`, with a text before every tag that is left out.
+    Elements(Text),
+    /// `f<arg_key>a</arg_key><arg_value>x</arg_value>`.
+    Pairs(Pairs),
+    /// `[f(a="x", n=2), g()]`, or one call a line.
+    Python,
+    /// `call:f{a:<quote>x<quote>,n:2}`.
+    Gemma(Gemma),
+}
+
+impl Body {
+    pub(super) fn read(&self, text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallError> {
+        let calls = match self {
+            Self::Json => json::read(text, tools)?,
+            Self::NameJson(form) => vec![form.read(text)?],
+            Self::Xml(form) => form.read(text, tools)?,
+            Self::Elements(mark) => elements::read(mark, text, tools)?,
+            Self::Pairs(tags) => vec![read_pairs(tags, text, tools)?],
+            Self::Python => python::read(text)?,
+            Self::Gemma(form) => vec![form.read(text, tools)?],
+        };
+        if calls.iter().any(|call| call.name.is_empty()) {
+            return Err(CallError::NoName);
+        }
+        Ok(calls)
+    }
+
+    /// Its tags, which may be special tokens.
+    pub(super) fn tags(&self) -> Vec<&str> {
+        match self {
+            Self::Json | Self::Python => Vec::new(),
+            Self::NameJson(form) => form.tags(),
+            Self::Xml(form) => form.tags(),
+            Self::Elements(mark) => vec![mark],
+            Self::Pairs(tags) => tags.all().to_vec(),
+            Self::Gemma(form) => vec![&form.quote],
+        }
+    }
+}
+
+/// A call without a number.
+pub(super) fn call(
+    name: impl Into<String>,
+    arguments: serde_json::Map<String, serde_json::Value>,
+) -> FunctionCall {
+    FunctionCall { index: 0, name: name.into(), arguments }
+}

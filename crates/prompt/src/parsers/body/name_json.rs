@@ -1,0 +1,51 @@
+//! Calls that are a name, a separator and a JSON object.
+
+use super::super::call::CallError;
+use super::{Text, call};
+use crate::message::FunctionCall;
+
+/// `f<separator>{…}`.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct NameJson {
+    /// What stands before the name ends with this, if anything does.
+    pub(in super::super) before: Option<Text>,
+    /// Between name and arguments.
+    pub(in super::super) separator: Text,
+    /// Between the name and an id that nobody needs.
+    pub(in super::super) id: Option<Text>,
+    /// After the arguments.
+    pub(in super::super) after: Option<Text>,
+    /// The name is written as `functions.f:0`.
+    pub(in super::super) numbered: bool,
+}
+
+impl NameJson {
+    pub(super) fn read(&self, text: &str) -> Result<FunctionCall, CallError> {
+        let form = || CallError::Form("NAME, a separator, {…}");
+        let text = match &self.before {
+            Some(before) => text.split_once(before.as_ref()).ok_or_else(form)?.1,
+            None => text,
+        };
+        let (mut name, mut rest) = text.split_once(self.separator.as_ref()).ok_or_else(form)?;
+        if let Some(after) = &self.after {
+            rest = rest.rsplit_once(after.as_ref()).ok_or_else(form)?.0;
+        }
+        if let Some(id) = &self.id {
+            name = name.split_once(id.as_ref()).map_or(name, |(name, _)| name);
+        }
+        name = name.trim();
+        if self.numbered {
+            name = name.strip_prefix("functions.").unwrap_or(name);
+            let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+            name = name.rsplit_once(':').filter(|(_, n)| is_number(n)).map_or(name, |(name, _)| name);
+        }
+        let arguments = serde_json::from_str(rest.trim())
+            .map_err(|e: serde_json::Error| CallError::Json(e.to_string()))?;
+        Ok(call(name, arguments))
+    }
+
+    pub(super) fn tags(&self) -> Vec<&str> {
+        let optional = [&self.before, &self.id, &self.after];
+        std::iter::once(&self.separator).chain(optional.into_iter().flatten()).map(AsRef::as_ref).collect()
+    }
+}

@@ -1,0 +1,148 @@
+//! Calls written as Python: `f(a="x", n=2)`.
+
+use serde_json::{Map, Value as Json};
+
+use super::super::call::CallError;
+use super::super::tools::number;
+use super::call;
+use crate::message::FunctionCall;
+
+/// Lists in lists are read so deep.
+const DEPTH: usize = 64;
+
+const FORM: CallError = CallError::Form("NAME(KEY=VALUE, …)");
+
+/// Calls in brackets, or one after the other.
+pub(in super::super) fn read(text: &str) -> Result<Vec<FunctionCall>, CallError> {
+    let text = text.trim();
+    let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    let mut reader = Reader { rest: text.trim() };
+    let mut calls = Vec::new();
+    while !reader.rest.is_empty() {
+        calls.push(reader.call().ok_or(FORM)?);
+        let separated = reader.eat(',');
+        if !separated && !reader.rest.is_empty() && !reader.rest.starts_with(is_name) {
+            return Err(FORM);
+        }
+    }
+    if calls.is_empty() { Err(FORM) } else { Ok(calls) }
+}
+
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+struct Reader<'t> {
+    /// Without white space in front.
+    rest: &'t str,
+}
+
+impl<'t> Reader<'t> {
+    fn call(&mut self) -> Option<FunctionCall> {
+        let name = self.word(|c| is_name(c) || c == '.' || c == '-');
+        if name.is_empty() || !self.eat('(') {
+            return None;
+        }
+        let mut arguments = Map::new();
+        while !self.eat(')') {
+            let key = self.word(is_name);
+            if key.is_empty() || !self.eat('=') {
+                return None;
+            }
+            let value = self.value(0)?;
+            arguments.insert(key.to_owned(), value);
+            if !self.eat(',') && !self.rest.starts_with(')') {
+                return None;
+            }
+        }
+        Some(call(name, arguments))
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Json> {
+        match self.rest.chars().next()? {
+            quote @ ('"' | '\'') => self.string(quote).map(Json::String),
+            '[' | '(' | '{' if depth == DEPTH => None,
+            open @ ('[' | '(') => {
+                self.eat(open);
+                let close = if open == '[' { ']' } else { ')' };
+                let mut list = Vec::new();
+                while !self.eat(close) {
+                    list.push(self.value(depth + 1)?);
+                    if !self.eat(',') && !self.rest.starts_with(close) {
+                        return None;
+                    }
+                }
+                Some(list.into())
+            }
+            '{' => {
+                self.eat('{');
+                let mut object = Map::new();
+                while !self.eat('}') {
+                    let key = match self.value(depth + 1)? {
+                        Json::String(key) => key,
+                        other => other.to_string(),
+                    };
+                    if !self.eat(':') {
+                        return None;
+                    }
+                    let value = self.value(depth + 1)?;
+                    object.insert(key, value);
+                    if !self.eat(',') && !self.rest.starts_with('}') {
+                        return None;
+                    }
+                }
+                Some(object.into())
+            }
+            _ => {
+                let word = self.word(|c| !matches!(c, ',' | ')' | ']' | '}' | ':'));
+                let word = word.trim_end();
+                match word {
+                    "" => None,
+                    "True" | "true" => Some(true.into()),
+                    "False" | "false" => Some(false.into()),
+                    "None" | "null" | "nil" => Some(Json::Null),
+                    word => Some(number(word).unwrap_or_else(|| word.into())),
+                }
+            }
+        }
+    }
+
+    fn string(&mut self, quote: char) -> Option<String> {
+        let mut text = String::new();
+        let mut chars = self.rest.char_indices().skip(1);
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '\\' => match chars.next()?.1 {
+                    'n' => text.push('\n'),
+                    't' => text.push('\t'),
+                    'r' => text.push('\r'),
+                    escaped @ ('\\' | '"' | '\'') => text.push(escaped),
+                    other => text.extend(['\\', other]),
+                },
+                _ if c == quote => {
+                    self.rest = self.rest[at + 1..].trim_start();
+                    return Some(text);
+                }
+                _ => text.push(c),
+            }
+        }
+        None
+    }
+
+    fn word(&mut self, belongs: impl Fn(char) -> bool) -> &'t str {
+        let end = self.rest.find(|c| !belongs(c)).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest.trim_start();
+        word
+    }
+
+    fn eat(&mut self, c: char) -> bool {
+        match self.rest.strip_prefix(c) {
+            Some(rest) => {
+                self.rest = rest.trim_start();
+                true
+            }
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Output parsers: from the model's text, as it streams, to thoughts, answer and tool calls.
+//!
+//! * [`OutputParser::by_name`]: the parser that a model names (`PARSER` in a Modelfile).
+//! * [`OutputParser::for_template`]: the parser that fits a template, for models that name none.
+//!
+//! A parser is a function of the whole text: how the stream was cut changes nothing. It needs time and memory in
+//! proportion to the text and never fails; a call that cannot be read comes out as [`Part::Malformed`].
+
+mod body;
+mod call;
+mod families;
+mod generic;
+mod pending;
+mod shapes;
+mod tagged;
+mod tools;
+
+use serde_json::Value as Json;
+
+use call::Out;
+pub use call::{CallError, Part};
+use pending::Pending;
+pub(crate) use shapes::Found;
+
+use crate::message::{FunctionCall, Message, Think};
+use crate::{Template, ThinkTags};
+
+/// What a parser has to know about the request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ParserInput<'a> {
+    /// The tools offered, as the client sent them.
+    pub tools: &'a [Json],
+    /// The thinking switch; `None` is the model's own habit.
+    pub think: Option<&'a Think>,
+    /// The last message of the conversation: the model goes on with it if it is an assistant's.
+    pub last: Option<&'a Message>,
+    /// The rendered prompt.
+    pub prompt: &'a str,
+    /// The answer has a form that was asked for: JSON in it is no call unless tags say so.
+    pub formed: bool,
+}
+
+impl ParserInput<'_> {
+    fn thinks(&self) -> bool {
+        self.think.is_some_and(Think::is_on)
+    }
+
+    fn thinks_unless_told(&self) -> bool {
+        self.think.is_none_or(Think::is_on)
+    }
+
+    /// Is the last message an assistant's?
+    fn is_prefilled(&self) -> bool {
+        self.last.is_some_and(|last| last.role == "assistant")
+    }
+
+    /// Is an answer gone on with?
+    fn continues(&self) -> bool {
+        self.last.is_some_and(|last| last.role == "assistant" && !last.content.is_empty())
+    }
+}
+
+/// Where in its answer a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It may still begin to think.
+    Start,
+    /// It thinks.
+    Thinking,
+    /// It answers, or calls tools.
+    Answer,
+}
+
+/// One format of output. `step` decides as much of the text as it can and returns whether to call it again; at the end
+/// it must have taken everything when it returns false.
+trait Grammar: std::fmt::Debug + Send {
+    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool;
+
+    fn stage(&self) -> Stage;
+
+    /// Texts of special tokens that must be left in the output for this parser.
+    fn preserved(&self) -> Vec<String>;
+
+    fn boxed(&self) -> Box<dyn Grammar>;
+}
+
+/// Turns a model's text, as it streams, into thoughts, answer and tool calls.
+#[derive(Debug)]
+pub struct OutputParser {
+    grammar: Box<dyn Grammar>,
+    text: Pending,
+    out: Out,
+}
+
+impl OutputParser {
+    /// The parser of a name, `None` for an unknown one.
+    pub fn by_name(name: &str, input: &ParserInput<'_>) -> Option<Self> {
+        families::by_name(name, input).map(Self::new)
+    }
+
+    /// The names that [`by_name`](Self::by_name) knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        families::names()
+    }
+
+    /// The parser for a model that names none: `tags` around thoughts, if it is to think, and the tool calls that the
+    /// template writes, if tools are offered.
+    pub fn for_template(template: &Template, tags: Option<ThinkTags>, input: &ParserInput<'_>) -> Self {
+        Self::new(generic::for_template(template, tags, input))
+    }
+
+    /// A parser that takes what stands between `tags` at the start for a thought, or from the start where `prompt` ends
+    /// with the opening one.
+    pub fn thinking(tags: ThinkTags, prompt: &str) -> Self {
+        Self::new(Box::new(generic::Generic::new(Some(tags), prompt, None)))
+    }
+
+    fn new(grammar: Box<dyn Grammar>) -> Self {
+        Self { grammar, text: Pending::default(), out: Out::default() }
+    }
+
+    /// Takes the next piece of output.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.text.push(piece);
+        self.run(false)
+    }
+
+    /// Ends the stream: what was held back comes out.
+    pub fn finish(&mut self) -> Vec<Part> {
+        self.run(true)
+    }
+
+    fn run(&mut self, end: bool) -> Vec<Part> {
+        while self.grammar.step(&mut self.text, end, &mut self.out) {}
+        self.out.take()
+    }
+
+    /// What `piece` would be, were it the next one.
+    pub fn peek(&self, piece: &str) -> Vec<Part> {
+        let mut other =
+            Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() };
+        other.push(piece)
+    }
+
+    /// Where in its answer the model is after what was pushed.
+    pub fn stage(&self) -> Stage {
+        self.grammar.stage()
+    }
+
+    /// Does it think?
+    pub fn is_thinking(&self) -> bool {
+        self.stage() == Stage::Thinking
+    }
+
+    /// Texts of special tokens that must be left in the output: without them calls and thoughts cannot be told from the
+    /// answer.
+    pub fn preserved(&self) -> Vec<String> {
+        self.grammar.preserved()
+    }
+}
+
+#[cfg(test)]
+mod tests;

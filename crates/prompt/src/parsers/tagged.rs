@@ -1,0 +1,429 @@
+//! One grammar for most families: thoughts between tags, and calls between tags, in an answer of plain text.
+
+use super::body::{Body, Text};
+use super::call::{CallError, Out};
+use super::pending::{Brackets, Found, Pending};
+use super::tools::Tools;
+use super::{Grammar, Stage};
+
+/// What a family's output looks like.
+#[derive(Debug, Clone)]
+pub(super) struct Rules {
+    pub(super) think: Option<Thought>,
+    pub(super) calls: Option<Calls>,
+    /// Tags that are left out of the answer.
+    pub(super) dropped: &'static [&'static str],
+    /// Text between these is left out, too.
+    pub(super) swallowed: Option<(&'static str, &'static str)>,
+    /// Whether white space and half a tag at the end of the text belong to the answer.
+    pub(super) keep_tail: bool,
+    /// Other special tokens of the family.
+    pub(super) preserved: &'static [&'static str],
+}
+
+impl Rules {
+    /// Nothing but text.
+    pub(super) const PLAIN: Rules =
+        Rules { think: None, calls: None, dropped: &[], swallowed: None, keep_tail: false, preserved: &[] };
+}
+
+/// Thoughts.
+#[derive(Debug, Clone)]
+pub(super) struct Thought {
+    pub(super) open: Text,
+    pub(super) close: Text,
+    pub(super) start: Start,
+    /// A call may come inside of a thought, and ends it.
+    pub(super) call_ends: bool,
+    /// The opening tag counts wherever it comes.
+    pub(super) anywhere: bool,
+    /// Thoughts are left out.
+    pub(super) discard: bool,
+}
+
+impl Thought {
+    /// `<think>…</think>`.
+    pub(super) fn tags(open: impl Into<Text>, close: impl Into<Text>, start: Start) -> Self {
+        let (open, close) = (open.into(), close.into());
+        Self { open, close, start, call_ends: false, anywhere: false, discard: false }
+    }
+
+    fn say(&self, text: &str, out: &mut Out) {
+        if !self.discard {
+            out.thinking(text);
+        }
+    }
+}
+
+/// How an answer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// With the answer proper: no thought comes.
+    Answer,
+    /// In a thought that the prompt has opened.
+    Thought,
+    /// As [`Start::Thought`], but the model may open it once more.
+    MayReopen,
+    /// With a thought if the opening tag comes first.
+    MayOpen,
+}
+
+/// Calls.
+#[derive(Debug, Clone)]
+pub(super) struct Calls {
+    /// Tags around all calls, where there are any.
+    pub(super) section: Option<(Text, Text)>,
+    /// Before a call.
+    pub(super) open: Text,
+    /// After it.
+    pub(super) end: End,
+    pub(super) body: Body,
+    /// What stands before a call keeps its white space.
+    pub(super) keep_blank: bool,
+    /// What to do with a call that the text ends in.
+    pub(super) unclosed: Unclosed,
+    /// Calls must be of tools that were offered.
+    pub(super) declared: bool,
+    /// The opening tag is part of what the call is read from.
+    pub(super) whole: bool,
+    /// A call that cannot be read may go on behind its closing tag, as that may stand in a string.
+    pub(super) patient: bool,
+}
+
+impl Calls {
+    /// Calls of the usual kind.
+    pub(super) fn new(open: impl Into<Text>, end: End, body: Body) -> Self {
+        Self {
+            section: None,
+            open: open.into(),
+            end,
+            body,
+            keep_blank: false,
+            unclosed: Unclosed::Malformed,
+            declared: false,
+            whole: false,
+            patient: false,
+        }
+    }
+
+    /// Calls between tags.
+    pub(super) fn between(open: impl Into<Text>, close: impl Into<Text>, body: Body) -> Self {
+        Self::new(open, End::Tag(close.into()), body)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    /// A tag.
+    Tag(Text),
+    /// The end of the JSON value in it, or of that behind a separator.
+    Json(Option<Text>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unclosed {
+    /// It is malformed.
+    Malformed,
+    /// It counts if its tool was offered and every required argument is there.
+    IfComplete,
+}
+
+/// How often a patient family tries to read a call.
+const ATTEMPTS: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Start,
+    Thought,
+    Answer,
+    /// Between calls of a section.
+    Section,
+    Call,
+    Swallowed,
+}
+
+/// The machine for [`Rules`].
+#[derive(Debug, Clone)]
+pub(super) struct Tagged {
+    rules: Rules,
+    tools: Tools,
+    state: State,
+    /// White space is dropped until something else comes.
+    trim: bool,
+    brackets: Brackets,
+    /// The separator before the JSON of the current call has come.
+    in_json: bool,
+    /// Failed attempts to read the current call.
+    attempts: usize,
+}
+
+impl Tagged {
+    pub(super) fn new(rules: Rules, tools: Tools) -> Self {
+        let (state, trim) = match rules.think.as_ref().map(|think| think.start) {
+            None | Some(Start::Answer) => (State::Answer, false),
+            Some(Start::Thought) => (State::Thought, true),
+            Some(Start::MayReopen | Start::MayOpen) => (State::Start, false),
+        };
+        Self { rules, tools, state, trim, brackets: Brackets::default(), in_json: false, attempts: 0 }
+    }
+
+    fn go(&mut self, state: State, trim: bool) -> bool {
+        (self.state, self.trim) = (state, trim);
+        (self.brackets, self.in_json, self.attempts) = (Brackets::default(), false, 0);
+        true
+    }
+
+    /// The tag that ends plain text: that of a section, or of a call.
+    fn call_tag(&self) -> Option<&str> {
+        let calls = self.rules.calls.as_ref()?;
+        Some(calls.section.as_ref().map_or(&calls.open, |(open, _)| open))
+    }
+
+    fn enter_calls(&mut self) -> bool {
+        let has_section = self.rules.calls.as_ref().is_some_and(|calls| calls.section.is_some());
+        self.go(if has_section { State::Section } else { State::Call }, false)
+    }
+
+    /// Does the text begin with the opening tag of a thought?
+    fn start(&mut self, text: &mut Pending, end: bool) -> bool {
+        let Some(think) = &self.rules.think else { return self.go(State::Answer, false) };
+        let reopened = think.start == Start::MayReopen;
+        let rest = match text.first_solid() {
+            Some(at) => &text.rest()[at..],
+            None if end => "",
+            None => return false,
+        };
+        if rest.starts_with(think.open.as_ref()) {
+            let length = text.seen() + think.open.len();
+            text.take(length);
+            return self.go(State::Thought, true);
+        }
+        if !end && think.open.starts_with(rest) {
+            return false;
+        }
+        text.set_seen(0);
+        if reopened { self.go(State::Thought, true) } else { self.go(State::Answer, false) }
+    }
+
+    fn thought(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        let Some(think) = &self.rules.think else { return self.go(State::Answer, false) };
+        let call = self.call_tag().filter(|_| think.call_ends);
+        let tags: Vec<&str> = std::iter::once(think.close.as_ref()).chain(call).collect();
+        let flow = text.flow(&tags);
+        match flow.tag {
+            Some(tag) => {
+                think.say(flow.text.trim_end(), out);
+                if tag == 0 { self.go(State::Answer, true) } else { self.enter_calls() }
+            }
+            None => {
+                think.say(&flow.text, out);
+                if end {
+                    let rest = text.take_all();
+                    think.say(rest.trim_end(), out);
+                }
+                false
+            }
+        }
+    }
+
+    fn answer(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        let swallowed = self.rules.swallowed.map(|(open, _)| open);
+        let dropped = self.rules.dropped.iter().copied();
+        let thought =
+            self.rules.think.as_ref().filter(|think| think.anywhere).map(|think| think.open.as_ref());
+        let tags: Vec<&str> =
+            self.call_tag().into_iter().chain(thought).chain(swallowed).chain(dropped).collect();
+        let keeps_blank = self.rules.calls.as_ref().is_some_and(|calls| calls.keep_blank);
+        let flow = if keeps_blank { text.flow_blank(&tags) } else { text.flow(&tags) };
+        let Some(tag) = flow.tag.map(|tag| tags[tag]) else {
+            out.content(&flow.text);
+            if end {
+                self.end_answer(text, out);
+            }
+            return false;
+        };
+        if Some(tag) == self.call_tag() {
+            out.content(if keeps_blank { &flow.text } else { flow.text.trim_end() });
+            self.enter_calls()
+        } else if Some(tag) == thought {
+            out.content(flow.text.trim_end());
+            self.go(State::Thought, true)
+        } else if Some(tag) == swallowed {
+            out.content(flow.text.trim_end());
+            self.go(State::Swallowed, false)
+        } else {
+            out.content(&flow.text);
+            true
+        }
+    }
+
+    fn end_answer(&mut self, text: &mut Pending, out: &mut Out) {
+        let rest = text.take_all();
+        if self.rules.keep_tail {
+            out.content(&rest);
+        } else if !rest.trim().is_empty() {
+            out.malformed(rest, CallError::TagCutOff);
+        }
+    }
+
+    fn section(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        let Some(Calls { section: Some((_, close)), open, .. }) = &self.rules.calls else {
+            return self.go(State::Answer, false);
+        };
+        let (junk, tag) = match text.take_through_any(&[open, close]) {
+            Some((junk, tag)) => (junk, Some(tag)),
+            None if end => (text.take_all(), None),
+            None => return false,
+        };
+        if !junk.trim().is_empty() {
+            out.malformed(junk, CallError::Form("tags with a call between them"));
+        }
+        match tag {
+            Some(0) => self.go(State::Call, false),
+            Some(_) => self.go(State::Answer, true),
+            None => false,
+        }
+    }
+
+    fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        let Some(calls) = &self.rules.calls else { return self.go(State::Answer, false) };
+        let (length, closing) = match &calls.end {
+            End::Tag(tag) => match text.find(&[tag]) {
+                Found::Tag { at, .. } => (Some(at), tag.len()),
+                _ => (None, 0),
+            },
+            End::Json(separator) => {
+                if let Some(separator) = separator.as_ref().filter(|_| !self.in_json) {
+                    let Found::Tag { at, .. } = text.find(&[separator]) else {
+                        return self.wait(text, end, out);
+                    };
+                    text.set_seen(at + separator.len());
+                    self.in_json = true;
+                }
+                let seen = text.seen();
+                let length = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length);
+                text.set_seen(text.rest().len());
+                (length, 0)
+            }
+        };
+        let Some(length) = length else { return self.wait(text, end, out) };
+        let inside = &text.rest()[..length];
+        let read = self.read(calls, inside);
+        if read.is_err() && calls.patient && self.attempts < ATTEMPTS {
+            self.attempts += 1;
+            text.set_seen(length + closing);
+            return true;
+        }
+        out.calls(read, || format!("{}{}", calls.open, &text.rest()[..length + closing]));
+        let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank);
+        text.take(length + closing);
+        self.go(if in_section { State::Section } else { State::Answer }, trim)
+    }
+
+    fn wait(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        if end {
+            self.unclosed(text, out);
+        }
+        false
+    }
+
+    fn read(&self, calls: &Calls, inside: &str) -> Result<Vec<super::FunctionCall>, CallError> {
+        let read = match calls.whole {
+            true => calls.body.read(&format!("{}{inside}", calls.open), &self.tools)?,
+            false => calls.body.read(inside, &self.tools)?,
+        };
+        match read.iter().find(|call| calls.declared && !self.tools.has(&call.name)) {
+            Some(call) => Err(CallError::Undeclared(call.name.clone())),
+            None => Ok(read),
+        }
+    }
+
+    /// The text has ended inside of a call.
+    fn unclosed(&mut self, text: &mut Pending, out: &mut Out) {
+        let Some(calls) = &self.rules.calls else { return };
+        // Without the beginning of its closing tag.
+        let seen = text.seen();
+        let all = text.take_all();
+        let inside = if matches!(calls.end, End::Tag(_)) { &all[..seen] } else { &all };
+        let read = match calls.unclosed {
+            Unclosed::Malformed => Err(CallError::Unclosed),
+            Unclosed::IfComplete => self.read(calls, inside).and_then(|read| {
+                for call in &read {
+                    if !self.tools.has(&call.name) {
+                        return Err(CallError::Undeclared(call.name.clone()));
+                    }
+                    if let Some(argument) = self.tools.missing(&call.name, &call.arguments) {
+                        return Err(CallError::Missing { tool: call.name.clone(), argument });
+                    }
+                }
+                Ok(read)
+            }),
+        };
+        out.calls(read, || format!("{}{all}", calls.open));
+        self.go(State::Answer, true);
+    }
+
+    fn swallow(&mut self, text: &mut Pending, end: bool) -> bool {
+        let Some((_, close)) = self.rules.swallowed else { return self.go(State::Answer, false) };
+        match text.take_through(close) {
+            Some(_) => self.go(State::Answer, true),
+            None => {
+                if end {
+                    text.take_all();
+                }
+                false
+            }
+        }
+    }
+}
+
+impl Grammar for Tagged {
+    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+        if self.trim {
+            if !text.skip_blank() {
+                return false;
+            }
+            self.trim = false;
+        }
+        match self.state {
+            State::Start => self.start(text, end),
+            State::Thought => self.thought(text, end, out),
+            State::Answer => self.answer(text, end, out),
+            State::Section => self.section(text, end, out),
+            State::Call => self.call(text, end, out),
+            State::Swallowed => self.swallow(text, end),
+        }
+    }
+
+    fn stage(&self) -> Stage {
+        match self.state {
+            State::Start if self.rules.think.as_ref().is_some_and(|think| think.start == Start::MayOpen) => {
+                Stage::Start
+            }
+            State::Start | State::Thought => Stage::Thinking,
+            _ => Stage::Answer,
+        }
+    }
+
+    fn boxed(&self) -> Box<dyn Grammar> {
+        Box::new(self.clone())
+    }
+
+    fn preserved(&self) -> Vec<String> {
+        let mut all: Vec<&str> = self.rules.preserved.to_vec();
+        if let Some(think) = &self.rules.think {
+            all.extend([think.open.as_ref(), think.close.as_ref()]);
+        }
+        if let Some(calls) = &self.rules.calls {
+            all.push(&calls.open);
+            if let End::Tag(tag) = &calls.end {
+                all.push(tag);
+            }
+            all.extend(calls.section.iter().flat_map(|(open, close)| [open.as_ref(), close.as_ref()]));
+            all.extend(calls.body.tags());
+        }
+        all.extend(self.rules.dropped);
+        all.extend(self.rules.swallowed.iter().flat_map(|(open, close)| [*open, *close]));
+        all.into_iter().map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,89 @@
+//! Calls as chat templates write them: `tests/data/cases/jinja.jsonl`, rendered by Jinja2.
+
+use super::*;
+use crate::{JinjaTemplate, Kind};
+
+fn rows() -> Vec<Json> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/jinja.jsonl");
+    let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
+    text.lines().map(|line| serde_json::from_str(line).expect("a row is one JSON object")).collect()
+}
+
+/// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
+fn source(file: &str) -> Option<String> {
+    let models = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
+    let models = models.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
+    let name = file.rsplit('/').next()?;
+    let source = std::fs::read_to_string(models.join("templates").join(name)).ok();
+    if source.is_none() {
+        eprintln!("SKIPPED: no {name} in the folder `templates` of $PUNA_TEST_MODELS");
+    }
+    source
+}
+
+#[test]
+fn the_call_that_a_template_writes_is_read_back() {
+    let (mut read, mut silent) = (0, 0);
+    let rows = rows();
+    let conversation = rows.iter().find(|row| row["kind"] == "conversation" && row["name"] == "tool_round");
+    let tools = conversation.and_then(|row| row["variables"]["tools"].as_array()).cloned().expect("tools");
+    for row in rows.iter().filter(|row| row["conversation"] == "tool_round") {
+        let file = row["file"].as_str().expect("a file");
+        let Some(text) = row["expect"].as_str() else { continue };
+        let Some((_, after)) = text.rsplit_once("Tides at Wick for 2 days?") else { continue };
+        let Some(source) = source(file) else { return };
+        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
+        if !after.contains("tide_table") || !after.contains("Wick") {
+            silent += 1;
+            continue;
+        }
+        let input = ParserInput { tools: &tools, ..ParserInput::default() };
+        // Behind the header of the answer, where the format has messages with recipients.
+        let after = after.split_once("<|start|>assistant").map_or(after, |(_, after)| after);
+        // Without a result, which would be text behind the call, and may be another object.
+        let after = after.split("{\"high\"").next().expect("a first part");
+        let whole = |text: &str, cut: usize| {
+            let parser = OutputParser::for_template(&template, template.think_tags(), &input);
+            Whole::of(parser, pieces(text, cut))
+        };
+        let expect = vec![("tide_table".to_owned(), serde_json::json!({"harbour": "Wick", "days": 2}))];
+        // Bare JSON counts only where the answer begins.
+        let bare = after.find("{\"name\": \"tide_table\", \"parameters\"").map_or(after, |at| &after[at..]);
+        let after = if file.contains("Llama-3") { bare } else { after };
+        assert_eq!(whole(after, 3).calls, expect, "{file}: {after}");
+        assert_eq!(whole(after, 1000), whole(after, 1), "{file}");
+        read += 1;
+    }
+    assert!(read >= 50, "{read} templates write calls, {silent} do not");
+}
+
+#[test]
+fn what_a_template_only_mentions_is_read_as_well() {
+    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    for (file, text) in [
+        ("ibm-granite-granite-3.3-2B-Instruct.jinja", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]"),
+        ("LFM2-8B-A1B.jinja", "<|tool_call_start|>[f()]<|tool_call_end|>"),
+    ] {
+        let Some(source) = source(file) else { return };
+        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
+        let whole = Whole::of(OutputParser::for_template(&template, None, &input), [text]);
+        assert_eq!(whole.calls, [("f".to_owned(), serde_json::json!({}))], "{file}");
+    }
+}
+
+#[test]
+fn a_template_of_an_unknown_form_is_searched_for_json_behind_its_tag() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
+                  %%call%% {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\
+                  {% endfor %}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    let text = "I look. %%call%% {\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+    let whole = Whole::of(OutputParser::for_template(&template, None, &input), pieces(text, 2));
+    assert_eq!((whole.content.as_str(), whole.calls.len()), ("I look. ", 1), "{whole:?}");
+    let Template::Jinja(jinja) = &template else { unreachable!() };
+    let found = JinjaTemplate::habits(jinja).calls.get().cloned();
+    assert_eq!(found, Some(super::super::Found::Tag("%%call%%".into())));
+}
