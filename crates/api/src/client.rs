@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::{Stream as FuturesStream, StreamExt};
-use reqwest::{Body, Method, Response};
+use reqwest::{Body, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -62,6 +62,7 @@ impl std::fmt::Display for ClientError {
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    key: Option<String>,
 }
 
 impl Client {
@@ -71,7 +72,12 @@ impl Client {
         // server is on this machine or on a named one.
         let http = reqwest::Client::builder().no_proxy().build().unwrap_or_default();
         let base: String = base.into();
-        Self { http, base: base.trim_end_matches('/').to_owned() }
+        Self { http, base: base.trim_end_matches('/').to_owned(), key: None }
+    }
+
+    /// The same, showing an API key to the server.
+    pub fn with_key(self, key: Option<String>) -> Self {
+        Self { key, ..self }
     }
 
     /// The server's address.
@@ -147,7 +153,7 @@ impl Client {
 
     /// Whether the server has a blob (`sha256:…`).
     pub async fn has_blob(&self, digest: &str) -> Result<bool, ClientError> {
-        let request = self.http.head(format!("{}/api/blobs/{digest}", self.base));
+        let request = self.request(Method::HEAD, &format!("/api/blobs/{digest}"));
         match request.send().await.map_err(|e| self.unreachable(e))?.status().as_u16() {
             200 => Ok(true),
             404 => Ok(false),
@@ -163,7 +169,7 @@ impl Client {
     where
         S: FuturesStream<Item = std::io::Result<Bytes>> + Send + 'static,
     {
-        let request = self.http.post(format!("{}/api/blobs/{digest}", self.base));
+        let request = self.request(Method::POST, &format!("/api/blobs/{digest}"));
         let request = request.header("Content-Length", size).body(Body::wrap_stream(bytes));
         refused(request.send().await.map_err(|e| self.unreachable(e))?).await.map(drop)
     }
@@ -196,11 +202,19 @@ impl Client {
         path: &str,
         body: Option<&Q>,
     ) -> Result<Response, ClientError> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base));
+        let mut request = self.request(method, path);
         if let Some(body) = body {
             request = request.json(body);
         }
         refused(request.send().await.map_err(|e| self.unreachable(e))?).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
     }
 
     fn unreachable(&self, e: reqwest::Error) -> ClientError {

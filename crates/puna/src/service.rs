@@ -44,8 +44,8 @@ impl Service {
     /// # Errors
     /// None does.
     pub fn connect() -> Result<Self> {
-        let (address, runtime) = (client_config()?.address, runtime()?);
-        let client = Client::new(address.url());
+        let (Config { address, api_key, .. }, runtime) = (client_config()?, runtime()?);
+        let client = Client::new(address.url()).with_key(api_key);
         match runtime.block_on(contact(&client, &address))? {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
             Contact::Nobody(_) => {
@@ -66,12 +66,13 @@ impl Service {
     /// The server that listens; on a machine without one, a server in this process that ends with it.
     pub fn connect_or_own() -> Result<Self> {
         let (config, runtime) = (client_config()?, runtime()?);
-        let client = Client::new(config.address.url());
+        let client = Client::new(config.address.url()).with_key(config.api_key.clone());
         match runtime.block_on(contact(&client, &config.address))? {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
             Contact::Nobody(_) if is_this_machine(&config.address) => {
+                let key = config.api_key.clone();
                 let own = OwnServer::start(&runtime, config)?;
-                Ok(Self::new(Client::new(own.url.clone()), Some(own), runtime))
+                Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime))
             }
             Contact::Nobody(error) => Err(error.into()),
         }
@@ -79,8 +80,8 @@ impl Service {
 
     /// The server that listens; where none does on this machine, one that is started in the background and stays.
     pub fn connect_or_start() -> Result<Self> {
-        let (address, runtime) = (client_config()?.address, runtime()?);
-        let client = Client::new(address.url());
+        let (Config { address, api_key, .. }, runtime) = (client_config()?, runtime()?);
+        let client = Client::new(address.url()).with_key(api_key);
         match runtime.block_on(contact(&client, &address))? {
             Contact::Answers(_) => {}
             Contact::Nobody(_) if is_this_machine(&address) => {
@@ -110,6 +111,8 @@ impl Service {
         }
         let mut config = Config::from_env()?;
         config.models = dir.path().to_owned();
+        // Nobody else is told where it listens; its keys would only stand in the way.
+        config.keys = dir.path().join("no-keys.toml");
         let runtime = runtime()?;
         let mut own = OwnServer::start(&runtime, config)?;
         own.folder = Some(dir);

@@ -14,6 +14,7 @@ pub mod canonical;
 pub mod config;
 mod dialect;
 pub mod http;
+pub mod keys;
 mod manager;
 mod memory;
 mod names;
@@ -47,6 +48,9 @@ pub enum ServeError {
     /// The system refuses something.
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    /// The API keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] keys::KeyError),
 }
 
 /// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models.
@@ -74,11 +78,16 @@ pub(crate) async fn serve_with(
     }
     let write_timeout = config.write_timeout;
     let app = app::App::new(config, launcher)?;
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "everybody who can reach this address can use and change the models");
+    let guard = keys::guard::Guard::new(&app.config().keys)?;
+    if !address.ip().is_loopback() && !guard.has_keys() {
+        tracing::warn!(
+            %address,
+            "everybody who can reach this address can use the models: `puna key add NAME` makes an API key, and then \
+             nobody gets in without one"
+        );
     }
     tracing::info!(%address, models = %app.config().models.display(), version = VERSION, "listening");
-    let door = http::door::Door::new(app.clone(), address);
+    let door = http::door::Door::new(app.clone(), guard, address);
     http::serve::run(listener, door, write_timeout, end, app.models().shutdown()).await;
     Ok(())
 }

@@ -8,6 +8,7 @@ mod debug;
 mod detokenize;
 mod devices;
 mod inspect;
+mod key;
 mod library;
 mod list;
 mod manual;
@@ -40,6 +41,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Quantize(args) => quantize::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Key(command) => key::run(&command),
         Command::Debug(command) => debug::run(command),
         Command::Completion { shell } => completion::run(shell),
         Command::Manual { folder } => manual::run(&folder),

@@ -1,10 +1,12 @@
 //! The settings there are.
 
 /// Every setting: its key in the configuration file, and the name of its variables in small letters.
-pub const KEYS: [&str; 21] = [
+pub const KEYS: [&str; 23] = [
     "host",
     "models",
     "origins",
+    "keys",
+    "api_key",
     "keep_alive",
     "load_timeout",
     "write_timeout",

@@ -59,6 +59,10 @@ pub struct Config {
     pub models: PathBuf,
     /// `OLLAMA_ORIGINS`
     pub origins: Origins,
+    /// `PUNA_KEYS`: the file of [API keys](crate::keys).
+    pub keys: PathBuf,
+    /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: the key that commands show to a server.
+    pub api_key: Option<String>,
     /// `OLLAMA_KEEP_ALIVE`
     pub keep_alive: KeepAlive,
     /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is for ever.
@@ -146,12 +150,15 @@ impl Config {
         let home = read.raw("HOME").map(PathBuf::from).or_else(puna_store::account_home);
         let default = home.map(|home| puna_store::default_root(None, Some(&home)).display().to_string());
         let models = read.text("models", default.as_deref()).map(PathBuf::from);
+        let keys = config_folder(variable).map(|folder| folder.join("keys.toml").display().to_string());
         let editors = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
         let editor = editors.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
         let mut config = Self {
             address: read.address(),
             models: models.ok_or(ConfigError::NoHome)?,
             origins: Origins::parse(&read.text("origins", None).unwrap_or_default())?,
+            keys: read.text("keys", keys.as_deref()).map(PathBuf::from).unwrap_or_default(),
+            api_key: read.secret("api_key"),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),
             write_timeout: read.timeout("write_timeout", Duration::from_secs(60)),
@@ -187,7 +194,11 @@ impl Config {
 
     /// A configuration for tests and for programs that bring their own: defaults, with models in a folder.
     pub fn with_models(models: &Path) -> Self {
-        let variables = |name: &str| (name == "OLLAMA_MODELS").then(|| models.display().to_string());
+        let variables = |name: &str| match name {
+            "OLLAMA_MODELS" => Some(models.display().to_string()),
+            "PUNA_KEYS" => Some(models.join("keys.toml").display().to_string()),
+            _ => None,
+        };
         // Without a list of origins nothing can fail.
         Self::from_variables(variables).unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
     }
@@ -195,11 +206,20 @@ impl Config {
 
 /// The configuration file: `PUNA_CONFIG`, which must be there; else the user's; else that of the machine.
 fn find_file(variable: &dyn Fn(&str) -> Option<String>, system: Option<&Path>) -> Option<PathBuf> {
-    let named = |name: &str| variable(name).filter(|text| !text.trim().is_empty()).map(PathBuf::from);
-    let folder = || named("XDG_CONFIG_HOME").or_else(|| Some(named("HOME")?.join(".config")));
-    let users = || folder().map(|folder| folder.join("puna").join("puna.toml")).filter(|path| path.exists());
+    let users =
+        || config_folder(variable).map(|folder| folder.join("puna.toml")).filter(|path| path.exists());
     let systems = || system.filter(|path| path.exists()).map(Path::to_owned);
-    named("PUNA_CONFIG").or_else(users).or_else(systems)
+    path_in(variable, "PUNA_CONFIG").or_else(users).or_else(systems)
+}
+
+/// The user's folder for what Puna is told.
+fn config_folder(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let home = || Some(path_in(variable, "HOME").or_else(puna_store::account_home)?.join(".config"));
+    Some(path_in(variable, "XDG_CONFIG_HOME").or_else(home)?.join("puna"))
+}
+
+fn path_in(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
+    variable(name).filter(|text| !text.trim().is_empty()).map(PathBuf::from)
 }
 
 fn clamp_u32(n: u64) -> u32 {

@@ -123,6 +123,14 @@ impl<'a> Reader<'a> {
         text
     }
 
+    /// A text that is not shown.
+    pub fn secret(&mut self, key: &'static str) -> Option<String> {
+        let found = self.find(key);
+        let source = found.as_ref().map_or(Source::Default, |found| found.source.clone());
+        self.note(key, None, source);
+        found.map(|found| found.text)
+    }
+
     /// A value that `parse` understands, or else says what is wrong with it.
     fn parsed<T>(
         &mut self,

@@ -1,8 +1,8 @@
 //! The door: every request passes here before it reaches a route.
 //!
-//! In this order: origins (CORS), `Host` header, path and method; then the route, whose panics end here.
+//! In this order: origins (CORS), `Host` header, path and method, API key; then the route, whose panics end here.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -12,12 +12,16 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use http_body_util::BodyExt;
 use tower::ServiceExt;
 
+use super::client::Client;
 use super::hosts::{Host, judge, machine_name};
 use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded};
+use super::reply::{Anthropic, Dialect, Native, OpenAi};
 use crate::app::App;
+use crate::keys::guard::{Guard, Refusal};
 use crate::routes;
 
 /// Headers that pages may send.
@@ -37,11 +41,12 @@ struct Inner {
     /// Whether `Host` headers are looked at: only on loopback addresses.
     guarded: bool,
     machine: String,
+    guard: Guard,
 }
 
 impl Door {
     /// The door of a server that listens at `listen`.
-    pub fn new(app: App, listen: SocketAddr) -> Self {
+    pub fn new(app: App, guard: Guard, listen: SocketAddr) -> Self {
         let routes = routes::all();
         let table = Table::of(&routes);
         let origins = app.config().origins.clone();
@@ -54,6 +59,7 @@ impl Door {
             origins,
             guarded,
             machine: machine_name(),
+            guard,
         }))
     }
 
@@ -96,7 +102,30 @@ impl Door {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
             }
             Verdict::Redirect { status, path } => redirect(*status, path, &request),
-            Verdict::Route => self.route(request).await,
+            Verdict::Route => self.guarded(request).await,
+        }
+    }
+
+    /// Asks for a key, and holds its place until the answer is sent.
+    async fn guarded(&self, mut request: Request) -> Response {
+        let path = decoded(request.uri().path()).unwrap_or_default();
+        let peer = request.extensions().get().copied().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip);
+        match self.0.guard.admit(&path, request.headers(), peer) {
+            Err(refusal) => refused(&path, &refusal),
+            Ok(pass) => {
+                if let Some(client) = pass.client {
+                    request.extensions_mut().insert(Client(client));
+                }
+                let response = self.route(request).await;
+                let Some(permit) = pass.permit else { return response };
+                response.map(|body| {
+                    Body::new(body.map_frame(move |frame| {
+                        // It goes with the body.
+                        let _held = &permit;
+                        frame
+                    }))
+                })
+            }
         }
     }
 
@@ -140,6 +169,27 @@ impl Door {
             headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         }
     }
+}
+
+/// The address at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
+/// A refusal in the form of the path's dialect.
+fn refused(path: &str, refusal: &Refusal) -> Response {
+    let error = match path {
+        _ if path.starts_with("/v1/messages") => Anthropic::error,
+        _ if path.starts_with("/v1/") => OpenAi::error,
+        _ => Native::error,
+    };
+    let mut response = error(&refusal.failure);
+    if let Some(seconds) = refusal.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    if refusal.failure.status == 401 {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }
 
 /// Where a request comes from.

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::door::Door;
+use super::door::{Door, Peer};
 use super::ending::Ending;
 use super::patient::Patient;
 use crate::config::Address;
@@ -163,6 +163,7 @@ fn connection(
             let counted = ending.count();
             let mut request = ending.request(request);
             request.extensions_mut().insert(Client::at(peer.ip()));
+            request.extensions_mut().insert(Peer(peer.ip()));
             let response = door.answer(request).await;
             Ok::<_, std::convert::Infallible>(counted.until_sent(response))
         }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::config::Config;
 use crate::http::door::Door;
+use crate::keys::guard::Guard;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 struct Bench {
@@ -52,8 +53,9 @@ impl Bench {
         let fake = Arc::<Fake>::default();
         let mut config = Config::with_models(models.path());
         change(&mut config);
+        let guard = Guard::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
-        Self { door: Door::new(app, ([127, 0, 0, 1], 11434).into()), fake, _models: models }
+        Self { door: Door::new(app, guard, ([127, 0, 0, 1], 11434).into()), fake, _models: models }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

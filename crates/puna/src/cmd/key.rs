@@ -1,0 +1,61 @@
+//! `puna key`: who may use the server.
+
+use anyhow::{Result, bail};
+use puna_server::Config;
+use puna_server::keys::{Key, KeyFile, Scope};
+use serde_json::json;
+
+use crate::cli::{KeyAddArgs, KeyCommand};
+use crate::{format, out};
+
+pub fn run(command: &KeyCommand) -> Result<()> {
+    let path = Config::from_env()?.keys;
+    let mut file = KeyFile::read(&path)?;
+    match command {
+        KeyCommand::Add(args) => {
+            let secret = file.add(&args.name, scopes(args)?)?;
+            if let Some(key) = file.keys.last_mut() {
+                (key.requests_per_minute, key.concurrent) = (args.requests_per_minute, args.concurrent);
+            }
+            file.write(&path)?;
+            out::note(format_args!(
+                "The key is shown only now. Servers that use {} ask for a key from here on.",
+                path.display()
+            ));
+            out::line(&secret)
+        }
+        KeyCommand::List(args) if args.json => {
+            let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent});
+            out::json(
+                &json!({"file": path.display().to_string(), "keys": file.keys.iter().map(one).collect::<Vec<_>>()}),
+            )
+        }
+        KeyCommand::List(_) => {
+            let limit = |n: Option<u32>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+            let row = |key: &Key| {
+                let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
+                let (rate, at_once) = (limit(key.requests_per_minute), limit(key.concurrent));
+                vec![key.name.clone(), scopes.join(","), rate, at_once, key.created.clone()]
+            };
+            let rows: Vec<_> = file.keys.iter().map(row).collect();
+            out::text(&format::table(&["NAME", "SCOPES", "A MINUTE", "AT ONCE", "CREATED"], &rows))
+        }
+        KeyCommand::Rm { names } => {
+            names.iter().try_for_each(|name| file.remove(name))?;
+            file.write(&path)?;
+            names.iter().try_for_each(|name| out::line(&format!("removed '{name}'")))
+        }
+    }
+}
+
+fn scopes(args: &KeyAddArgs) -> Result<Vec<Scope>> {
+    let mut scopes = Vec::new();
+    for name in &args.scope {
+        match Scope::by_name(name) {
+            Some(scope) if scopes.contains(&scope) => {}
+            Some(scope) => scopes.push(scope),
+            None => bail!("there is no scope {name:?}: take {}", Scope::ALL.map(Scope::name).join(", ")),
+        }
+    }
+    Ok(scopes)
+}

@@ -1,0 +1,142 @@
+//! Asks every request for its key.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::http::{HeaderMap, header};
+
+use super::usage::{Exceeded, Permit, Usage};
+use super::{Key, KeyError, KeyFile, Scope};
+use crate::canonical::Failure;
+
+/// How often the file is looked at again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Knows the keys. Where there are none, everybody may use the server, and change its models from this machine alone.
+pub struct Guard {
+    path: PathBuf,
+    known: Mutex<Known>,
+    usage: Usage,
+}
+
+struct Known {
+    keys: Arc<KeyFile>,
+    changed: Option<SystemTime>,
+    looked: Instant,
+}
+
+/// What a request may do.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// Holds a place among the key's requests until the answer is sent.
+    pub permit: Option<Permit>,
+    /// The key's number among clients.
+    pub client: Option<u64>,
+}
+
+/// A refusal, and the seconds after which to come again.
+#[derive(Debug)]
+pub struct Refusal {
+    pub failure: Failure,
+    pub retry_after: Option<u64>,
+}
+
+impl Guard {
+    /// # Errors
+    /// The file of keys is there but cannot be used: nobody gets in by breaking it.
+    pub fn new(path: &Path) -> Result<Self, KeyError> {
+        let known =
+            Known { changed: changed(path), keys: Arc::new(KeyFile::read(path)?), looked: Instant::now() };
+        Ok(Self { path: path.to_owned(), known: Mutex::new(known), usage: Usage::default() })
+    }
+
+    /// Whether there are any.
+    pub fn has_keys(&self) -> bool {
+        !self.keys().keys.is_empty()
+    }
+
+    /// Judges a request for a path, from an address.
+    ///
+    /// # Errors
+    /// Why it may not go on.
+    pub fn admit(&self, path: &str, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Refusal> {
+        let keys = self.keys();
+        let Some(scope) = Scope::of_path(path) else { return Ok(Pass::default()) };
+        if keys.keys.is_empty() {
+            return match scope == Scope::Models && !peer.to_canonical().is_loopback() {
+                true => Err(refusal(
+                    403,
+                    "this server has no API keys, so models can only be changed from its own machine: make one there with `puna key add`",
+                )),
+                false => Ok(Pass::default()),
+            };
+        }
+        let Some(secret) = secret(headers) else {
+            return Err(refusal(
+                401,
+                "this server needs an API key, as `Authorization: Bearer KEY` or `x-api-key: KEY` (in PUNA_API_KEY for commands)",
+            ));
+        };
+        let Some(key) = keys.find(secret) else { return Err(refusal(401, "this API key is not known here")) };
+        if !key.may(scope) {
+            let Key { name, .. } = key;
+            return Err(refusal(
+                403,
+                format!("the API key {name:?} may not do this: it lacks the scope {}", scope.name()),
+            ));
+        }
+        let permit = self.usage.begin(key, Instant::now()).map_err(|limit| exceeded(key, &limit))?;
+        Ok(Pass { permit: Some(permit), client: number(key) })
+    }
+
+    /// The keys as the file has them now. A file that was broken since leaves them as they were.
+    fn keys(&self) -> Arc<KeyFile> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.looked.elapsed() >= LOOK {
+            known.looked = Instant::now();
+            let now = changed(&self.path);
+            if now != known.changed {
+                known.changed = now;
+                match KeyFile::read(&self.path) {
+                    Ok(keys) => known.keys = Arc::new(keys),
+                    Err(error) => tracing::error!("{error}; the keys stay as they were"),
+                }
+            }
+        }
+        Arc::clone(&known.keys)
+    }
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|meta| meta.modified()).ok()
+}
+
+/// Half of the hash tells keys apart.
+fn number(key: &Key) -> Option<u64> {
+    u64::from_str_radix(key.hash.get(..16)?, 16).ok()
+}
+
+/// `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+fn secret(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok().map(str::trim))
+}
+
+fn refusal(status: u16, message: impl Into<String>) -> Refusal {
+    Refusal { failure: Failure::new(status, message), retry_after: None }
+}
+
+fn exceeded(key: &Key, limit: &Exceeded) -> Refusal {
+    let name = &key.name;
+    let (most, retry_after) = match limit {
+        Exceeded::Concurrent(most) => (format!("{most} at once"), 1),
+        Exceeded::Rate(most, wait) => (format!("{most} a minute"), *wait),
+    };
+    let text = format!("too many requests with the API key {name:?}: {most} are allowed");
+    Refusal { retry_after: Some(retry_after), ..refusal(429, text) }
+}

@@ -1,0 +1,149 @@
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, HeaderValue};
+
+use super::guard::Guard;
+use super::{KeyError, KeyFile, Scope};
+
+const HERE: &str = "127.0.0.1";
+const ELSEWHERE: &str = "192.168.1.7";
+
+fn headers(name: &'static str, value: &str) -> HeaderMap {
+    HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_str(value).unwrap())])
+}
+
+fn bearer(key: &str) -> HeaderMap {
+    headers("authorization", &format!("Bearer {key}"))
+}
+
+/// The status of a refusal, 200 otherwise.
+fn status(guard: &Guard, path: &str, headers: &HeaderMap, from: &str) -> u16 {
+    let from: IpAddr = from.parse().unwrap();
+    guard.admit(path, headers, from).map_or_else(|refusal| refusal.failure.status, |_| 200)
+}
+
+#[test]
+fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new").join("keys.toml");
+    let mut file = KeyFile::read(&path).unwrap();
+    let secret = file.add("laptop", vec![Scope::Inference]).unwrap();
+    let other = file.add("ci", vec![Scope::Inference, Scope::Models]).unwrap();
+    file.keys[1].concurrent = Some(2);
+    file.write(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.contains(&secret) && !text.contains(&secret[8..]) && text.starts_with('#'), "{text}");
+    assert_eq!(KeyFile::read(&path).unwrap(), file);
+    assert_eq!((secret.len(), secret == other, secret.starts_with("puna-")), (69, false, true));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    assert_eq!(file.find(&secret).unwrap().name, "laptop");
+    assert_eq!(file.find(&other).unwrap().concurrent, Some(2));
+    assert!(file.find("").is_none() && file.find(&secret[..68]).is_none());
+    file.remove("laptop").unwrap();
+    assert!(file.find(&secret).is_none());
+}
+
+#[test]
+fn names_are_taken_once_and_can_be_typed() {
+    let mut file = KeyFile::default();
+    file.add("a.b-c_9", vec![]).unwrap();
+    assert!(matches!(file.add("a.b-c_9", vec![]), Err(KeyError::Exists(_))));
+    for name in ["", "a b", "ä", "a\nb", &"x".repeat(65)] {
+        assert!(matches!(file.add(name, vec![]), Err(KeyError::Name(_))), "{name:?}");
+    }
+    assert!(matches!(file.remove("nobody"), Err(KeyError::Unknown(_))));
+}
+
+#[test]
+fn without_keys_all_may_use_and_only_this_machine_may_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let guard = Guard::new(&folder.path().join("keys.toml")).unwrap();
+    let none = HeaderMap::new();
+    for from in [HERE, "::1", "::ffff:127.0.0.1", ELSEWHERE, "2001:db8::1"] {
+        assert_eq!(status(&guard, "/api/chat", &none, from), 200);
+        let may_change = from != ELSEWHERE && !from.starts_with("2001");
+        for path in
+            ["/api/create", "/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/blobs/sha256:0"]
+        {
+            assert_eq!(status(&guard, path, &none, from) == 200, may_change, "{from} {path}");
+        }
+    }
+}
+
+#[test]
+fn with_keys_nobody_gets_in_without_one_that_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    let mut file = KeyFile::default();
+    let secrets = Scope::ALL.map(|scope| file.add(scope.name(), vec![scope]).unwrap());
+    file.write(&path).unwrap();
+    let guard = Guard::new(&path).unwrap();
+    for from in [HERE, ELSEWHERE] {
+        for path in ["/", "/health", "/api/version"] {
+            assert_eq!(status(&guard, path, &HeaderMap::new(), from), 200);
+        }
+        for path in ["/api/chat", "/v1/messages", "/api/tags", "/api/delete", "/metrics", "/nothing"] {
+            assert_eq!(status(&guard, path, &HeaderMap::new(), from), 401, "{path}");
+            assert_eq!(status(&guard, path, &bearer("puna-0"), from), 401, "{path}");
+            assert_eq!(status(&guard, path, &headers("authorization", &secrets[2]), from), 401, "no Bearer");
+        }
+    }
+    let may = |secret: &str| {
+        ["/v1/chat/completions", "/api/pull", "/metrics"]
+            .map(|path| status(&guard, path, &bearer(secret), HERE))
+    };
+    assert_eq!(may(&secrets[0]), [200, 403, 403]);
+    assert_eq!(may(&secrets[1]), [403, 200, 403]);
+    assert_eq!(may(&secrets[2]), [200, 200, 200]);
+    assert_eq!(status(&guard, "/v1/messages", &headers("x-api-key", &secrets[0]), HERE), 200);
+    assert_eq!(
+        status(&guard, "/api/chat", &headers("authorization", &format!("bearer  {} ", secrets[0])), HERE),
+        200
+    );
+    let refused = guard.admit("/api/pull", &bearer(&secrets[0]), HERE.parse().unwrap()).unwrap_err();
+    assert!(
+        refused.failure.message.contains("\"inference\"") && refused.failure.message.contains("scope models")
+    );
+}
+
+#[test]
+fn keys_come_and_go_while_the_server_runs_and_a_broken_file_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    let guard = Guard::new(&path).unwrap();
+    let seen = |headers: &HeaderMap| {
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        status(&guard, "/api/chat", headers, HERE)
+    };
+    assert_eq!(seen(&HeaderMap::new()), 200);
+    let mut file = KeyFile::default();
+    let secret = file.add("a", vec![Scope::Inference]).unwrap();
+    file.write(&path).unwrap();
+    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    std::fs::write(&path, "[[key]]\nname = 5").unwrap();
+    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    let error = Guard::new(&path).err().unwrap().to_string();
+    assert!(error.starts_with("cannot read the file of API keys "), "{error}");
+}
+
+#[test]
+fn a_limit_says_when_to_come_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    let mut file = KeyFile::default();
+    let secret = file.add("a", vec![Scope::Inference]).unwrap();
+    file.keys[0].concurrent = Some(1);
+    file.write(&path).unwrap();
+    let guard = Guard::new(&path).unwrap();
+    let admit = || guard.admit("/api/chat", &bearer(&secret), HERE.parse().unwrap());
+    let first = admit().unwrap();
+    let refused = admit().unwrap_err();
+    assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));
+    assert!(refused.failure.message.contains("1 at once"), "{}", refused.failure.message);
+    drop(first);
+    assert!(admit().unwrap().client.is_some());
+}

@@ -1,0 +1,78 @@
+"""API keys, with the clients that people use and the commands."""
+import json
+import time
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+from conftest import puna, running
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def locked():
+    """A server with a key for inference and one for everything."""
+    with running() as server:
+        keys = {"user": new_key(server.env, "user"), "boss": new_key(server.env, "boss", "--scope", "admin")}
+        time.sleep(1.2)
+        yield server, keys
+
+
+def new_key(env, name, *args):
+    return puna("key", "add", name, *args, env=env, check=True).stdout.strip()
+
+
+def test_every_client_is_let_in_with_a_key_and_by_none_without(locked):
+    server, keys = locked
+    ollama_client = lambda key: ollama.Client(host=server.url, headers={"Authorization": f"Bearer {key}"})
+    assert ollama_client(keys["user"]).chat("cria", MESSAGES, think=False).message.content == "Paris."
+    with pytest.raises(ollama.ResponseError) as error:
+        ollama_client("puna-wrong").chat("cria", MESSAGES)
+    assert error.value.status_code == 401
+
+    openai_client = lambda key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    assert openai_client(keys["user"]).chat.completions.create(model="cria", messages=MESSAGES).choices
+    with pytest.raises(openai.AuthenticationError, match="not known"):
+        openai_client("none").models.list()
+
+    anthropic_client = lambda key: anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
+    assert anthropic_client(keys["user"]).messages.create(model="cria", max_tokens=50, messages=MESSAGES).content
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic_client("none").messages.create(model="cria", max_tokens=50, messages=MESSAGES)
+
+
+def test_commands_show_their_key(locked):
+    server, keys = locked
+    done = puna("list", env=server.env)
+    assert done.returncode == 1 and "PUNA_API_KEY" in done.stderr, done
+    assert "cria" in puna("list", env=server.env | {"PUNA_API_KEY": keys["user"]}, check=True).stdout
+    done = puna("cp", "cria", "mine", env=server.env | {"PUNA_API_KEY": keys["user"]})
+    assert done.returncode == 1 and 'the API key "user" may not do this: it lacks the scope models' in done.stderr, done
+    puna("cp", "cria", "mine", env=server.env | {"OLLAMA_API_KEY": keys["boss"]}, check=True)
+
+
+def test_keys_are_listed_and_removed_but_never_shown_again(locked):
+    server, keys = locked
+    listed = puna("key", "list", "--json", env=server.env, check=True).stdout
+    assert [k["name"] for k in json.loads(listed)["keys"]] == ["user", "boss"]
+    assert not any(secret in listed for secret in keys.values())
+    extra = new_key(server.env, "extra")
+    assert puna("key", "add", "extra", env=server.env).returncode == 1
+    puna("key", "rm", "extra", env=server.env, check=True)
+    time.sleep(1.2)
+    done = puna("list", env=server.env | {"PUNA_API_KEY": extra})
+    assert done.returncode == 1 and "not known" in done.stderr
+
+
+def test_a_key_with_limits_is_told_to_wait(locked):
+    server, _ = locked
+    key = new_key(server.env, "slow", "--requests-per-minute", "2")
+    time.sleep(1.2)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    client.models.list(), client.models.list()
+    with pytest.raises(openai.RateLimitError, match="2 a minute") as error:
+        client.models.list()
+    assert 1 <= int(error.value.response.headers["retry-after"]) <= 30
