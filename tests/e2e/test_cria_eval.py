@@ -30,7 +30,8 @@ def ask(server, item):
         status, got = server.post("/api/chat", body)
         assert status == 200, (item["id"], got)
         message = got["message"]
-        return split(message["content"], message.get("thinking", ""), message.get("tool_calls"))
+        calls = [call["function"] for call in message.get("tool_calls", [])]
+        return message["content"], message.get("thinking", ""), [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
     if "suffix" in item:
         body |= {"prompt": item["prompt"], "suffix": item["suffix"]}
     else:
@@ -39,17 +40,6 @@ def ask(server, item):
     status, got = server.post("/api/generate", body)
     assert status == 200, (item["id"], got)
     return got["response"], "", []
-
-
-def split(content, thinking, calls):
-    """Answers of a server that hands thoughts and calls on as text are taken apart here."""
-    if "</think>" in content:
-        thinking, _, content = content.partition("</think>")
-        thinking = thinking.removeprefix("<think>")
-    calls = [call["function"] for call in calls or []]
-    for text in re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", content, re.S):
-        calls.append(json.loads(text))
-    return content, thinking, [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
 
 
 def native(message):

@@ -13,11 +13,12 @@ HTTP = REPOSITORY / "tests/http"
 # Fields that we add to what the original answers.
 EXTRA = "prompt_eval_cached_count,prompt_tokens_details,puna,n_prompt_tokens,n_ctx,truncated_messages,truncated_tokens"
 EXTRA += ",signature,stop_reason,stop_sequence,cache_creation_input_tokens"
-# What needs no grammar, no tools, no images and no network.
+EXTRA += ",ngram_draft_count,ngram_accepted_count,model_draft_count,model_accepted_count"
+# What needs no grammar, no images and no network.
 GROUPS = """
 methods hosts cors json-errors names tags show show.errors ps blobs create create.errors copy copy.errors delete generate generate.errors
 generate.load chat chat.errors chat.load render jinja options logprobs truncate embed embed.errors openai.chat openai.stream
-openai.models openai.embeddings openai.errors anthropic anthropic.errors anthropic.stream cloud
+openai.models openai.embeddings openai.errors anthropic anthropic.errors anthropic.stream cloud tools thinking openai.tools anthropic.tools
 """.split()
 
 

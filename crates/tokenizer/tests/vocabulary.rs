@@ -4,7 +4,7 @@ mod common;
 
 use common::{PLAIN, SPECIAL, cria, metadata};
 use puna_gguf::{Metadata, Value};
-use puna_tokenizer::{Encode, Tokenizer, TokenizerError};
+use puna_tokenizer::{Encode, StreamDecoder, Tokenizer, TokenizerError};
 
 fn read(meta: &Metadata) -> Tokenizer {
     Tokenizer::from_metadata(meta).unwrap_or_else(|error| panic!("{error}"))
@@ -324,4 +324,14 @@ fn rwkv_takes_the_longest_token_of_bytes() {
     let tokenizer = read(&meta);
     assert_eq!(tokenizer.encode("ababc\n中", SPECIAL), [4, 4, 1, 2, 5, 6]);
     assert_eq!(tokenizer.decode(&[4, 2, 5, 6], false), "ab\n中");
+}
+
+#[test]
+fn control_tokens_are_hidden_but_for_those_that_are_to_be_shown() {
+    let tokenizer = cria();
+    let ids = tokenizer.encode("<|im_start|>a<|endoftext|><think>", SPECIAL);
+    let shown = tokenizer.token_id("<|endoftext|>").into_iter().collect::<Vec<_>>();
+    let text = |mut decoder: StreamDecoder| ids.iter().map(|id| decoder.push(*id)).collect::<String>();
+    assert_eq!(text(tokenizer.decoder()), "a<think>");
+    assert_eq!(text(tokenizer.decoder().showing(&shown)), "a<|endoftext|><think>");
 }

@@ -150,6 +150,8 @@ pub(super) struct Tagged {
     state: State,
     /// White space is dropped until something else comes.
     trim: bool,
+    /// White space before a call, which is part of the text if the call is none.
+    blank: String,
     brackets: Brackets,
     /// The separator before the JSON of the current call has come.
     in_json: bool,
@@ -164,7 +166,16 @@ impl Tagged {
             Some(Start::Thought) => (State::Thought, true),
             Some(Start::MayReopen | Start::MayOpen) => (State::Start, false),
         };
-        Self { rules, tools, state, trim, brackets: Brackets::default(), in_json: false, attempts: 0 }
+        Self {
+            rules,
+            tools,
+            state,
+            trim,
+            blank: String::new(),
+            brackets: Brackets::default(),
+            in_json: false,
+            attempts: 0,
+        }
     }
 
     fn go(&mut self, state: State, trim: bool) -> bool {
@@ -243,7 +254,9 @@ impl Tagged {
             return false;
         };
         if Some(tag) == self.call_tag() {
-            out.content(if keeps_blank { &flow.text } else { flow.text.trim_end() });
+            let solid = if keeps_blank { flow.text.len() } else { flow.text.trim_end().len() };
+            out.content(&flow.text[..solid]);
+            flow.text[solid..].clone_into(&mut self.blank);
             self.enter_calls()
         } else if Some(tag) == thought {
             out.content(flow.text.trim_end());
@@ -314,8 +327,9 @@ impl Tagged {
             text.set_seen(length + closing);
             return true;
         }
-        out.calls(read, || format!("{}{}", calls.open, &text.rest()[..length + closing]));
-        let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank);
+        let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank && read.is_ok());
+        let blank = std::mem::take(&mut self.blank);
+        out.calls(read, || format!("{blank}{}{}", calls.open, &text.rest()[..length + closing]));
         text.take(length + closing);
         self.go(if in_section { State::Section } else { State::Answer }, trim)
     }
@@ -359,7 +373,8 @@ impl Tagged {
                 Ok(read)
             }),
         };
-        out.calls(read, || format!("{}{all}", calls.open));
+        let blank = std::mem::take(&mut self.blank);
+        out.calls(read, || format!("{blank}{}{all}", calls.open));
         self.go(State::Answer, true);
     }
 

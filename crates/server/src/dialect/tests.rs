@@ -214,3 +214,9 @@ fn the_store_knows_the_renderers_that_there_are_and_what_they_can_do() {
         .collect();
     assert_eq!(known, there);
 }
+
+#[test]
+fn the_store_knows_the_parsers_that_there_are() {
+    let known: Vec<_> = puna_store::PARSERS.iter().map(|one| one.name).collect();
+    assert_eq!(known, puna_prompt::OutputParser::names().collect::<Vec<_>>());
+}

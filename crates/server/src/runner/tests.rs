@@ -1,5 +1,7 @@
 //! A fake engine behind the real protocol, in threads of this process.
 
+mod calls;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -45,6 +47,8 @@ pub(crate) struct Fake {
     /// Rounds so far, and generations that go on, by all runners.
     rounds: AtomicU64,
     pub(crate) works: AtomicU64,
+    /// What it says instead, piece by piece, if that is not nothing.
+    says: Mutex<Vec<String>>,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -176,7 +180,8 @@ impl Generator for FakeEngine {
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
             }
             let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
-            let most = job.max_tokens.unwrap_or(usize::MAX);
+            let says = fake.says.lock().unwrap().clone();
+            let most = if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
             let (mut finish, mut generated) = (Finish::Length, 0);
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
@@ -192,7 +197,11 @@ impl Generator for FakeEngine {
                 fake.generated.fetch_add(1, Ordering::Relaxed);
                 generated += 1;
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
-                let text = if again { "same ".into() } else { format!("w{i} ") };
+                let text = match says.get(i) {
+                    Some(text) => text.clone(),
+                    None if again => "same ".into(),
+                    None => format!("w{i} "),
+                };
                 if let Some(index) = job.stop.iter().position(|stop| stop == text.trim()) {
                     finish = Finish::Stop(index);
                     break;
