@@ -1,6 +1,8 @@
 //! JSON values to request types: keys match in any case, `null` is as good as absent, and a wrong type is
 //! reported as `json: cannot unmarshal number into Go struct field ChatRequest.messages.content of type string`.
 
+use std::cell::RefCell;
+
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 use serde_json::{Map, Value};
 
@@ -8,6 +10,9 @@ use crate::json::{self, SyntaxError};
 
 /// Elements of a list at most, such as messages, tools or inputs; lists of numbers may be longer.
 pub const MAX_ELEMENTS: usize = 1 << 16;
+
+/// Fields left aside that are named at most.
+pub const MAX_IGNORED: usize = 32;
 
 /// Why a request body is not the request that a route takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,10 +64,47 @@ pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     from_value(&json::parse(body).map_err(DecodeError::Syntax)?)
 }
 
+/// Reads a request from a body, and the names of the fields that were left aside: dotted paths without numbers of list
+/// elements, each once, and no more than [`MAX_IGNORED`].
+pub fn from_slice_noting<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<String>), DecodeError> {
+    from_value_noting(&json::parse(body).map_err(DecodeError::Syntax)?)
+}
+
 /// Reads a request from JSON. `null` is an empty object.
 pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
+    from_value_noting(value).map(|(request, _)| request)
+}
+
+fn from_value_noting<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<String>), DecodeError> {
     let empty = Value::Object(Map::new());
-    T::deserialize(Node(if value.is_null() { &empty } else { value }))
+    let notes = Notes::default();
+    let request = T::deserialize(Node(if value.is_null() { &empty } else { value }, &notes))?;
+    Ok((request, notes.ignored.into_inner()))
+}
+
+/// What is noted on the way through a request.
+#[derive(Default)]
+struct Notes {
+    /// Names of the fields around the present value.
+    path: RefCell<Vec<String>>,
+    ignored: RefCell<Vec<String>>,
+}
+
+impl Notes {
+    fn ignored(&self, field: &str) {
+        let mut ignored = self.ignored.borrow_mut();
+        if ignored.len() == MAX_IGNORED {
+            return;
+        }
+        let mut name = self.path.borrow().join(".");
+        if !name.is_empty() {
+            name.push('.');
+        }
+        name.push_str(field);
+        if !ignored.contains(&name) {
+            ignored.push(name);
+        }
+    }
 }
 
 /// The kind of a JSON value, as errors name it.
@@ -77,7 +119,7 @@ pub fn kind(value: &Value) -> &'static str {
     }
 }
 
-struct Node<'a>(&'a Value);
+struct Node<'a>(&'a Value, &'a Notes);
 
 impl<'a> Node<'a> {
     fn mismatch(&self, want: &'static str) -> DecodeError {
@@ -177,8 +219,8 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
 
     fn deserialize_seq<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0 {
-            Value::Array(list) => visitor.visit_seq(Elements(list.iter())),
-            Value::Null => visitor.visit_seq(Elements([].iter())),
+            Value::Array(list) => visitor.visit_seq(Elements(list.iter(), self.1)),
+            Value::Null => visitor.visit_seq(Elements([].iter(), self.1)),
             _ => Err(self.mismatch("[]interface {}")),
         }
     }
@@ -198,7 +240,7 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
 
     fn deserialize_map<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0 {
-            Value::Object(map) => visitor.visit_map(Fields::all(map)),
+            Value::Object(map) => visitor.visit_map(Fields::all(map, self.1)),
             _ => Err(self.mismatch("map[string]interface {}")),
         }
     }
@@ -210,7 +252,7 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let result = match self.0 {
-            Value::Object(map) => visitor.visit_map(Fields::of_struct(map, fields)),
+            Value::Object(map) => visitor.visit_map(Fields::of_struct(map, fields, self.1)),
             _ => Err(self.mismatch(name)),
         };
         // The outermost struct writes its name last, and so its name stays.
@@ -235,7 +277,7 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
     }
 }
 
-struct Elements<'a>(std::slice::Iter<'a, Value>);
+struct Elements<'a>(std::slice::Iter<'a, Value>, &'a Notes);
 
 impl<'a> de::SeqAccess<'a> for Elements<'a> {
     type Error = DecodeError;
@@ -244,7 +286,7 @@ impl<'a> de::SeqAccess<'a> for Elements<'a> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, DecodeError> {
-        self.0.next().map(|value| seed.deserialize(Node(value))).transpose()
+        self.0.next().map(|value| seed.deserialize(Node(value, self.1))).transpose()
     }
 }
 
@@ -252,20 +294,24 @@ impl<'a> de::SeqAccess<'a> for Elements<'a> {
 struct Fields<'a> {
     entries: std::vec::IntoIter<(&'a str, &'a Value)>,
     value: Option<(&'a str, &'a Value)>,
+    notes: &'a Notes,
 }
 
 impl<'a> Fields<'a> {
-    fn all(map: &'a Map<String, Value>) -> Self {
+    fn all(map: &'a Map<String, Value>, notes: &'a Notes) -> Self {
         let entries: Vec<_> = map.iter().map(|(k, v)| (k.as_str(), v)).collect();
-        Self { entries: entries.into_iter(), value: None }
+        Self { entries: entries.into_iter(), value: None, notes }
     }
 
     /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent.
-    fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str]) -> Self {
+    fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str], notes: &'a Notes) -> Self {
         let mut entries: Vec<(&'a str, &'a Value)> = Vec::new();
         for (key, value) in map {
             let exact = fields.iter().find(|f| *f == key);
             let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
+                if !value.is_null() {
+                    notes.ignored(key);
+                }
                 continue;
             };
             if value.is_null() {
@@ -276,7 +322,7 @@ impl<'a> Fields<'a> {
                 None => entries.push((field, value)),
             }
         }
-        Self { entries: entries.into_iter(), value: None }
+        Self { entries: entries.into_iter(), value: None, notes }
     }
 }
 
@@ -298,7 +344,10 @@ impl<'a> de::MapAccess<'a> for Fields<'a> {
             let text = format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
             return Err(DecodeError::Field(text));
         }
-        seed.deserialize(Node(value)).map_err(|mut e| {
+        self.notes.path.borrow_mut().push(key.to_owned());
+        let read = seed.deserialize(Node(value, self.notes));
+        self.notes.path.borrow_mut().pop();
+        read.map_err(|mut e| {
             if let DecodeError::Type { path, .. } = &mut e {
                 path.push(key.to_owned());
             }
@@ -338,6 +387,18 @@ mod tests {
         let context = format!(r#"{{"context":[{}0]}}"#, "1,".repeat(1 << 17));
         let request = from_slice::<GenerateRequest>(context.as_bytes()).unwrap();
         assert_eq!(request.context.unwrap().len(), (1 << 17) + 1, "token numbers are many");
+    }
+
+    #[test]
+    fn fields_that_are_left_aside_are_named_once_and_not_without_end() {
+        let body = br#"{"model":"m","frob":1,"Stream":false,"user":null,"messages":[{"role":"user","x":1},{"x":2}],"options":{"y":3}}"#;
+        let (got, ignored) = from_slice_noting::<ChatRequest>(body).unwrap();
+        assert_eq!((got.messages.len(), got.options.unwrap()["y"].as_i64()), (2, Some(3)));
+        assert_eq!(ignored, ["frob", "messages.x"]);
+        let many: String = (0..99).map(|i| format!(r#""f{i}":0,"#)).collect();
+        let (_, ignored) =
+            from_slice_noting::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes()).unwrap();
+        assert_eq!((ignored.len(), ignored[31].as_str()), (MAX_IGNORED, "f31"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! - [`native`]: the dialect that Ollama's clients speak.
 //! - [`openai`]: chat completions, completions, embeddings and models as OpenAI's clients expect them.
 //! - [`anthropic`]: messages and models as Anthropic's clients expect them.
+//! - [`responses`]: the requests of the newer dialect of OpenAI's.
 //! - [`decode`]: request bodies to types, with the leniency and the error texts that clients are used to.
 //! - [`Client`]: a client of a Puna or an Ollama server (feature `client`, on by default).
 //!
@@ -19,6 +20,7 @@ mod duration;
 pub mod json;
 pub mod native;
 pub mod openai;
+pub mod responses;
 
 pub use base64::{decode as base64_decode, encode as base64_encode};
 #[cfg(feature = "client")]

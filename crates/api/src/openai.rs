@@ -302,8 +302,8 @@ pub struct Delta {
 pub struct CompletionRequest {
     /// The model's name.
     pub model: String,
-    /// What to answer or to continue.
-    pub prompt: String,
+    /// What to answer or to continue: a text, a list of texts, tokens, or a list of lists of tokens.
+    pub prompt: Value,
     /// What comes after the text to fill in.
     pub suffix: String,
     /// Tokens to generate at most.
@@ -389,15 +389,31 @@ pub struct CompletionChoice {
     pub text: String,
     /// Its number.
     pub index: u32,
+    /// Log-probabilities, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<CompletionLogprobs>,
     /// `stop` or `length`.
     pub finish_reason: Option<String>,
+}
+
+/// Log-probabilities of a text, token by token.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CompletionLogprobs {
+    /// Texts of the tokens.
+    pub tokens: Vec<String>,
+    /// Their log-probabilities.
+    pub token_logprobs: Vec<f32>,
+    /// The likeliest tokens in their place, and how likely.
+    pub top_logprobs: Vec<Map<String, Value>>,
+    /// The character of the answer at which each begins.
+    pub text_offset: Vec<usize>,
 }
 
 /// `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EmbedRequest {
-    /// A text or a list of texts.
+    /// A text, a list of texts, tokens, or a list of lists of tokens.
     pub input: Value,
     /// The model's name.
     pub model: String,

@@ -8,8 +8,9 @@ use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_store::{Model, Store, StoreError, Weights};
 
-use crate::canonical::{Event, Failure, RunOptions, Task};
+use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
+use crate::dialect::openai::responses::Responses;
 use crate::http::Client;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
@@ -35,6 +36,7 @@ struct Inner {
     config: Config,
     store: Store,
     models: Models,
+    responses: Arc<Responses>,
 }
 
 impl App {
@@ -47,7 +49,7 @@ impl App {
         };
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let models = Models::start(limits, launcher, memory::read, patience);
-        Ok(Self(Arc::new(Inner { config, store, models })))
+        Ok(Self(Arc::new(Inner { config, store, models, responses: Arc::default() })))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -56,6 +58,11 @@ impl App {
 
     pub(crate) fn models(&self) -> &Models {
         &self.0.models
+    }
+
+    /// Responses that later requests can go on from.
+    pub(crate) fn responses(&self) -> &Arc<Responses> {
+        &self.0.responses
     }
 
     /// Does something with the store on a thread that may wait for the disk.
@@ -174,7 +181,7 @@ impl App {
         let about =
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
         let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await?;
-        Ok(Loaded { lease, client, arrived, load: arrived.elapsed() })
+        Ok(Loaded { lease: Arc::new(lease), client, arrived, load: arrived.elapsed() })
     }
 }
 
@@ -223,7 +230,7 @@ pub(crate) fn store_failure(error: &StoreError) -> Failure {
 
 /// A model in memory that a request may use.
 pub(crate) struct Loaded {
-    lease: Lease,
+    lease: Arc<Lease>,
     client: Client,
     arrived: Instant,
     load: Duration,
@@ -231,16 +238,29 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     /// Has a task done on it.
-    pub(crate) fn run(self, task: Task) -> Running {
+    pub(crate) fn run(&self, task: Task) -> Running {
         let events = self.lease.submit(self.client.0, task);
-        Running { events, _lease: self.lease, arrived: self.arrived, load: self.load }
+        Running { events, _lease: self.lease.clone(), arrived: self.arrived, load: self.load }
+    }
+
+    /// Has generations done on it side by side.
+    pub(crate) fn run_all(&self, generations: Vec<Generate>) -> Vec<Running> {
+        generations.into_iter().map(|generate| self.run(Task::Generate(Box::new(generate)))).collect()
+    }
+
+    /// The text of tokens.
+    pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, Failure> {
+        match self.run(Task::Detokenize(tokens)).end().await? {
+            Event::Text(text) => Ok(text),
+            _ => Err(Failure::internal("the model runner sent no text")),
+        }
     }
 }
 
 /// A request that is being answered. Dropping it cancels the request.
 pub(crate) struct Running {
     events: Events,
-    _lease: Lease,
+    _lease: Arc<Lease>,
     arrived: Instant,
     load: Duration,
 }
@@ -249,6 +269,18 @@ impl Running {
     /// The next event; after an end there is none.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         self.events.next().await
+    }
+
+    /// Waits for the end; one by an error is an error.
+    pub(crate) async fn end(&mut self) -> Result<Event, Failure> {
+        while let Some(event) = self.next().await {
+            match event {
+                Event::Error(failure) => return Err(failure),
+                event if event.is_end() => return Ok(event),
+                _ => {}
+            }
+        }
+        Err(Failure::internal("the model runner ended a request without saying so"))
     }
 
     /// Time since the request arrived.

@@ -30,7 +30,7 @@ impl Task {
     /// Bytes of text that have to be read to begin with it, roughly.
     pub fn text_bytes(&self) -> usize {
         match self {
-            Self::Embed(embed) => embed.inputs.iter().map(String::len).sum(),
+            Self::Embed(embed) => embed.inputs.iter().map(EmbedText::bytes).sum(),
             Self::Tokenize(tokenize) => tokenize.text.len(),
             // A token is a word or so.
             Self::Detokenize(tokens) => 4 * tokens.len(),
@@ -73,6 +73,22 @@ pub struct Generate {
     pub logprobs: Option<usize>,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
+}
+
+impl Generate {
+    /// So many answers to the same prompt, each with the seed after the last one's.
+    pub fn several(self, count: usize) -> Vec<Self> {
+        let one = |i: usize| {
+            let mut generate = self.clone();
+            let seed = &mut generate.options.sampling.seed;
+            // A negative one is drawn anew for each.
+            if *seed >= 0 {
+                *seed = seed.saturating_add(i as i64);
+            }
+            generate
+        };
+        (0..count).map(one).collect()
+    }
 }
 
 /// What a model's manifest says about prompts.
@@ -150,9 +166,27 @@ pub struct RunOptions {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Embed {
     /// The texts.
-    pub inputs: Vec<String>,
+    pub inputs: Vec<EmbedText>,
     /// Whether what is too long is cut at its end.
     pub truncate: bool,
+}
+
+/// A text to turn into a vector.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum EmbedText {
+    /// As it is written.
+    Text(String),
+    /// As the model's input.
+    Tokens(Vec<u32>),
+}
+
+impl EmbedText {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => 4 * tokens.len(),
+        }
+    }
 }
 
 /// A text to turn into tokens.

@@ -3,6 +3,7 @@
 mod generate;
 mod message;
 mod models;
+mod tokens;
 
 pub use generate::{
     ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest,
@@ -14,6 +15,8 @@ pub use models::{
     ModelSummary, ProcessResponse, Progress, PullRequest, RunningModel, ShowRequest, ShowResponse,
     TensorInfo, VersionResponse,
 };
+
+pub use tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 
 use serde::{Deserialize, Serialize};
 

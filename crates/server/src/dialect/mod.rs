@@ -1,7 +1,6 @@
 //! The dialects: requests to canonical ones, events to answers.
 
 pub(crate) mod anthropic;
-pub(crate) mod completion;
 pub(crate) mod native;
 pub(crate) mod openai;
 #[cfg(test)]
@@ -12,6 +11,7 @@ use std::time::Duration;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::try_join_all;
 use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
 use puna_prompt::Renderer;
@@ -149,6 +149,8 @@ pub(crate) struct Collected {
     pub(crate) content: String,
     pub(crate) tool_calls: Vec<ToolCall>,
     pub(crate) logprobs: Vec<Logprob>,
+    /// How many of the log-probabilities, at their head, are of thoughts.
+    pub(crate) thought_tokens: usize,
     pub(crate) rendered: Option<String>,
     pub(crate) done: Option<Box<Done>>,
     pub(crate) times: Times,
@@ -161,6 +163,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> 
         match event {
             Event::Thinking(piece) => {
                 all.thinking.push_str(&piece.text);
+                all.thought_tokens += piece.logprobs.len();
                 all.logprobs.extend(piece.logprobs);
             }
             Event::Content(piece) => {
@@ -176,6 +179,11 @@ pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> 
     }
     all.times = Times::of(&running);
     Ok(all)
+}
+
+/// Waits for the ends of several generations, in their order; one that fails ends them all.
+pub(crate) async fn collect_all(running: Vec<Running>) -> Result<Vec<Collected>, Failure> {
+    try_join_all(running.into_iter().map(collect)).await
 }
 
 /// The figures of a finished generation.

@@ -110,14 +110,14 @@ fn a_broken_stream_ends_with_its_error_in_every_dialect() {
     let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
     assert_eq!(text(ChatEncoder { model: "m".into() }, [failure()]), line);
     assert_eq!(text(GenerateEncoder { model: "m".into(), with_context: true }, [failure()]), line);
-    let event = sse(&text(openai::ChatEncoder::new("m".into(), false), [failure()]));
+    let event = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [failure()]));
     assert_eq!(event[0]["error"]["message"], "too long");
 }
 
 #[test]
 fn an_openai_stream_names_the_role_once_and_ends_with_done() {
     let events = [content("Hello"), content(" there"), done(Reason::Length)];
-    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true), events));
+    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), events));
     assert_eq!(
         got[0]["choices"],
         json!([{"index":0,"delta":{"role":"assistant","content":"Hello"},"finish_reason":null}])
@@ -135,7 +135,7 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
 fn openai_usage_tells_what_was_left_out_of_the_prompt() {
     let Event::Done(mut cut) = done(Reason::Stop) else { panic!("no end") };
     (cut.dropped_messages, cut.dropped_tokens) = (2, 244);
-    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true), [Event::Done(cut)]));
+    let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), [Event::Done(cut)]));
     let usage = got.iter().find(|chunk| chunk["usage"].is_object()).unwrap();
     assert_eq!(usage["usage"]["truncated_messages"], 2);
     assert_eq!(usage["usage"]["truncated_tokens"], 244);
@@ -143,8 +143,10 @@ fn openai_usage_tells_what_was_left_out_of_the_prompt() {
 
 #[test]
 fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
-    let got =
-        sse(&text(openai::ChatEncoder::new("m".into(), false), [thinking("hm"), call(), done(Reason::Stop)]));
+    let got = sse(&text(
+        openai::ChatEncoder::new("m".into(), false, 1),
+        [thinking("hm"), call(), done(Reason::Stop)],
+    ));
     assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":"","reasoning":"hm"}));
     let call = json!({"id":"call_7h2k9qzp","index":0,"type":"function","function":{"name":"get_time","arguments":"{\"zone\":\"UTC\",\"a\":1}"}});
     assert_eq!(got[1]["choices"][0]["delta"], json!({"content":"","tool_calls":[call]}));
@@ -153,7 +155,7 @@ fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
 
 #[test]
 fn an_empty_openai_answer_still_has_a_first_chunk() {
-    let got = sse(&text(openai::ChatEncoder::new("m".into(), false), [done(Reason::Stop)]));
+    let got = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [done(Reason::Stop)]));
     assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":""}));
     assert_eq!(got.len(), 3);
 }
@@ -165,7 +167,7 @@ fn log_probabilities_ride_on_their_piece() {
     let piece = || Event::Content(Piece { text: " x".into(), logprobs: vec![logprob.clone()] });
     let native: Value = serde_json::from_str(&text(ChatEncoder { model: "m".into() }, [piece()])).unwrap();
     assert_eq!(native["logprobs"], json!([{"token":" x","logprob":-0.5,"bytes":[32,120]}]));
-    let openai = sse(&text(openai::ChatEncoder::new("m".into(), false), [piece()]));
+    let openai = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [piece()]));
     assert_eq!(openai[0]["choices"][0]["logprobs"]["content"], native["logprobs"]);
 }
 

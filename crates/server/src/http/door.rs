@@ -15,6 +15,7 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
+use super::body::Ignored;
 use super::client::Client;
 use super::hosts::{Host, judge, machine_name};
 use super::origins::Origins;
@@ -129,7 +130,18 @@ impl Door {
         }
     }
 
-    async fn route(&self, request: Request) -> Response {
+    /// The route's answer. Where it left fields of the request aside, a header says so.
+    async fn route(&self, mut request: Request) -> Response {
+        let ignored = Ignored::default();
+        request.extensions_mut().insert(ignored.clone());
+        let mut response = self.handle(request).await;
+        if let Some(fields) = ignored.header() {
+            response.headers_mut().insert("x-puna-ignored", fields);
+        }
+        response
+    }
+
+    async fn handle(&self, request: Request) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let answer = AssertUnwindSafe(self.0.router.clone().oneshot(request)).catch_unwind().await;
         match answer {

@@ -6,6 +6,7 @@ pub(crate) mod door;
 mod ending;
 mod hosts;
 mod lingering;
+pub(crate) mod multipart;
 pub mod origins;
 pub(crate) mod paths;
 pub(crate) mod patient;
@@ -14,7 +15,7 @@ pub mod serve;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use body::{Json, next_piece};
+pub(crate) use body::{Json, next_piece, read_body};
 pub(crate) use client::Client;
 pub(crate) use reply::{
     Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,

@@ -9,7 +9,7 @@ use puna_store::Entry;
 use super::chat::{self, Prepared};
 use super::rfc3339;
 use crate::app::App;
-use crate::canonical::{Event, Failure};
+use crate::canonical::Failure;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, to_native};
 use crate::dialect::{collect, has, respond};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain};
@@ -40,17 +40,8 @@ pub(super) async fn count_tokens(
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, Refused<Anthropic>> {
-    let mut running = prepare(&app, client, request).await?.count();
-    while let Some(event) = running.next().await {
-        match event {
-            Event::Counted(input_tokens) => {
-                return Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }));
-            }
-            Event::Error(failure) => return Err(failure.into()),
-            _ => {}
-        }
-    }
-    Err(Failure::internal("the model runner counted nothing").into())
+    let input_tokens = prepare(&app, client, request).await?.count().await?;
+    Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
 
 async fn prepare(app: &App, client: Client, request: MessagesRequest) -> Result<Prepared, Failure> {

@@ -9,7 +9,7 @@ use puna_api::native::ChatRequest;
 use puna_store::Model;
 
 use crate::app::{App, Loaded, Running, key};
-use crate::canonical::{Failure, Task};
+use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
 use crate::dialect::{self, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
@@ -52,21 +52,25 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
 /// A chat whose model is in memory.
 pub(super) struct Prepared {
     loaded: Loaded,
-    task: Task,
+    generate: Box<Generate>,
 }
 
 impl Prepared {
     pub(super) fn start(self) -> Running {
-        self.loaded.run(self.task)
+        self.loaded.run(Task::Generate(self.generate))
+    }
+
+    /// Starts so many answers side by side.
+    pub(super) fn start_several(self, answers: usize) -> Vec<Running> {
+        self.loaded.run_all(self.generate.several(answers))
     }
 
     /// Counts the prompt's tokens instead.
-    pub(super) fn count(self) -> Running {
-        let task = match self.task {
-            Task::Generate(generate) => Task::Count(generate),
-            other => other,
-        };
-        self.loaded.run(task)
+    pub(super) async fn count(self) -> Result<u64, Failure> {
+        match self.loaded.run(Task::Count(self.generate)).end().await? {
+            Event::Counted(tokens) => Ok(tokens),
+            _ => Err(Failure::internal("the model runner counted nothing")),
+        }
     }
 }
 
@@ -81,7 +85,7 @@ pub(super) async fn prepare(
     native::check_chat(&request, model, name)?;
     let (load, run) = app.options(model, request.options.as_ref()).await?;
     let keep_alive = request.keep_alive;
-    let task = Task::Generate(Box::new(native::chat(request, model, run, app.config())?));
+    let generate = Box::new(native::chat(request, model, run, app.config())?);
     let loaded = app.load(model, load, keep_alive, client).await?;
-    Ok(Prepared { loaded, task })
+    Ok(Prepared { loaded, generate })
 }

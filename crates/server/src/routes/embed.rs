@@ -9,7 +9,7 @@ use puna_store::Facts;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Running};
-use crate::canonical::{Embed, Event, Failure, Task};
+use crate::canonical::{Embed, EmbedText, Event, Failure, Task};
 use crate::dialect::{Times, has};
 use crate::http::{Client, Json, Native, Refused, json};
 use crate::names::Name;
@@ -26,7 +26,7 @@ pub(super) async fn embed(
     let inputs =
         EmbedInput::from_value(&request.input).ok_or_else(|| Failure::bad_request("invalid input type"))?;
     let wanted = Wanted {
-        inputs: inputs.0,
+        inputs: inputs.0.into_iter().map(EmbedText::Text).collect(),
         truncate: request.truncate.unwrap_or(true),
         options: request.options,
         keep_alive: request.keep_alive,
@@ -55,7 +55,7 @@ pub(super) async fn embeddings(
         return Err(Failure::bad_request("model is required").into());
     }
     let name = Name::to_run(&request.model)?;
-    let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![request.prompt] };
+    let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
     let (options, keep_alive) = (request.options, request.keep_alive);
     let answer =
         vectors(&app, client, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
@@ -67,7 +67,7 @@ pub(super) async fn embeddings(
 
 /// Texts that are to become vectors.
 pub(super) struct Wanted {
-    pub(super) inputs: Vec<String>,
+    pub(super) inputs: Vec<EmbedText>,
     pub(super) truncate: bool,
     pub(super) options: Option<Map<String, Value>>,
     pub(super) keep_alive: Option<KeepAlive>,

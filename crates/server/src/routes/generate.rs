@@ -5,8 +5,8 @@ use axum::response::Response;
 use puna_api::KeepAlive;
 use puna_api::native::GenerateRequest;
 
-use crate::app::{App, Running, key};
-use crate::canonical::{Failure, Task};
+use crate::app::{App, Loaded, key};
+use crate::canonical::{Failure, Generate, Task};
 use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{self, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
@@ -22,8 +22,13 @@ pub(super) async fn generate(
     let encoder = GenerateEncoder { model: request.model.clone(), with_context };
     Ok(match start(&app, client, request).await? {
         Started::Nothing(reason) => encoder.empty(reason),
-        Started::Running(running) if stream => respond(vec![running], encoder).await?,
-        Started::Running(running) => encoder.whole(collect(running).await?),
+        Started::Ready(loaded, generate) => {
+            let running = loaded.run(Task::Generate(generate));
+            match stream {
+                true => respond(vec![running], encoder).await?,
+                false => encoder.whole(collect(running).await?),
+            }
+        }
     })
 }
 
@@ -31,10 +36,11 @@ pub(super) async fn generate(
 pub(super) enum Started {
     /// Nothing is to be generated: `load` or `unload`.
     Nothing(&'static str),
-    Running(Running),
+    /// The model is in memory.
+    Ready(Loaded, Box<Generate>),
 }
 
-/// Checks a request in the original's order, waits for the model and starts to generate.
+/// Checks a request in the original's order and waits for the model.
 pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -> Result<Started, Failure> {
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let missing = |name: &str| format!("model '{name}' not found");
@@ -50,10 +56,10 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     native::check_generate(&request, &model, &name)?;
     let (load, run) = app.options(&model, request.options.as_ref()).await?;
     let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
-    let task = native::generate(request, &model, run, app.config())?;
+    let generate = native::generate(request, &model, run, app.config())?;
     let loaded = app.load(&model, load, keep_alive, client).await?;
     if empty {
         return Ok(Started::Nothing("load"));
     }
-    Ok(Started::Running(loaded.run(Task::Generate(Box::new(task)))))
+    Ok(Started::Ready(loaded, Box::new(generate)))
 }

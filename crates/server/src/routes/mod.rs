@@ -1,6 +1,7 @@
 //! The routes, one module a group.
 
 mod anthropic;
+mod audio;
 mod blobs;
 mod chat;
 mod cloud;
@@ -11,9 +12,11 @@ mod library;
 mod metrics;
 mod openai;
 mod ps;
+mod responses;
 mod root;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -29,6 +32,7 @@ pub(crate) fn all() -> Vec<Route> {
     const DELETE: &[&str] = &["DELETE"];
     vec![
         Route::new("/", READ, get(root::root)),
+        Route::new("/health", GET, get(root::health)),
         Route::new("/metrics", GET, get(metrics::metrics)),
         Route::new("/api/version", READ, get(root::version)),
         Route::new("/api/status", GET, get(cloud::status)),
@@ -39,6 +43,8 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new("/api/chat", POST, post(chat::chat)),
         Route::new("/api/embed", POST, post(embed::embed)),
         Route::new("/api/embeddings", POST, post(embed::embeddings)),
+        Route::new("/api/tokenize", POST, post(tokens::tokenize)),
+        Route::new("/api/detokenize", POST, post(tokens::detokenize)),
         Route::new("/api/create", POST, post(create::create)),
         Route::new("/api/copy", POST, post(library::copy)),
         Route::new("/api/delete", DELETE, delete(library::delete)),
@@ -53,8 +59,13 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new("/api/experimental/model-recommendations", GET, get(cloud::recommendations)),
         Route::new("/v1/chat/completions", POST, post(openai::chat_completions)),
         Route::new("/v1/completions", POST, post(openai::completions)),
-        Route::new("/v1/responses", POST, post(openai::responses)),
-        Route::new("/v1/audio/transcriptions", POST, post(openai::transcriptions)),
+        Route::new("/v1/responses", POST, post(responses::create)),
+        Route::new(
+            "/v1/responses/{id}",
+            &["GET", "DELETE"],
+            get(responses::retrieve).delete(responses::delete),
+        ),
+        Route::new("/v1/audio/transcriptions", POST, post(audio::transcriptions)),
         Route::new("/v1/messages", POST, post(anthropic::messages)),
         Route::new("/v1/messages/count_tokens", POST, post(anthropic::count_tokens)),
         Route::new("/v1/embeddings", POST, post(openai::embeddings)),

@@ -3,7 +3,6 @@
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use puna_api::native::EmbedInput;
 use puna_api::openai::{
     ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData, EmbeddingList,
     EmbeddingUsage, Model, ModelList,
@@ -15,10 +14,10 @@ use super::embed::{Wanted, check_finite, shorten, vectors};
 use super::generate::{self, Started};
 use super::{anthropic, chat};
 use crate::app::{App, store_failure};
-use crate::canonical::Failure;
-use crate::dialect::completion::{self, CompletionEncoder};
-use crate::dialect::openai::{ChatEncoder, to_native};
-use crate::dialect::{self, collect, respond};
+use crate::canonical::{EmbedText, Failure};
+use crate::dialect::openai::completions::{self, CompletionEncoder};
+use crate::dialect::openai::{self, ChatEncoder, to_native};
+use crate::dialect::{self, Encoder, collect_all, respond};
 use crate::http::{Anthropic, Client, Dialect, Json, OpenAi, Refused, json_plain};
 use crate::names::Name;
 
@@ -30,16 +29,17 @@ pub(super) async fn chat_completions(
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
+    let answers = openai::count("n", request.n)?;
     let request = to_native(request)?;
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let (name, model) = chat::find(&app, &request.model).await?;
     let prepared = chat::prepare(&app, client, request, &name, &model).await?;
-    let encoder = ChatEncoder::new(name.given, include_usage);
-    let running = prepared.start();
+    let encoder = ChatEncoder::new(name.given, include_usage, answers);
+    let running = prepared.start_several(answers);
     if stream {
-        return Ok(respond(vec![running], encoder).await?);
+        return Ok(respond(running, encoder).await?);
     }
-    Ok(encoder.whole(collect(running).await?))
+    Ok(encoder.whole(collect_all(running).await?))
 }
 
 /// `POST /v1/completions`
@@ -50,28 +50,28 @@ pub(super) async fn completions(
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
-    let request = completion::to_native(request)?;
-    let encoder = CompletionEncoder::new(request.model.clone(), include_usage);
-    Ok(match generate::start(&app, client, request).await? {
-        Started::Nothing(reason) => encoder.empty(reason),
-        Started::Running(running) if stream => respond(vec![running], encoder).await?,
-        Started::Running(running) => encoder.whole(collect(running).await?),
+    let (request, wanted) = completions::to_native(request)?;
+    let model = request.model.clone();
+    let (loaded, first) = match generate::start(&app, client, request).await? {
+        Started::Nothing(reason) => {
+            return Ok(CompletionEncoder::new(model, include_usage, wanted, Vec::new()).empty(reason));
+        }
+        Started::Ready(loaded, first) => (loaded, first),
+    };
+    let mut read = Vec::new();
+    for (i, tokens) in wanted.unread() {
+        read.push((i, loaded.text(tokens).await?));
+    }
+    let running = loaded.run_all(wanted.generations(&first));
+    let encoder = CompletionEncoder::new(model, include_usage, wanted, read);
+    if stream {
+        return Ok(respond(running, encoder).await?);
+    }
+    let all = collect_all(running).await?;
+    Ok(match all.first().and_then(|first| first.rendered.clone()) {
+        Some(prompt) => encoder.rendered(prompt),
+        None => encoder.whole(all),
     })
-}
-
-/// `POST /v1/responses`: only its checks so far.
-pub(super) async fn responses(
-    State(app): State<App>,
-    Json(request, _): Json<OpenAi, serde_json::Map<String, Value>>,
-) -> Result<Response, Refused<OpenAi>> {
-    let model = request.get("model").and_then(Value::as_str).unwrap_or_default();
-    chat::find(&app, model).await?;
-    Err(Failure::new(501, "responses are not supported yet: use /v1/chat/completions").into())
-}
-
-/// `POST /v1/audio/transcriptions`: no model takes sound so far.
-pub(super) async fn transcriptions() -> Refused<OpenAi> {
-    Failure::bad_request("no model of this server takes audio input").into()
 }
 
 /// `POST /v1/embeddings`
@@ -93,9 +93,10 @@ pub(super) async fn embeddings(
     };
     let inputs = match &request.input {
         // Unlike the native route, an empty text is embedded.
-        Value::String(text) => vec![text.clone()],
+        Value::String(text) => vec![EmbedText::Text(text.clone())],
         Value::Null => Vec::new(),
-        list => EmbedInput::from_value(list).ok_or_else(|| Failure::bad_request("invalid input type"))?.0,
+        Value::Array(list) => embed_texts(list).ok_or_else(|| Failure::bad_request("invalid input type"))?,
+        _ => return Err(Failure::bad_request("invalid input type").into()),
     };
     if inputs.is_empty() {
         return Err(Failure::bad_request("invalid input").into());
@@ -125,6 +126,23 @@ pub(super) async fn embeddings(
         usage: EmbeddingUsage { prompt_tokens: answer.tokens, total_tokens: answer.tokens },
     };
     Ok(json_plain(StatusCode::OK, &answer))
+}
+
+/// A list of texts, the tokens of one text, or a list of those.
+fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
+    let tokens = |list: &[Value]| {
+        let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        list.iter().map(token).collect::<Option<Vec<_>>>().map(EmbedText::Tokens)
+    };
+    if list.first().is_some_and(Value::is_number) {
+        return Some(vec![tokens(list)?]);
+    }
+    let one = |value: &Value| match value {
+        Value::String(text) => Some(EmbedText::Text(text.clone())),
+        Value::Array(list) if !list.is_empty() => tokens(list),
+        _ => None,
+    };
+    list.iter().map(one).collect()
 }
 
 /// `GET /v1/models`

@@ -13,7 +13,9 @@ use serde_json::Value;
 use super::answer::{Answer, no_tokens};
 use super::generator::Generator;
 use super::worker::{Handle, lock};
-use crate::canonical::{Embed, Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task};
+use crate::canonical::{
+    Embed, EmbedText, Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task,
+};
 
 /// Parsed templates that are kept.
 const TEMPLATES: usize = 8;
@@ -375,7 +377,7 @@ impl Preparer {
         if !self.generator.facts().embeds {
             return Err(Failure::bad_request("this model does not support embeddings"));
         }
-        let tokens = |text: &String| {
+        let tokens = |text: &EmbedText| {
             listening(&handle)?;
             self.embed_tokens(text, task.truncate)
         };
@@ -402,9 +404,12 @@ impl Preparer {
     }
 
     /// Tokens of a text to embed; what is too long loses its end, but not the token that ends every text.
-    fn embed_tokens(&self, text: &str, truncate: bool) -> Result<Vec<u32>, Failure> {
+    fn embed_tokens(&self, text: &EmbedText, truncate: bool) -> Result<Vec<u32>, Failure> {
         let limit = self.generator.facts().num_ctx as usize;
-        let mut tokens = self.generator.encode(text);
+        let mut tokens = match text {
+            EmbedText::Text(text) => self.generator.encode(text),
+            EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
+        };
         if tokens.is_empty() {
             return Err(Failure::bad_request(
                 "the input is empty, and the model has no token that begins every text",

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use puna_engine::{Event as EngineEvent, Finish, Job, Piece, Sink, Summary};
-use puna_sampler::{Constraint, Grammar};
+use puna_sampler::{Constraint, Grammar, TokenLogprobs};
 use tokio::sync::oneshot;
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
@@ -22,7 +22,7 @@ use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, WINDOW};
 use super::worker;
-use crate::canonical::{Event, Generate, Input, ModelText, Prompt, RunOptions, Task, Tokenize};
+use crate::canonical::{EmbedText, Event, Generate, Input, ModelText, Prompt, RunOptions, Task, Tokenize};
 use crate::scheduler::Exit;
 
 /// What the fake does; shared with the test.
@@ -206,7 +206,10 @@ impl Generator for FakeEngine {
                     finish = Finish::Stop(index);
                     break;
                 }
-                if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs: None })) {
+                let logprobs = job
+                    .logprobs
+                    .map(|top| TokenLogprobs { logprob: -0.5, top: vec![(119, -0.5); top.min(1)] });
+                if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs })) {
                     return;
                 }
                 thread::sleep(Duration::from_micros(200));
@@ -518,7 +521,9 @@ async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_han
 #[tokio::test]
 async fn embeddings_keep_their_head_when_they_are_cut() {
     let link = loaded(&Arc::default(), 128).await;
-    let embed = |truncate| Task::Embed(crate::canonical::Embed { inputs: vec!["x".repeat(200)], truncate });
+    let embed = |truncate| {
+        Task::Embed(crate::canonical::Embed { inputs: vec![EmbedText::Text("x".repeat(200))], truncate })
+    };
     // This fake has no embeddings of its own kind.
     assert!(
         matches!(end(&link, embed(true)).await, Event::Error(f) if f.message.contains("does not support embeddings"))

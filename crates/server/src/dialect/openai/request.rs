@@ -1,29 +1,18 @@
-//! OpenAI's dialect.
+//! Requests for chat completions to native ones.
 
-use axum::http::StatusCode;
-use axum::response::Response;
-use jiff::Timestamp;
-use puna_api::native::{self, ChatRequest, DebugInfo, Image, Logprob, Think, ToolCallFunction};
-use puna_api::openai::{
-    AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
-    ChunkChoice, Delta, ErrorBody, Message, PromptTokensDetails, ResponseFormat, ToolCall,
-    ToolCallFunction as WireFunction, Usage,
-};
-use serde::Serialize;
+use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
+use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
 use serde_json::{Map, Value, json as value};
 
-use super::{Collected, Encoder, Times, go_type};
-use crate::canonical::{Done, Event, Failure, Piece};
-use crate::http::{Wire, json_plain, stream};
+use crate::canonical::Failure;
+use crate::dialect::go_type;
 use crate::options::effort;
-use crate::routes::random_id;
 
 /// The native request that a chat completion comes to.
 pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, Failure> {
     if request.messages.is_empty() {
         return Err(Failure::bad_request("[] is too short - 'messages'"));
     }
-    check_count("n", request.n)?;
     let messages = messages(&request.messages)?;
     let options = options(&request)?;
     Ok(ChatRequest {
@@ -43,17 +32,6 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         top_logprobs: request.top_logprobs,
         debug_render_only: request.debug_render_only,
     })
-}
-
-/// Refuses more answers than one.
-pub(super) fn check_count(field: &str, count: Option<i64>) -> Result<(), Failure> {
-    match count {
-        None | Some(1) => Ok(()),
-        Some(2..) => Err(Failure::bad_request(format!(
-            "{field} greater than 1 is not supported yet: send the request several times"
-        ))),
-        Some(n) => Err(Failure::bad_request(format!("{field} must be at least 1, but is {n}"))),
-    }
 }
 
 fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
@@ -182,7 +160,7 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
     Ok(())
 }
 
-fn image(url: &str) -> Result<Image, Failure> {
+pub(super) fn image(url: &str) -> Result<Image, Failure> {
     if url.starts_with("http://") || url.starts_with("https://") {
         let text = "image URLs are not currently supported, please use base64 encoded data instead";
         return Err(Failure::bad_request(text));
@@ -204,162 +182,4 @@ fn audio(part: &Value) -> Result<Image, Failure> {
             "invalid input_audio base64 data: illegal base64 data at input byte {at}"
         ))
     })
-}
-
-pub(super) fn usage(done: &Done) -> Usage {
-    let cached_tokens = done.cached_tokens;
-    Usage {
-        prompt_tokens: done.prompt_tokens,
-        completion_tokens: done.generated_tokens,
-        total_tokens: done.prompt_tokens + done.generated_tokens,
-        prompt_tokens_details: (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens }),
-        truncated_messages: done.dropped_messages,
-        truncated_tokens: done.dropped_tokens,
-    }
-}
-
-fn wire_call(call: native::ToolCall) -> ToolCall {
-    let arguments = Value::Object(call.function.arguments).to_string();
-    let function = WireFunction { name: call.function.name, arguments };
-    ToolCall { id: call.id, index: call.function.index, kind: "function".into(), function }
-}
-
-fn wire_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
-    (!logprobs.is_empty()).then_some(ChoiceLogprobs { content: logprobs })
-}
-
-fn finish_reason(done: &Done, called: bool) -> String {
-    match done.reason.as_str() {
-        "stop" if called => "tool_calls".into(),
-        reason => reason.into(),
-    }
-}
-
-/// Encodes the answer to `POST /v1/chat/completions`.
-pub(crate) struct ChatEncoder {
-    id: String,
-    created: i64,
-    model: String,
-    include_usage: bool,
-    /// A chunk was sent.
-    started: bool,
-    called: bool,
-}
-
-impl ChatEncoder {
-    pub(crate) fn new(model: String, include_usage: bool) -> Self {
-        let (id, created) = (random_id("chatcmpl-"), Timestamp::now().as_second());
-        Self { id, created, model, include_usage, started: false, called: false }
-    }
-
-    fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
-        ChatCompletionChunk {
-            id: self.id.clone(),
-            object: "chat.completion.chunk".into(),
-            created: self.created,
-            model: self.model.clone(),
-            system_fingerprint: "fp_ollama".into(),
-            choices,
-            ..ChatCompletionChunk::default()
-        }
-    }
-
-    fn delta(&mut self, mut delta: Delta, logprobs: Vec<Logprob>, out: &mut Vec<u8>) {
-        delta.role = (!self.started).then(|| "assistant".into());
-        self.started = true;
-        let choice = ChunkChoice { delta, logprobs: wire_logprobs(logprobs), ..ChunkChoice::default() };
-        push_event(&self.chunk(vec![choice]), out);
-    }
-
-    fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
-        if !self.started {
-            self.delta(Delta { content: Some(String::new()), ..Delta::default() }, Vec::new(), out);
-        }
-        let finish_reason = Some(finish_reason(done, self.called));
-        let choice = ChunkChoice { finish_reason, ..ChunkChoice::default() };
-        push_event(&self.chunk(vec![choice]), out);
-        if self.include_usage {
-            let chunk = ChatCompletionChunk { usage: Some(usage(done)), ..self.chunk(Vec::new()) };
-            push_event(&chunk, out);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
-    }
-
-    /// The answer in one object.
-    pub(crate) fn whole(&self, all: Collected) -> Response {
-        let done = all.done.as_deref();
-        // Where only the prompt was asked for, nobody has answered.
-        let role = if all.rendered.is_none() { "assistant" } else { "" };
-        let called = !all.tool_calls.is_empty();
-        let answer = ChatCompletion {
-            id: self.id.clone(),
-            object: "chat.completion".into(),
-            created: self.created,
-            model: self.model.clone(),
-            system_fingerprint: "fp_ollama".into(),
-            usage: done.map(usage).unwrap_or_default(),
-            debug_info: all.rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
-            choices: vec![Choice {
-                index: 0,
-                finish_reason: done.map(|done| finish_reason(done, called)),
-                message: AnswerMessage {
-                    role: role.into(),
-                    content: all.content,
-                    reasoning: all.thinking,
-                    tool_calls: all.tool_calls.into_iter().map(wire_call).collect(),
-                },
-                logprobs: wire_logprobs(all.logprobs),
-            }],
-        };
-        json_plain(StatusCode::OK, &answer)
-    }
-}
-
-impl Encoder for ChatEncoder {
-    const WIRE: Wire = Wire::Sse;
-
-    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
-        let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
-        match event {
-            Event::Thinking(piece) | Event::Content(piece) if empty(&piece) => {}
-            Event::Thinking(Piece { text, logprobs }) => {
-                let delta = Delta { content: Some(String::new()), reasoning: Some(text), ..Delta::default() };
-                self.delta(delta, logprobs, out);
-            }
-            Event::Content(Piece { text, logprobs }) => {
-                self.delta(Delta { content: Some(text), ..Delta::default() }, logprobs, out);
-            }
-            Event::ToolCall(call) => {
-                self.called = true;
-                let (content, tool_calls) = (Some(String::new()), vec![wire_call(call)]);
-                self.delta(Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
-            }
-            Event::Done(done) => self.end(&done, out),
-            Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
-            _ => {}
-        }
-    }
-
-    fn rendered(&self, prompt: String) -> Response {
-        let delta =
-            Delta { role: Some("assistant".into()), content: Some(String::new()), ..Delta::default() };
-        let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
-        let chunk = self.chunk(vec![ChunkChoice { delta, ..ChunkChoice::default() }]);
-        let mut out = Vec::new();
-        push_event(&ChatCompletionChunk { debug_info, ..chunk }, &mut out);
-        stream(Wire::Sse, futures_util::stream::iter([Ok(out.into())]))
-    }
-}
-
-/// Appends a server-sent event.
-pub(super) fn push_event(object: &impl Serialize, out: &mut Vec<u8>) {
-    let before = out.len();
-    out.extend_from_slice(b"data: ");
-    match serde_json::to_writer(&mut *out, object) {
-        Ok(()) => out.extend_from_slice(b"\n\n"),
-        Err(error) => {
-            tracing::error!(%error, "an event could not be written");
-            out.truncate(before);
-        }
-    }
 }

@@ -1,0 +1,158 @@
+//! Events to chat completions, whole and in pieces.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use puna_api::native::{DebugInfo, Logprob};
+use puna_api::openai::{
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta,
+    ErrorBody, Usage,
+};
+
+use super::{add_usage, finish_reason, push_event, wire_call};
+use crate::canonical::{Done, Event, Piece};
+use crate::dialect::{Collected, Encoder, Times};
+use crate::http::{Wire, json_plain, stream};
+use crate::routes::random_id;
+
+/// Encodes the answer to `POST /v1/chat/completions`.
+pub(crate) struct ChatEncoder {
+    id: String,
+    created: i64,
+    model: String,
+    include_usage: bool,
+    choices: Vec<State>,
+    usage: Usage,
+    ended: usize,
+}
+
+/// How far one of the answers is.
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    started: bool,
+    called: bool,
+}
+
+impl ChatEncoder {
+    pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
+        let (id, created) = (random_id("chatcmpl-"), Timestamp::now().as_second());
+        let choices = vec![State::default(); answers];
+        Self { id, created, model, include_usage, choices, usage: Usage::default(), ended: 0 }
+    }
+
+    fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
+        ChatCompletionChunk {
+            id: self.id.clone(),
+            object: "chat.completion.chunk".into(),
+            created: self.created,
+            model: self.model.clone(),
+            system_fingerprint: "fp_ollama".into(),
+            choices,
+            ..ChatCompletionChunk::default()
+        }
+    }
+
+    fn delta(&mut self, from: usize, mut delta: Delta, logprobs: Vec<Logprob>, out: &mut Vec<u8>) {
+        delta.role = (!self.choices[from].started).then(|| "assistant".into());
+        self.choices[from].started = true;
+        let logprobs = wire_logprobs(logprobs);
+        let choice = ChunkChoice { index: from as u32, delta, logprobs, ..ChunkChoice::default() };
+        push_event(&self.chunk(vec![choice]), out);
+    }
+
+    fn end(&mut self, from: usize, done: &Done, out: &mut Vec<u8>) {
+        if !self.choices[from].started {
+            self.delta(from, Delta { content: Some(String::new()), ..Delta::default() }, Vec::new(), out);
+        }
+        let finish_reason = Some(finish_reason(done, self.choices[from].called));
+        let choice = ChunkChoice { index: from as u32, finish_reason, ..ChunkChoice::default() };
+        push_event(&self.chunk(vec![choice]), out);
+        add_usage(&mut self.usage, done, self.ended == 0);
+        self.ended += 1;
+        if self.ended < self.choices.len() {
+            return;
+        }
+        if self.include_usage {
+            let chunk = ChatCompletionChunk { usage: Some(self.usage.clone()), ..self.chunk(Vec::new()) };
+            push_event(&chunk, out);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// The answers in one object.
+    pub(crate) fn whole(&self, answers: Vec<Collected>) -> Response {
+        let mut usage = Usage::default();
+        for (i, done) in answers.iter().filter_map(|answer| answer.done.as_deref()).enumerate() {
+            add_usage(&mut usage, done, i == 0);
+        }
+        let rendered = answers.first().and_then(|answer| answer.rendered.clone());
+        let answer = ChatCompletion {
+            id: self.id.clone(),
+            object: "chat.completion".into(),
+            created: self.created,
+            model: self.model.clone(),
+            system_fingerprint: "fp_ollama".into(),
+            usage,
+            debug_info: rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
+            choices: answers.into_iter().zip(0..).map(choice).collect(),
+        };
+        json_plain(StatusCode::OK, &answer)
+    }
+}
+
+fn choice((answer, index): (Collected, u32)) -> Choice {
+    // Where only the prompt was asked for, nobody has answered.
+    let role = if answer.rendered.is_none() { "assistant" } else { "" };
+    let called = !answer.tool_calls.is_empty();
+    Choice {
+        index,
+        finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
+        message: AnswerMessage {
+            role: role.into(),
+            content: answer.content,
+            reasoning: answer.thinking,
+            tool_calls: answer.tool_calls.into_iter().map(wire_call).collect(),
+        },
+        logprobs: wire_logprobs(answer.logprobs),
+    }
+}
+
+fn wire_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
+    (!logprobs.is_empty()).then_some(ChoiceLogprobs { content: logprobs })
+}
+
+impl Encoder for ChatEncoder {
+    const WIRE: Wire = Wire::Sse;
+
+    fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+        let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
+        match event {
+            Event::Thinking(piece) | Event::Content(piece) if empty(&piece) => {}
+            Event::Thinking(Piece { text, logprobs }) => {
+                let delta = Delta { content: Some(String::new()), reasoning: Some(text), ..Delta::default() };
+                self.delta(from, delta, logprobs, out);
+            }
+            Event::Content(Piece { text, logprobs }) => {
+                self.delta(from, Delta { content: Some(text), ..Delta::default() }, logprobs, out);
+            }
+            Event::ToolCall(call) => {
+                self.choices[from].called = true;
+                let (content, tool_calls) = (Some(String::new()), vec![wire_call(call)]);
+                self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+            }
+            Event::Done(done) => self.end(from, &done, out),
+            Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
+            _ => {}
+        }
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let delta =
+            Delta { role: Some("assistant".into()), content: Some(String::new()), ..Delta::default() };
+        let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
+        let chunk = self.chunk(vec![ChunkChoice { delta, ..ChunkChoice::default() }]);
+        let mut out = Vec::new();
+        push_event(&ChatCompletionChunk { debug_info, ..chunk }, &mut out);
+        stream(Wire::Sse, futures_util::stream::iter([Ok(out.into())]))
+    }
+}

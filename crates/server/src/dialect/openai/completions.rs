@@ -1,0 +1,347 @@
+//! OpenAI's older dialect of single texts.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use puna_api::native::{GenerateRequest, Logprob};
+use puna_api::openai::{
+    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, ErrorBody, Usage,
+};
+use serde_json::{Map, Value, json as value};
+
+use super::{MAX_ANSWERS, add_usage, count, push_event};
+use crate::canonical::{Event, Failure, Generate, Input, Prompt};
+use crate::dialect::{Collected, Encoder, Times, go_type};
+use crate::http::{Wire, json_plain};
+use crate::routes::random_id;
+
+/// What is asked for besides a native request.
+pub(crate) struct Wanted {
+    prompts: Vec<Wish>,
+    /// Answers to each prompt.
+    answers: usize,
+    /// Answers to each prompt of which the likeliest are returned.
+    of: usize,
+    echo: bool,
+    logprobs: bool,
+}
+
+/// A prompt.
+#[derive(Debug, Clone, PartialEq)]
+enum Wish {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// The native request that a completion comes to, with the first of its prompts.
+pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, Wanted), Failure> {
+    let prompts = prompts(&request.prompt)?;
+    let (answers, of) = (count("n", request.n)?, count("best_of", request.best_of.or(request.n))?);
+    let wrong = |text: String| Err(Failure::bad_request(text));
+    if of < answers {
+        return wrong(format!("best_of must be at least n, but is {of} of {answers}"));
+    }
+    if of > answers && request.stream {
+        return wrong(
+            "best_of greater than n cannot be streamed: which are the best is known at the end".into(),
+        );
+    }
+    if prompts.len() * of > MAX_ANSWERS as usize {
+        return wrong(format!(
+            "{} prompts with {of} answers each are more than {MAX_ANSWERS}",
+            prompts.len()
+        ));
+    }
+    let tokens = prompts.iter().any(|prompt| matches!(prompt, Wish::Tokens(_)));
+    if tokens && !request.suffix.is_empty() {
+        return wrong("suffix needs a prompt of text, not of tokens".into());
+    }
+    let (echo, logprobs) = (request.echo == Some(true), request.logprobs.is_some());
+    if echo && logprobs {
+        return wrong(
+            "echo with logprobs is not supported: there are none of the prompt's own tokens".into(),
+        );
+    }
+    let options = options(&request)?;
+    let native = GenerateRequest {
+        model: request.model,
+        // An empty one only loads the model, where it is the only one.
+        prompt: match prompts.as_slice() {
+            [Wish::Text(text)] => text.clone(),
+            _ => " ".into(),
+        },
+        suffix: request.suffix,
+        keep_alive: request.keep_alive,
+        options: Some(options),
+        // What is the best is told by them.
+        logprobs: logprobs || of > answers,
+        top_logprobs: request.logprobs.unwrap_or(0),
+        debug_render_only: request.debug_render_only,
+        ..GenerateRequest::default()
+    };
+    Ok((native, Wanted { prompts, answers, of, echo, logprobs }))
+}
+
+/// A text, a list of them, the tokens of one, or a list of those.
+fn prompts(prompt: &Value) -> Result<Vec<Wish>, Failure> {
+    let wrong = |kind: &str| {
+        Failure::bad_request(format!(
+            "json: cannot unmarshal {kind} into Go struct field CompletionRequest.prompt of type string"
+        ))
+    };
+    let list = match prompt {
+        Value::Null => return Ok(vec![Wish::Text(String::new())]),
+        Value::String(text) => return Ok(vec![Wish::Text(text.clone())]),
+        Value::Array(list) => list,
+        other => return Err(wrong(puna_api::decode::kind(other))),
+    };
+    match list.first() {
+        None => Err(Failure::bad_request("prompt: the list is empty")),
+        Some(Value::Number(_)) => Ok(vec![Wish::Tokens(tokens(list)?)]),
+        Some(_) => {
+            let one = |prompt: &Value| match prompt {
+                Value::String(text) => Ok(Wish::Text(text.clone())),
+                Value::Array(list) if !list.is_empty() => tokens(list).map(Wish::Tokens),
+                other => Err(wrong(puna_api::decode::kind(other))),
+            };
+            list.iter().map(one).collect()
+        }
+    }
+}
+
+fn tokens(list: &[Value]) -> Result<Vec<u32>, Failure> {
+    let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+    let tokens = list.iter().map(token).collect::<Option<_>>();
+    tokens.ok_or_else(|| Failure::bad_request("prompt: a list of tokens may hold nothing but their numbers"))
+}
+
+fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
+    let mut options = request.options.clone().unwrap_or_default();
+    let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
+    match &request.stop {
+        Some(Value::String(stop)) => set("stop", value!([stop])),
+        Some(Value::Array(list)) => match list.iter().find(|stop| !stop.is_string()) {
+            None => set("stop", list.clone().into()),
+            Some(other) => {
+                let kind = go_type(other);
+                return Err(Failure::bad_request(format!("invalid type for 'stop' field: {kind}")));
+            }
+        },
+        _ => {}
+    }
+    if let Some(n) = request.max_tokens {
+        set("num_predict", n.into());
+    }
+    if let Some(seed) = request.seed {
+        set("seed", seed.into());
+    }
+    if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
+        set("logit_bias", bias.clone().into());
+    }
+    // Without a word from the client these have values of their own, whatever the model says.
+    set("temperature", request.temperature.unwrap_or(1.0).into());
+    set("top_p", request.top_p.filter(|p| *p != 0.0).unwrap_or(1.0).into());
+    set("frequency_penalty", request.frequency_penalty.into());
+    set("presence_penalty", request.presence_penalty.into());
+    Ok(options)
+}
+
+impl Wanted {
+    /// Prompts of tokens whose text is to be repeated.
+    pub(crate) fn unread(&self) -> Vec<(usize, Vec<u32>)> {
+        let tokens = |(i, prompt): (usize, &Wish)| match prompt {
+            Wish::Tokens(tokens) if self.echo => Some((i, tokens.clone())),
+            _ => None,
+        };
+        self.prompts.iter().enumerate().filter_map(tokens).collect()
+    }
+
+    /// All generations: those of the first prompt, then those of the second …
+    pub(crate) fn generations(&self, first: &Generate) -> Vec<Generate> {
+        let of_prompt = |prompt: &Wish| {
+            let mut generate = first.clone();
+            if let Input::Prompt(native) = &mut generate.input {
+                match prompt {
+                    Wish::Text(text) => native.text.clone_from(text),
+                    Wish::Tokens(tokens) => {
+                        *native = Prompt { tokens: Some(tokens.clone()), ..Prompt::default() }
+                    }
+                }
+            }
+            generate
+        };
+        self.prompts.iter().flat_map(|prompt| of_prompt(prompt).several(self.of)).collect()
+    }
+}
+
+/// Encodes the answer to `POST /v1/completions`.
+pub(crate) struct CompletionEncoder {
+    id: String,
+    model: String,
+    include_usage: bool,
+    wanted: Wanted,
+    /// What each prompt is repeated as.
+    echoes: Vec<String>,
+    /// Characters of each generation that were sent.
+    sent: Vec<Option<usize>>,
+    usage: Usage,
+    ended: usize,
+}
+
+impl CompletionEncoder {
+    /// `read` are the texts of [`Wanted::unread`].
+    pub(crate) fn new(
+        model: String,
+        include_usage: bool,
+        wanted: Wanted,
+        read: Vec<(usize, String)>,
+    ) -> Self {
+        let echo = |prompt: &Wish| match prompt {
+            Wish::Text(text) if wanted.echo => text.clone(),
+            _ => String::new(),
+        };
+        let mut echoes: Vec<_> = wanted.prompts.iter().map(echo).collect();
+        for (i, text) in read {
+            echoes[i] = text;
+        }
+        let (id, sent) = (random_id("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
+        Self { id, model, include_usage, wanted, echoes, sent, usage: Usage::default(), ended: 0 }
+    }
+
+    fn chunk(&self, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionChunk {
+        CompletionChunk {
+            id: self.id.clone(),
+            object: "text_completion".into(),
+            created: Timestamp::now().as_second(),
+            choices,
+            model: self.model.clone(),
+            system_fingerprint: "fp_ollama".into(),
+            usage: self.include_usage.then_some(usage),
+        }
+    }
+
+    fn answer(&self, choices: Vec<CompletionChoice>, usage: Usage) -> Response {
+        let answer = Completion {
+            id: self.id.clone(),
+            object: "text_completion".into(),
+            created: Timestamp::now().as_second(),
+            model: self.model.clone(),
+            system_fingerprint: "fp_ollama".into(),
+            choices,
+            usage,
+        };
+        json_plain(StatusCode::OK, &answer)
+    }
+
+    /// The answers in one object.
+    pub(crate) fn whole(&self, all: Vec<Collected>) -> Response {
+        let mut usage = Usage::default();
+        for (i, answer) in all.iter().enumerate() {
+            if let Some(done) = &answer.done {
+                add_usage(&mut usage, done, i.is_multiple_of(self.wanted.of));
+            }
+        }
+        let mut all = all.into_iter();
+        let mut choices = Vec::new();
+        for echo in &self.echoes {
+            let mut answers: Vec<_> = all.by_ref().take(self.wanted.of).collect();
+            if self.wanted.of > self.wanted.answers {
+                // The likeliest first; equals stay in their order.
+                answers.sort_by(|a, b| likelihood(b).total_cmp(&likelihood(a)));
+                answers.truncate(self.wanted.answers);
+            }
+            choices.extend(answers.into_iter().map(|answer| self.choice(echo, answer)));
+        }
+        for (choice, index) in choices.iter_mut().zip(0..) {
+            choice.index = index;
+        }
+        self.answer(choices, usage)
+    }
+
+    fn choice(&self, echo: &str, answer: Collected) -> CompletionChoice {
+        let thoughts = answer.thought_tokens.min(answer.logprobs.len());
+        let logprobs = self.wanted.logprobs.then(|| legacy(&answer.logprobs[thoughts..], 0));
+        let finish_reason = answer.done.map(|done| done.reason.as_str().to_owned());
+        CompletionChoice { text: format!("{echo}{}", answer.content), index: 0, logprobs, finish_reason }
+    }
+
+    /// The answer where nothing was to be generated.
+    pub(crate) fn empty(&self, reason: &str) -> Response {
+        let choice =
+            CompletionChoice { finish_reason: Some(reason.to_owned()), ..CompletionChoice::default() };
+        self.answer(vec![choice], Usage::default())
+    }
+
+    fn piece(&mut self, from: usize, text: String, logprobs: &[Logprob], out: &mut Vec<u8>) {
+        let offset = self.sent[from].get_or_insert(0);
+        let legacy = (self.wanted.logprobs && !logprobs.is_empty()).then(|| legacy(logprobs, *offset));
+        *offset += logprobs.iter().map(|l| l.token.chars().count()).sum::<usize>();
+        let choice =
+            CompletionChoice { text, index: from as u32, logprobs: legacy, ..CompletionChoice::default() };
+        push_event(&self.chunk(vec![choice], Usage::default()), out);
+    }
+}
+
+/// Mean log-probability of an answer's tokens.
+fn likelihood(answer: &Collected) -> f32 {
+    let count = answer.logprobs.len().max(1) as f32;
+    answer.logprobs.iter().map(|l| l.logprob).sum::<f32>() / count
+}
+
+/// Log-probabilities in this dialect's form, of tokens that begin at a character.
+fn legacy(logprobs: &[Logprob], mut offset: usize) -> CompletionLogprobs {
+    let mut all = CompletionLogprobs::default();
+    for logprob in logprobs {
+        all.tokens.push(logprob.token.clone());
+        all.token_logprobs.push(logprob.logprob);
+        let top = logprob.top_logprobs.iter().map(|top| (top.token.clone(), value!(top.logprob)));
+        all.top_logprobs.push(top.collect());
+        all.text_offset.push(offset);
+        offset += logprob.token.chars().count();
+    }
+    all
+}
+
+impl Encoder for CompletionEncoder {
+    const WIRE: Wire = Wire::Sse;
+
+    fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+        let echo = &self.echoes[from / self.wanted.of];
+        if matches!(event, Event::Content(_) | Event::Done(_))
+            && self.sent[from].is_none()
+            && !echo.is_empty()
+        {
+            let echo = echo.clone();
+            self.piece(from, echo, &[], out);
+        }
+        match event {
+            Event::Content(piece) if !piece.text.is_empty() || !piece.logprobs.is_empty() => {
+                self.piece(from, piece.text, &piece.logprobs, out);
+            }
+            Event::Done(done) => {
+                let finish_reason = Some(done.reason.as_str().to_owned());
+                let choice =
+                    CompletionChoice { index: from as u32, finish_reason, ..CompletionChoice::default() };
+                push_event(&self.chunk(vec![choice], Usage::default()), out);
+                add_usage(&mut self.usage, &done, from.is_multiple_of(self.wanted.of));
+                self.ended += 1;
+                if self.ended < self.sent.len() {
+                    return;
+                }
+                if self.include_usage {
+                    push_event(&self.chunk(Vec::new(), self.usage.clone()), out);
+                }
+                out.extend_from_slice(b"data: [DONE]\n\n");
+            }
+            Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
+            // Thoughts have no place in this dialect.
+            _ => {}
+        }
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let finish_reason = Some("load".to_owned());
+        let choice = CompletionChoice { text: prompt, finish_reason, ..CompletionChoice::default() };
+        self.answer(vec![choice], Usage::default())
+    }
+}

@@ -1,0 +1,68 @@
+//! OpenAI's dialect.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+mod request;
+pub(crate) mod responses;
+
+use puna_api::native;
+use puna_api::openai::{PromptTokensDetails, ToolCall, ToolCallFunction, Usage};
+use serde::Serialize;
+use serde_json::Value;
+
+pub(crate) use chat::ChatEncoder;
+pub(crate) use request::to_native;
+
+use crate::canonical::{Done, Failure};
+
+/// Generations of one request at most.
+const MAX_ANSWERS: i64 = 128;
+
+/// A number of answers: one unless given, and not too many.
+pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, Failure> {
+    match count.unwrap_or(1) {
+        n @ 1..=MAX_ANSWERS => Ok(n as usize),
+        n if n < 1 => Err(Failure::bad_request(format!("{field} must be at least 1, but is {n}"))),
+        n => Err(Failure::bad_request(format!("{field} must be at most {MAX_ANSWERS}, but is {n}"))),
+    }
+}
+
+/// Adds a generation to a request's token counts. A prompt counts once, however many answers it has.
+fn add_usage(usage: &mut Usage, done: &Done, first_of_prompt: bool) {
+    if first_of_prompt {
+        usage.prompt_tokens += done.prompt_tokens;
+        let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
+        let cached_tokens = before + done.cached_tokens;
+        usage.prompt_tokens_details = (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
+    }
+    usage.completion_tokens += done.generated_tokens;
+    usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+    usage.truncated_messages = usage.truncated_messages.max(done.dropped_messages);
+    usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
+}
+
+fn wire_call(call: native::ToolCall) -> ToolCall {
+    let arguments = Value::Object(call.function.arguments).to_string();
+    let function = ToolCallFunction { name: call.function.name, arguments };
+    ToolCall { id: call.id, index: call.function.index, kind: "function".into(), function }
+}
+
+fn finish_reason(done: &Done, called: bool) -> String {
+    match done.reason.as_str() {
+        "stop" if called => "tool_calls".into(),
+        reason => reason.into(),
+    }
+}
+
+/// Appends a server-sent event.
+fn push_event(object: &impl Serialize, out: &mut Vec<u8>) {
+    let before = out.len();
+    out.extend_from_slice(b"data: ");
+    match serde_json::to_writer(&mut *out, object) {
+        Ok(()) => out.extend_from_slice(b"\n\n"),
+        Err(error) => {
+            tracing::error!(%error, "an event could not be written");
+            out.truncate(before);
+        }
+    }
+}

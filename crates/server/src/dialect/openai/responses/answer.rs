@@ -1,0 +1,338 @@
+//! Events to responses, whole and in pieces.
+//!
+//! A response is a row of items: thoughts, messages, calls. At most one is open; it is closed before the next begins.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use puna_api::native::{DebugInfo, Message, ToolCall};
+use puna_api::responses::ResponsesRequest;
+use serde_json::{Value, json as value};
+
+use super::{Kept, Responses};
+use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::dialect::{Collected, Encoder, Times, push_named};
+use crate::http::{Wire, json_plain};
+use crate::routes::random_id;
+
+/// Where a response is to be kept, and the conversation that it answers, without the instructions.
+pub(crate) struct Keep {
+    pub(crate) responses: Arc<Responses>,
+    pub(crate) messages: Vec<Message>,
+}
+
+/// Encodes the answer to `POST /v1/responses`.
+pub(crate) struct ResponseEncoder {
+    id: String,
+    created: i64,
+    request: ResponsesRequest,
+    keep: Option<Keep>,
+    stored: bool,
+    started: bool,
+    /// The number of the next event.
+    sequence: u64,
+    /// Items that are complete.
+    output: Vec<Value>,
+    open: Option<Open>,
+    /// What the model said in all, for those who go on from here.
+    said: Message,
+    /// The response, once it is complete.
+    complete: Option<Value>,
+}
+
+/// An item that is still open.
+struct Open {
+    kind: Kind,
+    id: String,
+    text: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+}
+
+impl ResponseEncoder {
+    pub(crate) fn new(request: ResponsesRequest, keep: Option<Keep>) -> Self {
+        Self {
+            id: random_id("resp_"),
+            created: Timestamp::now().as_second(),
+            request,
+            stored: keep.is_some(),
+            keep,
+            started: false,
+            sequence: 0,
+            output: Vec::new(),
+            open: None,
+            said: Message::text("assistant", ""),
+            complete: None,
+        }
+    }
+
+    /// The response as it stands.
+    fn response(&self, status: &str, done: Option<&Done>) -> Value {
+        let request = &self.request;
+        let ended = matches!(status, "completed" | "incomplete");
+        let text = request.text.as_ref().map(|text| &text.format).filter(|format| !format.is_null());
+        let usage = done.map(|done| {
+            value!({
+                "input_tokens": done.prompt_tokens,
+                "output_tokens": done.generated_tokens,
+                "total_tokens": done.prompt_tokens + done.generated_tokens,
+                "input_tokens_details": {"cached_tokens": done.cached_tokens},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            })
+        });
+        value!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": ended.then(|| Timestamp::now().as_second()),
+            "status": status,
+            "incomplete_details": (status == "incomplete").then(|| value!({"reason": "max_output_tokens"})),
+            "model": request.model,
+            "previous_response_id": request.previous_response_id,
+            "instructions": request.instructions,
+            "output": self.output,
+            "error": null,
+            "tools": request.tools.iter().map(tool).collect::<Vec<_>>(),
+            "tool_choice": request.tool_choice.clone().unwrap_or_default(),
+            "truncation": request.truncation.as_deref().unwrap_or("disabled"),
+            "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
+            "text": {"format": text.cloned().unwrap_or_else(|| value!({"type": "text"}))},
+            "top_p": request.top_p.unwrap_or(1.0),
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "top_logprobs": 0,
+            "temperature": request.temperature.unwrap_or(1.0),
+            "reasoning": request.reasoning,
+            "usage": usage,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": null,
+            "store": self.stored,
+            "background": false,
+            "service_tier": "default",
+            "metadata": request.metadata.clone().unwrap_or_default(),
+            "safety_identifier": null,
+            "prompt_cache_key": null,
+        })
+    }
+
+    /// The answer in one object.
+    pub(crate) fn whole(mut self, all: Collected) -> Response {
+        if let Some(prompt) = all.rendered {
+            return self.rendered(prompt);
+        }
+        let mut out = Vec::new();
+        let piece = |text| Piece { text, logprobs: Vec::new() };
+        let events = [Event::Thinking(piece(all.thinking)), Event::Content(piece(all.content))];
+        let calls = all.tool_calls.into_iter().map(Event::ToolCall);
+        for event in events.into_iter().chain(calls).chain(all.done.map(Event::Done)) {
+            self.encode(0, event, all.times, &mut out);
+        }
+        let response = self.complete.take().unwrap_or_else(|| self.response("failed", None));
+        json_plain(StatusCode::OK, &response)
+    }
+
+    /// The answer where nothing was to be generated.
+    pub(crate) fn empty(mut self) -> Response {
+        // There is nothing in it to go on from.
+        self.stored = false;
+        self.empty_message(&mut Vec::new());
+        let mut response = self.response("completed", None);
+        response["usage"] = value!({
+            "input_tokens": 0, "output_tokens": 0, "total_tokens": 0,
+            "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
+        });
+        json_plain(StatusCode::OK, &response)
+    }
+
+    fn send(&mut self, kind: &str, mut event: Value, out: &mut Vec<u8>) {
+        event["type"] = kind.into();
+        event["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        push_named(kind, &event, out);
+    }
+
+    fn start(&mut self, out: &mut Vec<u8>) {
+        if self.started {
+            return;
+        }
+        self.started = true;
+        let response = self.response("in_progress", None);
+        self.send("response.created", value!({"response": response}), out);
+        self.send("response.in_progress", value!({"response": response}), out);
+    }
+
+    /// Begins an item of a kind, unless one of it is open.
+    fn begin(&mut self, kind: Kind, out: &mut Vec<u8>) {
+        if self.open.as_ref().is_some_and(|open| open.kind == kind) {
+            return;
+        }
+        self.close(out);
+        let (id, index) = (random_id(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
+        let item = match kind {
+            Kind::Reasoning => value!({"id": id, "type": "reasoning", "summary": []}),
+            Kind::Message => message(&id, "in_progress", None),
+        };
+        self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
+        if kind == Kind::Message {
+            let event = value!({"item_id": id, "output_index": index, "content_index": 0, "part": part("")});
+            self.send("response.content_part.added", event, out);
+        }
+        self.open = Some(Open { kind, id, text: String::new() });
+    }
+
+    fn piece(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
+        self.begin(kind, out);
+        let index = self.output.len();
+        let Some(open) = &mut self.open else { return };
+        open.text.push_str(text);
+        let id = open.id.clone();
+        match kind {
+            Kind::Reasoning => {
+                self.said.thinking.push_str(text);
+                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "delta": text});
+                self.send("response.reasoning_summary_text.delta", event, out);
+            }
+            Kind::Message => {
+                self.said.content.push_str(text);
+                let event = value!({
+                    "item_id": id, "output_index": index, "content_index": 0, "delta": text, "logprobs": [],
+                });
+                self.send("response.output_text.delta", event, out);
+            }
+        }
+    }
+
+    /// Ends the open item, if there is one.
+    fn close(&mut self, out: &mut Vec<u8>) {
+        let Some(Open { kind, id, text }) = self.open.take() else { return };
+        let index = self.output.len();
+        let item = match kind {
+            Kind::Reasoning => {
+                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "text": text});
+                self.send("response.reasoning_summary_text.done", event, out);
+                let summary = value!([{"type": "summary_text", "text": text}]);
+                value!({"id": id, "type": "reasoning", "summary": summary, "encrypted_content": text})
+            }
+            Kind::Message => {
+                let place = |field: &str, value: Value| {
+                    let mut event = value!({"item_id": id, "output_index": index, "content_index": 0});
+                    event[field] = value;
+                    event
+                };
+                let mut done = place("text", value!(text));
+                done["logprobs"] = value!([]);
+                self.send("response.output_text.done", done, out);
+                self.send("response.content_part.done", place("part", part(&text)), out);
+                message(&id, "completed", Some(&text))
+            }
+        };
+        self.item_done(item, out);
+    }
+
+    fn item_done(&mut self, item: Value, out: &mut Vec<u8>) {
+        let index = self.output.len();
+        self.send("response.output_item.done", value!({"output_index": index, "item": item}), out);
+        self.output.push(item);
+    }
+
+    fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
+        self.close(out);
+        let (id, index) = (random_id("fc_"), self.output.len());
+        let arguments = Value::Object(call.function.arguments.clone()).to_string();
+        let item = |status: &str, arguments: &str| {
+            value!({
+                "id": id, "type": "function_call", "status": status, "call_id": call.id,
+                "name": call.function.name, "arguments": arguments,
+            })
+        };
+        let (begun, complete) = (item("in_progress", ""), item("completed", &arguments));
+        self.send("response.output_item.added", value!({"output_index": index, "item": begun}), out);
+        let delta = value!({"item_id": id, "output_index": index, "delta": arguments});
+        self.send("response.function_call_arguments.delta", delta, out);
+        let done = value!({"item_id": id, "output_index": index, "arguments": arguments});
+        self.send("response.function_call_arguments.done", done, out);
+        self.item_done(complete, out);
+        self.said.tool_calls.push(call);
+    }
+
+    fn empty_message(&mut self, out: &mut Vec<u8>) {
+        self.begin(Kind::Message, out);
+        self.close(out);
+    }
+
+    fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
+        self.close(out);
+        if self.output.is_empty() {
+            self.empty_message(out);
+        }
+        let status = match done.reason {
+            Reason::Length => "incomplete",
+            Reason::Stop => "completed",
+        };
+        let response = self.response(status, Some(done));
+        if let Some(Keep { responses, mut messages }) = self.keep.take() {
+            messages.push(std::mem::take(&mut self.said));
+            responses.put(&self.id, Kept { response: response.clone(), messages });
+        }
+        self.send(&format!("response.{status}"), value!({"response": response}), out);
+        self.complete = Some(response);
+    }
+
+    fn fail(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        let mut response = self.response("failed", None);
+        response["error"] = value!({"code": "server_error", "message": failure.message});
+        self.send("response.failed", value!({"response": response}), out);
+    }
+}
+
+fn message(id: &str, status: &str, text: Option<&str>) -> Value {
+    let content: Vec<_> = text.map(part).into_iter().collect();
+    value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+}
+
+fn part(text: &str) -> Value {
+    value!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// A tool as answers repeat it: what was not said is null.
+fn tool(tool: &Value) -> Value {
+    if tool["type"] != "function" {
+        return tool.clone();
+    }
+    value!({
+        "type": "function", "name": tool["name"], "description": tool["description"],
+        "strict": tool["strict"], "parameters": tool["parameters"],
+    })
+}
+
+impl Encoder for ResponseEncoder {
+    const WIRE: Wire = Wire::NamedSse;
+    const PING: &'static [u8] = b": still there\n\n";
+
+    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+        if !matches!(event, Event::Progress { .. }) {
+            self.start(out);
+        }
+        match event {
+            Event::Thinking(piece) if !piece.text.is_empty() => self.piece(Kind::Reasoning, &piece.text, out),
+            Event::Content(piece) if !piece.text.is_empty() => self.piece(Kind::Message, &piece.text, out),
+            Event::ToolCall(call) => self.call(call, out),
+            Event::Done(done) => self.end(&done, out),
+            Event::Error(failure) => self.fail(&failure, out),
+            _ => {}
+        }
+    }
+
+    fn rendered(&self, prompt: String) -> Response {
+        let debug_info = DebugInfo { rendered_template: prompt, image_count: 0 };
+        let mut response = self.response("completed", None);
+        response["_debug_info"] = value!(debug_info);
+        json_plain(StatusCode::OK, &response)
+    }
+}

@@ -1,0 +1,124 @@
+//! Responses that later requests can go on from: in memory, the newest of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use puna_api::native::Message;
+use serde_json::Value;
+
+/// Responses that are kept at most.
+const MAX_COUNT: usize = 1024;
+
+/// Bytes that they may take together.
+const MAX_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+
+/// A response, and the conversation up to and with it.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) response: Value,
+    pub(crate) messages: Vec<Message>,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        let call = |call: &puna_api::native::ToolCall| {
+            call.id.len() + call.function.name.len() + size(&call.function.arguments.clone().into())
+        };
+        let message = |m: &Message| {
+            let images: usize = m.images.iter().map(|image| image.0.len()).sum();
+            let texts = m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
+            size_of::<Message>() + texts + images + m.tool_calls.iter().map(call).sum::<usize>()
+        };
+        size(&self.response) + self.messages.iter().map(message).sum::<usize>()
+    }
+}
+
+/// Bytes that a JSON value takes in memory, roughly.
+fn size(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(size).sum(),
+            // A key, its place and its hash.
+            Value::Object(map) => map.iter().map(|(key, value)| 40 + key.len() + size(value)).sum(),
+            _ => 0,
+        }
+}
+
+/// The kept responses by id.
+#[derive(Default)]
+pub(crate) struct Responses(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    known: HashMap<String, (Arc<Kept>, usize)>,
+    /// The oldest first; some may be gone already.
+    order: VecDeque<String>,
+    bytes: usize,
+}
+
+impl Responses {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Kept>> {
+        self.lock().known.get(id).map(|(kept, _)| kept.clone())
+    }
+
+    /// Keeps a response; the oldest ones make room. One that is too large by itself is not kept.
+    pub(crate) fn put(&self, id: &str, kept: Kept) {
+        let bytes = kept.bytes();
+        if bytes > MAX_BYTES {
+            tracing::debug!(id, bytes, "a response is too large to be kept");
+            return;
+        }
+        let mut inner = self.lock();
+        while inner.known.len() >= MAX_COUNT || inner.bytes + bytes > MAX_BYTES {
+            let Some(oldest) = inner.order.pop_front() else { break };
+            inner.forget(&oldest);
+        }
+        inner.bytes += bytes;
+        inner.order.push_back(id.to_owned());
+        inner.known.insert(id.to_owned(), (Arc::new(kept), bytes));
+    }
+
+    /// Forgets a response; `false` if there was none.
+    pub(crate) fn delete(&self, id: &str) -> bool {
+        let mut inner = self.lock();
+        inner.order.retain(|known| known != id);
+        inner.forget(id)
+    }
+}
+
+impl Inner {
+    fn forget(&mut self, id: &str) -> bool {
+        let Some((_, bytes)) = self.known.remove(id) else { return false };
+        self.bytes -= bytes;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(length: usize) -> Kept {
+        Kept { response: Value::Null, messages: vec![Message::text("user", "x".repeat(length))] }
+    }
+
+    #[test]
+    fn the_oldest_make_room_by_count_and_by_size() {
+        let responses = Responses::default();
+        (0..20).for_each(|i| responses.put(&format!("r{i}"), kept(8 << 10)));
+        let left: Vec<_> = (0..20).filter(|i| responses.get(&format!("r{i}")).is_some()).collect();
+        assert_eq!(left, (13..20).collect::<Vec<_>>(), "seven of eight KiB and a little fit into 64");
+        responses.put("large", kept(MAX_BYTES));
+        assert!(responses.get("large").is_none() && responses.get("r19").is_some());
+        assert!(responses.delete("r19") && !responses.delete("r19"));
+        (0..2000).for_each(|i| responses.put(&format!("s{i}"), kept(0)));
+        let inner = responses.lock();
+        assert!(inner.known.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);
+        assert_eq!(inner.known.len(), inner.order.len());
+    }
+}

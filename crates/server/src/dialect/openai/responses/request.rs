@@ -1,0 +1,275 @@
+//! Requests for responses to native ones.
+
+use puna_api::native::{ChatRequest, Message, Tool, ToolCall, ToolCallFunction};
+use puna_api::responses::ResponsesRequest;
+use serde_json::{Map, Value, json as value};
+
+use crate::canonical::Failure;
+use crate::dialect::openai::request::image;
+use crate::options::effort;
+
+/// The native request that a request for a response comes to, with the conversation that it goes on from. Without any
+/// message it only loads the model.
+pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Result<ChatRequest, Failure> {
+    for (field, given) in
+        [("conversation", request.conversation.is_some()), ("background", request.background == Some(true))]
+    {
+        if given {
+            return Err(Failure::bad_request(format!("{field} is not supported")));
+        }
+    }
+    let mut conversation = Conversation { messages: earlier.to_vec(), thinking: String::new() };
+    conversation.input(&request.input)?;
+    let mut messages = conversation.messages;
+    if let Some(text) = request.instructions.as_ref().filter(|text| !text.is_empty() && !messages.is_empty())
+    {
+        messages.insert(0, Message::text("system", text));
+    }
+    let wanted = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
+    Ok(ChatRequest {
+        model: request.model.clone(),
+        messages,
+        tools: tools(&request.tools)?,
+        tool_choice: request.tool_choice.clone(),
+        parallel_tool_calls: request.parallel_tool_calls,
+        stream: Some(request.stream),
+        format: format(&request.text.clone().unwrap_or_default().format)?,
+        keep_alive: request.keep_alive,
+        options: Some(options(request)?),
+        think: effort(wanted.unwrap_or_default())?,
+        debug_render_only: request.debug_render_only,
+        ..ChatRequest::default()
+    })
+}
+
+fn options(request: &ResponsesRequest) -> Result<Map<String, Value>, Failure> {
+    let mut options = request.options.clone().unwrap_or_default();
+    if request.max_output_tokens.is_some_and(|n| n < 1) {
+        return Err(Failure::bad_request("max_output_tokens must be at least 1"));
+    }
+    let given = [
+        ("num_predict", request.max_output_tokens.map(Value::from)),
+        ("temperature", request.temperature.map(Value::from)),
+        ("top_p", request.top_p.map(Value::from)),
+    ];
+    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        options.insert(name.into(), value);
+    }
+    // Without a word from the client it is 1, whatever the model says.
+    options.entry("temperature").or_insert(value!(1.0));
+    Ok(options)
+}
+
+fn format(format: &Value) -> Result<Option<Value>, Failure> {
+    match (format["type"].as_str(), &format["schema"]) {
+        (Some("json_object"), _) => Ok(Some(value!("json"))),
+        (Some("regex" | "gbnf" | "lark"), _) => Ok(Some(format.clone())),
+        (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(schema.clone())),
+        (Some("json_schema"), _) => {
+            Err(Failure::bad_request("text.format: type json_schema needs an object in schema"))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn tools(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
+    let mut all = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        match tool["type"].as_str().unwrap_or_default() {
+            "function" => all.push(function(i, tool, "")?),
+            "namespace" => {
+                let prefix = tool["name"].as_str().unwrap_or_default();
+                for member in tool["tools"].as_array().into_iter().flatten() {
+                    all.push(function(i, member, prefix)?);
+                }
+            }
+            kind if kind.starts_with("web_search") => {
+                return Err(Failure::bad_request("web_search tool is not supported"));
+            }
+            kind => {
+                return Err(Failure::bad_request(format!(
+                    "tools[{i}]: tools of type {kind:?} are not supported"
+                )));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
+    let name = tool["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| Failure::bad_request(format!("tools[{i}]: a function has no name")))?;
+    let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
+    let mut function = Map::from_iter([("name".to_owned(), value!(name))]);
+    for field in ["description", "parameters", "strict"] {
+        if !tool[field].is_null() {
+            function.insert(field.into(), tool[field].clone());
+        }
+    }
+    serde_json::from_value(value!({"type": "function", "function": function}))
+        .map_err(|e| Failure::bad_request(format!("tools[{i}]: {e}")))
+}
+
+/// A conversation as its items come.
+struct Conversation {
+    messages: Vec<Message>,
+    /// Thoughts that belong to the assistant's next message.
+    thinking: String,
+}
+
+impl Conversation {
+    fn input(&mut self, input: &Value) -> Result<(), Failure> {
+        match input {
+            Value::Null => {}
+            Value::String(text) if text.is_empty() => {}
+            Value::String(text) => self.messages.push(Message::text("user", text)),
+            Value::Array(items) => {
+                for (i, item) in items.iter().enumerate() {
+                    self.item(i, item)?;
+                }
+            }
+            other => {
+                let kind = puna_api::decode::kind(other);
+                return Err(Failure::bad_request(format!(
+                    "input must be a string or array: json: cannot unmarshal {kind} into Go value of type []json.RawMessage"
+                )));
+            }
+        }
+        if !self.thinking.is_empty() {
+            let thinking = std::mem::take(&mut self.thinking);
+            self.messages.push(Message { thinking, ..Message::text("assistant", "") });
+        }
+        Ok(())
+    }
+
+    fn item(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
+        let wrong = |text: String| Err(Failure::bad_request(format!("input[{i}]: {text}")));
+        if !item.is_object() {
+            let kind = puna_api::decode::kind(item);
+            return wrong(format!("json: cannot unmarshal {kind} into an input item, which is an object"));
+        }
+        let role = item["role"].as_str().unwrap_or_default();
+        match item["type"].as_str().unwrap_or_default() {
+            "message" => self.message(i, role, item),
+            "" if !role.is_empty() => self.message(i, role, item),
+            "" => wrong("input item missing required 'type' field".into()),
+            "function_call" => self.call(item),
+            "function_call_output" => self.result(i, item),
+            "reasoning" => {
+                self.thinking = thoughts(item);
+                Ok(())
+            }
+            // What it found was for the model that asked.
+            "web_search_call" => Ok(()),
+            other => wrong(format!("unknown input item type: {other:?}")),
+        }
+    }
+
+    fn message(&mut self, i: usize, role: &str, item: &Value) -> Result<(), Failure> {
+        let mut message = Message::text(role.to_lowercase(), "");
+        content(i, &item["content"], &mut message)?;
+        if message.role == "assistant" {
+            message.thinking = std::mem::take(&mut self.thinking);
+            // What was said beside calls.
+            if let Some(last) =
+                self.messages.last_mut().filter(|m| m.role == "assistant" && !m.tool_calls.is_empty())
+            {
+                last.content.push_str(&message.content);
+                last.images.append(&mut message.images);
+                return Ok(());
+            }
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+
+    fn call(&mut self, item: &Value) -> Result<(), Failure> {
+        let text = |field: &str| item[field].as_str().unwrap_or_default();
+        let arguments = match text("arguments") {
+            "" => Map::new(),
+            arguments => match puna_api::json::parse(arguments.as_bytes()) {
+                Ok(Value::Object(map)) => map,
+                Ok(_) => {
+                    return Err(Failure::bad_request("failed to parse function call arguments: no object"));
+                }
+                Err(e) => {
+                    return Err(Failure::bad_request(format!(
+                        "failed to parse function call arguments: {e}"
+                    )));
+                }
+            },
+        };
+        if self.messages.last().is_none_or(|last| last.role != "assistant") || !self.thinking.is_empty() {
+            let thinking = std::mem::take(&mut self.thinking);
+            self.messages.push(Message { thinking, ..Message::text("assistant", "") });
+        }
+        if let Some(last) = self.messages.last_mut() {
+            let function = ToolCallFunction {
+                index: last.tool_calls.len() as i64,
+                name: text("name").to_owned(),
+                arguments,
+            };
+            last.tool_calls.push(ToolCall { id: text("call_id").to_owned(), function });
+        }
+        Ok(())
+    }
+
+    fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
+        let id = item["call_id"].as_str().unwrap_or_default();
+        let mut calls = self.messages.iter().flat_map(|m| &m.tool_calls).rev();
+        let tool_name =
+            calls.find(|call| call.id == id).map(|call| call.function.name.clone()).unwrap_or_default();
+        let mut message = Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
+        content(i, &item["output"], &mut message)?;
+        self.messages.push(message);
+        Ok(())
+    }
+}
+
+fn thoughts(item: &Value) -> String {
+    match item["encrypted_content"].as_str() {
+        Some(text) => text.to_owned(),
+        None => {
+            let parts = item["summary"].as_array().into_iter().flatten();
+            parts.filter_map(|part| part["text"].as_str()).collect()
+        }
+    }
+}
+
+/// Text or a list of parts, into a message.
+fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failure> {
+    let parts = match content {
+        Value::Null => return Ok(()),
+        Value::String(text) => {
+            message.content.clone_from(text);
+            return Ok(());
+        }
+        Value::Array(parts) => parts,
+        other => {
+            let kind = puna_api::decode::kind(other);
+            return Err(Failure::bad_request(format!(
+                "input[{i}]: content must be a string or array, not a {kind}"
+            )));
+        }
+    };
+    for (j, part) in parts.iter().enumerate() {
+        let text = |field: &str| part[field].as_str().unwrap_or_default();
+        match text("type") {
+            "input_text" | "output_text" | "text" => message.content.push_str(text("text")),
+            "refusal" => message.content.push_str(text("refusal")),
+            "input_image" => match part["image_url"].as_str() {
+                Some(url) => message.images.push(image(url)?),
+                None => {
+                    let text = "an image needs its data in image_url: no files are kept here";
+                    return Err(Failure::bad_request(format!("input[{i}]: content[{j}]: {text}")));
+                }
+            },
+            "input_file" => return Err(Failure::bad_request("file inputs are not currently supported")),
+            other => {
+                let text = format!("input[{i}]: content[{j}]: unknown content type: {other}");
+                return Err(Failure::bad_request(text));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! Items of requests, and the events of answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction};
+use serde_json::{Value, json};
+
+use super::{Keep, ResponseEncoder, Responses, to_native};
+use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::dialect::{Encoder, Times};
+
+fn request(extra: Value) -> Result<ChatRequest, String> {
+    let mut body = json!({"model": "m", "input": "hi"});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
+    to_native(&request, &[]).map_err(|f| f.message)
+}
+
+fn input(input: Value) -> Result<Value, String> {
+    request(json!({"input": input})).map(|native| serde_json::to_value(native.messages).unwrap())
+}
+
+#[test]
+fn items_become_messages() {
+    let user = json!({"role": "user", "content": "x"});
+    assert_eq!(input(json!("x")).unwrap(), json!([user]));
+    assert_eq!(input(json!("")).unwrap(), json!([]));
+    assert_eq!(input(json!([])).unwrap(), json!([]));
+    let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]);
+    let got = input(json!([{"type": "message", "role": "User", "content": parts}])).unwrap();
+    assert_eq!(got, json!([{"role": "user", "content": "a", "images": ["AAAA"]}]));
+}
+
+#[test]
+fn calls_their_results_and_thoughts_find_their_messages() {
+    let got = input(json!([
+        {"role": "user", "content": "x"},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "h"}, {"type": "summary_text", "text": "m"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\":1}"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": ""},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "said"}]},
+        {"type": "function_call_output", "call_id": "c2", "output": "ok"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "fine"}]},
+        {"type": "reasoning", "encrypted_content": "last"},
+    ]));
+    let calls = json!([
+        {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}},
+        {"id": "c2", "function": {"index": 1, "name": "g", "arguments": {}}},
+    ]);
+    let want = json!([
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "said", "thinking": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "ok", "tool_name": "g", "tool_call_id": "c2"},
+        {"role": "tool", "content": "fine", "tool_name": "f", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "", "thinking": "last"},
+    ]);
+    assert_eq!(got.unwrap(), want);
+}
+
+#[test]
+fn items_that_cannot_be_understood_are_named() {
+    for (given, want) in [
+        (json!(5), "input must be a string or array: json: cannot unmarshal number"),
+        (json!(["x"]), "input[0]: json: cannot unmarshal string"),
+        (json!([{"foo": 1}]), "input[0]: input item missing required 'type' field"),
+        (json!([{"type": "zzz"}]), "input[0]: unknown input item type: \"zzz\""),
+        (
+            json!([{"role": "user", "content": [{"type": "weird"}]}]),
+            "input[0]: content[0]: unknown content type: weird",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "input_file"}]}]),
+            "file inputs are not currently supported",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]),
+            "input[0]: content[0]: an image needs",
+        ),
+        (
+            json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{bad"}]),
+            "failed to parse function call arguments: invalid character 'b' looking for beginning of object key string",
+        ),
+    ] {
+        let got = input(given).unwrap_err();
+        assert!(got.starts_with(want), "{got}");
+    }
+    assert!(request(json!({"conversation": "c"})).unwrap_err().starts_with("conversation is not supported"));
+    assert!(request(json!({"background": true})).unwrap_err().starts_with("background is not supported"));
+    assert!(request(json!({"background": false})).is_ok());
+}
+
+#[test]
+fn instructions_options_and_tools_have_their_places() {
+    let schema = json!({"type": "object", "properties": {}});
+    let got = request(json!({
+        "instructions": "Be brief.", "max_output_tokens": 5, "text": {"format": {"type": "json_schema", "schema": schema}},
+        "tools": [
+            {"type": "function", "name": "f", "description": "d", "parameters": schema, "strict": true},
+            {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "parameters": schema}]},
+        ],
+    }))
+    .unwrap();
+    assert_eq!(got.messages[0], Message::text("system", "Be brief."));
+    assert_eq!(got.format, Some(schema));
+    assert_eq!(Value::Object(got.options.unwrap()), json!({"num_predict": 5, "temperature": 1.0}));
+    let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    assert_eq!(names, ["f", "ns.g"]);
+    let refused = |tool: Value| request(json!({"tools": [tool]})).unwrap_err();
+    assert_eq!(refused(json!({"type": "web_search_preview"})), "web_search tool is not supported");
+    assert_eq!(refused(json!({"type": "mcp"})), "tools[0]: tools of type \"mcp\" are not supported");
+    assert_eq!(request(json!({"max_output_tokens": 0})).unwrap_err(), "max_output_tokens must be at least 1");
+}
+
+fn piece(text: &str) -> Piece {
+    Piece { text: text.into(), logprobs: Vec::new() }
+}
+
+fn call() -> Event {
+    let function = ToolCallFunction { index: 0, name: "f".into(), arguments: Default::default() };
+    Event::ToolCall(ToolCall { id: "call_1".into(), function })
+}
+
+fn done(reason: Reason) -> Event {
+    Event::Done(Box::new(Done {
+        reason,
+        stop: None,
+        prompt_tokens: 10,
+        cached_tokens: 4,
+        prefill: Duration::ZERO,
+        generated_tokens: 3,
+        decode: Duration::ZERO,
+        guesses: Default::default(),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: Vec::new(),
+    }))
+}
+
+fn stream(events: impl IntoIterator<Item = Event>, keep: Option<Keep>) -> Vec<Value> {
+    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
+    let mut encoder = ResponseEncoder::new(request, keep);
+    let mut out = Vec::new();
+    for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(events) {
+        encoder.encode(0, event, Times::default(), &mut out);
+    }
+    let text = String::from_utf8(out).unwrap();
+    let one = |(number, event): (usize, &str)| {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!((&data["type"], &data["sequence_number"]), (&json!(name), &json!(number)));
+        data
+    };
+    text.strip_suffix("\n\n").unwrap().split("\n\n").enumerate().map(one).collect()
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["type"].as_str().unwrap().strip_prefix("response.").unwrap()).collect()
+}
+
+#[test]
+fn every_item_is_begun_filled_and_ended_before_the_next() {
+    let events = [
+        Event::Thinking(piece("hm")),
+        Event::Content(piece("a")),
+        Event::Content(piece("b")),
+        call(),
+        done(Reason::Stop),
+    ];
+    let got = stream(events, None);
+    let want = "created in_progress \
+        output_item.added reasoning_summary_text.delta reasoning_summary_text.done output_item.done \
+        output_item.added content_part.added output_text.delta output_text.delta output_text.done content_part.done output_item.done \
+        output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed";
+    assert_eq!(kinds(&got).join(" "), want);
+    let places: Vec<_> = got.iter().filter_map(|event| event["output_index"].as_u64()).collect();
+    assert_eq!(places, [[0; 4].as_slice(), &[1; 7], &[2; 4]].concat());
+    let ends = got
+        .iter()
+        .filter(|event| event["type"] == "response.output_item.done")
+        .map(|event| event["item"].clone());
+    let response = &got.last().unwrap()["response"];
+    assert_eq!(response["output"], Value::Array(ends.collect()), "the whole holds what the pieces said");
+    assert_eq!(response["output"][1]["content"][0]["text"], "ab");
+    assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 4);
+    assert!(response["completed_at"].is_i64() && got[0]["response"]["completed_at"].is_null());
+}
+
+#[test]
+fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() {
+    let got = stream([done(Reason::Length)], None);
+    let end = got.last().unwrap();
+    assert_eq!(end["type"], "response.incomplete");
+    let response = &end["response"];
+    assert_eq!(
+        (&response["status"], &response["incomplete_details"]),
+        (&json!("incomplete"), &json!({"reason": "max_output_tokens"}))
+    );
+    assert_eq!(response["output"][0]["content"][0]["text"], "");
+}
+
+#[test]
+fn a_response_that_breaks_off_has_failed() {
+    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], None);
+    let end = got.last().unwrap();
+    assert_eq!((&end["type"], &end["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert_eq!(end["response"]["error"], json!({"code": "server_error", "message": "broken"}));
+}
+
+#[test]
+fn what_is_kept_is_the_conversation_with_the_answer() {
+    let responses = Arc::<Responses>::default();
+    let keep = Keep { responses: responses.clone(), messages: vec![Message::text("user", "x")] };
+    let got = stream(
+        [Event::Thinking(piece("hm")), Event::Content(piece("a")), call(), done(Reason::Stop)],
+        Some(keep),
+    );
+    let response = &got.last().unwrap()["response"];
+    assert_eq!((&response["store"], &got[0]["response"]["store"]), (&json!(true), &json!(true)));
+    let kept = responses.get(response["id"].as_str().unwrap()).unwrap();
+    assert_eq!(&kept.response, response);
+    assert_eq!((kept.messages[0].content.as_str(), kept.messages.len()), ("x", 2));
+    let said = &kept.messages[1];
+    assert_eq!((said.role.as_str(), said.thinking.as_str(), said.content.as_str()), ("assistant", "hm", "a"));
+    assert_eq!(said.tool_calls[0].id, "call_1");
+}

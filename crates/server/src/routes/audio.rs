@@ -1,0 +1,36 @@
+//! `POST /v1/audio/transcriptions`: what is wrong with a request is told, and that no model takes sound so far.
+
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+
+use super::chat;
+use crate::app::App;
+use crate::canonical::Failure;
+use crate::dialect::has;
+use crate::http::{OpenAi, Refused, multipart, read_body};
+
+pub(super) async fn transcriptions(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Response, Refused<OpenAi>> {
+    let refused = |reason: &str| Failure::bad_request(format!("failed to parse multipart form: {reason}"));
+    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let boundary = kind.and_then(multipart::boundary);
+    let boundary = boundary.ok_or_else(|| refused("request Content-Type isn't multipart/form-data"))?;
+    let body = read_body(request).await?;
+    let fields = multipart::fields(&body, &boundary).ok_or_else(|| refused("unexpected EOF"))?;
+    let field = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value);
+    let model = field("model").map(String::from_utf8_lossy).filter(|model| !model.is_empty());
+    let model = model.ok_or_else(|| Failure::bad_request("model is required"))?;
+    let file = field("file").ok_or_else(|| Failure::bad_request("file is required: http: no such file"))?;
+    if file.is_empty() {
+        return Err(Failure::bad_request("audio file is empty").into());
+    }
+    let (name, model) = chat::find(&app, &model).await?;
+    Err(Failure::bad_request(match has(&model, "audio") {
+        false => format!("{:?} does not support audio input", name.given),
+        true => "audio input is not supported yet".into(),
+    })
+    .into())
+}

@@ -1,0 +1,80 @@
+//! Routes of OpenAI's newer dialect.
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::native::Message;
+use puna_api::responses::ResponsesRequest;
+use serde_json::json;
+
+use super::chat;
+use crate::app::App;
+use crate::canonical::Failure;
+use crate::dialect::openai::responses::{Keep, ResponseEncoder, to_native};
+use crate::dialect::{collect, respond};
+use crate::http::{Client, Json, OpenAi, Refused, json_plain};
+
+/// `POST /v1/responses`
+pub(super) async fn create(
+    State(app): State<App>,
+    client: Client,
+    Json(request, _): Json<OpenAi, ResponsesRequest>,
+) -> Result<Response, Refused<OpenAi>> {
+    if request.model.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    let earlier = earlier(&app, request.previous_response_id.as_deref())?;
+    let native = to_native(&request, &earlier)?;
+    let (name, model) = chat::find(&app, &request.model).await?;
+    // The instructions are this response's alone.
+    let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
+    let messages = native.messages.iter().skip(usize::from(instructed)).cloned().collect();
+    let kept = || Keep { responses: app.responses().clone(), messages };
+    let keep = (request.store != Some(false)).then(kept);
+    let (stream, empty) = (request.stream, native.messages.is_empty());
+    let prepared = chat::prepare(&app, client, native, &name, &model).await?;
+    let encoder = ResponseEncoder::new(request, keep);
+    if empty {
+        return Ok(encoder.empty());
+    }
+    let running = prepared.start();
+    if stream {
+        return Ok(respond(vec![running], encoder).await?);
+    }
+    Ok(encoder.whole(collect(running).await?))
+}
+
+/// The conversation that a request goes on from.
+fn earlier(app: &App, id: Option<&str>) -> Result<Vec<Message>, Failure> {
+    let Some(id) = id else { return Ok(Vec::new()) };
+    match app.responses().get(id) {
+        Some(kept) => Ok(kept.messages.clone()),
+        None => Err(Failure::bad_request(format!(
+            "previous response {id:?} not found: it was not stored, or has made room for newer ones"
+        ))),
+    }
+}
+
+fn missing(id: &str) -> Failure {
+    Failure::not_found(format!("response {id:?} not found"))
+}
+
+/// `GET /v1/responses/…`
+pub(super) async fn retrieve(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Response, Refused<OpenAi>> {
+    let kept = app.responses().get(&id).ok_or_else(|| missing(&id))?;
+    Ok(json_plain(StatusCode::OK, &kept.response))
+}
+
+/// `DELETE /v1/responses/…`
+pub(super) async fn delete(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Response, Refused<OpenAi>> {
+    if !app.responses().delete(&id) {
+        return Err(missing(&id).into());
+    }
+    Ok(json_plain(StatusCode::OK, &json!({"id": id, "object": "response", "deleted": true})))
+}

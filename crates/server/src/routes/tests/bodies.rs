@@ -1,0 +1,108 @@
+//! Bodies that are compressed, forms, or hold more than is understood; and the small routes.
+
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+use super::*;
+
+async fn zstd(b: &Bench, path: &str, body: Vec<u8>) -> Answer {
+    b.send(Request::post(path).header("content-encoding", "zstd").body(Body::from(body)).unwrap()).await
+}
+
+#[tokio::test]
+async fn compressed_bodies_are_read_up_to_a_limit() {
+    let b = Bench::new();
+    let pack = |text: &[u8]| compress_to_vec(text, CompressionLevel::Fastest);
+    let body = chat(json!({"model": "no-such"})).to_string();
+    for path in ["/v1/chat/completions", "/api/chat"] {
+        let answer = zstd(&b, path, pack(body.as_bytes())).await;
+        assert!(answer.status == 404 && answer.body.contains("model 'no-such' not found"), "{}", answer.body);
+    }
+    let error = async |body: Vec<u8>| {
+        let answer = zstd(&b, "/v1/responses", body).await;
+        assert_eq!(answer.status, 400);
+        answer.json()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(error(body.into_bytes()).await, "invalid input: magic number mismatch");
+    assert_eq!(error(pack(&vec![b' '; (20 << 20) + 1])).await, "http: request body too large");
+    assert_eq!(error(pack(&vec![b' '; 20 << 20])).await, "EOF", "the limit itself is allowed");
+    let cut = pack(br#"{"model":"cria"}"#);
+    assert!(error(cut[..cut.len() - 3].to_vec()).await.starts_with("invalid zstd body: "));
+    // A frame of no content that claims a window of 2^37 bytes.
+    let claim = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 27 << 3, 1, 0, 0];
+    assert!(error(claim).await.starts_with("invalid zstd body: "));
+    let gzip = Request::post("/api/chat").header("content-encoding", "gzip").body(Body::empty()).unwrap();
+    let answer = b.send(gzip).await;
+    assert!(answer.status == 400 && answer.body.contains("Content-Encoding gzip"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn fields_that_nobody_understands_are_named_in_a_header_of_every_dialect() {
+    let b = Bench::new();
+    let extra =
+        json!({"frob": 1, "user": "u", "max_tokens": 3, "stream": false, "prompt": "x", "input": "x"});
+    for (path, names) in [
+        ("/api/chat", "options.frob, frob, user, max_tokens, prompt, input"),
+        ("/v1/chat/completions", "frob, user, prompt, input"),
+        ("/v1/messages", "frob, user, prompt, input"),
+        ("/v1/responses", "messages, frob, user, max_tokens, prompt"),
+    ] {
+        let answer = b.post(path, chat(extra.clone())).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let got = answer.header("x-puna-ignored");
+        // Options are looked at one by one, elsewhere.
+        assert_eq!(got, names.trim_start_matches("options.frob, "), "{path}");
+    }
+    let nested = json!({"messages": [{"role": "user", "content": "hi", "a,\u{e9}": 1}, {"role": "user", "content": "hi", "x": 1}]});
+    assert_eq!(b.post("/api/chat", chat(nested)).await.header("x-puna-ignored"), "messages.a??, messages.x");
+    assert!(b.post("/api/chat", chat(json!({}))).await.headers.get("x-puna-ignored").is_none());
+}
+
+#[tokio::test]
+async fn texts_become_tokens_and_tokens_texts() {
+    let b = Bench::new();
+    let tokens = b.post("/api/tokenize", json!({"model": "cria", "text": "ab"})).await.json();
+    assert_eq!((&tokens["model"], &tokens["tokens"]), (&json!("cria"), &json!([97, 98])));
+    let text = b.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 98]})).await.json();
+    assert_eq!(text["text"], "ab");
+    let unknown = b.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 256]})).await;
+    assert_eq!(
+        (unknown.status.as_u16(), unknown.json()),
+        (400, json!({"error": "this model has no token 256"}))
+    );
+    assert_eq!(b.post("/api/tokenize", json!({"text": "x"})).await.json()["error"], "model is required");
+    assert_eq!(b.post("/api/tokenize", json!({"model": "no-such"})).await.status, 404);
+    assert_eq!(b.fake.generated.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn health_is_told() {
+    let answer = Bench::new().get("/health").await;
+    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "ok"})));
+}
+
+#[tokio::test]
+async fn sound_is_refused_with_what_is_wrong() {
+    let b = Bench::new();
+    let ask = async |kind: &str, body: &str| {
+        let request = Request::post("/v1/audio/transcriptions").header("content-type", kind);
+        let answer = b.send(request.body(Body::from(body.to_owned())).unwrap()).await;
+        (answer.status.as_u16(), answer.json()["error"]["message"].as_str().unwrap().to_owned())
+    };
+    let form = "multipart/form-data; boundary=x";
+    let part = |name: &str, content: &str| {
+        format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{content}\r\n")
+    };
+    let (model, file) = (part("model", "cria"), part("file", "RIFF"));
+    let not = "failed to parse multipart form: request Content-Type isn't multipart/form-data";
+    for (kind, body, want) in [
+        ("application/json", "{}".into(), (400, not)),
+        (form, "--x".into(), (400, "failed to parse multipart form: unexpected EOF")),
+        (form, "--x--\r\n".into(), (400, "model is required")),
+        (form, format!("{model}--x--\r\n"), (400, "file is required: http: no such file")),
+        (form, format!("{model}{}--x--\r\n", part("file", "")), (400, "audio file is empty")),
+        (form, format!("{model}{file}--x--\r\n"), (400, "\"cria\" does not support audio input")),
+        (form, format!("{}{file}--x--\r\n", part("model", "no-such")), (404, "model 'no-such' not found")),
+    ] {
+        assert_eq!(ask(kind, &body).await, (want.0, want.1.to_owned()));
+    }
+}

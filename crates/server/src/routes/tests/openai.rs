@@ -1,0 +1,153 @@
+//! `/v1/chat/completions` and `/v1/completions` behind the door: what is more than one plain answer.
+
+use super::*;
+
+/// With a model that does not think: its answers are all there is.
+async fn plain() -> Bench {
+    let b = Bench::with(|config| config.go_template = Some(true));
+    let made = json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
+    assert_eq!(b.post("/api/create", made).await.status, 200);
+    b
+}
+
+async fn completion(b: &Bench, extra: Value) -> Answer {
+    let mut body = json!({"model": "plain", "prompt": "hi", "max_tokens": 3});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    b.post("/v1/completions", body).await
+}
+
+/// Chunks of a stream; the last is `[DONE]`.
+fn chunks(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.header("content-type"), "text/event-stream", "{}", answer.body);
+    let data: Vec<_> = answer.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let (last, chunks) = data.split_last().unwrap();
+    assert_eq!(*last, "[DONE]");
+    chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
+}
+
+/// Texts of a streamed answer by index, as a client puts them together.
+fn joined(chunks: &[Value], text: impl Fn(&Value) -> Option<&str>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
+        let index = choice["index"].as_u64().unwrap() as usize;
+        all.resize(all.len().max(index + 1), String::new());
+        all[index].push_str(text(choice).unwrap_or_default());
+    }
+    all
+}
+
+#[tokio::test]
+async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
+    let b = Bench::new();
+    let n = json!({"n": 3, "reasoning_effort": "none"});
+    let whole = b.post("/v1/chat/completions", chat(n.clone())).await.json();
+    let choices = whole["choices"].as_array().unwrap();
+    let indexes: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    assert_eq!(indexes, [0, 1, 2]);
+    assert!(choices.iter().all(|choice| choice["message"]["content"] == "w0 w1 w2 w3 w4 "), "{whole}");
+    let single = b.post("/v1/chat/completions", chat(json!({"reasoning_effort": "none"}))).await.json();
+    assert_eq!(whole["usage"]["prompt_tokens"], single["usage"]["prompt_tokens"], "the prompt counts once");
+    assert_eq!(whole["usage"]["completion_tokens"], 15);
+    let mut streamed = chat(n);
+    streamed
+        .as_object_mut()
+        .unwrap()
+        .extend([("stream".into(), json!(true)), ("stream_options".into(), json!({"include_usage": true}))]);
+    let chunks = chunks(&b.post("/v1/chat/completions", streamed).await);
+    assert_eq!(joined(&chunks, |choice| choice["delta"]["content"].as_str()), ["w0 w1 w2 w3 w4 "; 3]);
+    let count = |what: fn(&Value) -> bool| chunks.iter().filter(|chunk| what(chunk)).count();
+    assert_eq!(count(|chunk| chunk["choices"][0]["delta"]["role"] == "assistant"), 3);
+    assert_eq!(count(|chunk| chunk["choices"][0]["finish_reason"] == "length"), 3);
+    assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
+}
+
+#[tokio::test]
+async fn several_prompts_are_answered_in_their_order() {
+    let b = plain().await;
+    let prompts = json!({"prompt": ["one", "two"], "n": 2});
+    let whole = completion(&b, prompts).await.json();
+    let got: Vec<_> =
+        whole["choices"].as_array().unwrap().iter().map(|c| (&c["index"], &c["text"])).collect();
+    let text = json!("w0 w1 w2 ");
+    assert_eq!(got, [(&json!(0), &text), (&json!(1), &text), (&json!(2), &text), (&json!(3), &text)]);
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    let one = completion(&b, json!({"prompt": "one"})).await.json();
+    let two = completion(&b, json!({"prompt": ["two"]})).await.json();
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(tokens(&whole), tokens(&one) + tokens(&two));
+    let streamed = completion(&b, json!({"prompt": ["one", "two"], "stream": true})).await;
+    assert_eq!(joined(&chunks(&streamed), |choice| choice["text"].as_str()), ["w0 w1 w2 "; 2]);
+}
+
+#[tokio::test]
+async fn a_prompt_of_tokens_is_the_model_s_input_and_can_be_repeated() {
+    let b = plain().await;
+    let answer = completion(&b, json!({"prompt": [104, 105], "echo": true})).await.json();
+    assert_eq!(
+        (&answer["choices"][0]["text"], &answer["usage"]["prompt_tokens"]),
+        (&json!("hiw0 w1 w2 "), &json!(2))
+    );
+    let lists = completion(&b, json!({"prompt": [[104], [105, 105]]})).await.json();
+    assert_eq!(
+        (lists["choices"].as_array().unwrap().len(), &lists["usage"]["prompt_tokens"]),
+        (2, &json!(3))
+    );
+    let text = completion(&b, json!({"prompt": "hi", "echo": true, "stream": true})).await;
+    assert_eq!(joined(&chunks(&text), |choice| choice["text"].as_str()), ["hiw0 w1 w2 "]);
+    let only = completion(&b, json!({"prompt": "hi", "echo": true, "max_tokens": 0})).await.json();
+    assert_eq!(only["choices"][0]["text"], "hi");
+    let unknown = completion(&b, json!({"prompt": [104, 9999]})).await;
+    assert!(
+        unknown.status == 400 && unknown.body.contains("this model has no token 9999"),
+        "{}",
+        unknown.body
+    );
+}
+
+#[tokio::test]
+async fn log_probabilities_of_a_text_have_their_old_form() {
+    let b = plain().await;
+    let answer = completion(&b, json!({"logprobs": 1, "max_tokens": 2})).await.json();
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let want = json!({
+        "tokens": ["w", "w"], "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"w": -0.5}, {"w": -0.5}], "text_offset": [0, 1],
+    });
+    assert_eq!(logprobs, &want);
+    let streamed = chunks(&completion(&b, json!({"logprobs": 1, "max_tokens": 2, "stream": true})).await);
+    let offsets: Vec<_> =
+        streamed.iter().filter_map(|c| c["choices"][0]["logprobs"]["text_offset"][0].as_u64()).collect();
+    assert_eq!(offsets, [0, 1]);
+    assert!(completion(&b, json!({})).await.json()["choices"][0].get("logprobs").is_none());
+}
+
+#[tokio::test]
+async fn of_more_answers_than_wanted_the_best_are_returned_and_all_are_counted() {
+    let b = plain().await;
+    let answer = completion(&b, json!({"n": 1, "best_of": 3})).await.json();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 1);
+    assert!(answer["choices"][0].get("logprobs").is_none(), "nobody asked for them");
+    assert_eq!(answer["usage"]["completion_tokens"], 9);
+}
+
+#[tokio::test]
+async fn what_cannot_be_combined_is_refused() {
+    let b = plain().await;
+    for (extra, want) in [
+        (json!({"n": 3, "best_of": 2}), "best_of must be at least n"),
+        (json!({"best_of": 2, "stream": true}), "best_of greater than n cannot be streamed"),
+        (json!({"echo": true, "logprobs": 1}), "echo with logprobs is not supported"),
+        (json!({"prompt": [1], "suffix": "x"}), "suffix needs a prompt of text"),
+        (
+            json!({"prompt": ["a", 5]}),
+            "cannot unmarshal number into Go struct field CompletionRequest.prompt",
+        ),
+        (json!({"prompt": []}), "prompt: the list is empty"),
+        (json!({"prompt": [1, "a"]}), "may hold nothing but their numbers"),
+        (json!({"prompt": [-1]}), "may hold nothing but their numbers"),
+        (json!({"prompt": vec!["x"; 65], "n": 2}), "65 prompts with 2 answers each are more than 128"),
+    ] {
+        let answer = completion(&b, extra).await;
+        assert!(answer.status == 400 && answer.body.contains(want), "{want}: {}", answer.body);
+    }
+}

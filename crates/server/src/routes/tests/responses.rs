@@ -1,0 +1,94 @@
+//! `/v1/responses` behind the door.
+
+use super::*;
+
+async fn respond(b: &Bench, extra: Value) -> Answer {
+    let mut body =
+        json!({"model": "cria", "input": "hi", "max_output_tokens": 3, "reasoning": {"effort": "none"}});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    b.post("/v1/responses", body).await
+}
+
+/// The prompt that a request comes to.
+async fn prompt(b: &Bench, extra: Value) -> String {
+    let mut extra = extra;
+    extra["_debug_render_only"] = json!(true);
+    respond(b, extra).await.json()["_debug_info"]["rendered_template"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn responses_are_given_whole_and_in_pieces() {
+    let b = Bench::new();
+    let whole = respond(&b, json!({})).await.json();
+    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("incomplete")));
+    assert_eq!(whole["output"][0]["content"][0]["text"], "w0 w1 w2 ");
+    assert_eq!(whole["usage"]["output_tokens"], 3);
+    let streamed = respond(&b, json!({"stream": true})).await;
+    assert_eq!(
+        (streamed.header("content-type"), streamed.header("cache-control")),
+        ("text/event-stream", "no-cache")
+    );
+    let events = streamed.body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = events.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let text: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(text, "w0 w1 w2 ");
+    assert_eq!(events.last().unwrap()["response"]["output"][0]["content"], whole["output"][0]["content"]);
+    let empty = respond(&b, json!({"input": ""})).await.json();
+    assert_eq!(
+        (&empty["status"], &empty["output"][0]["content"][0]["text"]),
+        (&json!("completed"), &json!(""))
+    );
+}
+
+#[tokio::test]
+async fn a_response_goes_on_from_one_that_was_kept() {
+    let b = Bench::new();
+    let first = respond(&b, json!({"instructions": "Be brief."})).await.json();
+    let id = first["id"].as_str().unwrap();
+    assert_eq!(first["store"], true);
+    let next = json!({"input": "and?", "previous_response_id": id, "instructions": "Be long."});
+    let text = prompt(&b, next.clone()).await;
+    let places = ["Be long.", "hi", "w0 w1 w2 ", "and?"]
+        .map(|part| text.find(part).unwrap_or_else(|| panic!("{part}: {text}")));
+    assert!(places.is_sorted() && !text.contains("Be brief."), "{text}");
+    let second = respond(&b, next).await.json();
+    assert_eq!(second["previous_response_id"], id);
+    let third = json!({"input": "more", "previous_response_id": second["id"]});
+    let text = prompt(&b, third).await;
+    assert!(text.matches("w0 w1 w2 ").count() == 2 && !text.contains("Be "), "{text}");
+    assert_eq!(b.get(&format!("/v1/responses/{id}")).await.json(), first);
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_to_be_kept_or_was_deleted_is_not_there() {
+    let b = Bench::new();
+    let gone = async |id: &str| {
+        let answer = respond(&b, json!({"previous_response_id": id})).await;
+        assert_eq!(answer.status, 400);
+        assert!(answer.body.contains("not found: it was not stored"), "{}", answer.body);
+        assert_eq!(b.get(&format!("/v1/responses/{id}")).await.status, 404);
+    };
+    let unkept = respond(&b, json!({"store": false})).await.json();
+    assert_eq!(unkept["store"], false);
+    gone(unkept["id"].as_str().unwrap()).await;
+    let kept = respond(&b, json!({"stream": false})).await.json();
+    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    let deleted = b.send(Request::delete(&path).body(Body::empty()).unwrap()).await;
+    assert_eq!(deleted.json()["deleted"], true);
+    gone(kept["id"].as_str().unwrap()).await;
+    assert_eq!(b.send(Request::delete(&path).body(Body::empty()).unwrap()).await.status, 404);
+}
+
+#[tokio::test]
+async fn errors_before_the_first_event_have_their_own_status() {
+    let b = Bench::new();
+    let missing = respond(&b, json!({"model": "no-such", "stream": true})).await;
+    assert_eq!((missing.status.as_u16(), &missing.json()["error"]["type"]), (404, &json!("not_found_error")));
+    let empty = b.post("/v1/responses", Value::Null).await;
+    assert_eq!(
+        (empty.status.as_u16(), &empty.json()["error"]["message"]),
+        (400, &json!("model is required"))
+    );
+    let search = respond(&b, json!({"tools": [{"type": "web_search"}]})).await;
+    assert_eq!(search.json()["error"]["message"], "web_search tool is not supported");
+}

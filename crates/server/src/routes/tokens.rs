@@ -1,0 +1,60 @@
+//! `POST /api/tokenize` and `POST /api/detokenize`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::KeepAlive;
+use puna_api::native::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+use serde_json::{Map, Value};
+
+use super::chat;
+use crate::app::App;
+use crate::canonical::{Event, Failure, Task, Tokenize};
+use crate::dialect::Times;
+use crate::http::{Client, Json, Native, Refused, json};
+
+pub(super) async fn tokenize(
+    State(app): State<App>,
+    client: Client,
+    Json(request, _): Json<Native, TokenizeRequest>,
+) -> Result<Response, Refused<Native>> {
+    let TokenizeRequest { model, text, add_special, parse_special, keep_alive, options } = request;
+    let task = Task::Tokenize(Tokenize { text, add_special, parse_special });
+    let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
+    let Event::Tokens(tokens) = event else {
+        return Err(Failure::internal("the model runner sent no tokens").into());
+    };
+    let (total_duration, load_duration) = (times.total, times.load);
+    Ok(json(StatusCode::OK, &TokenizeResponse { model, tokens, total_duration, load_duration }))
+}
+
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    client: Client,
+    Json(request, _): Json<Native, DetokenizeRequest>,
+) -> Result<Response, Refused<Native>> {
+    let DetokenizeRequest { model, tokens, keep_alive, options } = request;
+    let task = Task::Detokenize(tokens);
+    let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
+    let Event::Text(text) = event else {
+        return Err(Failure::internal("the model runner sent no text").into());
+    };
+    let (total_duration, load_duration) = (times.total, times.load);
+    Ok(json(StatusCode::OK, &DetokenizeResponse { model, text, total_duration, load_duration }))
+}
+
+/// Has a task done by a model; its end and how long it took.
+async fn run(
+    app: &App,
+    client: Client,
+    model: &str,
+    options: Option<Map<String, Value>>,
+    keep_alive: Option<KeepAlive>,
+    task: Task,
+) -> Result<(Event, Times), Failure> {
+    let (_, model) = chat::find(app, model).await?;
+    let (load, _) = app.options(&model, options.as_ref()).await?;
+    let mut running = app.load(&model, load, keep_alive, client).await?.run(task);
+    let event = running.end().await?;
+    Ok((event, Times::of(&running)))
+}
