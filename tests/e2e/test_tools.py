@@ -71,6 +71,17 @@ def test_half_a_call_comes_back_as_text(server):
     assert message["content"].startswith("<tool_call>\n{\"name\":"), message
 
 
+@pytest.mark.parametrize("think", [False, True])
+def test_a_call_may_come_instead_of_an_answer_of_a_form(server, think):
+    form = {"type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"]}
+    body = {"model": "cria", "tools": TOOLS, "format": form, "think": think, "options": GREEDY, "stream": False}
+    status, answer = server.post("/api/chat", {**body, "messages": [QUESTION]})
+    assert status == 200 and answer["message"]["tool_calls"][0]["function"]["name"] == "get_weather" and answer["message"]["content"] == ""
+    if not think:
+        status, answer = server.post("/api/chat", {**body, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+        assert status == 200 and json.loads(answer["message"]["content"]) == {"capital": "Paris"}
+
+
 def test_thoughts_come_before_a_call(server):
     answer = server.client().chat("cria", [QUESTION], tools=TOOLS, think=True, options=GREEDY).message
     assert answer.thinking and "</think>" not in answer.thinking + answer.content

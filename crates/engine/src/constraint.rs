@@ -157,7 +157,7 @@ fn draw_before(
         let drawn = drawer.try_sample(&mut logits.to_vec());
         let token = drawn.ok_or(NOT_A_NUMBER)?;
         match stage(token) {
-            Stage::Before => {
+            Stage::Before | Stage::Enough => {
                 *sampler = drawer;
                 return Ok(Some(token));
             }

@@ -127,6 +127,8 @@ pub enum Stage {
     Answer,
     /// The end of a thought and the beginning of the answer in one.
     Mixed,
+    /// The end without an answer, as something else was said that will do, such as a tool call.
+    Enough,
 }
 
 /// Where a job's events go.

@@ -176,7 +176,8 @@ impl Sequence {
         self.generated += 1;
         self.tokens.push(token);
         if tokenizer.is_eog(token) {
-            match self.constrained.as_ref().is_some_and(|c| !c.is_open()) {
+            let without_answer = self.constrained.as_ref().is_some_and(|c| !c.is_open());
+            match without_answer && self.sink.stage("") != Stage::Enough {
                 true => self.fail("the model ended its text before it came to the answer"),
                 false => self.finish(Finish::End),
             }

@@ -260,8 +260,11 @@ impl Sink for Answer {
     fn stage(&self, text: &str) -> Stage {
         let Some(parser) = &self.parser else { return Stage::Answer };
         if text.is_empty() {
-            let due = !parser.is_thinking() && self.calls == 0;
-            return if due { Stage::Answer } else { Stage::Before };
+            return match parser.is_thinking() {
+                true => Stage::Before,
+                false if self.calls > 0 => Stage::Enough,
+                false => Stage::Answer,
+            };
         }
         let content = parser.peek(text).into_iter().filter_map(|part| match part {
             Part::Content(text) | Part::Malformed { text, .. } => Some(text),
