@@ -11,6 +11,7 @@ use puna_store::{Model, Store, StoreError, Weights};
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
 use crate::dialect::openai::responses::Responses;
+use crate::figures::{Figures, OfModel, Tally};
 use crate::http::Client;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
@@ -37,6 +38,7 @@ struct Inner {
     store: Store,
     models: Models,
     responses: Arc<Responses>,
+    figures: Arc<Figures>,
 }
 
 impl App {
@@ -48,8 +50,9 @@ impl App {
             keep_alive: config.keep_alive,
         };
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
-        let models = Models::start(limits, launcher, memory::read, patience);
-        Ok(Self(Arc::new(Inner { config, store, models, responses: Arc::default() })))
+        let figures = Arc::<Figures>::default();
+        let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
+        Ok(Self(Arc::new(Inner { config, store, models, responses: Arc::default(), figures })))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -63,6 +66,11 @@ impl App {
     /// Responses that later requests can go on from.
     pub(crate) fn responses(&self) -> &Arc<Responses> {
         &self.0.responses
+    }
+
+    /// What is counted.
+    pub(crate) fn figures(&self) -> &Arc<Figures> {
+        &self.0.figures
     }
 
     /// Does something with the store on a thread that may wait for the disk.
@@ -180,8 +188,11 @@ impl App {
         };
         let about =
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
-        let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await?;
-        Ok(Loaded { lease: Arc::new(lease), client, arrived, load: arrived.elapsed() })
+        let figures = self.figures().of(&about.name);
+        let waiting = figures.clone().wait();
+        let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await;
+        waiting.over(lease.is_ok());
+        Ok(Loaded { lease: Arc::new(lease?), client, arrived, load: arrived.elapsed(), figures })
     }
 }
 
@@ -234,13 +245,15 @@ pub(crate) struct Loaded {
     client: Client,
     arrived: Instant,
     load: Duration,
+    figures: Arc<OfModel>,
 }
 
 impl Loaded {
     /// Has a task done on it.
     pub(crate) fn run(&self, task: Task) -> Running {
         let events = self.lease.submit(self.client.0, task);
-        Running { events, _lease: self.lease.clone(), arrived: self.arrived, load: self.load }
+        let tally = self.figures.clone().begin(self.arrived);
+        Running { events, _lease: self.lease.clone(), arrived: self.arrived, load: self.load, tally }
     }
 
     /// Has generations done on it side by side.
@@ -263,12 +276,15 @@ pub(crate) struct Running {
     _lease: Arc<Lease>,
     arrived: Instant,
     load: Duration,
+    tally: Tally,
 }
 
 impl Running {
     /// The next event; after an end there is none.
     pub(crate) async fn next(&mut self) -> Option<Event> {
-        self.events.next().await
+        let event = self.events.next().await?;
+        self.tally.take(&event);
+        Some(event)
     }
 
     /// Waits for the end; one by an error is an error.

@@ -13,6 +13,7 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod figures;
 pub mod http;
 pub mod keys;
 mod manager;

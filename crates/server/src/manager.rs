@@ -1,6 +1,6 @@
 //! The task that drives the scheduler: it starts and ends runners and hands them to requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,12 +11,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use crate::canonical::{Failure, Task};
+use crate::figures::Figures;
 use crate::memory::human;
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
-use crate::runner::protocol::{Counts, LoadSpec, MemoryParts};
+use crate::runner::protocol::{Counts, LoadSpec, Pulse};
 use crate::scheduler::{
-    Action, Event, Exit, Key, Limits, Memory, Refusal, Request, RequestId, RunId, Scheduler,
+    Action, Event, Exit, Key, Limits, Memory, Refusal, Request, RequestId, RunId, Scheduler, Unload,
 };
 
 /// How long runners may take to end with the server.
@@ -56,10 +57,24 @@ pub(crate) struct Running {
     pub(crate) context: u32,
     /// When it goes unless it is used; `None` is never.
     pub(crate) expires: Option<SystemTime>,
-    /// Where its memory goes.
-    pub(crate) memory: MemoryParts,
-    /// What it has done, as it last said.
+}
+
+/// What all runners do and have done.
+#[derive(Debug, Default)]
+pub(crate) struct Runners {
+    /// Requests that wait for a model.
+    pub(crate) waiting: usize,
+    /// By the name for which the model was loaded.
+    pub(crate) models: BTreeMap<String, OfRunners>,
+}
+
+/// What the runners of a model do and have done.
+#[derive(Debug, Default)]
+pub(crate) struct OfRunners {
+    /// All of them together, also those that are gone.
     pub(crate) counts: Counts,
+    /// Those that are there.
+    pub(crate) now: Vec<Pulse>,
 }
 
 /// A model that a request may use until this is dropped.
@@ -96,6 +111,7 @@ enum Command {
     Notice(RunId, Notice),
     Stalled(RunId, u32),
     List(oneshot::Sender<Vec<Running>>),
+    Runners(oneshot::Sender<Runners>),
     Shutdown(oneshot::Sender<()>),
 }
 
@@ -125,6 +141,7 @@ impl Models {
         launcher: Arc<dyn Launcher>,
         memory: MemorySource,
         patience: Patience,
+        figures: Arc<Figures>,
     ) -> Self {
         let (to, commands) = mpsc::unbounded_channel();
         let manager = Manager {
@@ -132,6 +149,8 @@ impl Models {
             launcher,
             memory,
             patience,
+            figures,
+            ended: BTreeMap::new(),
             runners: HashMap::new(),
             waiting: HashMap::new(),
             to: to.clone(),
@@ -164,6 +183,13 @@ impl Models {
         answer.await.unwrap_or_default()
     }
 
+    /// What all runners do and have done.
+    pub(crate) async fn runners(&self) -> Runners {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.to.send(Command::Runners(reply));
+        answer.await.unwrap_or_default()
+    }
+
     /// Ends all runners and the task.
     pub(crate) async fn shutdown(&self) {
         let (reply, answer) = oneshot::channel();
@@ -184,6 +210,8 @@ struct Runner {
     /// Number of the present phase of loading.
     phase: u32,
     pid: u32,
+    started: Instant,
+    loaded: bool,
     /// It was told to end.
     stopping: bool,
 }
@@ -193,6 +221,9 @@ struct Manager {
     launcher: Arc<dyn Launcher>,
     memory: MemorySource,
     patience: Patience,
+    figures: Arc<Figures>,
+    /// What runners that are gone have done, by model.
+    ended: BTreeMap<String, Counts>,
     runners: HashMap<RunId, Runner>,
     waiting: HashMap<RequestId, Waiting>,
     to: mpsc::UnboundedSender<Command>,
@@ -264,11 +295,16 @@ impl Manager {
             Command::Notice(run, Notice::Loaded(loaded)) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     runner.phase += 1;
+                    runner.loaded = true;
+                    self.figures.of(&runner.about.name).loads.observe(runner.started.elapsed());
                 }
                 self.event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
             }
             Command::Notice(run, Notice::Exited(exit)) => {
-                if let Some(runner) = self.runners.remove(&run).filter(|runner| !runner.stopping) {
+                if let Some(runner) = self.remove(run).filter(|runner| !runner.stopping) {
+                    if runner.loaded {
+                        self.figures.of(&runner.about.name).crashes.add(1);
+                    }
                     let (model, pid) = (runner.about.name.as_str(), runner.pid);
                     tracing::error!(
                         model,
@@ -282,8 +318,17 @@ impl Manager {
             }
             Command::Stalled(run, phase) => self.stalled(run, phase),
             Command::List(reply) => drop(reply.send(self.list())),
+            Command::Runners(reply) => drop(reply.send(self.runners())),
             Command::Shutdown(_) => {}
         }
+    }
+
+    /// Forgets a runner that is gone, but not what it has done.
+    fn remove(&mut self, run: RunId) -> Option<Runner> {
+        let runner = self.runners.remove(&run)?;
+        let ended = self.ended.entry(runner.about.name.clone()).or_default();
+        *ended = ended.plus(runner.link.pulse().counts);
+        Some(runner)
     }
 
     fn read_memory(&mut self) {
@@ -312,6 +357,10 @@ impl Manager {
             }
             Action::Refuse(id, refusal) => {
                 if let Some(waiting) = self.waiting.remove(&id) {
+                    match refusal {
+                        Refusal::Busy => self.figures.refused.add(1),
+                        _ => self.figures.of(&waiting.ask.about.name).failed_loads.add(1),
+                    }
                     let failure = self.failure(&refusal, &waiting.ask);
                     let _ = waiting.reply.send(Err(failure));
                 }
@@ -333,6 +382,8 @@ impl Manager {
             Action::Stop(run) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     tracing::debug!(run, model = runner.about.name, "unloading");
+                    let why = self.scheduler.unload(run).unwrap_or(Unload::Idle);
+                    self.figures.of(&runner.about.name).unloaded(why);
                     runner.stopping = true;
                     runner.link.kill();
                 }
@@ -359,7 +410,9 @@ impl Manager {
         let on_notice = Box::new(move |notice| drop(to.send(Command::Notice(run, notice))));
         let link = Link::new(launched, self.patience.step, on_notice);
         link.plan(spec.clone());
-        self.runners.insert(run, Runner { link, about, spec, phase: 0, pid, stopping: false });
+        let started = Instant::now();
+        let runner = Runner { link, about, spec, phase: 0, pid, started, loaded: false, stopping: false };
+        self.runners.insert(run, runner);
         self.watch(run);
     }
 
@@ -384,7 +437,7 @@ impl Manager {
         tracing::error!(model = runner.about.name, pid = runner.pid, "a model runner took too long to load");
         let limit =
             self.patience.load.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
-        self.runners.remove(&run);
+        self.remove(run);
         self.failed_to_start(run, format!("timed out waiting for the model runner to load the model{limit}"));
     }
 
@@ -413,11 +466,25 @@ impl Manager {
                 Some(left) => wall + left,
                 None => wall - now.duration_since(at),
             });
-            let (memory, counts) = (runner.link.memory(), runner.link.counts());
+            let memory = runner.link.memory();
             let size = if view.ready && memory.total() > 0 { memory.total() } else { view.size };
             let (about, context) = (runner.about.clone(), view.context);
-            Some(Running { about, size, context, expires, memory, counts })
+            Some(Running { about, size, context, expires })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
+    }
+
+    fn runners(&self) -> Runners {
+        let ended = self.ended.iter().map(|(name, counts)| {
+            let gone = OfRunners { counts: *counts, now: Vec::new() };
+            (name.clone(), gone)
+        });
+        let mut models: BTreeMap<String, OfRunners> = ended.collect();
+        for runner in self.runners.values() {
+            let (of, pulse) = (models.entry(runner.about.name.clone()).or_default(), runner.link.pulse());
+            of.counts = of.counts.plus(pulse.counts);
+            of.now.push(pulse);
+        }
+        Runners { waiting: self.scheduler.waiting(), models }
     }
 }

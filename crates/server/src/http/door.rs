@@ -22,6 +22,7 @@ use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded};
 use super::reply::{Anthropic, Dialect, Native, OpenAi};
 use crate::app::App;
+use crate::figures::Figures;
 use crate::keys::guard::{Guard, Refusal};
 use crate::routes;
 
@@ -38,6 +39,7 @@ pub struct Door(Arc<Inner>);
 struct Inner {
     router: Router,
     table: Table,
+    figures: Arc<Figures>,
     origins: Origins,
     /// Whether `Host` headers are looked at: only on loopback addresses.
     guarded: bool,
@@ -50,6 +52,7 @@ impl Door {
     pub fn new(app: App, guard: Guard, listen: SocketAddr) -> Self {
         let routes = routes::all();
         let table = Table::of(&routes);
+        let figures = app.figures().clone();
         let origins = app.config().origins.clone();
         let router =
             routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
@@ -57,6 +60,7 @@ impl Door {
         Self(Arc::new(Inner {
             router: router.with_state(app),
             table,
+            figures,
             origins,
             guarded,
             machine: machine_name(),
@@ -64,8 +68,16 @@ impl Door {
         }))
     }
 
-    /// Answers a request.
+    /// Answers a request, and counts it.
     pub async fn answer(&self, request: Request) -> Response {
+        let route = decoded(request.uri().path()).and_then(|path| self.0.table.pattern(&path));
+        let asked = self.0.figures.asked(route, request.method());
+        let response = self.admit(request).await;
+        asked.answered(response.status());
+        response
+    }
+
+    async fn admit(&self, request: Request) -> Response {
         let verdict = match decoded(request.uri().path()) {
             Some(path) => self.0.table.judge(request.method(), &path),
             None => Verdict::NotFound,

@@ -63,6 +63,11 @@ impl Table {
         }
     }
 
+    /// The pattern of a decoded path.
+    pub(crate) fn pattern(&self, path: &str) -> Option<&'static str> {
+        self.0.iter().map(|(pattern, _)| *pattern).find(|pattern| matches(pattern, path))
+    }
+
     fn methods(&self, path: &str) -> Option<&'static [&'static str]> {
         self.0.iter().find(|(pattern, _)| matches(pattern, path)).map(|(_, methods)| *methods)
     }

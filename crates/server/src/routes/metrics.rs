@@ -1,91 +1,197 @@
-//! `GET /metrics`: figures of the loaded models, in the text form of Prometheus.
+//! `GET /metrics`: what the server has done and does, in the text form of Prometheus.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::manager::Running;
+use crate::figures::{Count, Figures, Histogram, OfModel, Outcome};
+use crate::manager::{OfRunners, Runners};
+use crate::runner::protocol::Pulse;
+use crate::scheduler::Unload;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {
-    let mut running = app.models().list().await;
-    running.sort_by(|a, b| a.about.name.cmp(&b.about.name));
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text(&running)).into_response()
+    let runners = app.models().runners().await;
+    let text = text(app.figures(), &runners);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// A metric: its name, its type, what it is, and its values by label.
-struct Metric {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    label: &'static str,
-    values: fn(&Running) -> Vec<(&'static str, u64)>,
+fn text(figures: &Figures, runners: &Runners) -> String {
+    let mut out = Text::default();
+    out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
+    out.sample("", &[("version", crate::VERSION)], 1);
+    out.family("puna_http_requests_total", COUNTER, "Requests by route, method and status of the answer.");
+    for (answered, count) in figures.answers() {
+        let status = answered.status.to_string();
+        out.sample("", &[("route", answered.route), ("method", answered.method), ("status", &status)], count);
+    }
+    out.family("puna_queue_length", GAUGE, "Requests that wait for a model to be loaded.");
+    out.sample("", &[], runners.waiting);
+    out.family("puna_queue_refused_total", COUNTER, "Requests that found the queue full.");
+    out.sample("", &[], figures.refused.get());
+    requests(&mut out, figures);
+    runners_counts(&mut out, runners);
+    runners_now(&mut out, runners);
+    out.0
 }
 
-const METRICS: [Metric; 5] = [
-    Metric {
-        name: "puna_prompt_tokens_total",
-        kind: "counter",
-        help: "Prompt tokens computed since the model was loaded.",
-        label: "",
-        values: |model| vec![("", model.counts.prompt_tokens)],
-    },
-    Metric {
-        name: "puna_generated_tokens_total",
-        kind: "counter",
-        help: "Tokens generated since the model was loaded.",
-        label: "",
-        values: |model| vec![("", model.counts.generated_tokens)],
-    },
-    Metric {
-        name: "puna_draft_tokens_total",
-        kind: "counter",
-        help: "Tokens guessed ahead and checked since the model was loaded, by source.",
-        label: "source",
-        values: |model| vec![("ngram", model.counts.guesses.ngram), ("model", model.counts.guesses.model)],
-    },
-    Metric {
-        name: "puna_draft_accepted_tokens_total",
-        kind: "counter",
-        help: "Guessed tokens that came true since the model was loaded, by source.",
-        label: "source",
-        values: |model| {
-            let guesses = &model.counts.guesses;
-            vec![("ngram", guesses.ngram_accepted), ("model", guesses.model_accepted)]
-        },
-    },
-    Metric {
-        name: "puna_memory_bytes",
-        kind: "gauge",
-        help: "Memory of the model as planned, by purpose.",
-        label: "part",
-        values: |model| {
-            let memory = &model.memory;
-            let parts = [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];
-            parts.into_iter().chain([("draft", memory.draft), ("other", memory.other)]).collect()
-        },
-    },
-];
-
-fn text(running: &[Running]) -> String {
-    let mut out = String::new();
-    // Writing to a string does not fail.
-    for metric in &METRICS {
-        let Metric { name, kind, help, label, values } = metric;
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for model in running {
-            for (value_of, value) in values(model) {
-                let model = escaped(&model.about.name);
-                let _ = match label.is_empty() {
-                    true => writeln!(out, "{name}{{model=\"{model}\"}} {value}"),
-                    false => writeln!(out, "{name}{{model=\"{model}\",{label}=\"{value_of}\"}} {value}"),
-                };
-            }
+/// What is counted by the requested model.
+fn requests(out: &mut Text, figures: &Figures) {
+    let models = figures.models();
+    out.family("puna_model_requests_total", COUNTER, "Requests to models that ended, by outcome.");
+    for (model, of) in &models {
+        for outcome in Outcome::ALL {
+            out.sample("", &[("model", model), ("outcome", outcome.name())], of.outcomes(outcome));
         }
     }
-    out
+    for (name, help, count) in COUNTS {
+        out.family(name, COUNTER, help);
+        models.iter().for_each(|(model, of)| out.sample("", &[("model", model)], count(of).get()));
+    }
+    out.family("puna_model_unloads_total", COUNTER, "Models told to leave memory, by reason.");
+    for (model, of) in &models {
+        for why in Unload::ALL {
+            out.sample("", &[("model", model), ("reason", why.name())], of.unloads(why));
+        }
+    }
+    for (name, help, histogram) in TIMES {
+        out.family(name, "histogram", help);
+        models.iter().for_each(|(model, of)| out.histogram(model, histogram(of)));
+    }
+}
+
+/// Something that is counted of a model.
+type Of<T> = fn(&OfModel) -> &T;
+
+const COUNTS: [(&str, &str, Of<Count>); 4] = [
+    (
+        "puna_cached_prompt_tokens_total",
+        "Prompt tokens of finished generations that were found in the cache.",
+        |of| &of.cached_tokens,
+    ),
+    ("puna_embedded_tokens_total", "Tokens of texts that became vectors.", |of| &of.embedded_tokens),
+    ("puna_model_load_failures_total", "Requests that failed because the model could not be loaded.", |of| {
+        &of.failed_loads
+    }),
+    ("puna_runner_crashes_total", "Runners of loaded models that ended unexpectedly.", |of| &of.crashes),
+];
+
+const TIMES: [(&str, &str, Of<Histogram>); 5] = [
+    ("puna_model_wait_seconds", "From a request until its model is in memory.", |of| &of.model_wait),
+    (
+        "puna_queue_wait_seconds",
+        "From a model being in memory until a request's prompt is begun with.",
+        |of| &of.line_wait,
+    ),
+    ("puna_time_to_first_token_seconds", "From a request to the first token of its answer.", |of| {
+        &of.first_token
+    }),
+    ("puna_time_per_token_seconds", "From one generated token to the next, the mean of each answer.", |of| {
+        &of.per_token
+    }),
+    ("puna_model_load_seconds", "From the start of a runner until its model is ready.", |of| &of.loads),
+];
+
+/// What runners have done, also those that are gone.
+fn runners_counts(out: &mut Text, runners: &Runners) {
+    type Values = fn(&OfRunners) -> Vec<(&'static str, u64)>;
+    let counts: [(&str, &str, &str, Values); 6] = [
+        ("puna_prompt_tokens_total", "Prompt tokens computed, without cached ones.", "", |of| {
+            vec![("", of.counts.prompt_tokens)]
+        }),
+        ("puna_generated_tokens_total", "Tokens generated.", "", |of| vec![("", of.counts.generated_tokens)]),
+        ("puna_draft_tokens_total", "Tokens guessed ahead and checked, by source.", "source", |of| {
+            vec![("ngram", of.counts.guesses.ngram), ("model", of.counts.guesses.model)]
+        }),
+        ("puna_draft_accepted_tokens_total", "Guessed tokens that came true, by source.", "source", |of| {
+            vec![("ngram", of.counts.guesses.ngram_accepted), ("model", of.counts.guesses.model_accepted)]
+        }),
+        ("puna_steps_total", "Steps of models, each for all sequences of a batch.", "", |of| {
+            vec![("", of.counts.steps)]
+        }),
+        ("puna_preemptions_total", "Sequences sent back to wait for want of pages.", "", |of| {
+            vec![("", of.counts.preempted)]
+        }),
+    ];
+    for (name, help, label, values) in counts {
+        out.family(name, COUNTER, help);
+        for (model, of) in &runners.models {
+            values(of).into_iter().for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
+        }
+    }
+}
+
+/// What runners are doing.
+fn runners_now(out: &mut Text, runners: &Runners) {
+    type Values = fn(&Pulse) -> Vec<(&'static str, u64)>;
+    let gauges: [(&str, &str, &str, Values); 5] = [
+        ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
+            vec![("", p.running)]
+        }),
+        ("puna_waiting_sequences", "Sequences and texts that wait in line for a loaded model.", "", |p| {
+            vec![("", p.waiting)]
+        }),
+        ("puna_kv_pages", "Pages of keys and values that a model has.", "", |p| vec![("", p.pages)]),
+        ("puna_kv_pages_in_use", "Pages that hold something: for running sequences, or cached.", "by", |p| {
+            vec![("running", p.pages_held), ("cache", p.pages_in_use.saturating_sub(p.pages_held))]
+        }),
+        ("puna_memory_bytes", "Memory of a model as planned, by purpose.", "part", |p| {
+            let memory = &p.memory;
+            let parts = [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];
+            parts.into_iter().chain([("draft", memory.draft), ("other", memory.other)]).collect()
+        }),
+    ];
+    for (name, help, label, values) in gauges {
+        out.family(name, GAUGE, help);
+        for (model, of) in &runners.models {
+            // Two versions of a name may be in memory, while one of them leaves.
+            let Some(mut sums) = of.now.first().map(values) else { continue };
+            for pulse in &of.now[1..] {
+                sums.iter_mut().zip(values(pulse)).for_each(|(sum, (_, n))| sum.1 += n);
+            }
+            sums.into_iter().for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
+        }
+    }
+}
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+
+/// The text so far, and the name of the present family. Writing to a string does not fail.
+#[derive(Default)]
+struct Text(String, &'static str);
+
+impl Text {
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        self.1 = name;
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+        let _ = write!(self.0, "{}{suffix}", self.1);
+        for (i, (label, of)) in labels.iter().enumerate() {
+            let _ = write!(self.0, "{}{label}=\"{}\"", if i == 0 { '{' } else { ',' }, escaped(of));
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    /// A value of a model, with another label unless that is empty.
+    fn of_model(&mut self, model: &str, label: &str, of: &str, value: u64) {
+        let labels = [("model", model), (label, of)];
+        self.sample("", if label.is_empty() { &labels[..1] } else { &labels }, value);
+    }
+
+    fn histogram(&mut self, model: &str, histogram: &Histogram) {
+        let at_most = histogram.at_most();
+        for (bound, count) in &at_most {
+            let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".into() };
+            self.sample("_bucket", &[("model", model), ("le", &bound)], count);
+        }
+        self.sample("_sum", &[("model", model)], histogram.sum());
+        self.sample("_count", &[("model", model)], at_most.last().map_or(0, |(_, all)| *all));
+    }
 }
 
 fn escaped(text: &str) -> String {
@@ -95,30 +201,95 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::About;
     use crate::runner::protocol::{Counts, MemoryParts};
     use crate::speculate::Guesses;
 
-    #[test]
-    fn every_loaded_model_has_its_figures() {
+    fn runners(model: &str) -> Runners {
         let guesses = Guesses { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
-        let model = Running {
-            about: About { name: "a\"b:latest".into(), ..About::default() },
-            size: 1,
-            context: 2,
-            expires: None,
-            memory: MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() },
-            counts: Counts { prompt_tokens: 100, generated_tokens: 50, guesses },
+        let counts = Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
+        let memory = MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() };
+        let pulse = Pulse {
+            memory,
+            running: 3,
+            waiting: 2,
+            pages: 64,
+            pages_in_use: 20,
+            pages_held: 12,
+            ..Pulse::default()
         };
-        let text = text(&[model]);
-        for line in [
-            "# TYPE puna_draft_tokens_total counter",
-            "puna_generated_tokens_total{model=\"a\\\"b:latest\"} 50",
-            "puna_draft_tokens_total{model=\"a\\\"b:latest\",source=\"ngram\"} 9",
-            "puna_draft_accepted_tokens_total{model=\"a\\\"b:latest\",source=\"model\"} 2",
-            "puna_memory_bytes{model=\"a\\\"b:latest\",part=\"draft\"} 3",
-        ] {
-            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        let of = OfRunners { counts, now: vec![pulse] };
+        Runners { waiting: 4, models: [(model.to_owned(), of)].into() }
+    }
+
+    fn assert_lines(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.lines().any(|l| l == *line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn every_model_has_the_figures_of_its_runners() {
+        let text = text(&Figures::default(), &runners("a\"b:latest"));
+        assert_lines(
+            &text,
+            &[
+                "# TYPE puna_draft_tokens_total counter",
+                "puna_queue_length 4",
+                "puna_prompt_tokens_total{model=\"a\\\"b:latest\"} 100",
+                "puna_generated_tokens_total{model=\"a\\\"b:latest\"} 50",
+                "puna_draft_tokens_total{model=\"a\\\"b:latest\",source=\"ngram\"} 9",
+                "puna_draft_accepted_tokens_total{model=\"a\\\"b:latest\",source=\"model\"} 2",
+                "puna_steps_total{model=\"a\\\"b:latest\"} 40",
+                "puna_preemptions_total{model=\"a\\\"b:latest\"} 1",
+                "puna_memory_bytes{model=\"a\\\"b:latest\",part=\"draft\"} 3",
+                "puna_running_sequences{model=\"a\\\"b:latest\"} 3",
+                "puna_waiting_sequences{model=\"a\\\"b:latest\"} 2",
+                "puna_kv_pages{model=\"a\\\"b:latest\"} 64",
+                "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 12",
+                "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 8",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_model_that_is_gone_keeps_its_counts_and_loses_its_gauges() {
+        let mut runners = runners("m:latest");
+        runners.models.get_mut("m:latest").unwrap().now.clear();
+        let text = text(&Figures::default(), &runners);
+        assert_lines(&text, &["puna_generated_tokens_total{model=\"m:latest\"} 50"]);
+        assert!(!text.contains("puna_kv_pages{"), "{text}");
+    }
+
+    #[test]
+    fn the_gauges_of_two_runners_of_a_name_are_added() {
+        let mut runners = runners("m:latest");
+        let of = runners.models.get_mut("m:latest").unwrap();
+        of.now.push(of.now[0]);
+        let text = text(&Figures::default(), &runners);
+        assert_lines(&text, &["puna_kv_pages_in_use{model=\"m:latest\",by=\"cache\"} 16"]);
+    }
+
+    #[test]
+    fn times_are_in_buckets_that_add_up() {
+        let figures = Figures::default();
+        let of = figures.of("m:latest");
+        [20, 30, 400_000].into_iter().for_each(|ms| of.loads.observe(std::time::Duration::from_millis(ms)));
+        of.unloaded(Unload::Room);
+        of.crashes.add(2);
+        let text = text(&figures, &Runners::default());
+        assert_lines(
+            &text,
+            &[
+                "# TYPE puna_model_load_seconds histogram",
+                "puna_model_load_seconds_bucket{model=\"m:latest\",le=\"0.01\"} 0",
+                "puna_model_load_seconds_bucket{model=\"m:latest\",le=\"0.025\"} 1",
+                "puna_model_load_seconds_bucket{model=\"m:latest\",le=\"1\"} 2",
+                "puna_model_load_seconds_bucket{model=\"m:latest\",le=\"+Inf\"} 3",
+                "puna_model_load_seconds_sum{model=\"m:latest\"} 400.05",
+                "puna_model_load_seconds_count{model=\"m:latest\"} 3",
+                "puna_model_unloads_total{model=\"m:latest\",reason=\"room\"} 1",
+                "puna_runner_crashes_total{model=\"m:latest\"} 2",
+            ],
+        );
     }
 }

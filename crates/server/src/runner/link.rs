@@ -19,7 +19,7 @@ use super::launch::Launched;
 use super::protocol::{
     Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
 };
-use crate::canonical::{Event, Failure, Task};
+use crate::canonical::{Done, Event, Failure, Task};
 use crate::scheduler::Exit;
 
 /// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
@@ -54,8 +54,9 @@ struct Shared {
     out: mpsc::UnboundedSender<ToRunner>,
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
-    memory: Mutex<MemoryParts>,
-    counts: Mutex<Counts>,
+    pulse: Mutex<Pulse>,
+    /// What the generations it finished come to.
+    finished: Mutex<Counts>,
     next_task: AtomicU64,
 }
 
@@ -75,8 +76,8 @@ impl Link {
             out,
             tasks: Mutex::default(),
             kill: Mutex::new(Some(launched.kill)),
-            memory: Mutex::default(),
-            counts: Mutex::default(),
+            pulse: Mutex::default(),
+            finished: Mutex::default(),
             next_task: AtomicU64::new(1),
         }));
         let (read, write) = launched.stream.into_split();
@@ -114,12 +115,13 @@ impl Link {
 
     /// Where its memory goes, as it last said.
     pub(crate) fn memory(&self) -> MemoryParts {
-        *lock(&self.0.memory)
+        lock(&self.0.pulse).memory
     }
 
-    /// What it has done, as it last said.
-    pub(crate) fn counts(&self) -> Counts {
-        *lock(&self.0.counts)
+    /// What it said last about itself. What it has done is at least what finished generations tell, which come sooner.
+    pub(crate) fn pulse(&self) -> Pulse {
+        let pulse = *lock(&self.0.pulse);
+        Pulse { counts: pulse.counts.max(*lock(&self.0.finished)), ..pulse }
     }
 
     /// Has a task of a client done. The runner gives it up when the events are dropped.
@@ -147,6 +149,10 @@ impl Link {
     }
 
     fn deliver(&self, id: u64, event: Event) {
+        if let Event::Done(done) = &event {
+            let mut finished = lock(&self.0.finished);
+            *finished = finished.plus(counts(done));
+        }
         let mut tasks = lock(&self.0.tasks);
         let end = event.is_end();
         if let Some(task) = tasks.open.get(&id)
@@ -168,6 +174,15 @@ impl Link {
         for (_, task) in tasks.open.drain() {
             let _ = task.try_send(Event::Error(failure.clone()));
         }
+    }
+}
+
+fn counts(done: &Done) -> Counts {
+    Counts {
+        prompt_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
+        generated_tokens: done.generated_tokens,
+        guesses: done.guesses,
+        ..Counts::default()
     }
 }
 
@@ -303,7 +318,7 @@ impl Reader {
             FromRunner::Planned(memory) => on_notice(Notice::Planned(memory)),
             FromRunner::Loaded(loaded) => {
                 self.loaded = true;
-                *lock(&self.link.0.memory) = loaded.memory;
+                lock(&self.link.0.pulse).memory = loaded.memory;
                 on_notice(Notice::Loaded(loaded));
             }
             FromRunner::Failed { message, out_of_memory } => {
@@ -311,8 +326,7 @@ impl Reader {
             }
             FromRunner::Event(id, event) => self.link.deliver(id, event),
             FromRunner::Heartbeat(pulse) => {
-                *lock(&self.link.0.memory) = pulse.memory;
-                *lock(&self.link.0.counts) = pulse.counts;
+                *lock(&self.link.0.pulse) = pulse;
                 self.watch.take(Instant::now(), &pulse)?;
             }
         }

@@ -261,8 +261,19 @@ impl Generator for Local {
         let stats = self.engine.stats();
         let works = stats.running + stats.waiting > 0;
         let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
-        let counts = Counts { prompt_tokens, generated_tokens, guesses: stats.speculated.into() };
-        Pulse { memory: parts(&self.engine.memory()), rounds: stats.rounds, works, counts }
+        let (steps, preempted) = (stats.steps, stats.preempted);
+        let guesses = stats.speculated.into();
+        Pulse {
+            memory: parts(&self.engine.memory()),
+            rounds: stats.rounds,
+            works,
+            running: stats.running as u64,
+            waiting: stats.waiting as u64,
+            pages: stats.pages as u64,
+            pages_in_use: stats.pages_in_use as u64,
+            pages_held: stats.pages_held as u64,
+            counts: Counts { prompt_tokens, generated_tokens, guesses, steps, preempted },
+        }
     }
 }
 

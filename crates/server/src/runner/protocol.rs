@@ -12,7 +12,7 @@ use crate::scheduler::LoadOptions;
 use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -106,6 +106,16 @@ pub struct Pulse {
     pub rounds: u64,
     /// Whether there is work.
     pub works: bool,
+    /// Sequences that share its steps.
+    pub running: u64,
+    /// Sequences and texts that wait in line.
+    pub waiting: u64,
+    /// Pages of keys and values it has.
+    pub pages: u64,
+    /// Those that hold something.
+    pub pages_in_use: u64,
+    /// Those of running sequences.
+    pub pages_held: u64,
     /// What it has done.
     pub counts: Counts,
 }
@@ -119,6 +129,37 @@ pub struct Counts {
     pub generated_tokens: u64,
     /// Tokens guessed ahead.
     pub guesses: Guesses,
+    /// Steps of the model.
+    pub steps: u64,
+    /// Sequences sent back to wait for want of pages.
+    pub preempted: u64,
+}
+
+impl Counts {
+    /// Both together.
+    pub(crate) fn plus(self, more: Self) -> Self {
+        self.each(more, u64::saturating_add)
+    }
+
+    /// Of each count the larger one.
+    pub(crate) fn max(self, other: Self) -> Self {
+        self.each(other, u64::max)
+    }
+
+    fn each(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            prompt_tokens: of(self.prompt_tokens, other.prompt_tokens),
+            generated_tokens: of(self.generated_tokens, other.generated_tokens),
+            guesses: Guesses {
+                ngram: of(self.guesses.ngram, other.guesses.ngram),
+                ngram_accepted: of(self.guesses.ngram_accepted, other.guesses.ngram_accepted),
+                model: of(self.guesses.model, other.guesses.model),
+                model_accepted: of(self.guesses.model_accepted, other.guesses.model_accepted),
+            },
+            steps: of(self.steps, other.steps),
+            preempted: of(self.preempted, other.preempted),
+        }
+    }
 }
 
 impl MemoryParts {

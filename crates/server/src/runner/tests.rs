@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
 use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
-use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, WINDOW};
+use super::protocol::{LoadSpec, MemoryParts, Pulse, WINDOW};
 use super::worker;
 use crate::canonical::{EmbedText, Event, Generate, Input, ModelText, Prompt, RunOptions, Task, Tokenize};
 use crate::scheduler::Exit;
@@ -247,7 +247,7 @@ impl Generator for FakeEngine {
             memory: self.memory,
             rounds,
             works: self.fake.works.load(Ordering::Relaxed) > 0,
-            counts: Counts::default(),
+            ..Pulse::default()
         }
     }
 }

@@ -127,6 +127,34 @@ pub enum Refusal {
     LoadFailed(Exit),
 }
 
+/// Why a runner is told to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unload {
+    /// Its time is over, or somebody asked for it.
+    Idle,
+    /// Another model needs its room.
+    Room,
+    /// It is to be loaded anew with other options.
+    Reload,
+    /// It was not ready yet, and nobody waits for it any more or it is too large.
+    Unwanted,
+}
+
+impl Unload {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Idle, Self::Room, Self::Reload, Self::Unwanted];
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Room => "room",
+            Self::Reload => "reload",
+            Self::Unwanted => "unwanted",
+        }
+    }
+}
+
 /// A model that is or will be in memory, as others see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
@@ -173,6 +201,8 @@ struct Run {
     expires: Option<Instant>,
     /// Takes no new requests: somebody waits for its room.
     draining: bool,
+    /// Why it goes, when it goes.
+    leaves: Unload,
 }
 
 impl Run {
@@ -258,6 +288,11 @@ impl Scheduler {
     /// Requests that wait for a model.
     pub fn waiting(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Why a runner is told to end.
+    pub fn unload(&self, id: RunId) -> Option<Unload> {
+        self.runs.values().find(|run| run.id == id).map(|run| run.leaves)
     }
 
     fn request(&mut self, now: Instant, request: Request) {
@@ -350,7 +385,10 @@ impl Scheduler {
 
     fn expire_all(&mut self, now: Instant) {
         let keys: Vec<Key> = self.runs.keys().cloned().collect();
-        keys.iter().for_each(|key| self.expire(now, key));
+        for key in &keys {
+            self.expire(now, key);
+            self.set_leaves(key, Unload::Room);
+        }
     }
 
     /// Stops every idle model whose time is over or whose room is wanted.
@@ -375,7 +413,7 @@ impl Scheduler {
             let goes_on = match self.runs.get(&head.key) {
                 None => self.start(now, &head),
                 Some(run) => match run.state {
-                    State::Ready => self.evict_key(&head.key),
+                    State::Ready => self.evict_key(&head.key, Unload::Reload),
                     State::Waiting => self.fit(&head),
                     State::Planning | State::Loading | State::Stopping => false,
                 },
@@ -423,6 +461,7 @@ impl Scheduler {
             last_use: now,
             expires: None,
             draining: false,
+            leaves: Unload::Idle,
         };
         self.runs.insert(head.key.clone(), run);
         self.actions.push(Action::Start(id, head.key.clone(), head.options.clone()));
@@ -477,14 +516,14 @@ impl Scheduler {
         let victim =
             candidates.min_by_key(|(_, run)| (!run.is_idle(), run.last_use)).map(|(key, _)| key.clone());
         if let Some(key) = victim {
-            self.evict_key(&key);
+            self.evict_key(&key, Unload::Room);
         }
     }
 
     /// Makes a model leave: at once if it is idle, else when its last request ends.
-    fn evict_key(&mut self, key: &Key) -> bool {
+    fn evict_key(&mut self, key: &Key, why: Unload) -> bool {
         let Some(run) = self.runs.get_mut(key) else { return false };
-        run.draining = true;
+        (run.draining, run.leaves) = (true, why);
         if run.is_idle() {
             self.stop(key);
         }
@@ -495,6 +534,9 @@ impl Scheduler {
         if let Some(run) = self.runs.get_mut(key)
             && run.state != State::Stopping
         {
+            if run.state != State::Ready {
+                run.leaves = Unload::Unwanted;
+            }
             run.state = State::Stopping;
             self.actions.push(Action::Stop(run.id));
         }
@@ -511,7 +553,9 @@ impl Scheduler {
     /// next head chooses anew.
     fn head_has_left(&mut self) {
         self.retried = false;
-        self.runs.values_mut().filter(|run| run.state == State::Ready).for_each(|run| run.draining = false);
+        for run in self.runs.values_mut().filter(|run| run.state == State::Ready && run.draining) {
+            (run.draining, run.leaves) = (false, Unload::Idle);
+        }
     }
 
     fn head_is_loading(&self) -> bool {
@@ -522,6 +566,12 @@ impl Scheduler {
     fn set_state(&mut self, key: &Key, state: State) {
         if let Some(run) = self.runs.get_mut(key) {
             run.state = state;
+        }
+    }
+
+    fn set_leaves(&mut self, key: &Key, why: Unload) {
+        if let Some(run) = self.runs.get_mut(key) {
+            run.leaves = why;
         }
     }
 

@@ -445,3 +445,55 @@ fn a_model_in_use_is_shown_with_the_time_it_will_stay() {
     b.pass(1000);
     assert_eq!(b.scheduler.view(b.now)[0].expires, Some(b.now + Duration::from_secs(300)));
 }
+
+#[test]
+fn why_a_model_leaves_can_be_told() {
+    let mut b = Bench::new(1, 512);
+    let mut leaves = |make: &dyn Fn(&mut Bench) -> RunId| {
+        let run = make(&mut b);
+        let why = b.scheduler.unload(run);
+        b.gone(run);
+        why
+    };
+    let idle = leaves(&|b| {
+        b.ask(1, "a");
+        b.load(1, GB);
+        b.finish(1);
+        b.pass(300);
+        1
+    });
+    let room = leaves(&|b| {
+        b.ask(2, "a");
+        b.load(2, GB);
+        b.ask(3, "b");
+        b.finish(2);
+        2
+    });
+    // `b` is being loaded now, and nobody waits for it any more.
+    let unwanted = leaves(&|b| {
+        b.finish(3);
+        3
+    });
+    let reload = leaves(&|b| {
+        b.ask(4, "a");
+        b.load(4, GB);
+        b.finish(4);
+        let options = LoadOptions { num_ctx: 99, num_ctx_auto: false, ..options() };
+        b.event(Event::Request(Request { options, ..request(5, "a") }));
+        4
+    });
+    let all = [idle, room, reload, unwanted];
+    assert_eq!(all, Unload::ALL.map(Some));
+}
+
+#[test]
+fn a_model_that_stays_after_all_leaves_later_for_being_idle() {
+    let mut b = Bench::new(1, 512);
+    b.ask(1, "a");
+    b.load(1, GB);
+    b.ask(2, "b");
+    b.finish(2);
+    b.finish(1);
+    assert_eq!(b.pass(300), [Action::Stop(1)]);
+    assert_eq!(b.scheduler.unload(1), Some(Unload::Idle));
+}

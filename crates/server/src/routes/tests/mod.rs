@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod bodies;
+mod metrics;
 mod openai;
 mod responses;
 

@@ -1,0 +1,223 @@
+//! `GET /metrics`
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+/// Samples by name and labels.
+type Samples = BTreeMap<(String, BTreeMap<String, String>), f64>;
+
+/// Reads the text form of Prometheus, and takes nothing that a strict reader would not.
+fn parse(text: &str) -> Samples {
+    assert!(text.ends_with('\n'));
+    let (mut samples, mut families, mut lines) = (Samples::new(), BTreeSet::new(), text.lines().peekable());
+    while let Some(line) = lines.next() {
+        let (family, help) =
+            line.strip_prefix("# HELP ").unwrap_or_else(|| panic!("{line}")).split_once(' ').unwrap();
+        assert!(is_name(family) && !help.is_empty() && !help.contains('\\'), "{line}");
+        assert!(families.insert(family), "{family} comes twice");
+        let of_type = lines.next().unwrap().strip_prefix("# TYPE ").unwrap();
+        let (named, kind) = of_type.split_once(' ').unwrap();
+        assert_eq!(named, family);
+        assert_eq!(kind == "counter", family.ends_with("_total"), "{family} is a {kind}");
+        let mut own = Samples::new();
+        while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
+            let (name, labels, value) = sample(line);
+            let suffixes: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+            assert!(suffixes.iter().any(|suffix| name == format!("{family}{suffix}")), "{line} in {family}");
+            assert!(value >= 0.0 && value.is_finite(), "{line}");
+            assert!(own.insert((name, labels), value).is_none(), "{line} comes twice");
+        }
+        match kind {
+            "histogram" => check_histograms(family, &own),
+            "counter" | "gauge" => {}
+            _ => panic!("{of_type}"),
+        }
+        samples.append(&mut own);
+    }
+    samples
+}
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+fn sample(line: &str) -> (String, BTreeMap<String, String>, f64) {
+    let (head, value) = line.rsplit_once(' ').unwrap();
+    let value = value.parse().unwrap_or_else(|e| panic!("{line}: {e}"));
+    let (name, rest) = head.split_once('{').unwrap_or((head, "}"));
+    assert!(is_name(name), "{line}");
+    let mut labels = BTreeMap::new();
+    let mut rest = rest.strip_suffix('}').unwrap_or_else(|| panic!("{line}"));
+    while !rest.is_empty() {
+        let (label, value) = rest.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
+        let (mut of, mut chars) = (String::new(), value.chars());
+        loop {
+            match chars.next().unwrap_or_else(|| panic!("{line}")) {
+                '"' => break,
+                '\\' => of.push(match chars.next() {
+                    Some('n') => '\n',
+                    Some(c @ ('\\' | '"')) => c,
+                    other => panic!("{other:?} in {line}"),
+                }),
+                c => of.push(c),
+            }
+        }
+        assert!(is_name(label) && labels.insert(label.to_owned(), of).is_none(), "{line}");
+        rest = chars.as_str();
+        assert!(rest.is_empty() || rest.starts_with(','), "{line}");
+        rest = rest.strip_prefix(',').unwrap_or(rest);
+    }
+    (name.to_owned(), labels, value)
+}
+
+fn check_histograms(family: &str, samples: &Samples) {
+    let mut buckets = BTreeMap::<_, Vec<(f64, f64)>>::new();
+    for ((name, labels), value) in samples.iter().filter(|((name, _), _)| name.ends_with("_bucket")) {
+        let mut labels = labels.clone();
+        let bound = labels.remove("le").unwrap_or_else(|| panic!("{name} without le"));
+        let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap() };
+        buckets.entry(labels).or_default().push((bound, *value));
+    }
+    assert_eq!(samples.keys().filter(|(name, _)| name.ends_with("_sum")).count(), buckets.len());
+    for (labels, mut buckets) in buckets {
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert!(buckets.is_sorted_by(|a, b| a.1 <= b.1), "{family} {labels:?}: {buckets:?}");
+        let last = *buckets.last().unwrap();
+        assert_eq!(last, (f64::INFINITY, samples[&(format!("{family}_count"), labels)]));
+    }
+}
+
+impl Bench {
+    async fn metrics(&self) -> Samples {
+        let answer = self.get("/metrics").await;
+        assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+        parse(&answer.body)
+    }
+}
+
+/// The sample with these labels; `None` is none.
+fn get(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let labels = labels.iter().map(|(k, v)| (String::from(*k), String::from(*v))).collect();
+    samples.get(&(name.to_owned(), labels)).copied()
+}
+
+fn of_cria(samples: &Samples, name: &str) -> Option<f64> {
+    get(samples, name, &[("model", "cria:latest")])
+}
+
+fn outcome(samples: &Samples, outcome: &str) -> Option<f64> {
+    get(samples, "puna_model_requests_total", &[("model", "cria:latest"), ("outcome", outcome)])
+}
+
+fn unloads(samples: &Samples, reason: &str) -> Option<f64> {
+    get(samples, "puna_model_unloads_total", &[("model", "cria:latest"), ("reason", reason)])
+}
+
+fn answers(samples: &Samples, route: &str, method: &str, status: &str) -> Option<f64> {
+    get(samples, "puna_http_requests_total", &[("route", route), ("method", method), ("status", status)])
+}
+
+#[tokio::test]
+async fn metrics_of_a_fresh_server_are_wellformed() {
+    let samples = Bench::new().metrics().await;
+    assert_eq!(get(&samples, "puna_build_info", &[("version", crate::VERSION)]), Some(1.0));
+    assert_eq!(get(&samples, "puna_queue_length", &[]), Some(0.0));
+    assert_eq!(get(&samples, "puna_queue_refused_total", &[]), Some(0.0));
+}
+
+#[tokio::test]
+async fn a_finished_request_is_counted_at_once_and_its_counts_outlive_its_runner() {
+    let b = Bench::new();
+    let usage = b.post("/api/chat", chat(json!({"stream": false}))).await.json();
+    let prompt = usage["prompt_eval_count"].as_f64().unwrap();
+    let first = b.metrics().await;
+    assert_eq!(of_cria(&first, "puna_generated_tokens_total"), Some(5.0));
+    assert_eq!(of_cria(&first, "puna_prompt_tokens_total"), Some(prompt));
+    assert_eq!(of_cria(&first, "puna_cached_prompt_tokens_total"), Some(0.0));
+    assert_eq!(outcome(&first, "ok"), Some(1.0));
+    for times in ["time_to_first_token", "time_per_token", "model_wait", "queue_wait", "model_load"] {
+        assert_eq!(of_cria(&first, &format!("puna_{times}_seconds_count")), Some(1.0), "{times}");
+    }
+    assert_eq!(answers(&first, "/api/chat", "POST", "200"), Some(1.0));
+    assert!(of_cria(&first, "puna_kv_pages").is_some());
+    b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let unloaded = b.metrics().await;
+    assert_eq!(of_cria(&unloaded, "puna_generated_tokens_total"), Some(5.0));
+    assert_eq!(of_cria(&unloaded, "puna_kv_pages"), None, "no runner, no gauge");
+    assert_eq!((unloads(&unloaded, "idle"), unloads(&unloaded, "room")), (Some(1.0), Some(0.0)));
+    b.post("/api/chat", chat(json!({}))).await;
+    let again = b.metrics().await;
+    assert_eq!(of_cria(&again, "puna_generated_tokens_total"), Some(10.0));
+    assert_eq!(of_cria(&again, "puna_prompt_tokens_total"), Some(2.0 * prompt));
+    assert_eq!(of_cria(&again, "puna_model_load_seconds_count"), Some(2.0));
+    assert_eq!(of_cria(&again, "puna_runner_crashes_total"), Some(0.0));
+}
+
+#[tokio::test]
+async fn crashes_failed_loads_reloads_and_errors_are_counted() {
+    let b = Bench::new();
+    b.fake.broken.store(true, Ordering::Relaxed);
+    b.post("/api/chat", chat(json!({}))).await;
+    b.fake.broken.store(false, Ordering::Relaxed);
+    let failed = b.metrics().await;
+    assert_eq!(of_cria(&failed, "puna_model_load_failures_total"), Some(1.0));
+    assert_eq!(of_cria(&failed, "puna_runner_crashes_total"), Some(0.0));
+    assert_eq!(
+        (outcome(&failed, "error"), answers(&failed, "/api/chat", "POST", "500")),
+        (Some(1.0), Some(1.0))
+    );
+
+    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": 512}}))).await;
+    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": 1024}}))).await;
+    assert_eq!(unloads(&b.metrics().await, "reload"), Some(1.0));
+
+    let body = chat(json!({"options": {"num_predict": 1_000_000, "num_ctx": 1024}}));
+    let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
+    let mut body = b.door.answer(request).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    b.fake.crash();
+    body.collect().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let crashed = b.metrics().await;
+    assert_eq!(of_cria(&crashed, "puna_runner_crashes_total"), Some(1.0));
+    assert_eq!(outcome(&crashed, "error"), Some(2.0));
+    assert_eq!(of_cria(&crashed, "puna_generated_tokens_total"), Some(2.0), "of the two that were finished");
+}
+
+#[tokio::test]
+async fn requests_that_are_left_count_as_cancelled_wherever_they_were() {
+    let b = Bench::new();
+    let body = chat(json!({"options": {"num_predict": 1_000_000}}));
+    let request = || Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
+    let mut answer = b.door.answer(request()).await.into_body();
+    answer.frame().await.unwrap().unwrap();
+    drop(answer);
+    assert_eq!(outcome(&b.metrics().await, "cancelled"), Some(1.0), "in its answer");
+    b.fake.prefill.store(1000, Ordering::Relaxed);
+    let left = tokio::time::timeout(Duration::from_millis(50), b.door.answer(request())).await;
+    assert!(left.is_err());
+    let samples = b.metrics().await;
+    assert_eq!(outcome(&samples, "cancelled"), Some(2.0), "before its answer");
+    assert_eq!(answers(&samples, "/api/chat", "POST", "499"), Some(1.0));
+    assert_eq!(outcome(&samples, "ok"), Some(0.0));
+}
+
+#[tokio::test]
+async fn paths_without_a_route_are_one_and_wrong_methods_and_hosts_are_counted() {
+    let b = Bench::new();
+    for path in ["/nope", "/nope/2", "/metrics%zz", "/V1/models"] {
+        b.get(path).await;
+    }
+    b.with_headers("BREW", "/api/tags", &[]).await;
+    b.with_headers("GET", "/api/tags", &[("host", "evil.test")]).await;
+    b.get("/v1/models/a/b").await;
+    let samples = b.metrics().await;
+    assert_eq!(answers(&samples, "other", "GET", "404"), Some(4.0));
+    assert_eq!(answers(&samples, "/api/tags", "other", "405"), Some(1.0));
+    assert_eq!(answers(&samples, "/api/tags", "GET", "403"), Some(1.0));
+    assert_eq!(answers(&samples, "/v1/models/{*model}", "GET", "404"), Some(1.0));
+    assert_eq!(answers(&b.metrics().await, "/metrics", "GET", "200"), Some(1.0), "the one before");
+}
