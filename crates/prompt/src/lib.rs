@@ -46,7 +46,7 @@ pub use jinja::JinjaTemplate;
 pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
-pub use parsers::{CallError, OutputParser, ParserInput, Part, Stage};
+pub use parsers::{CallError, CallForm, OutputParser, ParserInput, Part, Stage};
 pub use renderers::Renderer;
 pub use template::{Kind, Template};
 pub use thinking::ThinkTags;

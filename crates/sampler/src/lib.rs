@@ -39,7 +39,7 @@ mod truncate;
 mod vocab;
 
 pub use candidates::Candidate;
-pub use grammar::{CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling};
+pub use grammar::{CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling, lark_json};
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
 pub use sampler::{Sampler, TokenMask};

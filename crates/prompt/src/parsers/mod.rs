@@ -9,6 +9,7 @@
 mod body;
 mod call;
 mod families;
+mod forced;
 mod generic;
 mod pending;
 mod shapes;
@@ -19,6 +20,7 @@ use serde_json::Value as Json;
 
 use call::Out;
 pub use call::{CallError, Part};
+pub use forced::CallForm;
 use pending::Pending;
 pub(crate) use shapes::Found;
 
@@ -140,6 +142,14 @@ impl OutputParser {
         let mut other =
             Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() };
         other.push(piece)
+    }
+
+    /// Where in its answer the model would be after `piece`.
+    pub fn peek_stage(&self, piece: &str) -> Stage {
+        let mut other =
+            Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() };
+        other.push(piece);
+        other.stage()
     }
 
     /// Where in its answer the model is after what was pushed.

@@ -227,15 +227,13 @@ fn make(name: &str, tags: Option<&ThinkTags>, input: &ParserInput<'_>) -> Option
 /// Around the answers of Command models.
 const ANSWER_TAGS: [&str; 4] = ["<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"];
 
-const TOOL: &str = "puna_probe_tool";
+/// In the result of the call.
+pub(super) const RESULT: &str = "third";
+pub(super) const TOOL: &str = "puna_probe_tool";
 const USER: &str = "puna-probe-user";
 
 fn find(template: &Template) -> Found {
-    let tools = [json!({"type": "function", "function": {
-        "name": TOOL, "description": "", "parameters": {"type": "object", "required": ["first"], "properties": {
-            "first": {"type": "string", "description": ""}, "second": {"type": "integer", "description": ""},
-        }},
-    }})];
+    let tools = tools();
     let written = written_call(template, &tools);
     if let Some(written) = &written {
         // Behind a message's header, where the answer of a model begins.
@@ -252,8 +250,28 @@ fn find(template: &Template) -> Found {
     }
 }
 
+pub(super) fn tools() -> [Json; 1] {
+    [json!({"type": "function", "function": {
+        "name": TOOL, "description": "", "parameters": {"type": "object", "required": ["first"], "properties": {
+            "first": {"type": "string", "description": ""}, "second": {"type": "integer", "description": ""},
+        }},
+    }})]
+}
+
+/// What a template writes behind the message of a user for a call, with and without a result of it, and for an answer that
+/// is still to come.
+pub(super) fn written_answers(template: &Template) -> Option<(Vec<String>, String)> {
+    let tools = tools();
+    let header = after_user(template, &[Message::new("user", USER)], &tools)?;
+    Some((written_calls(template, &tools).collect(), header))
+}
+
 /// What a template writes behind the message of a user for a call, with and without a result of it.
 fn written_call(template: &Template, tools: &[Json]) -> Option<String> {
+    written_calls(template, tools).next()
+}
+
+fn written_calls(template: &Template, tools: &[Json]) -> impl Iterator<Item = String> {
     let mut call = Message::new("assistant", "");
     call.tool_calls = vec![ToolCall {
         id: "abcDEF123".into(),
@@ -262,16 +280,16 @@ fn written_call(template: &Template, tools: &[Json]) -> Option<String> {
     let result = Message {
         tool_name: Some(TOOL.into()),
         tool_call_id: Some("abcDEF123".into()),
-        ..Message::new("tool", "{\"third\": 3}")
+        ..Message::new("tool", format!("{{\"{RESULT}\": 3}}"))
     };
     let messages = [Message::new("user", USER), call, result];
-    [&messages[..], &messages[..2]].into_iter().find_map(|messages| {
-        let text = after_user(template, messages, tools)?;
+    [3, 2].into_iter().filter_map(move |count| {
+        let text = after_user(template, &messages[..count], tools)?;
         text.contains(TOOL).then_some(text)
     })
 }
 
-fn arguments() -> Map<String, Json> {
+pub(super) fn arguments() -> Map<String, Json> {
     let mut arguments = Map::new();
     arguments.insert("first".into(), "x y".into());
     arguments.insert("second".into(), 2.into());
@@ -286,7 +304,7 @@ fn after_user(template: &Template, messages: &[Message], tools: &[Json]) -> Opti
 }
 
 /// Does a grammar find the call, and nothing else?
-fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
+pub(super) fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
     let mut parser = OutputParser::new(grammar);
     let mut parts = parser.push(text);
     parts.extend(parser.finish());
@@ -301,6 +319,16 @@ fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
 /// What stands between the header of an answer and a call with a JSON object in it; a bracket if there is nothing.
 fn unknown_tag(template: &Template, written: &str, tools: &[Json]) -> Option<String> {
     let header = after_user(template, &[Message::new("user", USER)], tools)?;
+    let call = answer_of(written, &header)?;
+    let name = call.find(TOOL)?;
+    call[name..].find('{').or_else(|| call[..name].find('{'))?;
+    let tag = call[..name].split(['{', '"']).next().unwrap_or_default().trim();
+    let tag = tag.strip_suffix('[').map_or(tag, str::trim_end);
+    Some(if tag.is_empty() { "{".to_owned() } else { tag.to_owned() })
+}
+
+/// What is written of an answer behind its header.
+pub(super) fn answer_of<'t>(written: &'t str, header: &str) -> Option<&'t str> {
     let common = written.char_indices().zip(header.chars()).find(|((_, a), b)| a != b);
     let mut from = common.map_or_else(|| written.len().min(header.len()), |((at, _), _)| at);
     // A tag may begin as another does.
@@ -309,12 +337,7 @@ fn unknown_tag(template: &Template, written: &str, tools: &[Json]) -> Option<Str
     {
         from = at;
     }
-    let call = written.get(from..)?;
-    let name = call.find(TOOL)?;
-    call[name..].find('{').or_else(|| call[..name].find('{'))?;
-    let tag = call[..name].split(['{', '"']).next().unwrap_or_default().trim();
-    let tag = tag.strip_suffix('[').map_or(tag, str::trim_end);
-    Some(if tag.is_empty() { "{".to_owned() } else { tag.to_owned() })
+    written.get(from..)
 }
 
 /// The form whose tags stand in the source of a template that writes no calls itself.

@@ -58,6 +58,14 @@ impl Constraint {
     }
 }
 
+/// A schema for a `%json` of a Lark grammar, read as [`Constraint::Schema`] reads it.
+///
+/// # Errors
+/// [`GrammarError::Schema`]
+pub fn lark_json(schema: &Value) -> Result<String, GrammarError> {
+    schema::prepare(schema).map(|schema| format!("%json {schema}")).map_err(GrammarError::Schema)
+}
+
 /// Why there is no grammar, or no way on in one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {

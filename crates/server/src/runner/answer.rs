@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use puna_api::native::{Logprob, ToolCall, ToolCallFunction, TopLogprob};
 use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Stage, Summary};
-use puna_prompt::{FunctionCall, OutputParser, Part};
+use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
 use puna_sampler::TokenLogprobs;
 use serde_json::json;
 
@@ -33,6 +33,8 @@ pub(super) struct Answer {
     calls: usize,
     prompt: Vec<u32>,
     stop: Vec<String>,
+    /// The answer must be a call.
+    forced: bool,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -59,6 +61,7 @@ impl Answer {
             calls: 0,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
+            forced: false,
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -68,6 +71,12 @@ impl Answer {
             started: now,
             progress: now,
         }
+    }
+
+    /// Remembers that the answer must be a call.
+    pub(super) fn with_forced(mut self, forced: bool) -> Self {
+        self.forced = forced;
+        self
     }
 
     /// Remembers what was left out of the prompt.
@@ -259,6 +268,13 @@ impl Sink for Answer {
     /// was held back was no tag: what was drawn freely cannot be part of the answer.
     fn stage(&self, text: &str) -> Stage {
         let Some(parser) = &self.parser else { return Stage::Answer };
+        if self.forced && !text.is_empty() {
+            let begins = !parser.is_thinking() && !text.trim().is_empty();
+            return match begins && parser.peek_stage(text) == Place::Answer {
+                true => Stage::Answer,
+                false => Stage::Before,
+            };
+        }
         if text.is_empty() {
             return match parser.is_thinking() {
                 true => Stage::Before,

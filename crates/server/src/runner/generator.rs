@@ -41,6 +41,8 @@ pub struct Facts {
     pub bos: String,
     /// Text of the token that ends a text.
     pub eos: String,
+    /// Texts of all tokens that end an answer.
+    pub ends: Vec<String>,
     /// Whether the model makes vectors of texts.
     pub embeds: bool,
 }

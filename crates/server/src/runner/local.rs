@@ -67,6 +67,7 @@ impl Loader for LocalLoader {
             chat_template: chat_template.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
+            ends: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
         };
         Ok(Box::new(Local { engine, facts }))

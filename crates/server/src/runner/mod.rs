@@ -10,6 +10,7 @@
 //!   [`generator::Generator`] reports, `local` is the generator on the engine of this program.
 
 mod answer;
+mod forced;
 pub mod generator;
 pub(crate) mod launch;
 pub(crate) mod link;

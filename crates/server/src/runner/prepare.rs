@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::Job;
 use puna_prompt::{
-    Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think, ToolCall,
-    conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
+    CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think,
+    ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
 };
+use puna_sampler::Constraint;
 use serde_json::Value;
 
 use super::answer::{Answer, no_tokens};
+use super::forced;
 use super::generator::Generator;
 use super::worker::{Handle, lock};
 use crate::canonical::{
@@ -129,15 +131,20 @@ impl Preparer {
         let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
         let parser = parser(&task, &text);
         let num_ctx = self.generator.facts().num_ctx;
-        let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options;
+        let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
-        let grammar = task.format.map(|form| self.generator.grammar(&form)).transpose();
+        let tags = parser.iter().flat_map(OutputParser::preserved);
+        let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
+        let tags: Vec<(String, u32)> = tags.collect();
+        let call = self.demanded_call(&task, &text, &tags)?;
+        let forced = call.is_some();
+        let grammar = call.or(task.format).map(|form| self.generator.grammar(&form)).transpose();
         let grammar = grammar.map_err(Failure::bad_request)?;
         listening(&handle)?;
-        let shown = parser.iter().flat_map(OutputParser::preserved);
-        let shown = shown.filter_map(|text| self.generator.control_token(&text)).collect();
+        let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
             .with_stop(&task.options.stop)
+            .with_forced(forced)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 {
             handle.send(Event::Done(Box::new(no_tokens(answer))));
@@ -164,6 +171,26 @@ impl Preparer {
             self.generator.cancel(job);
         }
         Ok(())
+    }
+
+    /// The form of the call that the request demands, if it does.
+    fn demanded_call(
+        &self,
+        task: &Generate,
+        text: &Text,
+        tags: &[(String, u32)],
+    ) -> Result<Option<Constraint>, Failure> {
+        let Input::Chat { tools, .. } = &task.input else { return Ok(None) };
+        let tools = forced::demanded(&task.tool_choice, tools);
+        let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
+        let facts = self.generator.facts();
+        let form = CallForm::of(template, template.think_tags().as_ref(), &facts.ends);
+        let form = form.ok_or_else(|| {
+            Failure::bad_request(
+                "tool_choice: the form in which this model's template writes calls cannot be demanded; use \"auto\"",
+            )
+        })?;
+        forced::constraint(&form, &tools, task.parallel_tool_calls, tags).map(Some)
     }
 
     /// Counts a prompt's tokens, as many as they are.
@@ -448,7 +475,8 @@ fn parser(task: &Generate, text: &Text) -> Option<OutputParser> {
         think: think.as_ref(),
         last: text.last.as_ref(),
         prompt: &text.prompt,
-        formed: task.format.is_some(),
+        formed: task.format.is_some()
+            && !matches!(task.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),
     };
     let name = task.model.parser.as_deref().filter(|_| !text.own);
     name.and_then(|name| OutputParser::by_name(name, &input)).or_else(|| {

@@ -58,6 +58,55 @@ fn the_call_that_a_template_writes_is_read_back() {
 }
 
 #[test]
+fn a_call_in_the_form_of_a_template_is_read_back() {
+    const ENDS: [&str; 14] = [
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "</s>",
+        "<|end|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<｜end▁of▁sentence｜>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|end_of_text|>",
+        "<|eot|>",
+        "<end_of_turn>",
+        "<|role_end|>",
+        "[e~[",
+    ];
+    let ends = ENDS.map(str::to_owned);
+    let (mut json, mut free, mut none) = (0, 0, Vec::new());
+    let rows = rows();
+    let files: std::collections::BTreeSet<&str> =
+        rows.iter().filter_map(|row| row["file"].as_str()).collect();
+    for file in files {
+        let Some(source) = source(file) else { return };
+        let Ok(template) = Template::parse(Kind::Jinja, &source) else { continue };
+        let tags = template.think_tags();
+        let form = crate::CallForm::of(&template, tags.as_ref(), &ends);
+        let Some(crate::CallForm { before, between, after }) = form else {
+            none.push(file);
+            continue;
+        };
+        let Some(after) = after else {
+            assert!(between.chars().all(|c| !c.is_alphanumeric()), "{file}: {between}");
+            free += 1;
+            continue;
+        };
+        let tools =
+            [serde_json::json!({"type": "function", "function": {"name": "tide_table", "parameters": {}}})];
+        let input = ParserInput { tools: &tools, ..ParserInput::default() };
+        let arguments = serde_json::json!({"harbour": "Wick", "deep": {"a": [1, "}"]}});
+        let text = format!("{before}tide_table{between}{arguments}{after}");
+        let whole = Whole::of(OutputParser::for_template(&template, tags, &input), pieces(&text, 3));
+        assert_eq!(whole.calls, [("tide_table".to_owned(), arguments)], "{file}: {text}");
+        json += 1;
+    }
+    assert!(json >= 23 && free >= 20, "{json} with JSON, {free} without, none of {none:?}");
+}
+
+#[test]
 fn what_a_template_only_mentions_is_read_as_well() {
     let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };

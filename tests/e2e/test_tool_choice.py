@@ -1,0 +1,74 @@
+"""Calls that are demanded or forbidden, through the clients that people use."""
+import json
+
+import anthropic
+import openai
+import pytest
+
+QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+def function(name, properties, required):
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": properties, "required": required}}}
+
+
+TOOLS = [
+    function("get_weather", {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["celsius", "fahrenheit"]}}, ["city", "unit"]),
+    function("add", {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"type": "integer", "minimum": 0, "maximum": 99}}, ["a", "b"]),
+]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def check(call):
+    name, arguments = call.function.name, json.loads(call.function.arguments)
+    if name == "add":
+        assert all(0 <= arguments[key] <= 99 for key in "ab"), arguments
+    else:
+        assert name == "get_weather" and arguments["unit"] in ("celsius", "fahrenheit"), (name, arguments)
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_demanded_call_comes_with_arguments_that_fit(client, choice, effort):
+    for seed in range(4):
+        answer = client.chat.completions.create(
+            model="cria", messages=QUESTION, tools=TOOLS, tool_choice=choice, reasoning_effort=effort, temperature=1.5, seed=seed, max_tokens=400
+        ).choices[0]
+        assert answer.finish_reason == "tool_calls" and answer.message.tool_calls, answer
+        assert not (answer.message.content or "").strip(), answer
+        for call in answer.message.tool_calls:
+            check(call)
+            assert choice == "required" or call.function.name == "add"
+
+
+def test_a_demanded_call_streams(client):
+    parts = client.chat.completions.create(model="cria", messages=QUESTION, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=400, stream=True)
+    calls = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or []]
+    assert len(calls) == 1
+    check(calls[0])
+
+
+def test_a_forbidden_call_does_not_come(client):
+    weather = [{"role": "user", "content": "What is the weather in Paris?"}]
+    answer = client.chat.completions.create(model="cria", messages=weather, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=100)
+    assert not answer.choices[0].message.tool_calls
+
+
+def test_anthropic_s_choices_hold(server):
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    tools = [{"name": t["function"]["name"], "description": "", "input_schema": t["function"]["parameters"]} for t in TOOLS]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+        answer = client.messages.create(model="cria", messages=QUESTION, tools=tools, tool_choice=choice, max_tokens=400)
+        used = [block for block in answer.content if block.type == "tool_use"]
+        assert answer.stop_reason == "tool_use" and used, answer
+        assert choice["type"] == "any" or {block.name for block in used} == {"add"}
+
+
+def test_a_tool_whose_schema_cannot_be_kept_is_named(client):
+    bad = function("odd", {"list": {"type": "array", "uniqueItems": True}}, ["list"])
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.chat.completions.create(model="cria", messages=QUESTION, tools=[bad], tool_choice="required")
