@@ -91,3 +91,30 @@ def test_errors_have_anthropic_s_shape(client):
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
     with pytest.raises(anthropic.BadRequestError, match="document"):
         ask(client, messages=[{"role": "user", "content": [document]}])
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def ask_weather(client, messages, **kw):
+    tool = {"name": "get_weather", "description": "Get the weather in a city", "input_schema": WEATHER}
+    return ask(client, messages=messages, tools=[tool], thinking=NO_THINKING, **kw)
+
+
+def test_a_tool_is_called_and_its_result_answered(client):
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    called = ask_weather(client, question)
+    [use] = [block for block in called.content if block.type == "tool_use"]
+    assert called.stop_reason == "tool_use" and use.name == "get_weather" and use.input == {"city": "Paris"}
+    with client.messages.stream(model="cria", max_tokens=200, messages=question, tools=[{"name": "get_weather", "description": "Get the weather in a city", "input_schema": WEATHER}], thinking=NO_THINKING, extra_body=GREEDY) as stream:
+        streamed = stream.get_final_message()
+    assert [(b.name, b.input) for b in streamed.content if b.type == "tool_use"] == [(use.name, use.input)]
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "18 degrees, sunny"}]}
+    turns = [*question, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    answer = ask_weather(client, turns)
+    assert answer.stop_reason == "end_turn" and texts(answer), answer
+
+
+def test_tools_are_not_offered_where_none_may_be_called(client):
+    answer = ask_weather(client, [{"role": "user", "content": "What is the weather in Paris?"}], tool_choice={"type": "none"})
+    assert answer.stop_reason == "end_turn" and not [block for block in answer.content if block.type == "tool_use"]

@@ -1,4 +1,6 @@
 """The unmodified `openai` Python client against `puna serve`."""
+import json
+
 import openai
 import pytest
 
@@ -113,3 +115,17 @@ def test_responses_go_on_from_kept_ones(client):
 def test_fields_that_are_not_understood_are_named(client):
     raw = client.chat.completions.with_raw_response.create(model="cria", messages=MESSAGES, max_tokens=1, user="u", extra_body={"frob": 1})
     assert raw.headers["x-puna-ignored"] == "user, frob" or raw.headers["x-puna-ignored"] == "frob, user"
+
+
+def test_responses_call_tools_and_take_their_results(client):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "name": "get_weather", "description": "Get the weather in a city", "parameters": schema}]
+    ask = lambda **kw: respond(client, tools=tools, reasoning={"effort": "none"}, **kw)
+    called = ask(input="What is the weather in Paris?")
+    [call] = [item for item in called.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    streamed = [event for event in ask(input="What is the weather in Paris?", stream=True) if event.type == "response.function_call_arguments.done"]
+    assert [json.loads(event.arguments) for event in streamed] == [{"city": "Paris"}]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees, sunny"}
+    answer = ask(input=[result], previous_response_id=called.id)
+    assert answer.output_text and not [item for item in answer.output if item.type == "function_call"]
