@@ -48,6 +48,7 @@ const TESTS: &[Test] = &[
         "a_killed_runner_costs_its_requests_an_error_and_nothing_else",
         a_killed_runner_costs_its_requests_an_error_and_nothing_else,
     ),
+    ("metrics_of_the_engine_are_those_of_the_answers", metrics_of_the_engine_are_those_of_the_answers),
     (
         "a_draft_model_is_loaded_beside_the_model_and_changes_no_answer",
         a_draft_model_is_loaded_beside_the_model_and_changes_no_answer,
@@ -180,6 +181,43 @@ fn the_embedded_model_answers_and_is_listed(server: &Server) {
     assert_eq!(list.models[0].name, "cria:latest");
     assert!(answer.message.content.contains("Paris"), "{}", answer.message.content);
     assert!(answer.done && answer.metrics.eval_count > 0 && answer.metrics.prompt_eval_count > 0);
+}
+
+/// The value of a line of `/metrics`.
+fn metric(server: &Server, sample: &str) -> Option<f64> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    let text = std::io::read_to_string(stream).unwrap();
+    let line = text.lines().find(|line| line.rsplit_once(' ').is_some_and(|(head, _)| head == sample))?;
+    line.rsplit_once(' ')?.1.parse().ok()
+}
+
+fn metrics_of_the_engine_are_those_of_the_answers(server: &Server) {
+    let of = |name: &str| metric(server, &format!("puna_{name}{{model=\"cria:latest\"}}")).unwrap_or(-1.0);
+    let (mut computed, mut cached, mut generated) = (0, 0, 0);
+    for _ in 0..2 {
+        let request = ChatRequest { stream: Some(false), ..request(8) };
+        let answer = server.runtime.block_on(async {
+            let mut stream = server.client.chat(&request).await.unwrap();
+            stream.next().await.unwrap().unwrap()
+        });
+        let metrics = answer.metrics;
+        computed += metrics.prompt_eval_count - metrics.prompt_eval_cached_count;
+        cached += metrics.prompt_eval_cached_count;
+        generated += metrics.eval_count;
+        assert_eq!(of("prompt_tokens_total"), computed as f64, "at once");
+        assert_eq!(of("cached_prompt_tokens_total"), cached as f64);
+        assert_eq!(of("generated_tokens_total"), generated as f64);
+    }
+    assert!(cached > 0, "the second prompt was the first one's");
+    wait_until("a sign of life", || of("steps_total") > 0.0);
+    assert_eq!((of("running_sequences"), of("waiting_sequences")), (0.0, 0.0));
+    let pages =
+        |by: &str| metric(server, &format!("puna_kv_pages_in_use{{model=\"cria:latest\",by=\"{by}\"}}"));
+    let (running, kept) = (pages("running").unwrap(), pages("cache").unwrap());
+    assert!(running == 0.0 && kept > 0.0 && kept <= of("kv_pages"), "{running} {kept} {}", of("kv_pages"));
+    assert_eq!(of("generated_tokens_total"), generated as f64, "nor is anything counted twice");
 }
 
 fn a_draft_model_is_loaded_beside_the_model_and_changes_no_answer(server: &Server) {
