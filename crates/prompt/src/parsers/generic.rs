@@ -185,6 +185,12 @@ impl Scan {
         }
     }
 
+    /// The tag that closes what the opening one opened.
+    fn closing(&self) -> Option<String> {
+        let name = self.tag.strip_prefix('<')?;
+        Some(format!("</{name}")).filter(|tag| tag.ends_with('>'))
+    }
+
     /// A bracket begins calls only where an answer begins, and ends them.
     fn is_bracket(&self) -> bool {
         self.tag == "{" || self.tag == "["
@@ -192,18 +198,22 @@ impl Scan {
 
     fn push(&mut self, piece: &str, end: bool, out: &mut Out) {
         self.text.push(piece);
-        if self.state == Search::Tag {
-            self.search(end, out);
-        }
-        match self.state {
+        while match self.state {
+            Search::Tag => self.search(end, out),
             Search::Calls => self.read(end, out),
-            Search::Over => out.content(&self.text.take_all()),
-            Search::Done => _ = self.text.take_all(),
-            Search::Tag => {}
-        }
+            Search::Over => {
+                out.content(&self.text.take_all());
+                false
+            }
+            Search::Done => {
+                self.text.take_all();
+                false
+            }
+        } {}
     }
 
-    fn search(&mut self, end: bool, out: &mut Out) {
+    /// Looks for the tag; true if it is there, or will not come.
+    fn search(&mut self, end: bool, out: &mut Out) -> bool {
         let found = self.text.find(&[&self.tag]);
         let length = match found {
             Found::Tag { at, .. } | Found::Perhaps(at) if !end || matches!(found, Found::Tag { .. }) => at,
@@ -214,7 +224,9 @@ impl Scan {
         out.content(before);
         if !self.blank && self.is_bracket() {
             self.state = Search::Over;
-        } else if matches!(found, Found::Tag { .. }) {
+            return true;
+        }
+        if matches!(found, Found::Tag { .. }) {
             // The bracket belongs to the object.
             self.state = Search::Calls;
             if !self.is_bracket() {
@@ -222,14 +234,27 @@ impl Scan {
                 self.names_seen = self.tag.len();
             }
         }
+        self.state == Search::Calls
     }
 
-    /// Reads calls; what cannot be one comes out at the end.
-    fn read(&mut self, end: bool, out: &mut Out) {
+    /// Reads calls; true if they are over before the text is. What cannot be one comes out at the end.
+    fn read(&mut self, end: bool, out: &mut Out) -> bool {
         loop {
+            let closing = self.closing().filter(|_| self.calls == 0);
             let seen = self.text.seen();
             let mut ended = None;
-            for (at, byte) in self.text.rest().bytes().enumerate().skip(seen) {
+            let rest = self.text.rest();
+            for (at, byte) in rest.bytes().enumerate().skip(seen) {
+                if let Some(closing) = closing.as_deref().filter(|_| byte == b'<' && !self.braces.in_string) {
+                    if rest[at..].starts_with(closing) {
+                        self.refuse(at + closing.len(), out);
+                        return true;
+                    }
+                    if closing.starts_with(&rest[at..]) && !end {
+                        self.text.set_seen(at);
+                        return false;
+                    }
+                }
                 match self.braces.next(byte) {
                     Brace::Opens => self.object = Some(at),
                     Brace::Closes => {
@@ -240,7 +265,7 @@ impl Scan {
                 }
                 if self.tag == "[" && self.braces.list == Some(0) {
                     self.finish_bracket(out);
-                    return;
+                    return true;
                 }
             }
             let Some(to) = ended else {
@@ -252,12 +277,21 @@ impl Scan {
             self.object(to, out);
             if self.tag == "{" {
                 self.finish_bracket(out);
-                return;
+                return true;
             }
         }
         if end {
             self.rest(out);
         }
+        false
+    }
+
+    /// The tag has been closed, and no call was in it: it is searched anew behind.
+    fn refuse(&mut self, length: usize, out: &mut Out) {
+        let text = self.text.take(length).to_owned();
+        out.malformed(text, CallError::Form("a tool's name and a JSON object"));
+        (self.state, self.braces, self.object) = (Search::Tag, Braces::default(), None);
+        (self.named, self.names_seen) = (None, 0);
     }
 
     /// Brackets balance: with calls in them the rest is nothing, without they were the answer.

@@ -29,6 +29,8 @@ pub(super) struct Answer {
     handle: Handle,
     generator: Arc<dyn Generator>,
     parser: Option<OutputParser>,
+    /// The answer has a form.
+    formed: bool,
     /// Calls so far.
     calls: usize,
     prompt: Vec<u32>,
@@ -58,6 +60,7 @@ impl Answer {
             handle,
             generator,
             parser,
+            formed: false,
             calls: 0,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
@@ -83,6 +86,12 @@ impl Answer {
     pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
         self.dropped_messages = messages as u64;
         self.cut_tokens = tokens as u64;
+        self
+    }
+
+    /// Remembers whether the answer has a form.
+    pub(super) fn with_form(mut self, formed: bool) -> Self {
+        self.formed = formed;
         self
     }
 
@@ -131,6 +140,11 @@ impl Answer {
                 }
                 Part::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
+                }
+                // An answer that has a form cannot have this before it.
+                Part::Malformed { text, error } if self.formed => {
+                    tracing::warn!(task = self.handle.id, %error, text, "a tool call cannot be read and is left out");
+                    continue;
                 }
                 Part::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
@@ -283,8 +297,8 @@ impl Sink for Answer {
             };
         }
         let content = parser.peek(text).into_iter().filter_map(|part| match part {
-            Part::Content(text) | Part::Malformed { text, .. } => Some(text),
-            Part::Thinking(_) | Part::Call(_) => None,
+            Part::Content(text) => Some(text),
+            Part::Thinking(_) | Part::Call(_) | Part::Malformed { .. } => None,
         });
         let content: String = content.collect();
         match (content.trim().is_empty(), content.trim_start() == text.trim_start()) {

@@ -143,6 +143,7 @@ impl Preparer {
         listening(&handle)?;
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
+            .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(forced)
             .with_dropped(text.dropped_messages, tokens.cut);

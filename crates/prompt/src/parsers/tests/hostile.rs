@@ -178,6 +178,22 @@ fn a_megabyte_in_single_characters_is_read_at_once() {
 }
 
 #[test]
+fn behind_a_call_of_no_tool_the_answer_goes_on() {
+    let tools = tools();
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    let source = "{{ if .ToolCalls }}<tool_call>{{ end }}";
+    let template = Template::parse(crate::Kind::Go, source).expect("a template");
+    let no_tool = "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";
+    let text =
+        format!("{no_tool}{no_tool} Well. <tool_call>{{\"name\": \"f\", \"arguments\": {{}}}}</tool_call>");
+    for size in [1, 2, 1000] {
+        let whole = Whole::of(OutputParser::for_template(&template, None, &input), pieces(&text, size));
+        let lost: Vec<&str> = whole.malformed.iter().map(|(text, ..)| text.as_str()).collect();
+        assert_eq!((lost, whole.content.as_str(), whole.calls.len()), (vec![no_tool; 2], " Well. ", 1));
+    }
+}
+
+#[test]
 fn what_cannot_be_read_as_a_call_is_not_lost() {
     let tools = tools();
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
