@@ -87,3 +87,26 @@ def test_what_is_no_grammar_is_refused(server):
     for form in [{"type": "gbnf", "grammar": "root ::= ("}, {"type": "gbnf"}, {"type": "regex", "pattern": "("}, {"type": "lark", "grammar": "start: x"}, "xml", 5]:
         status, body = server.post("/api/generate", {"model": "cria", "prompt": "x", "format": form})
         assert status == 400, (form, body)
+
+
+def test_nothing_in_an_answer_of_a_form_is_taken_for_a_tag(client):
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}
+    for text in ["x <tool_call>", "<think>", 'a\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n ', "(ab){40}".replace("(ab){40}", "ab" * 40)]:
+        form = {"type": "regex", "pattern": re.escape(text).replace("/", "\\/")}
+        for tools in ([], [tool]):
+            answer = client.chat.completions.create(model="cria", messages=QUESTION, response_format=typing.cast(typing.Any, form), temperature=0, extra_body={"tools": tools})
+            assert answer.choices[0].message.content == text and not answer.choices[0].message.tool_calls, (text, answer)
+
+
+def test_forms_that_would_blow_up_cost_nobody_else_anything(server):
+    deep = {"type": "integer"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"a": deep}}
+    pid = server.runners()
+    forms = [deep, {"type": "gbnf", "grammar": 'root ::= "a"' + "*" * 200_000}, {"type": "gbnf", "grammar": f'a ::= "{"!" * 9000}"\nroot ::= {"a " * 110_000}'}, {"type": "regex", "pattern": "(" * 50_000}]
+    for form in forms:
+        status, body = server.post("/api/chat", {"model": "cria", "messages": QUESTION, "format": form, "stream": False, "options": {"num_predict": 5}})
+        assert status in (200, 400), body
+    assert server.runners() == pid or not pid
+    status, _ = server.post("/v1/chat/completions", {"model": "cria", "n": 128, "messages": [{"role": "user", "content": "x" * (4 << 20)}]})
+    assert status == 400

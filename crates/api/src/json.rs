@@ -5,8 +5,9 @@
 
 use serde_json::{Map, Number, Value};
 
-/// Nesting that is accepted; deeper text is refused rather than risking the stack.
-const MAX_DEPTH: usize = 200;
+/// Nesting that is accepted; deeper text is refused rather than risking the stack. What holds a request on its way to a
+/// runner may be nested 128 times, and its own frames are some of that.
+pub const MAX_DEPTH: usize = 100;
 
 /// Values that a text may hold. Each costs many times the bytes that stand for it in the text.
 pub const MAX_VALUES: usize = 2 << 20;

@@ -47,15 +47,20 @@ impl Masks {
     /// Lets a grammar take a token and find what may follow it.
     fn advance(&self, grammar: Box<Grammar>, token: u32) -> Place {
         let (back, place) = channel();
-        let task = Task { grammar, token, back };
+        let mut task = Task { grammar, token, back };
         let mut tasks = self.tasks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if tasks.is_none() {
-            *tasks = start();
+        // A thread that has ended gives the task back, and is followed by another.
+        for _ in 0..2 {
+            let Some(thread) = tasks.take().or_else(start) else { break };
+            match thread.send(task) {
+                Ok(()) => {
+                    *tasks = Some(thread);
+                    return Place::Away(place);
+                }
+                Err(error) => task = error.0,
+            }
         }
-        match &*tasks {
-            Some(tasks) if tasks.send(task).is_ok() => Place::Away(place),
-            _ => Place::Lost,
-        }
+        Place::Lost
     }
 }
 

@@ -151,6 +151,10 @@ pub trait Sink: Send {
         Stage::Answer
     }
 
+    /// The answer begins with the next piece: what was held back before it is no part of it. Told of jobs with a
+    /// [`Job::grammar`].
+    fn begin_answer(&mut self) {}
+
     /// Takes an event; `false` says that nobody listens any more, and cancels the job.
     fn send(&mut self, event: Event) -> bool;
 }

@@ -214,7 +214,12 @@ impl Sequence {
             let text = if tokenizer.is_eog(token) { String::new() } else { decoder.clone().push(token) };
             sink.stage(&text)
         };
-        constrained.draw(logits, &mut self.sampler, stage)
+        let was_open = constrained.is_open();
+        let drawn = constrained.draw(logits, &mut self.sampler, stage);
+        if constrained.is_open() && !was_open {
+            self.sink.begin_answer();
+        }
+        drawn
     }
 
     /// Tells the listener that it is over.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use puna_api::native::{Logprob, Message, Think, Tool, ToolCall, ToolChoice};
 use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::speculate::{Guesses, Mode};
 
@@ -34,17 +35,18 @@ impl Task {
             Self::Tokenize(tokenize) => tokenize.text.len(),
             // A token is a word or so.
             Self::Detokenize(tokens) => 4 * tokens.len(),
-            Self::Generate(generate) | Self::Count(generate) => match &generate.input {
-                Input::Chat { messages, .. } => {
-                    messages.iter().map(|m| m.content.len() + m.thinking.len()).sum()
-                }
-                Input::Prompt(prompt) => {
-                    let tokens =
-                        [&prompt.context, &prompt.tokens].into_iter().flatten().map(Vec::len).sum::<usize>();
-                    prompt.text.len() + prompt.suffix.len() + 4 * tokens
-                }
-            },
+            Self::Generate(generate) | Self::Count(generate) => generate.text_bytes(),
         }
+    }
+}
+
+/// Bytes of a JSON value's texts, roughly.
+fn json_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(json_bytes).sum::<usize>() + 1,
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + 4 + json_bytes(value)).sum(),
+        _ => 4,
     }
 }
 
@@ -75,9 +77,44 @@ pub struct Generate {
     pub render_only: bool,
 }
 
+/// Bytes that several answers to one prompt may hold together on their way.
+const SEVERAL_BYTES_MAX: usize = 256 << 20;
+
 impl Generate {
+    /// Bytes of text that have to be read to begin with it, roughly.
+    pub fn text_bytes(&self) -> usize {
+        let object = |map: &Map<String, Value>| map.values().map(json_bytes).sum::<usize>();
+        let message = |m: &Message| {
+            let calls = m.tool_calls.iter().map(|call| 64 + object(&call.function.arguments));
+            let images = m.images.iter().map(|image| image.0.len());
+            m.content.len() + m.thinking.len() + calls.chain(images).sum::<usize>()
+        };
+        let input = match &self.input {
+            Input::Chat { messages, tools } => {
+                messages.iter().map(message).sum::<usize>()
+                    + tools.iter().map(|tool| json_bytes(&tool.0)).sum::<usize>()
+            }
+            Input::Prompt(prompt) => {
+                let tokens =
+                    [&prompt.context, &prompt.tokens].into_iter().flatten().map(Vec::len).sum::<usize>();
+                prompt.text.len() + prompt.suffix.len() + 4 * tokens
+            }
+        };
+        // Reading a grammar takes far longer than reading a text of its size.
+        input + self.format.as_ref().map_or(0, |form| 64 * form.bytes())
+    }
+
     /// So many answers to the same prompt, each with the seed after the last one's.
-    pub fn several(self, count: usize) -> Vec<Self> {
+    ///
+    /// # Errors
+    /// Together they would be too large.
+    pub fn several(self, count: usize) -> Result<Vec<Self>, Failure> {
+        let bytes = self.text_bytes();
+        if count > 1 && bytes.saturating_mul(count) > SEVERAL_BYTES_MAX {
+            return Err(Failure::bad_request(format!(
+                "{count} answers to a prompt of {bytes} bytes are too much at once: ask for fewer"
+            )));
+        }
         let one = |i: usize| {
             let mut generate = self.clone();
             let seed = &mut generate.options.sampling.seed;
@@ -87,7 +124,7 @@ impl Generate {
             }
             generate
         };
-        (0..count).map(one).collect()
+        Ok((0..count).map(one).collect())
     }
 }
 

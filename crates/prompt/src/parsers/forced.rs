@@ -2,8 +2,8 @@
 
 use serde_json::Value as Json;
 
-use super::shapes::{RESULT, TOOL, answer_of, arguments, reads, tools, written_answers};
-use super::{ParserInput, generic};
+use super::shapes::{RESULT, TOOL, answer_of, arguments, has_headers, reads, tools, written_answers};
+use super::{Grammar, ParserInput, families, generic};
 use crate::{Template, ThinkTags};
 
 /// The text of a call: `before`, the function's name, `between`, its arguments, and `after`.
@@ -20,16 +20,27 @@ pub struct CallForm {
 
 impl CallForm {
     /// The form of calls that a template writes; `tags` stand around thoughts, `ends` end a turn. `None` for templates that
-    /// write no calls, or calls that no parser here reads.
-    pub fn of(template: &Template, tags: Option<&ThinkTags>, ends: &[String]) -> Option<Self> {
+    /// write no calls, or calls that `parser`, or else the parser for the template, does not read; and for those whose
+    /// messages have headers, of which a thought and a call have one each.
+    pub fn of(
+        template: &Template,
+        parser: Option<&str>,
+        tags: Option<&ThinkTags>,
+        ends: &[String],
+    ) -> Option<Self> {
+        if has_headers(template) {
+            return None;
+        }
         let (written, header) = written_answers(template)?;
-        written.iter().find_map(|written| Self::in_text(answer_of(written, &header)?, template, tags, ends))
+        let form = |written| Self::in_text(answer_of(written, &header)?, template, parser, tags, ends);
+        written.iter().find_map(|written| form(written))
     }
 
     /// The form of the call that an answer begins with.
     fn in_text(
         mut call: &str,
         template: &Template,
+        parser: Option<&str>,
         tags: Option<&ThinkTags>,
         ends: &[String],
     ) -> Option<Self> {
@@ -51,14 +62,16 @@ impl CallForm {
             Some((at, length)) => (&rest[..at], Some(rest[at + length..].to_owned())),
             None => (rest.split(char::is_alphanumeric).next().unwrap_or_default(), None),
         };
-        let is_read = reads(grammar(template, tags), call);
+        let is_read = reads(grammar(template, parser, tags), call);
         is_read.then(|| Self { before: before.to_owned(), between: between.to_owned(), after })
     }
 }
 
-fn grammar(template: &Template, tags: Option<&ThinkTags>) -> Box<dyn super::Grammar> {
+fn grammar(template: &Template, parser: Option<&str>, tags: Option<&ThinkTags>) -> Box<dyn Grammar> {
     let tools = tools();
-    generic::for_template(template, tags.cloned(), &ParserInput { tools: &tools, ..ParserInput::default() })
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    let named = parser.and_then(|name| families::by_name(name, &input));
+    named.unwrap_or_else(|| generic::for_template(template, tags.cloned(), &input))
 }
 
 /// Where a JSON object stands in a text, and its length.

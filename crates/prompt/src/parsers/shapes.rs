@@ -160,6 +160,14 @@ pub(crate) enum Found {
     Tag(String),
 }
 
+/// Whether every message of an answer has a header, as with gpt-oss.
+pub(super) fn has_headers(template: &Template) -> bool {
+    let has = |marks: &[&str]| marks.iter().all(|mark| template.source().contains(mark));
+    let named =
+        matches!(template, Template::BuiltIn(renderer) if matches!(renderer.name(), "glimmer" | "harmony"));
+    named || has(&["<|start|>", "<|message|>", "<|end|>"]) || has(&["<|start|>", "<|message|>", "<|eom|>"])
+}
+
 /// The built-in parser for a template whose answers are of no use without one, whether there are tools or not.
 pub(super) fn family(template: &Template, input: &ParserInput<'_>) -> Option<Box<dyn Grammar>> {
     let source = template.source();

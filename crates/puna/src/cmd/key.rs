@@ -43,6 +43,9 @@ pub fn run(command: &KeyCommand) -> Result<()> {
         KeyCommand::Rm { names } => {
             names.iter().try_for_each(|name| file.remove(name))?;
             file.write(&path)?;
+            if file.keys.is_empty() {
+                out::note("That was the last key: servers ask nobody for a key from here on.");
+            }
             names.iter().try_for_each(|name| out::line(&format!("removed '{name}'")))
         }
     }

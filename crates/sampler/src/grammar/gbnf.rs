@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 /// Nested parentheses at most.
 const DEPTH_MAX: usize = 100;
+/// Suffixes of one item at most.
+const SUFFIXES_MAX: usize = 4;
 /// Repetitions at most; more than that as an upper bound is none.
 const REPEAT_MAX: u32 = 2000;
 
@@ -107,14 +109,22 @@ impl<'a> Reader<'a> {
     }
 
     fn sequence(&mut self, depth: usize) -> Result<Expr, String> {
-        let mut items = Vec::new();
+        let (mut items, mut suffixes) = (Vec::new(), 0);
         while let Some(next) = self.rest().chars().next() {
             if "*+?{".contains(next) {
                 let Some(what) = items.pop() else {
                     return Err(self.expecting(&format!("preceding item to {next}")));
                 };
+                suffixes += 1;
+                if suffixes > SUFFIXES_MAX {
+                    return Err(format!(
+                        "more than {SUFFIXES_MAX} repetitions of each other at {}",
+                        self.place()
+                    ));
+                }
                 items.push(self.repeated(what)?);
             } else if let Some(item) = self.item(next, depth)? {
+                suffixes = 0;
                 items.push(item);
             } else {
                 break;
@@ -272,6 +282,11 @@ impl<'a> Reader<'a> {
         let negated = self.eat("!");
         let end = self.rest().find(['>', '\n']).filter(|end| self.rest().as_bytes()[*end] == b'>');
         match end {
+            // The name's number is not known here.
+            Some(end) if negated && end > 1 && !self.rest().starts_with("<[") => Err(format!(
+                "a token that may not come must be given by its number, as !<[id]>, at {}",
+                self.place()
+            )),
             Some(end) if self.rest().starts_with('<') && end > 1 => {
                 let written = self.rest()[..=end].to_owned();
                 self.at += end + 1;

@@ -14,6 +14,8 @@ use super::gbnf::{Expr, Grammar};
 
 /// Bytes of a regular expression at most: rules that mention others twice, and these others, double with each.
 const REGEX_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the regular expressions of all rules at most.
+const PATTERNS_BYTES_MAX: usize = 4 << 20;
 /// Bytes of the result at most.
 const LARK_BYTES_MAX: usize = 4 << 20;
 
@@ -74,8 +76,11 @@ fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
         mentioned.into_iter().for_each(|used| users[used].push(index));
     }
     let mut ready: Vec<usize> = (0..rules.len()).filter(|&i| missing[i] == 0).collect();
+    let mut left = PATTERNS_BYTES_MAX;
     while let Some(index) = ready.pop() {
         let Some(found) = regular(&rules[index], &done) else { continue };
+        let Some(rest) = left.checked_sub(found.pattern.len()) else { continue };
+        left = rest;
         done[index] = Some(found);
         for &user in &users[index] {
             missing[user] -= 1;
@@ -103,14 +108,25 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
         Expr::Rule(index) => rules[*index].clone()?,
         Expr::Token(_) => return None,
         Expr::Sequence(list) => {
-            let parts = list.iter().map(|e| regular(e, rules)).collect::<Option<Vec<_>>>()?;
-            join(&parts)
+            let mut all = Regular::EMPTY;
+            for expr in list {
+                all = all.then("", &regular(expr, rules)?)?;
+            }
+            all.grouped()
         }
         Expr::Choice(list) => {
-            let parts = list.iter().map(|e| regular(e, rules)).collect::<Option<Vec<_>>>()?;
-            let patterns: Vec<&str> = parts.iter().map(|p| p.pattern.as_str()).collect();
-            let nullable = parts.iter().any(|p| p.nullable);
-            Regular { pattern: group(&patterns.join("|")), nullable }
+            let mut all: Option<Regular> = None;
+            for expr in list {
+                let part = regular(expr, rules)?;
+                all = Some(match all {
+                    None => part,
+                    Some(before) => {
+                        let nullable = before.nullable || part.nullable;
+                        Regular { nullable, ..before.then("|", &part)? }
+                    }
+                });
+            }
+            all.unwrap_or(Regular::EMPTY).grouped()
         }
         Expr::Repeat { what, least, most } => {
             let what = regular(what, rules)?;
@@ -138,9 +154,21 @@ fn leaf(expr: &Expr) -> Regular {
     }
 }
 
-fn join(parts: &[Regular]) -> Regular {
-    let pattern: String = parts.iter().map(|p| p.pattern.as_str()).collect();
-    Regular { pattern: group(&pattern), nullable: parts.iter().all(|p| p.nullable) }
+impl Regular {
+    /// The empty text.
+    const EMPTY: Self = Self { pattern: String::new(), nullable: true };
+
+    /// This and then another, unless that is too long.
+    fn then(mut self, between: &str, next: &Self) -> Option<Self> {
+        self.pattern.push_str(between);
+        self.pattern.push_str(&next.pattern);
+        self.nullable &= next.nullable;
+        (self.pattern.len() <= REGEX_BYTES_MAX).then_some(self)
+    }
+
+    fn grouped(self) -> Self {
+        Self { pattern: group(&self.pattern), ..self }
+    }
 }
 
 fn group(pattern: &str) -> String {
@@ -197,29 +225,24 @@ impl Writer {
 
     /// Runs of what is regular become one terminal each.
     fn sequence(&mut self, list: &[Expr]) -> String {
-        let (mut parts, mut run) = (Vec::new(), Vec::new());
+        let (mut parts, mut run) = (Vec::new(), None::<Regular>);
         for expr in list {
-            match regular(expr, &self.regular) {
-                Some(found) => run.push(found),
-                None => {
-                    parts.push(self.run(&mut run));
-                    parts.push(self.expr(expr));
-                }
+            let found = regular(expr, &self.regular);
+            let longer = match (&run, &found) {
+                (Some(run), Some(found)) => run.clone().then("", found),
+                (None, found) => found.clone(),
+                (Some(_), None) => None,
+            };
+            if longer.is_none() {
+                parts.extend(run.take().map(|run| self.terminal(&run.grouped())));
+            }
+            match found {
+                Some(found) => run = longer.or(Some(found)),
+                None => parts.push(self.expr(expr)),
             }
         }
-        parts.push(self.run(&mut run));
+        parts.extend(run.map(|run| self.terminal(&run.grouped())));
         parts.retain(|part| !part.is_empty());
-        parts.join(" ")
-    }
-
-    fn run(&mut self, run: &mut Vec<Regular>) -> String {
-        let joined = join(run);
-        if joined.pattern.len() <= REGEX_BYTES_MAX {
-            let written = if run.is_empty() { String::new() } else { self.terminal(&joined) };
-            run.clear();
-            return written;
-        }
-        let parts: Vec<String> = run.drain(..).map(|part| self.terminal(&part)).collect();
         parts.join(" ")
     }
 

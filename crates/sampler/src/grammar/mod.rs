@@ -49,7 +49,7 @@ pub enum Constraint {
 
 impl Constraint {
     /// How much of it there is to read.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             Self::Json => 0,
             Self::Schema(schema) => schema.to_string().len(),
@@ -84,6 +84,9 @@ pub enum GrammarError {
     /// A vocabulary without a token that ends a text.
     #[error("this model has no token that ends a text, which grammars need")]
     NoEnd,
+    /// The system gives no thread to read a constraint.
+    #[error("there is no thread to read the form of the answer: {0}")]
+    NoThread(String),
     /// The grammar cannot follow the sequence any further.
     #[error("the grammar cannot be followed: {0}")]
     Stuck(String),
@@ -131,6 +134,15 @@ impl Grammars {
         if bytes > CONSTRAINT_BYTES_MAX {
             return Err(GrammarError::TooLarge(bytes));
         }
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
+            let begun = thread.spawn_scoped(scope, || self.begin(constraint));
+            let thread = begun.map_err(|e| GrammarError::NoThread(e.to_string()))?;
+            thread.join().unwrap_or_else(|_| Err(GrammarError::NoThread("it has ended".into())))
+        })
+    }
+
+    fn begin(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         let (source, blame): (_, fn(String) -> GrammarError) = match constraint {
             Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
             Constraint::Schema(schema) => {
@@ -143,29 +155,15 @@ impl Grammars {
                 (TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?), GrammarError::Grammar)
             }
         };
-        self.begin(source).map_err(blame)
-    }
-
-    /// The grammar of a source, or what is wrong with it.
-    fn begin(&self, source: TopLevelGrammar) -> Result<Grammar, String> {
-        let begin = move || {
-            let parser = self.factory.create_parser(source).map_err(|e| reason(&e))?;
-            let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
-            // Some things are found only where the first token is looked for.
-            let first = grammar.find_next().map_err(|e| e.to_string())?;
-            if first.is_zero() {
-                return Err("there is no text that it allows".into());
-            }
-            grammar.next = Some(first);
-            Ok(grammar)
-        };
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
-            let thread = thread
-                .spawn_scoped(scope, begin)
-                .map_err(|e| format!("there is no thread to read it: {e}"))?;
-            thread.join().unwrap_or_else(|_| Err("reading it failed".into()))
-        })
+        let parser = self.factory.create_parser(source).map_err(|e| blame(reason(&e)))?;
+        let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
+        // Some things are found only where the first token is looked for.
+        let first = grammar.find_next().map_err(|e| blame(e.to_string()))?;
+        if first.is_zero() {
+            return Err(blame("there is no text that it allows".into()));
+        }
+        grammar.next = Some(first);
+        Ok(grammar)
     }
 }
 

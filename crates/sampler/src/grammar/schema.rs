@@ -1,5 +1,7 @@
 //! JSON Schemas as requests bring them, made ready for `llguidance`.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 /// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
@@ -8,9 +10,11 @@ const WHITE_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Keywords that hold one schema.
 const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
-/// Keywords that hold a list of schemas. (What `allOf` holds is merged, so that closing one part would shut out the
-/// properties of the others.)
-const LIST: [&str; 4] = ["anyOf", "oneOf", "prefixItems", "items"];
+/// Keywords that hold a list of schemas.
+const LIST: [&str; 2] = ["prefixItems", "items"];
+/// Keywords that hold schemas of the same value. Where they stand beside each other, or beside `properties`, all of them
+/// hold at once, so that closing one would shut out the properties of the others.
+const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 
@@ -30,7 +34,9 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
         return Err("the keyword \"x-guidance\" is not for requests".into());
     }
     let mut schema = schema.clone();
-    close(&mut schema);
+    let mut shared = HashSet::new();
+    find_shared(&schema, false, &mut shared);
+    close(&mut schema, false, "#", &shared);
     if let Value::Object(map) = &mut schema {
         map.insert("x-guidance".into(), options());
     }
@@ -41,26 +47,50 @@ fn options() -> Value {
     json!({ "whitespace_pattern": WHITE_SPACE, "json_allow_general_unicode_escapes": true })
 }
 
-/// Closes the objects of a schema. It is no deeper than what JSON from outside may be.
-fn close(schema: &mut Value) {
+/// Whether a schema says more than one thing about the properties of a value.
+fn is_composed(map: &Map<String, Value>) -> bool {
+    let parts = ["properties", "$ref", "anyOf", "oneOf"].into_iter().filter(|k| map.contains_key(*k)).count();
+    map.contains_key("allOf") || parts > 1
+}
+
+/// The schemas that are referred to as a part of others: `#/$defs/…`. `part`: this one is a part itself.
+fn find_shared(schema: &Value, part: bool, found: &mut HashSet<String>) {
     let Value::Object(map) = schema else { return };
-    for keyword in ONE {
-        map.get_mut(keyword).into_iter().for_each(close);
+    let part = part || is_composed(map);
+    if let (true, Some(Value::String(name))) = (part, map.get("$ref")) {
+        found.insert(name.clone());
     }
-    for keyword in LIST {
-        map.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten().for_each(close);
-    }
-    for keyword in NAMED {
-        map.get_mut(keyword).and_then(Value::as_object_mut).into_iter().for_each(close_values);
-    }
-    let open = !map.contains_key("additionalProperties")
-        && !map.contains_key("patternProperties")
-        && !map.contains_key("allOf");
-    if open && map.contains_key("properties") {
-        map.insert("additionalProperties".into(), Value::Bool(false));
+    for (keyword, value) in map {
+        let part = part && SAME.contains(&keyword.as_str());
+        match value {
+            Value::Array(list) => list.iter().for_each(|schema| find_shared(schema, part, found)),
+            Value::Object(map) if NAMED.contains(&keyword.as_str()) => {
+                map.values().for_each(|schema| find_shared(schema, false, found));
+            }
+            _ => find_shared(value, false, found),
+        }
     }
 }
 
-fn close_values(map: &mut Map<String, Value>) {
-    map.values_mut().for_each(close);
+/// Closes the objects of a schema, but not those that are a part of what is said about a value. It is no deeper than what
+/// JSON from outside may be.
+fn close(schema: &mut Value, part: bool, place: &str, shared: &HashSet<String>) {
+    let Value::Object(map) = schema else { return };
+    let part = part || is_composed(map) || shared.contains(place);
+    for keyword in ONE {
+        map.get_mut(keyword).into_iter().for_each(|schema| close(schema, false, "", shared));
+    }
+    for (keyword, part) in LIST.map(|k| (k, false)).into_iter().chain(SAME.map(|k| (k, part))) {
+        let list = map.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten();
+        list.for_each(|schema| close(schema, part, "", shared));
+    }
+    for keyword in NAMED {
+        for (name, schema) in map.get_mut(keyword).and_then(Value::as_object_mut).into_iter().flatten() {
+            close(schema, false, &format!("{place}/{keyword}/{name}"), shared);
+        }
+    }
+    let says = |keyword: &str| map.contains_key(keyword);
+    if !part && says("properties") && !says("additionalProperties") && !says("patternProperties") {
+        map.insert("additionalProperties".into(), Value::Bool(false));
+    }
 }

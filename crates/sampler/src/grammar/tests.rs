@@ -196,6 +196,33 @@ fn formats_patterns_bounds_and_unions_are_enforced() {
 }
 
 #[test]
+fn parts_of_one_object_do_not_shut_each_other_out() {
+    let part =
+        |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
+    let cases: [(Value, &[&str], &[&str]); 3] = [
+        (
+            json!({"$defs": {"A": part("a")}, "allOf": [{"$ref": "#/$defs/A"}, part("b")]}),
+            &["{\"a\":1,\"b\":2}"],
+            &["{\"a\":1}"],
+        ),
+        (
+            json!({"type": "object", "properties": {"kind": {"type": "string", "enum": ["x"]}}, "required": ["kind"], "anyOf": [part("x"), part("y")]}),
+            &["{\"kind\":\"x\",\"x\":1}", "{\"kind\":\"x\",\"y\":1}"],
+            &["{\"kind\":\"x\"}"],
+        ),
+        // Alone, a definition and the branches of a choice are closed.
+        (
+            json!({"$defs": {"A": part("a")}, "anyOf": [{"$ref": "#/$defs/A"}, part("b")]}),
+            &["{\"a\":1}", "{\"b\":1}"],
+            &["{\"a\":1,\"c\":1}", "{\"b\":1,\"c\":1}"],
+        ),
+    ];
+    for (given, yes, no) in cases {
+        check(&schema(given), yes, no);
+    }
+}
+
+#[test]
 fn what_cannot_be_enforced_is_refused_by_name() {
     let refused = [
         (json!({"type": "object", "not": {"required": ["a"]}}), "not"),
@@ -262,6 +289,11 @@ fn gbnf_mistakes_are_named_with_their_place() {
             "number of repetitions exceeds sane defaults (at most 2000, rising) at line 1, column 13",
         ),
         ("# a\nroot ::= \"a\"{x}", "expecting integer at line 2, column 14"),
+        (
+            "root ::= !<a>",
+            "a token that may not come must be given by its number, as !<[id]>, at line 1, column 11",
+        ),
+        ("root ::= \"a\"*****", "more than 4 repetitions of each other at line 1, column 17"),
         ("root ::= <a", "expecting a token such as <name> or <[id]> at line 1, column 10"),
     ];
     for (text, want) in cases {
@@ -401,6 +433,19 @@ fn hostile_constraints_end_soon() {
         Constraint::Gbnf(doubling(40)),
         Constraint::Gbnf(format!("root ::= {}", nested("(", ")", 100_000))),
         Constraint::Gbnf(format!("root ::= \"a\"{}", "{2000}".repeat(20))),
+        Constraint::Gbnf(format!("root ::= \"a\"{}", "*".repeat(200_000))),
+        Constraint::Gbnf(format!("root ::= {}\"a\"{}", "(".repeat(100), ")****".repeat(100))),
+        Constraint::Gbnf(format!("a ::= \"{}\"\nroot ::= {}", "!".repeat(9_000), "a ".repeat(110_000))),
+        Constraint::Gbnf(format!(
+            "a ::= \"{}\"\nroot ::= \"b\" root | {}",
+            "!".repeat(9_000),
+            "a ".repeat(110_000)
+        )),
+        Constraint::Gbnf(format!(
+            "x ::= \"{}\"\n{}root ::= r0",
+            "!".repeat(9_000),
+            (0..16_000).map(|i| format!("r{i} ::= x\n")).collect::<String>()
+        )),
         Constraint::Gbnf("root ::= root root | \"a\"".into()),
         Constraint::Gbnf(
             (0..12_000).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect::<String>()

@@ -122,8 +122,8 @@ impl Door {
     /// Asks for a key, and holds its place until the answer is sent.
     async fn guarded(&self, mut request: Request) -> Response {
         let path = decoded(request.uri().path()).unwrap_or_default();
-        let peer = request.extensions().get().copied().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip);
-        match self.0.guard.admit(&path, request.headers(), peer) {
+        let local = self.is_local(&request);
+        match self.0.guard.admit(&path, request.headers(), local) {
             Err(refusal) => refused(&path, &refusal),
             Ok(pass) => {
                 if let Some(client) = pass.client {
@@ -143,6 +143,16 @@ impl Door {
     }
 
     /// The route's answer. Where it left fields of the request aside, a header says so.
+    /// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
+    /// machine's, nobody behind a proxy.
+    fn is_local(&self, request: &Request) -> bool {
+        let peer = request.extensions().get().copied().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip);
+        let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
+        peer.to_canonical().is_loopback()
+            && !matches!(judge(host(request), &self.0.machine), Host::Foreign)
+            && !forwarded.iter().any(|name| request.headers().contains_key(*name))
+    }
+
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(ignored.clone());

@@ -1,6 +1,5 @@
 //! Asks every request for its key.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,6 +24,8 @@ struct Known {
     keys: Arc<KeyFile>,
     changed: Option<SystemTime>,
     looked: Instant,
+    /// The state of the file that was complained about last.
+    refused: Option<Option<SystemTime>>,
 }
 
 /// What a request may do.
@@ -47,8 +48,12 @@ impl Guard {
     /// # Errors
     /// The file of keys is there but cannot be used: nobody gets in by breaking it.
     pub fn new(path: &Path) -> Result<Self, KeyError> {
-        let known =
-            Known { changed: changed(path), keys: Arc::new(KeyFile::read(path)?), looked: Instant::now() };
+        let known = Known {
+            changed: changed(path),
+            keys: Arc::new(KeyFile::read(path)?),
+            looked: Instant::now(),
+            refused: None,
+        };
         Ok(Self { path: path.to_owned(), known: Mutex::new(known), usage: Usage::default() })
     }
 
@@ -57,15 +62,15 @@ impl Guard {
         !self.keys().keys.is_empty()
     }
 
-    /// Judges a request for a path, from an address.
+    /// Judges a request for a path; `local` says that it comes from this machine and was meant for it.
     ///
     /// # Errors
     /// Why it may not go on.
-    pub fn admit(&self, path: &str, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Refusal> {
+    pub fn admit(&self, path: &str, headers: &HeaderMap, local: bool) -> Result<Pass, Refusal> {
         let keys = self.keys();
         let Some(scope) = Scope::of_path(path) else { return Ok(Pass::default()) };
         if keys.keys.is_empty() {
-            return match scope == Scope::Models && !peer.to_canonical().is_loopback() {
+            return match scope == Scope::Models && !local {
                 true => Err(refusal(
                     403,
                     "this server has no API keys, so models can only be changed from its own machine: make one there with `puna key add`",
@@ -96,16 +101,37 @@ impl Guard {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.elapsed() >= LOOK {
             known.looked = Instant::now();
-            let now = changed(&self.path);
-            if now != known.changed {
-                known.changed = now;
-                match KeyFile::read(&self.path) {
-                    Ok(keys) => known.keys = Arc::new(keys),
-                    Err(error) => tracing::error!("{error}; the keys stay as they were"),
-                }
-            }
+            known.look(&self.path);
         }
         Arc::clone(&known.keys)
+    }
+}
+
+impl Known {
+    /// Reads the file again if it has changed. One that is gone or broken opens no door: the keys stay as they were.
+    fn look(&mut self, path: &Path) {
+        let now = changed(path);
+        if now == self.changed {
+            return;
+        }
+        let read = match now {
+            None => Err("it is gone".to_owned()),
+            Some(_) => KeyFile::read(path).map_err(|e| e.to_string()),
+        };
+        match read {
+            Ok(keys) => {
+                if keys.keys.is_empty() != self.keys.keys.is_empty() {
+                    let asked = if keys.keys.is_empty() { "nobody" } else { "everybody" };
+                    tracing::warn!(path = %path.display(), "{asked} is asked for an API key from now on");
+                }
+                (self.keys, self.changed, self.refused) = (Arc::new(keys), now, None);
+            }
+            Err(error) if self.refused != Some(now) => {
+                tracing::error!(path = %path.display(), "the file of API keys: {error}; the keys stay as they were");
+                self.refused = Some(now);
+            }
+            Err(_) => {}
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! API keys: who may do what.
 //!
 //! [`KeyFile`] is the file of them, which `puna key` writes; it holds hashes, so that nobody who reads it can use them.
-//! [`guard::Guard`] asks it at every request of a server.
+//! A server asks it at every request.
 
 mod file;
 pub(crate) mod guard;

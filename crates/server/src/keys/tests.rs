@@ -1,5 +1,3 @@
-use std::net::IpAddr;
-
 use axum::http::{HeaderMap, HeaderValue};
 
 use super::guard::Guard;
@@ -18,8 +16,7 @@ fn bearer(key: &str) -> HeaderMap {
 
 /// The status of a refusal, 200 otherwise.
 fn status(guard: &Guard, path: &str, headers: &HeaderMap, from: &str) -> u16 {
-    let from: IpAddr = from.parse().unwrap();
-    guard.admit(path, headers, from).map_or_else(|refusal| refusal.failure.status, |_| 200)
+    guard.admit(path, headers, from == HERE).map_or_else(|refusal| refusal.failure.status, |_| 200)
 }
 
 #[test]
@@ -63,9 +60,9 @@ fn without_keys_all_may_use_and_only_this_machine_may_change() {
     let folder = tempfile::tempdir().unwrap();
     let guard = Guard::new(&folder.path().join("keys.toml")).unwrap();
     let none = HeaderMap::new();
-    for from in [HERE, "::1", "::ffff:127.0.0.1", ELSEWHERE, "2001:db8::1"] {
+    for from in [HERE, ELSEWHERE] {
         assert_eq!(status(&guard, "/api/chat", &none, from), 200);
-        let may_change = from != ELSEWHERE && !from.starts_with("2001");
+        let may_change = from == HERE;
         for path in
             ["/api/create", "/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/blobs/sha256:0"]
         {
@@ -104,7 +101,7 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
         status(&guard, "/api/chat", &headers("authorization", &format!("bearer  {} ", secrets[0])), HERE),
         200
     );
-    let refused = guard.admit("/api/pull", &bearer(&secrets[0]), HERE.parse().unwrap()).unwrap_err();
+    let refused = guard.admit("/api/pull", &bearer(&secrets[0]), true).unwrap_err();
     assert!(
         refused.failure.message.contains("\"inference\"") && refused.failure.message.contains("scope models")
     );
@@ -126,6 +123,12 @@ fn keys_come_and_go_while_the_server_runs_and_a_broken_file_changes_nothing() {
     assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
     assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    // Nor does one that is gone, until it is back.
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    KeyFile::default().write(&path).unwrap();
+    assert_eq!(seen(&HeaderMap::new()), 200);
+    std::fs::write(&path, "[[key]]\nname = 5").unwrap();
     let error = Guard::new(&path).err().unwrap().to_string();
     assert!(error.starts_with("cannot read the file of API keys "), "{error}");
 }
@@ -139,7 +142,7 @@ fn a_limit_says_when_to_come_again() {
     file.keys[0].concurrent = Some(1);
     file.write(&path).unwrap();
     let guard = Guard::new(&path).unwrap();
-    let admit = || guard.admit("/api/chat", &bearer(&secret), HERE.parse().unwrap());
+    let admit = || guard.admit("/api/chat", &bearer(&secret), true);
     let first = admit().unwrap();
     let refused = admit().unwrap_err();
     assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));

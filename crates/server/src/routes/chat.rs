@@ -61,8 +61,11 @@ impl Prepared {
     }
 
     /// Starts so many answers side by side.
-    pub(super) fn start_several(self, answers: usize) -> Vec<Running> {
-        self.loaded.run_all(self.generate.several(answers))
+    ///
+    /// # Errors
+    /// Together they would be too large.
+    pub(super) fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
+        Ok(self.loaded.run_all(self.generate.several(answers)?))
     }
 
     /// Counts the prompt's tokens instead.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use puna_api::json::MAX_DEPTH;
 use puna_api::native::{Logprob, ToolCall, ToolCallFunction, TopLogprob};
 use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Stage, Summary};
 use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
 use puna_sampler::TokenLogprobs;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::generator::Generator;
 use super::worker::Handle;
@@ -35,8 +36,10 @@ pub(super) struct Answer {
     calls: usize,
     prompt: Vec<u32>,
     stop: Vec<String>,
-    /// The answer must be a call.
-    forced: bool,
+    /// The answer must be a call, which begins like this.
+    forced: Option<String>,
+    /// The answer that has a form has begun.
+    begun: bool,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -64,7 +67,8 @@ impl Answer {
             calls: 0,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
-            forced: false,
+            forced: None,
+            begun: false,
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -76,9 +80,9 @@ impl Answer {
         }
     }
 
-    /// Remembers that the answer must be a call.
-    pub(super) fn with_forced(mut self, forced: bool) -> Self {
-        self.forced = forced;
+    /// Remembers that the answer must be a call, and how that begins.
+    pub(super) fn with_forced(mut self, beginning: Option<String>) -> Self {
+        self.forced = beginning;
         self
     }
 
@@ -105,7 +109,7 @@ impl Answer {
         self.generated += 1;
         self.first.get_or_insert_with(Instant::now);
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        if self.repeats_itself(&piece.text) {
+        if !self.begun && self.repeats_itself(&piece.text) {
             self.pieces(piece.text, logprobs);
             self.flush();
             self.handle.send(Event::Done(Box::new(self.broken_off())));
@@ -116,11 +120,17 @@ impl Answer {
 
     /// Sends a text as thoughts, answer and calls.
     fn pieces(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
+        let verbatim = self.is_verbatim();
         let parts = match &mut self.parser {
-            Some(parser) => parser.push(&text),
-            None => vec![Part::Content(text)],
+            Some(parser) if !verbatim => parser.push(&text),
+            _ => vec![Part::Content(text)],
         };
         self.send_parts(parts, logprobs)
+    }
+
+    /// Whether the answer is what its grammar allows, and nothing in it is a tag.
+    fn is_verbatim(&self) -> bool {
+        self.begun && self.forced.is_none()
     }
 
     /// Sends what a text was taken for. The log-probabilities of its token go with the first part that is text, or
@@ -132,7 +142,7 @@ impl Answer {
             let (is_thought, text) = match part {
                 Part::Thinking(text) => (true, text),
                 Part::Content(text) => (false, text),
-                Part::Call(call) if self.calls < CALLS_MAX => {
+                Part::Call(call) if self.calls < CALLS_MAX && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
                     listened &= self.handle.send(Event::ToolCall(wire_call(call)));
@@ -143,7 +153,8 @@ impl Answer {
                 }
                 // An answer that has a form cannot have this before it.
                 Part::Malformed { text, error } if self.formed => {
-                    tracing::warn!(task = self.handle.id, %error, text, "a tool call cannot be read and is left out");
+                    let (task, bytes) = (self.handle.id, text.len());
+                    tracing::warn!(task, %error, bytes, "a tool call cannot be read and is left out");
                     continue;
                 }
                 Part::Malformed { text, error } => {
@@ -178,6 +189,9 @@ impl Answer {
 
     /// Sends what was held back because a tag might have begun.
     fn flush(&mut self) {
+        if self.is_verbatim() {
+            return;
+        }
         if let Some(parser) = &mut self.parser {
             let parts = parser.finish();
             self.send_parts(parts, Vec::new());
@@ -256,6 +270,18 @@ impl Answer {
     }
 }
 
+/// Whether a call's arguments can be sent on: what holds them may be nested no deeper than a request's.
+fn is_shallow(call: &FunctionCall) -> bool {
+    fn depth(value: &Value) -> usize {
+        match value {
+            Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
+            Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+    call.arguments.values().map(depth).max().unwrap_or(0) < MAX_DEPTH
+}
+
 /// The figures of an answer of which nothing was wanted.
 pub(super) fn no_tokens(answer: Answer) -> Done {
     Done { reason: Reason::Length, ..answer.broken_off() }
@@ -282,11 +308,14 @@ impl Sink for Answer {
     /// was held back was no tag: what was drawn freely cannot be part of the answer.
     fn stage(&self, text: &str) -> Stage {
         let Some(parser) = &self.parser else { return Stage::Answer };
-        if self.forced && !text.is_empty() {
-            let begins = !parser.is_thinking() && !text.trim().is_empty();
-            return match begins && parser.peek_stage(text) == Place::Answer {
-                true => Stage::Answer,
+        if let (Some(beginning), false) = (&self.forced, text.is_empty()) {
+            let solid = text.trim();
+            return match parser.peek_stage(text) == Place::Answer && !solid.is_empty() {
                 false => Stage::Before,
+                true if !parser.is_thinking() => Stage::Answer,
+                // A call that ends the thought by itself would come twice.
+                true if beginning.trim_start().starts_with(solid) => Stage::Mixed,
+                true => Stage::Before,
             };
         }
         if text.is_empty() {
@@ -301,11 +330,15 @@ impl Sink for Answer {
             Part::Thinking(_) | Part::Call(_) | Part::Malformed { .. } => None,
         });
         let content: String = content.collect();
-        match (content.trim().is_empty(), content.trim_start() == text.trim_start()) {
+        match (content.is_empty(), content.trim_start() == text.trim_start()) {
             (true, _) => Stage::Before,
             (false, true) => Stage::Answer,
             (false, false) => Stage::Mixed,
         }
+    }
+
+    fn begin_answer(&mut self) {
+        self.begun = true;
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {

@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use crate::canonical::Failure;
 
-/// The constraint of an answer that is a call of one of some tools, or of several. Arguments that the model writes in
-/// another form than JSON are left to it. `tags` are control tokens that may
-/// stand in the form, with their texts.
+/// The constraint of an answer that is a call of one of some tools, or of several. Arguments that the model writes in another
+/// form than JSON are left to it. `tags` are control tokens that may stand in a call, with their texts.
 pub(super) fn constraint(
     form: &CallForm,
     tools: &[&Tool],
@@ -24,7 +23,8 @@ pub(super) fn constraint(
         let parameters = tool.0.pointer("/function/parameters").filter(|p| p.is_object());
         let any = json!({"type": "object"});
         let Some(after) = &form.after else {
-            lark += &format!("c{i}: {before} /(?s:.)*/\n");
+            let others: String = tags.iter().map(|(_, id)| format!(" | <[{id}]>")).collect();
+            lark += &format!("c{i}: {before} (/(?s:.)+/{others})*\n");
             continue;
         };
         let arguments = lark_json(parameters.unwrap_or(&any))

@@ -136,8 +136,7 @@ impl Preparer {
         let tags = parser.iter().flat_map(OutputParser::preserved);
         let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
         let tags: Vec<(String, u32)> = tags.collect();
-        let call = self.demanded_call(&task, &text, &tags)?;
-        let forced = call.is_some();
+        let (call, beginning) = self.demanded_call(&task, &text, &tags)?.unzip();
         let grammar = call.or(task.format).map(|form| self.generator.grammar(&form)).transpose();
         let grammar = grammar.map_err(Failure::bad_request)?;
         listening(&handle)?;
@@ -145,7 +144,7 @@ impl Preparer {
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
             .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
-            .with_forced(forced)
+            .with_forced(beginning)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 {
             handle.send(Event::Done(Box::new(no_tokens(answer))));
@@ -174,24 +173,26 @@ impl Preparer {
         Ok(())
     }
 
-    /// The form of the call that the request demands, if it does.
+    /// The form of the call that the request demands, if it does, and how it begins.
     fn demanded_call(
         &self,
         task: &Generate,
         text: &Text,
         tags: &[(String, u32)],
-    ) -> Result<Option<Constraint>, Failure> {
+    ) -> Result<Option<(Constraint, String)>, Failure> {
         let Input::Chat { tools, .. } = &task.input else { return Ok(None) };
         let tools = forced::demanded(&task.tool_choice, tools);
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
         let facts = self.generator.facts();
-        let form = CallForm::of(template, template.think_tags().as_ref(), &facts.ends);
+        let parser = task.model.parser.as_deref().filter(|_| !text.own);
+        let form = CallForm::of(template, parser, template.think_tags().as_ref(), &facts.ends);
         let form = form.ok_or_else(|| {
             Failure::bad_request(
                 "tool_choice: the form in which this model's template writes calls cannot be demanded; use \"auto\"",
             )
         })?;
-        forced::constraint(&form, &tools, task.parallel_tool_calls, tags).map(Some)
+        let constraint = forced::constraint(&form, &tools, task.parallel_tool_calls, tags)?;
+        Ok(Some((constraint, form.before)))
     }
 
     /// Counts a prompt's tokens, as many as they are.

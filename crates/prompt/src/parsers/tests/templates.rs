@@ -84,7 +84,7 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
         let Some(source) = source(file) else { return };
         let Ok(template) = Template::parse(Kind::Jinja, &source) else { continue };
         let tags = template.think_tags();
-        let form = crate::CallForm::of(&template, tags.as_ref(), &ends);
+        let form = crate::CallForm::of(&template, None, tags.as_ref(), &ends);
         let Some(crate::CallForm { before, between, after }) = form else {
             none.push(file);
             continue;

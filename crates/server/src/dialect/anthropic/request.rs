@@ -1,5 +1,7 @@
 //! Requests for messages to native ones.
 
+use std::collections::HashMap;
+
 use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value, json as value};
@@ -23,8 +25,9 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
     let think = think(&request);
     let mut messages: Vec<_> = system(&request.system)?.into_iter().collect();
     let before = messages.len();
+    let calls = called(&request.messages);
     for message in &request.messages {
-        convert(message, &request.messages, &mut messages)?;
+        convert(message, &calls, &mut messages)?;
     }
     if messages.len() == before {
         return Err(Failure::bad_request("messages is required"));
@@ -80,7 +83,11 @@ fn think(request: &MessagesRequest) -> Option<Think> {
 
 fn format(format: OutputFormat) -> Result<Option<Value>, Failure> {
     match format.schema {
-        _ if format.kind != "json_schema" => Ok(None),
+        _ if matches!(format.kind.as_str(), "" | "text") => Ok(None),
+        _ if format.kind != "json_schema" => Err(Failure::bad_request(format!(
+            "the form of the answer: there is no type {:?}: use json_schema",
+            format.kind
+        ))),
         schema @ Value::Object(_) => Ok(Some(schema)),
         other => Err(Failure::bad_request(format!(
             "the form of the answer: schema must be an object, but is of type {}",
@@ -149,14 +156,18 @@ struct Parts {
 }
 
 /// Appends what a message comes to: itself, and the results of tools in it; before a user's words and after others'.
-fn convert(message: &Message, all: &[Message], out: &mut Vec<native::Message>) -> Result<(), Failure> {
+fn convert(
+    message: &Message,
+    calls: &HashMap<&str, &str>,
+    out: &mut Vec<native::Message>,
+) -> Result<(), Failure> {
     let mut parts = Parts::default();
     match &message.content {
         Value::Null => return Err(Failure::bad_request("unexpected end of JSON input")),
         Value::String(text) => parts.message.content.clone_from(text),
         Value::Array(blocks) => {
             for block in blocks {
-                parts.add(block, all)?;
+                parts.add(block, calls)?;
             }
         }
         other => {
@@ -176,7 +187,7 @@ fn convert(message: &Message, all: &[Message], out: &mut Vec<native::Message>) -
 }
 
 impl Parts {
-    fn add(&mut self, block: &Value, all: &[Message]) -> Result<(), Failure> {
+    fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), Failure> {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
         match text("type") {
             "text" => self.message.content.push_str(text("text")),
@@ -188,7 +199,8 @@ impl Parts {
             "tool_result" => {
                 let mut result = native::Message { role: "tool".into(), ..native::Message::default() };
                 result.tool_call_id = text("tool_use_id").to_owned();
-                result.tool_name = called(all, &result.tool_call_id);
+                result.tool_name =
+                    calls.get(result.tool_call_id.as_str()).copied().unwrap_or_default().to_owned();
                 tool_result(&block["content"], &mut result)?;
                 self.results.push(result);
             }
@@ -226,13 +238,11 @@ impl Parts {
     }
 }
 
-/// The function of a call, by the call's id; the last one with it counts.
-fn called(messages: &[Message], id: &str) -> String {
-    let blocks =
-        messages.iter().rev().filter_map(|m| m.content.as_array()).flat_map(|blocks| blocks.iter().rev());
-    let mut calls = blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
-    let call = calls.find(|call| call["id"].as_str() == Some(id));
-    call.and_then(|call| call["name"].as_str()).unwrap_or_default().to_owned()
+/// Functions by the ids of calls; the last call with an id counts.
+fn called(messages: &[Message]) -> HashMap<&str, &str> {
+    let blocks = messages.iter().filter_map(|m| m.content.as_array()).flatten();
+    let calls = blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
+    calls.filter_map(|call| Some((call["id"].as_str()?, call["name"].as_str()?))).collect()
 }
 
 fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Failure> {

@@ -157,7 +157,7 @@ impl Wanted {
     }
 
     /// All generations: those of the first prompt, then those of the second …
-    pub(crate) fn generations(&self, first: &Generate) -> Vec<Generate> {
+    pub(crate) fn generations(&self, first: &Generate) -> Result<Vec<Generate>, Failure> {
         let of_prompt = |prompt: &Wish| {
             let mut generate = first.clone();
             if let Input::Prompt(native) = &mut generate.input {
@@ -170,7 +170,8 @@ impl Wanted {
             }
             generate
         };
-        self.prompts.iter().flat_map(|prompt| of_prompt(prompt).several(self.of)).collect()
+        let several = self.prompts.iter().map(|prompt| of_prompt(prompt).several(self.of));
+        Ok(several.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 }
 

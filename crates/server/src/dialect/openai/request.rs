@@ -1,5 +1,7 @@
 //! Requests for chat completions to native ones.
 
+use std::collections::HashMap;
+
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
 use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
 use serde_json::{Map, Value, json as value};
@@ -51,7 +53,10 @@ fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
                 go_type(&other)
             ))),
         },
-        _ => Ok(None),
+        "" | "text" => Ok(None),
+        other => Err(Failure::bad_request(format!(
+            "response_format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+        ))),
     }
 }
 
@@ -98,6 +103,9 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
 
 fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     let mut all = Vec::with_capacity(messages.len());
+    // The last call with an id counts.
+    let calls = messages.iter().flat_map(|m| &m.tool_calls);
+    let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), &call.function.name)).collect();
     for message in messages {
         let mut native = native::Message {
             role: message.role.clone(),
@@ -108,7 +116,8 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
             ..native::Message::default()
         };
         if native.tool_name.is_empty() && message.role == "tool" {
-            native.tool_name = called_function(messages, &message.tool_call_id);
+            native.tool_name =
+                called.get(message.tool_call_id.as_str()).copied().cloned().unwrap_or_default();
         }
         match &message.content {
             Value::String(text) => native.content.clone_from(text),
@@ -122,12 +131,6 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
         all.push(native);
     }
     Ok(all)
-}
-
-/// The function of a call, by the call's id; the last one with it counts.
-fn called_function(messages: &[Message], id: &str) -> String {
-    let mut calls = messages.iter().flat_map(|m| &m.tool_calls).rev();
-    calls.find(|call| call.id == id).map(|call| call.function.name.clone()).unwrap_or_default()
 }
 
 fn tool_calls(calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {

@@ -1,5 +1,7 @@
 //! Requests for responses to native ones.
 
+use std::collections::HashMap;
+
 use puna_api::native::{ChatRequest, Message, Tool, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
@@ -18,7 +20,9 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
             return Err(Failure::bad_request(format!("{field} is not supported")));
         }
     }
-    let mut conversation = Conversation { messages: earlier.to_vec(), thinking: String::new() };
+    let calls = earlier.iter().flat_map(|m| &m.tool_calls);
+    let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
+    let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
     conversation.input(&request.input)?;
     let mut messages = conversation.messages;
     if let Some(text) = request.instructions.as_ref().filter(|text| !text.is_empty() && !messages.is_empty())
@@ -68,7 +72,10 @@ fn format(format: &Value) -> Result<Option<Value>, Failure> {
         (Some("json_schema"), _) => {
             Err(Failure::bad_request("text.format: type json_schema needs an object in schema"))
         }
-        _ => Ok(None),
+        (None | Some("text"), _) => Ok(None),
+        (Some(other), _) => Err(Failure::bad_request(format!(
+            "text.format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+        ))),
     }
 }
 
@@ -113,6 +120,8 @@ fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
 /// A conversation as its items come.
 struct Conversation {
     messages: Vec<Message>,
+    /// Functions by the ids of calls; the last call with an id counts.
+    called: HashMap<String, String>,
     /// Thoughts that belong to the assistant's next message.
     thinking: String,
 }
@@ -174,6 +183,7 @@ impl Conversation {
             if let Some(last) =
                 self.messages.last_mut().filter(|m| m.role == "assistant" && !m.tool_calls.is_empty())
             {
+                last.thinking.push_str(&message.thinking);
                 last.content.push_str(&message.content);
                 last.images.append(&mut message.images);
                 return Ok(());
@@ -209,6 +219,7 @@ impl Conversation {
                 name: text("name").to_owned(),
                 arguments,
             };
+            self.called.insert(text("call_id").to_owned(), function.name.clone());
             last.tool_calls.push(ToolCall { id: text("call_id").to_owned(), function });
         }
         Ok(())
@@ -216,9 +227,7 @@ impl Conversation {
 
     fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
         let id = item["call_id"].as_str().unwrap_or_default();
-        let mut calls = self.messages.iter().flat_map(|m| &m.tool_calls).rev();
-        let tool_name =
-            calls.find(|call| call.id == id).map(|call| call.function.name.clone()).unwrap_or_default();
+        let tool_name = self.called.get(id).cloned().unwrap_or_default();
         let mut message = Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
         content(i, &item["output"], &mut message)?;
         self.messages.push(message);
