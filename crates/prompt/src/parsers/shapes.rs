@@ -24,7 +24,7 @@ enum Shape {
 }
 
 /// The table. Of forms with the same tags the stricter comes first.
-const SHAPES: [(&str, Shape); 27] = [
+const SHAPES: &[(&str, Shape)] = &[
     ("harmony", Shape::Family("harmony")),
     ("glimmer", Shape::Family("glimmer")),
     ("function in tool_call", Shape::Calls(|| tag("tool_call", Body::Xml(Xml::FUNCTION)))),
@@ -52,20 +52,12 @@ const SHAPES: [(&str, Shape); 27] = [
     ("deepseek", Shape::Calls(deepseek_plain)),
     ("deepseek in code", Shape::Calls(|| deepseek::calls(deepseek::in_code_block()))),
     ("solar", Shape::Calls(solar)),
-];
-
-/// Forms that would not fit into the table's lines.
-const MORE: [(&str, Shape); 5] = [
     ("hunyuan", Shape::Calls(hunyuan)),
     ("kimi-k3", Shape::Calls(kimi_k3)),
     ("granite", Shape::Calls(|| Calls::new("<|tool_call|>", End::Json(None), Body::Json))),
     ("gemma4", Shape::Calls(gemma::calls4)),
     ("functiongemma", Shape::Calls(gemma::calls_function)),
 ];
-
-fn shapes() -> impl Iterator<Item = &'static (&'static str, Shape)> {
-    SHAPES.iter().chain(&MORE)
-}
 
 fn tag(name: &str, body: Body) -> Calls {
     Calls::between(format!("<{name}>"), format!("</{name}>"), body)
@@ -214,7 +206,7 @@ pub(super) fn grammar(
 }
 
 fn make(name: &str, tags: Option<&ThinkTags>, input: &ParserInput<'_>) -> Option<Box<dyn Grammar>> {
-    match &shapes().find(|(known, _)| *known == name)?.1 {
+    match &SHAPES.iter().find(|(known, _)| *known == name)?.1 {
         Shape::Family(name) => families::by_name(name, input),
         Shape::Calls(calls) => {
             let start = |tags: &ThinkTags| match input.prompt.trim().ends_with(&tags.open) {
@@ -248,7 +240,7 @@ fn find(template: &Template) -> Found {
         let from = written.find("<|start|>assistant").map_or(0, |at| at + "<|start|>assistant".len());
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
         let reads = |name: &str| make(name, None, &input).is_some_and(|g| reads(g, &written[from..]));
-        if let Some((name, _)) = shapes().find(|(name, _)| reads(name)) {
+        if let Some((name, _)) = SHAPES.iter().find(|(name, _)| reads(name)) {
             return Found::Shape(name);
         }
     }

@@ -1,12 +1,14 @@
 //! The tools of a request, and values of arguments that come as bare text.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value as Json};
 
-/// Tools by name.
+/// Tools by name. Copies share them: a parser is copied to see what the next piece would be.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tools(Vec<Tool>);
+pub(super) struct Tools(Arc<[Tool]>);
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Tool {
     name: String,
     parameters: Json,

@@ -65,12 +65,17 @@ pub(crate) fn nanos(time: std::time::Duration) -> u64 {
 
 /// Appends a server-sent event with a name.
 pub(crate) fn push_named(name: &str, data: &impl Serialize, out: &mut Vec<u8>) {
+    push_between(&format!("event: {name}\ndata: "), data, "\n\n", out);
+}
+
+/// Appends an object between two texts; nothing where it cannot be written.
+pub(crate) fn push_between(head: &str, object: &impl Serialize, end: &str, out: &mut Vec<u8>) {
     let before = out.len();
-    out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
-    match serde_json::to_writer(&mut *out, data) {
-        Ok(()) => out.extend_from_slice(b"\n\n"),
+    out.extend_from_slice(head.as_bytes());
+    match serde_json::to_writer(&mut *out, object) {
+        Ok(()) => out.extend_from_slice(end.as_bytes()),
         Err(error) => {
-            tracing::error!(%error, "an event could not be written");
+            tracing::error!(%error, "a piece of an answer could not be written");
             out.truncate(before);
         }
     }

@@ -127,14 +127,7 @@ pub(crate) fn now() -> String {
 
 /// Appends an object and a line end.
 pub(crate) fn push_line(object: &impl Serialize, out: &mut Vec<u8>) {
-    let before = out.len();
-    match serde_json::to_writer(&mut *out, object) {
-        Ok(()) => out.push(b'\n'),
-        Err(error) => {
-            tracing::error!(%error, "a line could not be written");
-            out.truncate(before);
-        }
-    }
+    super::push_between("", object, "\n", out);
 }
 
 /// Encodes the answer to `POST /api/generate`.

@@ -29,6 +29,18 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
     }
 }
 
+/// The key that a request came with, by its number; `None` where none is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Owner(pub(crate) Option<u64>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Owner {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().copied().unwrap_or_default())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use tower::ServiceExt;
 
 use super::body::Ignored;
-use super::client::Client;
+use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded};
@@ -126,6 +126,7 @@ impl Door {
         match self.0.guard.admit(&path, request.headers(), local) {
             Err(refusal) => refused(&path, &refusal),
             Ok(pass) => {
+                request.extensions_mut().insert(Owner(pass.client));
                 if let Some(client) = pass.client {
                     request.extensions_mut().insert(Client(client));
                 }

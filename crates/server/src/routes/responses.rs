@@ -12,24 +12,25 @@ use crate::app::App;
 use crate::canonical::Failure;
 use crate::dialect::openai::responses::{Keep, ResponseEncoder, to_native};
 use crate::dialect::{collect, respond};
-use crate::http::{Client, Json, OpenAi, Refused, json_plain};
+use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain};
 
 /// `POST /v1/responses`
 pub(super) async fn create(
     State(app): State<App>,
     client: Client,
+    owner: Owner,
     Json(request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required").into());
     }
-    let earlier = earlier(&app, request.previous_response_id.as_deref())?;
+    let earlier = earlier(&app, request.previous_response_id.as_deref(), owner)?;
     let native = to_native(&request, &earlier)?;
     let (name, model) = chat::find(&app, &request.model).await?;
     // The instructions are this response's alone.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     let messages = native.messages.iter().skip(usize::from(instructed)).cloned().collect();
-    let kept = || Keep { responses: app.responses().clone(), messages };
+    let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
     let (stream, empty) = (request.stream, native.messages.is_empty());
     let prepared = chat::prepare(&app, client, native, &name, &model).await?;
@@ -45,9 +46,9 @@ pub(super) async fn create(
 }
 
 /// The conversation that a request goes on from.
-fn earlier(app: &App, id: Option<&str>) -> Result<Vec<Message>, Failure> {
+fn earlier(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Message>, Failure> {
     let Some(id) = id else { return Ok(Vec::new()) };
-    match app.responses().get(id) {
+    match app.responses().get(id, owner) {
         Some(kept) => Ok(kept.messages.clone()),
         None => Err(Failure::bad_request(format!(
             "previous response {id:?} not found: it was not stored, or has made room for newer ones"
@@ -62,18 +63,20 @@ fn missing(id: &str) -> Failure {
 /// `GET /v1/responses/…`
 pub(super) async fn retrieve(
     State(app): State<App>,
+    owner: Owner,
     Path(id): Path<String>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let kept = app.responses().get(&id).ok_or_else(|| missing(&id))?;
+    let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
     Ok(json_plain(StatusCode::OK, &kept.response))
 }
 
 /// `DELETE /v1/responses/…`
 pub(super) async fn delete(
     State(app): State<App>,
+    owner: Owner,
     Path(id): Path<String>,
 ) -> Result<Response, Refused<OpenAi>> {
-    if !app.responses().delete(&id) {
+    if !app.responses().delete(&id, owner) {
         return Err(missing(&id).into());
     }
     Ok(json_plain(StatusCode::OK, &json!({"id": id, "object": "response", "deleted": true})))

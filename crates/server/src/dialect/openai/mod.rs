@@ -56,13 +56,5 @@ fn finish_reason(done: &Done, called: bool) -> String {
 
 /// Appends a server-sent event.
 fn push_event(object: &impl Serialize, out: &mut Vec<u8>) {
-    let before = out.len();
-    out.extend_from_slice(b"data: ");
-    match serde_json::to_writer(&mut *out, object) {
-        Ok(()) => out.extend_from_slice(b"\n\n"),
-        Err(error) => {
-            tracing::error!(%error, "an event could not be written");
-            out.truncate(before);
-        }
-    }
+    super::push_between("data: ", object, "\n\n", out);
 }

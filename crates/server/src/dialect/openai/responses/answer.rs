@@ -14,11 +14,12 @@ use serde_json::{Value, json as value};
 use super::{Kept, Responses};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Collected, Encoder, Times, push_named};
-use crate::http::{Wire, json_plain};
+use crate::http::{Owner, Wire, json_plain};
 use crate::routes::random_id;
 
 /// Where a response is to be kept, and the conversation that it answers, without the instructions.
 pub(crate) struct Keep {
+    pub(crate) owner: Owner,
     pub(crate) responses: Arc<Responses>,
     pub(crate) messages: Vec<Message>,
 }
@@ -276,9 +277,9 @@ impl ResponseEncoder {
             Reason::Stop => "completed",
         };
         let response = self.response(status, Some(done));
-        if let Some(Keep { responses, mut messages }) = self.keep.take() {
+        if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.said));
-            responses.put(&self.id, Kept { response: response.clone(), messages });
+            responses.put(&self.id, Kept { owner, response: response.clone(), messages });
         }
         self.send(&format!("response.{status}"), value!({"response": response}), out);
         self.complete = Some(response);

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use puna_api::native::Message;
 use serde_json::Value;
 
+use crate::http::Owner;
+
 /// Responses that are kept at most.
 const MAX_COUNT: usize = 1024;
 
@@ -15,6 +17,8 @@ const MAX_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
 /// A response, and the conversation up to and with it.
 #[derive(Debug)]
 pub(crate) struct Kept {
+    /// Whose it is; nobody else gets it.
+    pub(crate) owner: Owner,
     pub(crate) response: Value,
     pub(crate) messages: Vec<Message>,
 }
@@ -62,8 +66,9 @@ impl Responses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn get(&self, id: &str) -> Option<Arc<Kept>> {
-        self.lock().known.get(id).map(|(kept, _)| kept.clone())
+    pub(crate) fn get(&self, id: &str, owner: Owner) -> Option<Arc<Kept>> {
+        let kept = self.lock().known.get(id).map(|(kept, _)| kept.clone());
+        kept.filter(|kept| kept.owner == owner)
     }
 
     /// Keeps a response; the oldest ones make room. One that is too large by itself is not kept.
@@ -83,9 +88,12 @@ impl Responses {
         inner.known.insert(id.to_owned(), (Arc::new(kept), bytes));
     }
 
-    /// Forgets a response; `false` if there was none.
-    pub(crate) fn delete(&self, id: &str) -> bool {
+    /// Forgets a response; `false` if there was none of this owner's.
+    pub(crate) fn delete(&self, id: &str, owner: Owner) -> bool {
         let mut inner = self.lock();
+        if inner.known.get(id).is_none_or(|(kept, _)| kept.owner != owner) {
+            return false;
+        }
         inner.order.retain(|known| known != id);
         inner.forget(id)
     }
@@ -103,19 +111,36 @@ impl Inner {
 mod tests {
     use super::*;
 
+    const NOBODY: Owner = Owner(None);
+
     fn kept(length: usize) -> Kept {
-        Kept { response: Value::Null, messages: vec![Message::text("user", "x".repeat(length))] }
+        Kept {
+            owner: Owner(None),
+            response: Value::Null,
+            messages: vec![Message::text("user", "x".repeat(length))],
+        }
+    }
+
+    #[test]
+    fn nobody_gets_what_another_key_has_kept() {
+        let responses = Responses::default();
+        let (ann, bob) = (Owner(Some(1)), Owner(Some(2)));
+        responses.put("a", Kept { owner: ann, ..kept(1) });
+        for stranger in [bob, NOBODY] {
+            assert!(responses.get("a", stranger).is_none() && !responses.delete("a", stranger));
+        }
+        assert!(responses.get("a", ann).is_some() && responses.delete("a", ann));
     }
 
     #[test]
     fn the_oldest_make_room_by_count_and_by_size() {
         let responses = Responses::default();
         (0..20).for_each(|i| responses.put(&format!("r{i}"), kept(8 << 10)));
-        let left: Vec<_> = (0..20).filter(|i| responses.get(&format!("r{i}")).is_some()).collect();
+        let left: Vec<_> = (0..20).filter(|i| responses.get(&format!("r{i}"), NOBODY).is_some()).collect();
         assert_eq!(left, (13..20).collect::<Vec<_>>(), "seven of eight KiB and a little fit into 64");
         responses.put("large", kept(MAX_BYTES));
-        assert!(responses.get("large").is_none() && responses.get("r19").is_some());
-        assert!(responses.delete("r19") && !responses.delete("r19"));
+        assert!(responses.get("large", NOBODY).is_none() && responses.get("r19", NOBODY).is_some());
+        assert!(responses.delete("r19", NOBODY) && !responses.delete("r19", NOBODY));
         (0..2000).for_each(|i| responses.put(&format!("s{i}"), kept(0)));
         let inner = responses.lock();
         assert!(inner.known.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);

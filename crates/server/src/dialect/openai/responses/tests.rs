@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{Keep, ResponseEncoder, Responses, to_native};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Encoder, Times};
+use crate::http::Owner;
 
 fn request(extra: Value) -> Result<ChatRequest, String> {
     let mut body = json!({"model": "m", "input": "hi"});
@@ -210,14 +211,15 @@ fn a_response_that_breaks_off_has_failed() {
 #[test]
 fn what_is_kept_is_the_conversation_with_the_answer() {
     let responses = Arc::<Responses>::default();
-    let keep = Keep { responses: responses.clone(), messages: vec![Message::text("user", "x")] };
+    let keep =
+        Keep { owner: Owner(None), responses: responses.clone(), messages: vec![Message::text("user", "x")] };
     let got = stream(
         [Event::Thinking(piece("hm")), Event::Content(piece("a")), call(), done(Reason::Stop)],
         Some(keep),
     );
     let response = &got.last().unwrap()["response"];
     assert_eq!((&response["store"], &got[0]["response"]["store"]), (&json!(true), &json!(true)));
-    let kept = responses.get(response["id"].as_str().unwrap()).unwrap();
+    let kept = responses.get(response["id"].as_str().unwrap(), Owner(None)).unwrap();
     assert_eq!(&kept.response, response);
     assert_eq!((kept.messages[0].content.as_str(), kept.messages.len()), ("x", 2));
     let said = &kept.messages[1];

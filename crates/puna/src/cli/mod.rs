@@ -1,9 +1,15 @@
 //! The command line: every command with its flags and help, in one table from which parsing, help, completions and
 //! manual pages are made.
 
+mod debug;
+mod server;
+
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+
+pub use debug::*;
+pub use server::*;
 
 /// Runs open language models: fetches, stores, creates, serves and answers, on its own engine.
 #[derive(Parser, Debug)]
@@ -208,72 +214,6 @@ fn threads(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(within).ok_or_else(|| {
         format!("it must be a number from 1 to {most}, four times the processors that there are")
     })
-}
-
-#[derive(Args, Debug)]
-pub struct ServeArgs {
-    #[command(flatten)]
-    pub settings: SettingArgs,
-    /// Guess ahead: auto, off, ngram (from the text alone), always, or the draft model of all models that it fits
-    #[arg(long, value_name = "HOW")]
-    pub speculate: Option<String>,
-    /// Answers that depend on nothing but the request: not on other requests, threads, or what is cached (prompts take about
-    /// twice the time)
-    #[arg(long)]
-    pub deterministic: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct SettingArgs {
-    /// Address to listen on, such as 127.0.0.1:11434 (wins over OLLAMA_HOST)
-    #[arg(long, value_name = "ADDRESS")]
-    pub host: Option<String>,
-    /// Any setting that `puna config` lists; wins over the environment and the configuration file
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-}
-
-/// Who may use the server. As long as there is no key, everybody may who can reach it, and change models from its own machine.
-#[derive(Subcommand, Debug)]
-pub enum KeyCommand {
-    /// Make a key and print it; from then on the server asks for one
-    #[command(
-        after_help = "Examples:\n  puna key add laptop\n  puna key add ci --scope inference,models --requests-per-minute 60 --concurrent 2\n\nShow it to the server as `Authorization: Bearer KEY` or `x-api-key: KEY`; commands take it from PUNA_API_KEY."
-    )]
-    Add(KeyAddArgs),
-    /// List the keys, without the keys themselves
-    #[command(visible_alias = "ls")]
-    List(JsonArgs),
-    /// Remove keys
-    Rm {
-        /// Their names
-        #[arg(required = true)]
-        names: Vec<String>,
-    },
-}
-
-#[derive(Args, Debug)]
-pub struct KeyAddArgs {
-    /// Whose key it is, or what it is for
-    pub name: String,
-    /// What it is for: inference, models (making, fetching and removing them) or admin (everything)
-    #[arg(long, value_delimiter = ',', default_value = "inference")]
-    pub scope: Vec<String>,
-    /// Requests a minute at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub requests_per_minute: Option<u32>,
-    /// Requests at once at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub concurrent: Option<u32>,
-}
-
-#[derive(Args, Debug)]
-pub struct ConfigArgs {
-    #[command(flatten)]
-    pub settings: SettingArgs,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -539,150 +479,4 @@ pub struct PerplexityArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-/// Commands for engineers.
-#[derive(Subcommand, Debug)]
-pub enum Debug {
-    /// Raw logits of some tokens, before any sampling
-    Logits(LogitsArgs),
-    /// Values of raw blocks of a tensor type
-    Dequantize {
-        /// The type, such as Q4_K
-        #[arg(long = "type")]
-        ty: String,
-        /// The blocks
-        #[arg(long)]
-        hex: String,
-        /// Print one JSON document
-        #[arg(long)]
-        json: bool,
-    },
-    /// The error of quantizing a fixed row to a tensor type
-    QuantizeError {
-        /// The type, such as Q4_K
-        #[arg(long = "type")]
-        ty: String,
-        /// Print one JSON document
-        #[arg(long)]
-        json: bool,
-    },
-    /// The prompt that a request turns into
-    Render(RenderArgs),
-    /// What an output parser makes of a model's text
-    Parse(ParseArgs),
-    /// The computation of one step
-    Graph {
-        /// The model
-        model: String,
-        /// Tokens of the step
-        #[arg(long, default_value = "1")]
-        tokens: usize,
-        /// Write the graph for Graphviz
-        #[arg(long)]
-        dot: Option<PathBuf>,
-        /// Print one JSON document
-        #[arg(long)]
-        json: bool,
-    },
-    /// Kernel levels of this machine
-    Kernels(JsonArgs),
-}
-
-#[derive(Args, Debug)]
-pub struct LogitsArgs {
-    /// The model
-    pub model: String,
-    /// The tokens, such as 1,2,3
-    #[arg(long, value_delimiter = ',', required = true)]
-    pub tokens: Vec<u32>,
-    /// Positions to print: all, last, or a list such as 0,5
-    #[arg(long, default_value = "all")]
-    pub positions: String,
-    /// How the tokens are fed: whole, one (by one), or in chunks of this many
-    #[arg(long, default_value = "whole")]
-    pub split: String,
-    /// Run this many copies in one batch, beside as many other sequences
-    #[arg(long, value_parser = positive)]
-    pub parallel: Option<usize>,
-    /// Context that long-rope factors assume
-    #[arg(long)]
-    pub num_ctx: Option<usize>,
-    /// Storage of keys
-    #[arg(long, default_value = "f16")]
-    pub cache_type_k: String,
-    /// Storage of values
-    #[arg(long, default_value = "f16")]
-    pub cache_type_v: String,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Threads
-    #[arg(long, value_parser = threads)]
-    pub threads: Option<usize>,
-    /// Where to compute
-    #[arg(long, default_value = "cpu")]
-    pub backend: String,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct RenderArgs {
-    /// The model
-    #[arg(required_unless_present_any = ["template", "renderer"])]
-    pub model: Option<String>,
-    /// A template instead of the model's own
-    #[arg(long)]
-    pub template: Option<PathBuf>,
-    /// A built-in renderer instead of the model's own
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["template", "kind"])]
-    pub renderer: Option<String>,
-    /// Language of the template
-    #[arg(long)]
-    pub kind: Option<TemplateKind>,
-    /// A body of /api/chat or /api/generate
-    #[arg(long)]
-    pub request: PathBuf,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct ParseArgs {
-    /// The parser: a name as in a Modelfile's PARSER, or thinking
-    #[arg(long, value_name = "NAME")]
-    pub parser: String,
-    /// A JSON list of the pieces in which the text arrives; - reads it from standard input
-    #[arg(long, value_name = "FILE")]
-    pub chunks: PathBuf,
-    /// A JSON list of the tools that the model was offered
-    #[arg(long, value_name = "FILE")]
-    pub tools: Option<PathBuf>,
-    /// Whether the model was told to think
-    #[arg(long, value_name = "BOOL")]
-    pub think: Option<bool>,
-    /// What begins a thought, for the parser thinking
-    #[arg(long, value_name = "TAG", default_value = "<think>")]
-    pub open: String,
-    /// What ends it
-    #[arg(long, value_name = "TAG", default_value = "</think>")]
-    pub close: String,
-    /// The prompt has begun the thought already
-    #[arg(long)]
-    pub opened: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Languages of templates.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TemplateKind {
-    /// Jinja, as in GGUF files
-    Jinja,
-    /// Go's text/template, as in Modelfiles
-    Go,
 }

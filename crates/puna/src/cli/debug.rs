@@ -1,0 +1,153 @@
+//! Arguments of `puna debug`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::{JsonArgs, positive, threads};
+
+/// Commands for engineers.
+#[derive(Subcommand, Debug)]
+pub enum Debug {
+    /// Raw logits of some tokens, before any sampling
+    Logits(LogitsArgs),
+    /// Values of raw blocks of a tensor type
+    Dequantize {
+        /// The type, such as Q4_K
+        #[arg(long = "type")]
+        ty: String,
+        /// The blocks
+        #[arg(long)]
+        hex: String,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// The error of quantizing a fixed row to a tensor type
+    QuantizeError {
+        /// The type, such as Q4_K
+        #[arg(long = "type")]
+        ty: String,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// The prompt that a request turns into
+    Render(RenderArgs),
+    /// What an output parser makes of a model's text
+    Parse(ParseArgs),
+    /// The computation of one step
+    Graph {
+        /// The model
+        model: String,
+        /// Tokens of the step
+        #[arg(long, default_value = "1")]
+        tokens: usize,
+        /// Write the graph for Graphviz
+        #[arg(long)]
+        dot: Option<PathBuf>,
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Kernel levels of this machine
+    Kernels(JsonArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct LogitsArgs {
+    /// The model
+    pub model: String,
+    /// The tokens, such as 1,2,3
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub tokens: Vec<u32>,
+    /// Positions to print: all, last, or a list such as 0,5
+    #[arg(long, default_value = "all")]
+    pub positions: String,
+    /// How the tokens are fed: whole, one (by one), or in chunks of this many
+    #[arg(long, default_value = "whole")]
+    pub split: String,
+    /// Run this many copies in one batch, beside as many other sequences
+    #[arg(long, value_parser = positive)]
+    pub parallel: Option<usize>,
+    /// Context that long-rope factors assume
+    #[arg(long)]
+    pub num_ctx: Option<usize>,
+    /// Storage of keys
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(long, value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Where to compute
+    #[arg(long, default_value = "cpu")]
+    pub backend: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct RenderArgs {
+    /// The model
+    #[arg(required_unless_present_any = ["template", "renderer"])]
+    pub model: Option<String>,
+    /// A template instead of the model's own
+    #[arg(long)]
+    pub template: Option<PathBuf>,
+    /// A built-in renderer instead of the model's own
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["template", "kind"])]
+    pub renderer: Option<String>,
+    /// Language of the template
+    #[arg(long)]
+    pub kind: Option<TemplateKind>,
+    /// A body of /api/chat or /api/generate
+    #[arg(long)]
+    pub request: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ParseArgs {
+    /// The parser: a name as in a Modelfile's PARSER, or thinking
+    #[arg(long, value_name = "NAME")]
+    pub parser: String,
+    /// A JSON list of the pieces in which the text arrives; - reads it from standard input
+    #[arg(long, value_name = "FILE")]
+    pub chunks: PathBuf,
+    /// A JSON list of the tools that the model was offered
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// Whether the model was told to think
+    #[arg(long, value_name = "BOOL")]
+    pub think: Option<bool>,
+    /// What begins a thought, for the parser thinking
+    #[arg(long, value_name = "TAG", default_value = "<think>")]
+    pub open: String,
+    /// What ends it
+    #[arg(long, value_name = "TAG", default_value = "</think>")]
+    pub close: String,
+    /// The prompt has begun the thought already
+    #[arg(long)]
+    pub opened: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Languages of templates.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateKind {
+    /// Jinja, as in GGUF files
+    Jinja,
+    /// Go's text/template, as in Modelfiles
+    Go,
+}
