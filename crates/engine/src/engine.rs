@@ -156,8 +156,8 @@ impl Engine {
         let id = self.next_id();
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
-        let masks = || Arc::clone(&self.inner.masks);
-        let constrained = job.grammar.take().map(|grammar| Constrained::new(grammar, masks()));
+        let masks = &self.inner.masks;
+        let constrained = job.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
         let sequence =
             Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab, drafter, constrained);
         self.send(Command::Submit(Box::new(sequence)))?;

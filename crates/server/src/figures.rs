@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
 
 use crate::canonical::{Done, Event};
+use crate::lock::lock;
 use crate::scheduler::Unload;
 
 /// Everything that is counted.
@@ -65,10 +66,6 @@ impl Figures {
     pub(crate) fn models(&self) -> BTreeMap<String, Arc<OfModel>> {
         lock(&self.models).clone()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request until its answer begins. Dropped before, its client has left.

@@ -16,6 +16,7 @@ mod dialect;
 mod figures;
 pub mod http;
 pub mod keys;
+mod lock;
 mod manager;
 mod memory;
 mod names;

@@ -93,11 +93,8 @@ impl Generic {
 
 impl Grammar for Generic {
     fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if self.trim {
-            if !text.skip_blank() {
-                return false;
-            }
-            self.trim = false;
+        if !text.trimmed(&mut self.trim) {
+            return false;
         }
         let tags = match &self.tags {
             Some(tags) if self.state != State::Answer => tags.clone(),

@@ -137,17 +137,18 @@ impl OutputParser {
         self.out.take()
     }
 
+    fn copy(&self) -> Self {
+        Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() }
+    }
+
     /// What `piece` would be, were it the next one.
     pub fn peek(&self, piece: &str) -> Vec<Part> {
-        let mut other =
-            Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() };
-        other.push(piece)
+        self.copy().push(piece)
     }
 
     /// Where in its answer the model would be after `piece`.
     pub fn peek_stage(&self, piece: &str) -> Stage {
-        let mut other =
-            Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() };
+        let mut other = self.copy();
         other.push(piece);
         other.stage()
     }

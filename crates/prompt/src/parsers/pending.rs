@@ -81,6 +81,12 @@ impl Pending {
         !self.is_empty()
     }
 
+    /// Removes white space at the front where that is to `trim`, which is over then; false if nothing else is there yet.
+    pub(super) fn trimmed(&mut self, trim: &mut bool) -> bool {
+        *trim = *trim && !self.skip_blank();
+        !*trim
+    }
+
     /// Where the first character stands that is not white space; `None` if there is none yet.
     pub(super) fn first_solid(&mut self) -> Option<usize> {
         let rest = &self.text[self.start + self.seen..];

@@ -394,11 +394,8 @@ impl Tagged {
 
 impl Grammar for Tagged {
     fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if self.trim {
-            if !text.skip_blank() {
-                return false;
-            }
-            self.trim = false;
+        if !text.trimmed(&mut self.trim) {
+            return false;
         }
         match self.state {
             State::Start => self.start(text, end),

@@ -38,16 +38,30 @@ pub enum ConfigError {
     NoHome,
     /// The configuration file cannot be read.
     #[error("cannot read the configuration file {}: {reason}", path.display())]
-    #[allow(missing_docs)]
-    Unreadable { path: PathBuf, reason: String },
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
     /// A line of the configuration file means nothing.
     #[error("{}, line {line}: {text}", path.display())]
-    #[allow(missing_docs)]
-    File { path: PathBuf, line: usize, text: String },
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        text: String,
+    },
     /// A value on the command line means nothing.
     #[error("the setting {key} {text}")]
-    #[allow(missing_docs)]
-    Flag { key: &'static str, text: String },
+    Flag {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong with its value.
+        text: String,
+    },
 }
 
 /// Everything that can be set.

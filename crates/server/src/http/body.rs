@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 
 use super::Dialect;
 use crate::canonical::Failure;
+use crate::lock::lock;
 
 /// Bytes of a JSON body at most: room for a few large images.
 const MAX_BODY: usize = 128 << 20;
@@ -63,12 +64,12 @@ pub(crate) struct Ignored(Arc<Mutex<Vec<String>>>);
 
 impl Ignored {
     fn note(&self, fields: Vec<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fields;
+        *lock(&self.0) = fields;
     }
 
     /// As a header's value, if there are any.
     pub(crate) fn header(&self) -> Option<HeaderValue> {
-        let fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fields = lock(&self.0);
         let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
         let names: Vec<String> =
             fields.iter().map(|name| name.chars().take(MAX_NAME).map(plain).collect()).collect();

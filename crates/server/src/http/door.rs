@@ -70,23 +70,25 @@ impl Door {
 
     /// Answers a request, and counts it.
     pub async fn answer(&self, request: Request) -> Response {
-        let route = decoded(request.uri().path()).and_then(|path| self.0.table.pattern(&path));
+        let path = decoded(request.uri().path());
+        let route = path.as_deref().and_then(|path| self.0.table.pattern(path));
         let asked = self.0.figures.asked(route, request.method());
-        let response = self.admit(request).await;
+        let response = self.admit(request, path.as_deref()).await;
         asked.answered(response.status());
         response
     }
 
-    async fn admit(&self, request: Request) -> Response {
-        let verdict = match decoded(request.uri().path()) {
-            Some(path) => self.0.table.judge(request.method(), &path),
+    /// Judges a request for a decoded path; one that cannot be decoded leads nowhere.
+    async fn admit(&self, request: Request, path: Option<&str>) -> Response {
+        let verdict = match path {
+            Some(path) => self.0.table.judge(request.method(), path),
             None => Verdict::NotFound,
         };
         let origin = self.origin(request.headers());
         let mut response = match origin {
             Origin::Refused => StatusCode::FORBIDDEN.into_response(),
             Origin::Allowed(_) if request.method() == Method::OPTIONS => preflight(),
-            _ => self.inside(request, &verdict).await,
+            _ => self.inside(request, path.unwrap_or_default(), &verdict).await,
         };
         if let Verdict::NotAllowed(allow) = &verdict
             && let Ok(allow) = HeaderValue::from_str(allow)
@@ -99,7 +101,7 @@ impl Door {
         response
     }
 
-    async fn inside(&self, request: Request, verdict: &Verdict) -> Response {
+    async fn inside(&self, request: Request, path: &str, verdict: &Verdict) -> Response {
         if self.0.guarded {
             match judge(host(&request), &self.0.machine) {
                 Host::Foreign => return StatusCode::FORBIDDEN.into_response(),
@@ -115,16 +117,15 @@ impl Door {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
             }
             Verdict::Redirect { status, path } => redirect(*status, path, &request),
-            Verdict::Route => self.guarded(request).await,
+            Verdict::Route => self.guarded(request, path).await,
         }
     }
 
     /// Asks for a key, and holds its place until the answer is sent.
-    async fn guarded(&self, mut request: Request) -> Response {
-        let path = decoded(request.uri().path()).unwrap_or_default();
+    async fn guarded(&self, mut request: Request, path: &str) -> Response {
         let local = self.is_local(&request);
-        match self.0.guard.admit(&path, request.headers(), local) {
-            Err(refusal) => refused(&path, &refusal),
+        match self.0.guard.admit(path, request.headers(), local) {
+            Err(refusal) => refused(path, &refusal),
             Ok(pass) => {
                 request.extensions_mut().insert(Owner(pass.client));
                 if let Some(client) = pass.client {
@@ -143,7 +144,6 @@ impl Door {
         }
     }
 
-    /// The route's answer. Where it left fields of the request aside, a header says so.
     /// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
     /// machine's, nobody behind a proxy.
     fn is_local(&self, request: &Request) -> bool {
@@ -154,6 +154,7 @@ impl Door {
             && !forwarded.iter().any(|name| request.headers().contains_key(*name))
     }
 
+    /// The route's answer. Where it left fields of the request aside, a header says so.
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(ignored.clone());

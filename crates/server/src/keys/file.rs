@@ -20,8 +20,14 @@ const RANDOM_BYTES: usize = 32;
 pub enum KeyError {
     /// The file cannot be read or written.
     #[error("cannot {what} the file of API keys {}: {reason}", path.display())]
-    #[allow(missing_docs)]
-    File { what: &'static str, path: PathBuf, reason: String },
+    File {
+        /// What was to be done with it: `read` or `write`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why that failed.
+        reason: String,
+    },
     /// There is a key of that name.
     #[error("there is a key named {0:?} already: remove it first, or take another name")]
     Exists(String),

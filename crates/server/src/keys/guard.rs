@@ -1,7 +1,7 @@
 //! Asks every request for its key.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, header};
@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, header};
 use super::usage::{Exceeded, Permit, Usage};
 use super::{Key, KeyError, KeyFile, Scope};
 use crate::canonical::Failure;
+use crate::lock::lock;
 
 /// How often the file is looked at again.
 const LOOK: Duration = Duration::from_secs(1);
@@ -98,7 +99,7 @@ impl Guard {
 
     /// The keys as the file has them now. A file that was broken since leaves them as they were.
     fn keys(&self) -> Arc<KeyFile> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if known.looked.elapsed() >= LOOK {
             known.looked = Instant::now();
             known.look(&self.path);

@@ -1,10 +1,12 @@
 //! What keys are doing now, for those that have a limit.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::Key;
+
+use crate::lock::lock;
 
 /// Counts of every key, by name.
 #[derive(Debug, Clone, Default)]
@@ -41,7 +43,7 @@ impl Usage {
     /// # Errors
     /// The limit that was reached.
     pub fn begin(&self, key: &Key, now: Instant) -> Result<Permit, Exceeded> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let rate = key.requests_per_minute.map(f64::from);
         let new = || Counts { running: 0, allowance: rate.unwrap_or(0.0), seen: now };
         let counts = all.entry(key.name.clone()).or_insert_with(new);
@@ -65,7 +67,7 @@ impl Usage {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut all = self.usage.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.usage.0);
         if let Some(counts) = all.get_mut(&self.name) {
             counts.running = counts.running.saturating_sub(1);
         }

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
+use crate::lock::lock;
 use crate::scheduler::Exit;
 
 /// Bytes of a line of a runner's log that are kept.
@@ -88,7 +89,7 @@ impl Launcher for ProcessLauncher {
             if let Some(log) = log {
                 let _ = tokio::time::timeout(Duration::from_millis(500), log).await;
             }
-            let words = last_words.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let words = lock(&last_words).clone();
             describe(status, &words)
         };
         Ok(Launched { pid, stream: UnixStream::from_std(ours)?, kill, exit: Box::pin(exit) })
@@ -106,7 +107,7 @@ async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String
         tracing::info!(runner = pid, "{line}");
         // A hint after the cause is not the cause.
         if !line.starts_with("note: run with `RUST_BACKTRACE") {
-            *last.lock().unwrap_or_else(PoisonError::into_inner) = line;
+            *lock(&last) = line;
         }
     }
 }

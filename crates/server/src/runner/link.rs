@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
@@ -20,6 +20,7 @@ use super::protocol::{
     Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
 };
 use crate::canonical::{Done, Event, Failure, Task};
+use crate::lock::lock;
 use crate::scheduler::Exit;
 
 /// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
@@ -184,10 +185,6 @@ fn counts(done: &Done) -> Counts {
         guesses: done.guesses,
         ..Counts::default()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sends messages until nobody can give any more. A task that is too large costs its own request an error, and nobody else

@@ -14,10 +14,11 @@ use serde_json::Value;
 use super::answer::{Answer, no_tokens};
 use super::forced;
 use super::generator::Generator;
-use super::worker::{Handle, lock};
+use super::worker::Handle;
 use crate::canonical::{
     Embed, EmbedText, Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task,
 };
+use crate::lock::lock;
 
 /// Parsed templates that are kept.
 const TEMPLATES: usize = 8;

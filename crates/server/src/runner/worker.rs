@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::launch::is_out_of_memory;
 use super::prepare::Preparer;
 use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, read, write};
 use crate::canonical::{Event, Failure, Task};
+use crate::lock::lock;
 
 /// How often a sign of life is sent.
 const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
@@ -262,8 +263,4 @@ fn prepare_all(preparer: &Preparer, queued: &Mutex<Receiver<(Handle, Task)>>) {
             }
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

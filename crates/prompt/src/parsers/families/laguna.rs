@@ -242,11 +242,8 @@ impl Laguna {
 
 impl Grammar for Laguna {
     fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if self.trim {
-            if !text.skip_blank() {
-                return false;
-            }
-            self.trim = false;
+        if !text.trimmed(&mut self.trim) {
+            return false;
         }
         match self.state {
             State::Start => self.opening(text, end, THINK, (State::Thinking, State::Thinking)),

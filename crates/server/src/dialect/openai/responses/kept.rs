@@ -1,12 +1,13 @@
 //! Responses that later requests can go on from: in memory, the newest of them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use puna_api::native::Message;
 use serde_json::Value;
 
 use crate::http::Owner;
+use crate::lock::lock;
 
 /// Responses that are kept at most.
 const MAX_COUNT: usize = 1024;
@@ -63,7 +64,7 @@ struct Inner {
 
 impl Responses {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn get(&self, id: &str, owner: Owner) -> Option<Arc<Kept>> {
