@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use puna_server::Config;
-use puna_server::keys::{Key, KeyFile, Scope};
+use puna_server::keys::{Key, KeyError, KeyFile, Scope};
 use serde_json::json;
 
 use crate::cli::{KeyAddArgs, KeyCommand};
@@ -10,14 +10,16 @@ use crate::{format, out};
 
 pub fn run(command: &KeyCommand) -> Result<()> {
     let path = Config::from_env()?.keys;
-    let mut file = KeyFile::read(&path)?;
     match command {
         KeyCommand::Add(args) => {
-            let secret = file.add(&args.name, scopes(args)?)?;
-            if let Some(key) = file.keys.last_mut() {
-                (key.requests_per_minute, key.concurrent) = (args.requests_per_minute, args.concurrent);
-            }
-            file.write(&path)?;
+            let scopes = scopes(args)?;
+            let secret = KeyFile::change(&path, |file| {
+                let secret = file.add(&args.name, scopes)?;
+                if let Some(key) = file.keys.last_mut() {
+                    (key.requests_per_minute, key.concurrent) = (args.requests_per_minute, args.concurrent);
+                }
+                Ok::<_, KeyError>(secret)
+            })?;
             out::note(format_args!(
                 "The key is shown only now. Servers that use {} ask for a key from here on.",
                 path.display()
@@ -26,6 +28,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
         }
         KeyCommand::List(args) if args.json => {
             let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent});
+            let file = KeyFile::read(&path)?;
             out::json(
                 &json!({"file": path.display().to_string(), "keys": file.keys.iter().map(one).collect::<Vec<_>>()}),
             )
@@ -37,13 +40,15 @@ pub fn run(command: &KeyCommand) -> Result<()> {
                 let (rate, at_once) = (limit(key.requests_per_minute), limit(key.concurrent));
                 vec![key.name.clone(), scopes.join(","), rate, at_once, key.created.clone()]
             };
-            let rows: Vec<_> = file.keys.iter().map(row).collect();
+            let rows: Vec<_> = KeyFile::read(&path)?.keys.iter().map(row).collect();
             out::text(&format::table(&["NAME", "SCOPES", "A MINUTE", "AT ONCE", "CREATED"], &rows))
         }
         KeyCommand::Rm { names } => {
-            names.iter().try_for_each(|name| file.remove(name))?;
-            file.write(&path)?;
-            if file.keys.is_empty() {
+            let none_left = KeyFile::change(&path, |file| {
+                names.iter().try_for_each(|name| file.remove(name))?;
+                Ok::<_, KeyError>(file.keys.is_empty())
+            })?;
+            if none_left {
                 out::note("That was the last key: servers ask nobody for a key from here on.");
             }
             names.iter().try_for_each(|name| out::line(&format!("removed '{name}'")))

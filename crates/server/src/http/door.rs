@@ -23,6 +23,7 @@ use super::paths::{Table, Verdict, decoded};
 use super::reply::{Anthropic, Dialect, Native, OpenAi};
 use crate::app::App;
 use crate::figures::Figures;
+use crate::keys::Access;
 use crate::keys::guard::{Guard, Refusal};
 use crate::routes;
 
@@ -117,14 +118,14 @@ impl Door {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
             }
             Verdict::Redirect { status, path } => redirect(*status, path, &request),
-            Verdict::Route => self.guarded(request, path).await,
+            Verdict::Route(access) => self.guarded(request, path, *access).await,
         }
     }
 
     /// Asks for a key, and holds its place until the answer is sent.
-    async fn guarded(&self, mut request: Request, path: &str) -> Response {
+    async fn guarded(&self, mut request: Request, path: &str, access: Access) -> Response {
         let local = self.is_local(&request);
-        match self.0.guard.admit(path, request.headers(), local) {
+        match self.0.guard.admit(access, request.headers(), local) {
             Err(refusal) => refused(path, &refusal),
             Ok(pass) => {
                 request.extensions_mut().insert(Owner(pass.client));

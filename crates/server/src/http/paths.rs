@@ -4,9 +4,11 @@ use axum::http::Method;
 use axum::routing::MethodRouter;
 
 use crate::app::App;
+use crate::keys::Access;
 
-/// A path pattern, its methods (in the order of the `Allow` header) and its handler.
+/// Who may come, a path pattern, its methods (in the order of the `Allow` header) and its handler.
 pub(crate) struct Route {
+    pub(crate) access: Access,
     pub(crate) path: &'static str,
     pub(crate) methods: &'static [&'static str],
     pub(crate) handler: MethodRouter<App>,
@@ -14,23 +16,31 @@ pub(crate) struct Route {
 
 impl Route {
     pub(crate) fn new(
+        access: Access,
         path: &'static str,
         methods: &'static [&'static str],
         handler: MethodRouter<App>,
     ) -> Self {
-        Self { path, methods, handler }
+        Self { access, path, methods, handler }
     }
 }
 
-/// Patterns and methods of all routes, without the handlers.
+/// All routes, without the handlers.
 #[derive(Debug, Clone)]
-pub(crate) struct Table(Vec<(&'static str, &'static [&'static str])>);
+pub(crate) struct Table(Vec<Row>);
+
+#[derive(Debug, Clone)]
+struct Row {
+    access: Access,
+    path: &'static str,
+    methods: &'static [&'static str],
+}
 
 /// What to do with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Hand it to its route.
-    Route,
+    /// Hand it to its route, if it may come in.
+    Route(Access),
     /// 405 with this `Allow` header.
     NotAllowed(String),
     /// Another spelling of the path is meant.
@@ -41,16 +51,17 @@ pub(crate) enum Verdict {
 
 impl Table {
     pub(crate) fn of(routes: &[Route]) -> Self {
-        Self(routes.iter().map(|r| (r.path, r.methods)).collect())
+        let row = |r: &Route| Row { access: r.access, path: r.path, methods: r.methods };
+        Self(routes.iter().map(row).collect())
     }
 
     /// Judges a request by its decoded path.
     pub(crate) fn judge(&self, method: &Method, path: &str) -> Verdict {
-        if let Some(methods) = self.methods(path) {
+        if let Some(Row { access, methods, .. }) = self.row(path) {
             let known = methods.contains(&method.as_str());
-            return if known { Verdict::Route } else { Verdict::NotAllowed(methods.join(", ")) };
+            return if known { Verdict::Route(*access) } else { Verdict::NotAllowed(methods.join(", ")) };
         }
-        let answers = |path: &str| self.methods(path).is_some_and(|m| m.contains(&method.as_str()));
+        let answers = |path: &str| self.row(path).is_some_and(|row| row.methods.contains(&method.as_str()));
         if let Some(shorter) = path.strip_suffix('/')
             && answers(shorter)
         {
@@ -65,11 +76,11 @@ impl Table {
 
     /// The pattern of a decoded path.
     pub(crate) fn pattern(&self, path: &str) -> Option<&'static str> {
-        self.0.iter().map(|(pattern, _)| *pattern).find(|pattern| matches(pattern, path))
+        self.row(path).map(|row| row.path)
     }
 
-    fn methods(&self, path: &str) -> Option<&'static [&'static str]> {
-        self.0.iter().find(|(pattern, _)| matches(pattern, path)).map(|(_, methods)| *methods)
+    fn row(&self, path: &str) -> Option<&Row> {
+        self.0.iter().find(|row| matches(row.path, path))
     }
 }
 
@@ -122,14 +133,19 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::Scope;
+
+    const USE: Access = Access::Needs(Scope::Inference);
+    const CHANGE: Access = Access::Needs(Scope::Models);
 
     fn judge(method: &str, path: &str) -> Verdict {
+        let row = |access, path, methods| Row { access, path, methods };
         let table = Table(vec![
-            ("/", &["HEAD", "GET"]),
-            ("/api/tags", &["HEAD", "GET"]),
-            ("/api/generate", &["POST"]),
-            ("/api/blobs/{digest}", &["HEAD", "POST"]),
-            ("/v1/models/{*model}", &["GET"]),
+            row(Access::Open, "/", &["HEAD", "GET"]),
+            row(USE, "/api/tags", &["HEAD", "GET"]),
+            row(USE, "/api/generate", &["POST"]),
+            row(CHANGE, "/api/blobs/{digest}", &["HEAD", "POST"]),
+            row(USE, "/v1/models/{*model}", &["GET"]),
         ]);
         table.judge(&method.parse().unwrap(), path)
     }
@@ -140,12 +156,13 @@ mod tests {
 
     #[test]
     fn routes_answer_their_methods_only() {
-        assert_eq!(judge("GET", "/api/tags"), Verdict::Route);
-        assert_eq!(judge("HEAD", "/"), Verdict::Route);
+        assert_eq!(judge("GET", "/api/tags"), Verdict::Route(USE));
+        assert_eq!(judge("HEAD", "/"), Verdict::Route(Access::Open));
         assert_eq!(judge("POST", "/api/tags"), Verdict::NotAllowed("HEAD, GET".into()));
         assert_eq!(judge("HEAD", "/api/generate"), Verdict::NotAllowed("POST".into()));
         assert_eq!(judge("PUT", "/api/blobs/sha256:00"), Verdict::NotAllowed("HEAD, POST".into()));
-        assert_eq!(judge("GET", "/v1/models/ns/name"), Verdict::Route);
+        assert_eq!(judge("GET", "/v1/models/ns/name"), Verdict::Route(USE));
+        assert_eq!(judge("POST", "/api/blobs/sha256:00"), Verdict::Route(CHANGE));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The file of keys.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ pub enum KeyError {
     /// The file cannot be read or written.
     #[error("cannot {what} the file of API keys {}: {reason}", path.display())]
     File {
-        /// What was to be done with it: `read` or `write`.
+        /// What was to be done with it: `read`, `write` or `lock`.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -92,6 +93,24 @@ impl KeyFile {
         }
     }
 
+    /// Reads a file, changes it, and writes it; of several at once each sees what the one before wrote.
+    ///
+    /// # Errors
+    /// [`KeyError::File`], and what the change returns; nothing is written then.
+    pub fn change<T, E: From<KeyError>>(
+        path: &Path,
+        change: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let failed =
+            |e: std::io::Error| KeyError::File { what: "lock", path: path.to_owned(), reason: e.to_string() };
+        // Beside the file, which is replaced as a whole. It goes with this process.
+        let _lock = locked(path).map_err(failed)?;
+        let mut file = Self::read(path)?;
+        let done = change(&mut file)?;
+        file.write(path)?;
+        Ok(done)
+    }
+
     /// Writes the file as a whole; only its owner can read it.
     ///
     /// # Errors
@@ -100,7 +119,7 @@ impl KeyFile {
         let failed = |reason: String| KeyError::File { what: "write", path: path.to_owned(), reason };
         let text = toml::to_string(self).map_err(|e| failed(e.to_string()))?;
         let replace = || {
-            let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let folder = folder(path);
             std::fs::create_dir_all(folder)?;
             // Made with access for its owner alone.
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -151,6 +170,20 @@ impl KeyFile {
         let hash = hash(secret);
         self.keys.iter().find(|key| key.hash.eq_ignore_ascii_case(&hash))
     }
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Waits until nobody else changes a file.
+fn locked(path: &Path) -> std::io::Result<File> {
+    std::fs::create_dir_all(folder(path))?;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock = File::options().create(true).append(true).open(name)?;
+    lock.lock()?;
+    Ok(lock)
 }
 
 fn hash(secret: &str) -> String {

@@ -7,14 +7,19 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::http::{HeaderMap, header};
 
 use super::usage::{Exceeded, Permit, Usage};
-use super::{Key, KeyError, KeyFile, Scope};
+use super::{Access, Key, KeyError, KeyFile, Scope};
 use crate::canonical::Failure;
 use crate::lock::lock;
 
 /// How often the file is looked at again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Knows the keys. Where there are none, everybody may use the server, and change its models from this machine alone.
+/// What somebody elsewhere is told who wants more than use the models of a server without keys.
+const KEYLESS: &str = "this server has no API keys, so this can only be done from its own machine: make one there with \
+`puna key add`";
+
+/// Knows the keys. Where there are none, everybody may use the models, and from this machine alone they may be changed and the
+/// server be looked into.
 pub struct Guard {
     path: PathBuf,
     known: Mutex<Known>,
@@ -63,20 +68,17 @@ impl Guard {
         !self.keys().keys.is_empty()
     }
 
-    /// Judges a request for a path; `local` says that it comes from this machine and was meant for it.
+    /// Judges a request by what its route asks for; `local` says that it comes from this machine and was meant for it.
     ///
     /// # Errors
     /// Why it may not go on.
-    pub fn admit(&self, path: &str, headers: &HeaderMap, local: bool) -> Result<Pass, Refusal> {
+    pub(crate) fn admit(&self, access: Access, headers: &HeaderMap, local: bool) -> Result<Pass, Refusal> {
         let keys = self.keys();
-        let Some(scope) = Scope::of_path(path) else { return Ok(Pass::default()) };
+        let Access::Needs(scope) = access else { return Ok(Pass::default()) };
         if keys.keys.is_empty() {
-            return match scope == Scope::Models && !local {
-                true => Err(refusal(
-                    403,
-                    "this server has no API keys, so models can only be changed from its own machine: make one there with `puna key add`",
-                )),
-                false => Ok(Pass::default()),
+            return match scope == Scope::Inference || local {
+                true => Ok(Pass::default()),
+                false => Err(refusal(403, KEYLESS)),
             };
         }
         let Some(secret) = secret(headers) else {

@@ -42,18 +42,13 @@ impl Scope {
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.name() == name)
     }
+}
 
-    /// What a route asks for; `None` for those that tell nothing.
-    pub(crate) fn of_path(path: &str) -> Option<Self> {
-        const OPEN: [&str; 3] = ["/", "/health", "/api/version"];
-        const MODELS: [&str; 5] = ["/api/create", "/api/copy", "/api/delete", "/api/pull", "/api/push"];
-        if OPEN.contains(&path) {
-            return None;
-        }
-        match MODELS.contains(&path) || path.starts_with("/api/blobs/") {
-            true => Some(Self::Models),
-            false if path == "/metrics" => Some(Self::Admin),
-            false => Some(Self::Inference),
-        }
-    }
+/// What a route asks for. Every route says it, so that none is open by omission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Nothing: it tells nobody anything.
+    Open,
+    /// A key with a scope, where there are keys.
+    Needs(Scope),
 }

@@ -1,7 +1,7 @@
 use axum::http::{HeaderMap, HeaderValue};
 
 use super::guard::Guard;
-use super::{KeyError, KeyFile, Scope};
+use super::{Access, KeyError, KeyFile, Scope};
 
 const HERE: &str = "127.0.0.1";
 const ELSEWHERE: &str = "192.168.1.7";
@@ -14,9 +14,46 @@ fn bearer(key: &str) -> HeaderMap {
     headers("authorization", &format!("Bearer {key}"))
 }
 
+/// What the route of a path asks for.
+fn access(path: &str) -> Access {
+    let routes = crate::routes::all();
+    routes.iter().find(|route| route.path == path).unwrap_or_else(|| panic!("no route {path}")).access
+}
+
 /// The status of a refusal, 200 otherwise.
 fn status(guard: &Guard, path: &str, headers: &HeaderMap, from: &str) -> u16 {
-    guard.admit(path, headers, from == HERE).map_or_else(|refusal| refusal.failure.status, |_| 200)
+    guard.admit(access(path), headers, from == HERE).map_or_else(|refusal| refusal.failure.status, |_| 200)
+}
+
+#[test]
+fn what_changes_models_or_looks_into_the_server_asks_for_more_than_use() {
+    let of = |access: Access| {
+        let routes = crate::routes::all().into_iter().filter(move |route| route.access == access);
+        routes.map(|route| route.path).collect::<Vec<_>>()
+    };
+    assert_eq!(of(Access::Open), ["/", "/health", "/api/version"]);
+    assert_eq!(of(Access::Needs(Scope::Admin)), ["/metrics"]);
+    assert_eq!(
+        of(Access::Needs(Scope::Models)),
+        ["/api/create", "/api/copy", "/api/delete", "/api/pull", "/api/push", "/api/blobs/{digest}"]
+    );
+}
+
+#[test]
+fn of_keys_made_at_the_same_time_none_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new").join("keys.toml");
+    std::thread::scope(|scope| {
+        for i in 0..8 {
+            let path = &path;
+            scope.spawn(move || KeyFile::change(path, |file| file.add(&format!("k{i}"), vec![])).unwrap());
+        }
+    });
+    let file = KeyFile::read(&path).unwrap();
+    assert_eq!(file.keys.len(), 8);
+    // What fails writes nothing.
+    KeyFile::change(&path, |file| file.remove("k1").and(file.remove("nobody"))).unwrap_err();
+    assert_eq!(KeyFile::read(&path).unwrap(), file);
 }
 
 #[test]
@@ -56,16 +93,22 @@ fn names_are_taken_once_and_can_be_typed() {
 }
 
 #[test]
-fn without_keys_all_may_use_and_only_this_machine_may_change() {
+fn without_keys_all_may_use_and_only_this_machine_may_change_and_look_inside() {
     let folder = tempfile::tempdir().unwrap();
     let guard = Guard::new(&folder.path().join("keys.toml")).unwrap();
     let none = HeaderMap::new();
     for from in [HERE, ELSEWHERE] {
         assert_eq!(status(&guard, "/api/chat", &none, from), 200);
         let may_change = from == HERE;
-        for path in
-            ["/api/create", "/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/blobs/sha256:0"]
-        {
+        for path in [
+            "/api/create",
+            "/api/pull",
+            "/api/push",
+            "/api/copy",
+            "/api/delete",
+            "/api/blobs/{digest}",
+            "/metrics",
+        ] {
             assert_eq!(status(&guard, path, &none, from) == 200, may_change, "{from} {path}");
         }
     }
@@ -83,7 +126,7 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
         for path in ["/", "/health", "/api/version"] {
             assert_eq!(status(&guard, path, &HeaderMap::new(), from), 200);
         }
-        for path in ["/api/chat", "/v1/messages", "/api/tags", "/api/delete", "/metrics", "/nothing"] {
+        for path in ["/api/chat", "/v1/messages", "/api/tags", "/api/delete", "/metrics"] {
             assert_eq!(status(&guard, path, &HeaderMap::new(), from), 401, "{path}");
             assert_eq!(status(&guard, path, &bearer("puna-0"), from), 401, "{path}");
             assert_eq!(status(&guard, path, &headers("authorization", &secrets[2]), from), 401, "no Bearer");
@@ -101,7 +144,7 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
         status(&guard, "/api/chat", &headers("authorization", &format!("bearer  {} ", secrets[0])), HERE),
         200
     );
-    let refused = guard.admit("/api/pull", &bearer(&secrets[0]), true).unwrap_err();
+    let refused = guard.admit(access("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
     assert!(
         refused.failure.message.contains("\"inference\"") && refused.failure.message.contains("scope models")
     );
@@ -142,7 +185,7 @@ fn a_limit_says_when_to_come_again() {
     file.keys[0].concurrent = Some(1);
     file.write(&path).unwrap();
     let guard = Guard::new(&path).unwrap();
-    let admit = || guard.admit("/api/chat", &bearer(&secret), true);
+    let admit = || guard.admit(access("/api/chat"), &bearer(&secret), true);
     let first = admit().unwrap();
     let refused = admit().unwrap_err();
     assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));

@@ -23,54 +23,60 @@ use std::hash::{BuildHasher, RandomState};
 use axum::routing::{delete, get, post};
 
 use crate::http::paths::Route;
+use crate::keys::{Access, Scope};
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
 pub(crate) fn all() -> Vec<Route> {
+    const OPEN: Access = Access::Open;
+    const USE: Access = Access::Needs(Scope::Inference);
+    const MODELS: Access = Access::Needs(Scope::Models);
+    const ADMIN: Access = Access::Needs(Scope::Admin);
     const READ: &[&str] = &["HEAD", "GET"];
     const GET: &[&str] = &["GET"];
     const POST: &[&str] = &["POST"];
     const DELETE: &[&str] = &["DELETE"];
     vec![
-        Route::new("/", READ, get(root::root)),
-        Route::new("/health", GET, get(root::health)),
-        Route::new("/metrics", GET, get(metrics::metrics)),
-        Route::new("/api/version", READ, get(root::version)),
-        Route::new("/api/status", GET, get(cloud::status)),
-        Route::new("/api/tags", READ, get(library::tags)),
-        Route::new("/api/show", POST, post(library::show)),
-        Route::new("/api/ps", GET, get(ps::ps)),
-        Route::new("/api/generate", POST, post(generate::generate)),
-        Route::new("/api/chat", POST, post(chat::chat)),
-        Route::new("/api/embed", POST, post(embed::embed)),
-        Route::new("/api/embeddings", POST, post(embed::embeddings)),
-        Route::new("/api/tokenize", POST, post(tokens::tokenize)),
-        Route::new("/api/detokenize", POST, post(tokens::detokenize)),
-        Route::new("/api/create", POST, post(create::create)),
-        Route::new("/api/copy", POST, post(library::copy)),
-        Route::new("/api/delete", DELETE, delete(library::delete)),
-        Route::new("/api/pull", POST, post(create::pull)),
-        Route::new("/api/push", POST, post(create::push)),
-        Route::new("/api/blobs/{digest}", &["HEAD", "POST"], get(blobs::head).post(blobs::upload)),
-        Route::new("/api/me", POST, post(cloud::account)),
-        Route::new("/api/signout", POST, post(cloud::account)),
-        Route::new("/api/user/keys/{key}", DELETE, delete(cloud::account)),
-        Route::new("/api/experimental/web_search", POST, post(cloud::web_search)),
-        Route::new("/api/experimental/web_fetch", POST, post(cloud::web_fetch)),
-        Route::new("/api/experimental/model-recommendations", GET, get(cloud::recommendations)),
-        Route::new("/v1/chat/completions", POST, post(openai::chat_completions)),
-        Route::new("/v1/completions", POST, post(openai::completions)),
-        Route::new("/v1/responses", POST, post(responses::create)),
+        Route::new(OPEN, "/", READ, get(root::root)),
+        Route::new(OPEN, "/health", GET, get(root::health)),
+        Route::new(ADMIN, "/metrics", GET, get(metrics::metrics)),
+        Route::new(OPEN, "/api/version", READ, get(root::version)),
+        Route::new(USE, "/api/status", GET, get(cloud::status)),
+        Route::new(USE, "/api/tags", READ, get(library::tags)),
+        Route::new(USE, "/api/show", POST, post(library::show)),
+        Route::new(USE, "/api/ps", GET, get(ps::ps)),
+        Route::new(USE, "/api/generate", POST, post(generate::generate)),
+        Route::new(USE, "/api/chat", POST, post(chat::chat)),
+        Route::new(USE, "/api/embed", POST, post(embed::embed)),
+        Route::new(USE, "/api/embeddings", POST, post(embed::embeddings)),
+        Route::new(USE, "/api/tokenize", POST, post(tokens::tokenize)),
+        Route::new(USE, "/api/detokenize", POST, post(tokens::detokenize)),
+        Route::new(MODELS, "/api/create", POST, post(create::create)),
+        Route::new(MODELS, "/api/copy", POST, post(library::copy)),
+        Route::new(MODELS, "/api/delete", DELETE, delete(library::delete)),
+        Route::new(MODELS, "/api/pull", POST, post(create::pull)),
+        Route::new(MODELS, "/api/push", POST, post(create::push)),
+        Route::new(MODELS, "/api/blobs/{digest}", &["HEAD", "POST"], get(blobs::head).post(blobs::upload)),
+        Route::new(USE, "/api/me", POST, post(cloud::account)),
+        Route::new(USE, "/api/signout", POST, post(cloud::account)),
+        Route::new(USE, "/api/user/keys/{key}", DELETE, delete(cloud::account)),
+        Route::new(USE, "/api/experimental/web_search", POST, post(cloud::web_search)),
+        Route::new(USE, "/api/experimental/web_fetch", POST, post(cloud::web_fetch)),
+        Route::new(USE, "/api/experimental/model-recommendations", GET, get(cloud::recommendations)),
+        Route::new(USE, "/v1/chat/completions", POST, post(openai::chat_completions)),
+        Route::new(USE, "/v1/completions", POST, post(openai::completions)),
+        Route::new(USE, "/v1/responses", POST, post(responses::create)),
         Route::new(
+            USE,
             "/v1/responses/{id}",
             &["GET", "DELETE"],
             get(responses::retrieve).delete(responses::delete),
         ),
-        Route::new("/v1/audio/transcriptions", POST, post(audio::transcriptions)),
-        Route::new("/v1/messages", POST, post(anthropic::messages)),
-        Route::new("/v1/messages/count_tokens", POST, post(anthropic::count_tokens)),
-        Route::new("/v1/embeddings", POST, post(openai::embeddings)),
-        Route::new("/v1/models", GET, get(openai::models)),
-        Route::new("/v1/models/{*model}", GET, get(openai::model)),
+        Route::new(USE, "/v1/audio/transcriptions", POST, post(audio::transcriptions)),
+        Route::new(USE, "/v1/messages", POST, post(anthropic::messages)),
+        Route::new(USE, "/v1/messages/count_tokens", POST, post(anthropic::count_tokens)),
+        Route::new(USE, "/v1/embeddings", POST, post(openai::embeddings)),
+        Route::new(USE, "/v1/models", GET, get(openai::models)),
+        Route::new(USE, "/v1/models/{*model}", GET, get(openai::model)),
     ]
 }
 
