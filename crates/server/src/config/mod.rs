@@ -3,7 +3,6 @@
 //! A setting has a key ([`KEYS`]). It is taken from the command line, else from the variable `PUNA_KEY`, else from
 //! `OLLAMA_KEY`, which has Ollama's name, else from the configuration file, and else it has a default.
 
-mod address;
 mod file;
 mod keys;
 mod reader;
@@ -12,9 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use puna_api::KeepAlive;
+pub use puna_api::{Address, DEFAULT_PORT};
 
-pub(crate) use address::split_port;
-pub use address::{Address, DEFAULT_PORT};
 pub use keys::{KEYS, check_key};
 pub use reader::{Setting, Source};
 
@@ -248,38 +246,6 @@ mod tests {
         let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
         let find = |name: &str| given(name).or_else(|| (name == "HOME").then(|| "/home/me".to_owned()));
         Config::from_variables(find).unwrap()
-    }
-
-    fn address(text: &str) -> String {
-        let a = Address::parse(text).0;
-        format!("{}|{}|{}|{}", a.scheme, a.host, a.port, a.path)
-    }
-
-    #[test]
-    fn addresses_take_every_documented_form() {
-        for (text, want) in [
-            ("", "http|127.0.0.1|11434|"),
-            ("0.0.0.0", "http|0.0.0.0|11434|"),
-            (":8080", "http|127.0.0.1|8080|"),
-            ("example.com:56789", "http|example.com|56789|"),
-            ("http://1.2.3.4", "http|1.2.3.4|80|"),
-            ("https://1.2.3.4", "https|1.2.3.4|443|"),
-            ("https://1.2.3.4:4321/ollama/", "https|1.2.3.4|4321|/ollama"),
-            ("::1", "http|::1|11434|"),
-            ("[::1]:1337", "http|::1|1337|"),
-            ("[0001:002:003:0004::1]", "http|0001:002:003:0004::1|11434|"),
-            ("host:99999", "http|host|11434|"),
-        ] {
-            assert_eq!(address(text), want, "{text}");
-        }
-        assert!(Address::parse("host:99999").1.is_some());
-    }
-
-    #[test]
-    fn clients_dial_the_loopback_address_of_a_server_that_listens_everywhere() {
-        assert_eq!(Address::parse("0.0.0.0").0.url(), "http://127.0.0.1:11434");
-        assert_eq!(Address::parse("[::1]:7").0.url(), "http://[::1]:7");
-        assert_eq!(Address::parse("::1").0.authority(), "[::1]:11434");
     }
 
     #[test]

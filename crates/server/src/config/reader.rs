@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use puna_api::{KeepAlive, format_duration, parse_duration};
 
-use super::address::Address;
 use super::file::File;
 use super::{ConfigError, Warning};
+use puna_api::Address;
 
 /// Where a setting's value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]

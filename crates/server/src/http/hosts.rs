@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, UdpSocket};
 
-use crate::config::split_port;
+use puna_api::split_port;
 
 /// What a `Host` header names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,22 +1,22 @@
 //! An asynchronous client of the native dialect.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
+mod stream;
+
+pub use stream::Stream;
 
 use bytes::Bytes;
-use futures_util::{Stream as FuturesStream, StreamExt};
+use futures_util::Stream as FuturesStream;
 use reqwest::{Body, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::Address;
 use crate::native::{
-    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, EmbedRequest,
-    EmbedResponse, ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress,
-    PullRequest, ShowRequest, ShowResponse, VersionResponse,
+    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, DetokenizeRequest,
+    DetokenizeResponse, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse, ErrorBody,
+    GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress, PullRequest, ShowRequest,
+    ShowResponse, TokenizeRequest, TokenizeResponse, VersionResponse,
 };
-
-/// A line that is longer than this ends a stream with an error.
-const MAX_LINE: usize = 64 << 20;
 
 /// An error that is no JSON is shown as it is up to this size.
 const MAX_PLAIN: usize = 512;
@@ -75,6 +75,16 @@ impl Client {
         Self { http, base: base.trim_end_matches('/').to_owned(), key: None }
     }
 
+    /// A client of the server that the environment names, as the command line finds it: `PUNA_HOST` or `OLLAMA_HOST` in any form
+    /// that [`Address`] reads, else this machine, with the key in `PUNA_API_KEY` or `OLLAMA_API_KEY`.
+    pub fn from_env() -> Self {
+        let variable = |names: [&str; 2]| {
+            names.iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.trim().is_empty())
+        };
+        let host = variable(["PUNA_HOST", "OLLAMA_HOST"]).unwrap_or_default();
+        Self::new(Address::parse(host.trim()).0.url()).with_key(variable(["PUNA_API_KEY", "OLLAMA_API_KEY"]))
+    }
+
     /// The same, showing an API key to the server.
     pub fn with_key(self, key: Option<String>) -> Self {
         Self { key, ..self }
@@ -121,9 +131,36 @@ impl Client {
         self.stream("/api/chat", request).await
     }
 
+    /// A generated text in one piece, whatever `stream` says.
+    pub async fn generate_whole(&self, request: &GenerateRequest) -> Result<GenerateResponse, ClientError> {
+        let request = GenerateRequest { stream: Some(false), ..request.clone() };
+        self.json(Method::POST, "/api/generate", Some(&request)).await
+    }
+
+    /// An answer to a conversation in one piece, whatever `stream` says.
+    pub async fn chat_whole(&self, request: &ChatRequest) -> Result<ChatResponse, ClientError> {
+        let request = ChatRequest { stream: Some(false), ..request.clone() };
+        self.json(Method::POST, "/api/chat", Some(&request)).await
+    }
+
     /// Embeds texts.
     pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, ClientError> {
         self.json(Method::POST, "/api/embed", Some(request)).await
+    }
+
+    /// Embeds one text in the older form: the vector is as the model's pooling gives it.
+    pub async fn embeddings(&self, request: &EmbeddingsRequest) -> Result<EmbeddingsResponse, ClientError> {
+        self.json(Method::POST, "/api/embeddings", Some(request)).await
+    }
+
+    /// A text's tokens (on a Puna server).
+    pub async fn tokenize(&self, request: &TokenizeRequest) -> Result<TokenizeResponse, ClientError> {
+        self.json(Method::POST, "/api/tokenize", Some(request)).await
+    }
+
+    /// What tokens stand for (on a Puna server).
+    pub async fn detokenize(&self, request: &DetokenizeRequest) -> Result<DetokenizeResponse, ClientError> {
+        self.json(Method::POST, "/api/detokenize", Some(request)).await
     }
 
     /// Makes a model; reports progress.
@@ -134,6 +171,11 @@ impl Client {
     /// Fetches a model; reports progress.
     pub async fn pull(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/pull", request).await
+    }
+
+    /// Sends a model to the registry that its name says; reports progress.
+    pub async fn push(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
+        self.stream("/api/push", request).await
     }
 
     /// Gives a model a further name.
@@ -186,14 +228,7 @@ impl Client {
     }
 
     async fn stream<Q: Serialize, A>(&self, path: &str, body: &Q) -> Result<Stream<A>, ClientError> {
-        let response = self.send(Method::POST, path, Some(body)).await?;
-        Ok(Stream {
-            bytes: response.bytes_stream().map(|b| b.map_err(transport)).boxed(),
-            buffer: Vec::new(),
-            searched: 0,
-            ended: false,
-            item: std::marker::PhantomData,
-        })
+        self.send(Method::POST, path, Some(body)).await.map(Stream::of)
     }
 
     async fn send<Q: Serialize>(
@@ -259,75 +294,4 @@ fn root_cause(e: &dyn std::error::Error) -> String {
         cause = next;
     }
     cause.to_string()
-}
-
-/// Objects as they come, one a line. Dropping it cancels the request.
-pub struct Stream<T> {
-    bytes: Pin<Box<dyn FuturesStream<Item = Result<Bytes, ClientError>> + Send>>,
-    buffer: Vec<u8>,
-    searched: usize,
-    ended: bool,
-    item: std::marker::PhantomData<fn() -> T>,
-}
-
-impl<T: DeserializeOwned> Stream<T> {
-    /// The next object; an error inside the stream is its last item.
-    pub async fn next(&mut self) -> Option<Result<T, ClientError>> {
-        std::future::poll_fn(|cx| self.poll(cx)).await
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, ClientError>>> {
-        loop {
-            if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.buffer.drain(..=self.searched + at).collect();
-                self.searched = 0;
-                if line.iter().any(|b| !b.is_ascii_whitespace()) {
-                    return Poll::Ready(Some(self.line(&line)));
-                }
-                continue;
-            }
-            self.searched = self.buffer.len();
-            if self.ended {
-                let rest = std::mem::take(&mut self.buffer);
-                self.searched = 0;
-                let blank = rest.iter().all(u8::is_ascii_whitespace);
-                return Poll::Ready(if blank { None } else { Some(self.line(&rest)) });
-            }
-            match self.bytes.as_mut().poll_next(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => self.ended = true,
-                Poll::Ready(Some(Err(e))) => {
-                    self.stop();
-                    return Poll::Ready(Some(Err(e)));
-                }
-                Poll::Ready(Some(Ok(bytes))) if self.buffer.len() + bytes.len() > MAX_LINE => {
-                    self.stop();
-                    return Poll::Ready(Some(Err(ClientError::Answer("a line of more than 64 MiB".into()))));
-                }
-                Poll::Ready(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
-            }
-        }
-    }
-
-    fn line(&mut self, line: &[u8]) -> Result<T, ClientError> {
-        if let Ok(ErrorBody { error, .. }) = serde_json::from_slice(line) {
-            self.stop();
-            return Err(ClientError::Status { status: 0, message: error });
-        }
-        serde_json::from_slice(line).map_err(|e| ClientError::Answer(e.to_string()))
-    }
-
-    fn stop(&mut self) {
-        self.ended = true;
-        self.buffer.clear();
-        self.searched = 0;
-    }
-}
-
-impl<T: DeserializeOwned> FuturesStream for Stream<T> {
-    type Item = Result<T, ClientError>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll(cx)
-    }
 }

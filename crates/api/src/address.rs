@@ -65,12 +65,49 @@ impl Address {
 }
 
 /// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or bare `v6`.
-pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
+pub fn split_port(authority: &str) -> (&str, Option<&str>) {
     if authority.parse::<std::net::Ipv6Addr>().is_ok() {
         return (authority, None);
     }
     match authority.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
         _ => (authority, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> String {
+        let a = Address::parse(text).0;
+        format!("{}|{}|{}|{}", a.scheme, a.host, a.port, a.path)
+    }
+
+    #[test]
+    fn addresses_take_every_documented_form() {
+        for (text, want) in [
+            ("", "http|127.0.0.1|11434|"),
+            ("0.0.0.0", "http|0.0.0.0|11434|"),
+            (":8080", "http|127.0.0.1|8080|"),
+            ("example.com:56789", "http|example.com|56789|"),
+            ("http://1.2.3.4", "http|1.2.3.4|80|"),
+            ("https://1.2.3.4", "https|1.2.3.4|443|"),
+            ("https://1.2.3.4:4321/ollama/", "https|1.2.3.4|4321|/ollama"),
+            ("::1", "http|::1|11434|"),
+            ("[::1]:1337", "http|::1|1337|"),
+            ("[0001:002:003:0004::1]", "http|0001:002:003:0004::1|11434|"),
+            ("host:99999", "http|host|11434|"),
+        ] {
+            assert_eq!(address(text), want, "{text}");
+        }
+        assert!(Address::parse("host:99999").1.is_some());
+    }
+
+    #[test]
+    fn clients_dial_the_loopback_address_of_a_server_that_listens_everywhere() {
+        assert_eq!(Address::parse("0.0.0.0").0.url(), "http://127.0.0.1:11434");
+        assert_eq!(Address::parse("[::1]:7").0.url(), "http://[::1]:7");
+        assert_eq!(Address::parse("::1").0.authority(), "[::1]:11434");
     }
 }

@@ -1,0 +1,65 @@
+"""The examples of the crate `puna-api`, run as its users run them."""
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import REPOSITORY, environment
+
+
+@pytest.fixture(scope="module")
+def example(server):
+    """Runs an example against the server; its output."""
+    if not shutil.which("cargo"):
+        pytest.skip("SKIPPED: the examples of puna-api need cargo")
+    build = ["cargo", "build", "--quiet", "--package", "puna-api", "--examples", "--message-format", "json"]
+    built = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    paths = {}
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable"):
+            paths[message["target"]["name"]] = message["executable"]
+
+    def run(name, *args):
+        env = environment(server.home, OLLAMA_HOST=server.url.removeprefix("http://"))
+        done = subprocess.run([paths[name], *args], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{name}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def test_a_conversation_streams(example):
+    out = example("chat", "cria")
+    assert out.count("tokens, ") == 2 and "> And what can you do?" in out
+
+
+def test_the_middle_is_filled_in(example):
+    assert re.search(r"return \[.*\]\n\nprint", example("generate", "cria"), re.S)
+
+
+def test_an_answer_is_a_value_of_a_type(example):
+    assert re.search(r" in .* has \d+ inhabitants", example("structured", "cria"))
+
+
+def test_a_function_is_called_and_answered(example):
+    assert "called get_weather(Paris)" in example("tools", "cria")
+
+
+def test_the_nearest_text_is_found(example, minilm):
+    out = example("embeddings", minilm).splitlines()
+    assert max(out).endswith("Hamlet was written by Shakespeare."), out
+
+
+def test_a_model_is_made_asked_and_removed(example, server):
+    out = example("create", "cria")
+    assert "success" in out
+    assert "puna-api-example" not in server.get("/api/tags")[1].decode()
+
+
+def test_errors_come_in_the_servers_words(server, example):
+    with pytest.raises(AssertionError, match="model 'nobody' not found"):
+        example("chat", "nobody")
