@@ -1,4 +1,5 @@
 """Runners as processes: how long they stay, and what a death of either side does to the other."""
+import http.client
 import json
 import os
 import signal
@@ -70,6 +71,53 @@ def test_a_killed_runner_gives_its_request_an_error_and_the_next_one_works(fresh
     assert "signal" in errors[0] or "killed" in errors[0], errors
     assert server.client().generate("cria", "What is the capital of France?", options={"temperature": 0}).response.strip() == "Paris."
     assert server.runners() != [runner]
+
+
+LONG_CHAT = [{"role": "user", "content": LONG["prompt"]}]
+LONG_OPTIONS = {**LONG["options"], "num_predict": 8000}
+STREAMS = {
+    "/api/generate": LONG,
+    "/api/chat": {"messages": LONG_CHAT, "options": LONG_OPTIONS},
+    "/v1/chat/completions": {"messages": LONG_CHAT, "options": LONG_OPTIONS},
+    "/v1/completions": {"prompt": LONG["prompt"], "options": LONG_OPTIONS},
+    "/v1/responses": {"input": LONG["prompt"], "options": LONG_OPTIONS},
+    "/v1/messages": {"messages": LONG_CHAT, "max_tokens": 8000, "options": LONG_OPTIONS},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_breaks_has_an_error_and_an_end_in_its_dialect(broken, path):
+    rest = broken(path)
+    if path.startswith("/api"):
+        last = json.loads(rest.splitlines()[-1])
+        assert "error" in last, rest[-400:]
+        return
+    events = [block for block in rest.split("\n\n") if block]
+    data = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith("data: {")]
+    if path == "/v1/responses":
+        assert data[-1]["type"] == "response.failed" and data[-1]["response"]["error"]["message"], events[-2:]
+    elif path == "/v1/messages":
+        assert data[-1]["type"] == "error" and data[-1]["error"]["message"], events[-2:]
+    else:
+        assert events[-1] == "data: [DONE]" and data[-1]["error"]["message"], events[-2:]
+
+
+@pytest.fixture
+def broken(fresh):
+    """The stream of a request whose runner is killed in the middle."""
+    server = fresh()
+
+    def stream(path):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", path, json.dumps({"model": "cria", "stream": True, **STREAMS[path]}))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        got = b"".join(answer.read1() for _ in range(8))
+        [runner] = server.runners()
+        os.kill(runner, signal.SIGKILL)
+        return (got + answer.read()).decode()
+
+    return stream
 
 
 def test_a_runner_killed_while_idle_is_replaced(fresh):

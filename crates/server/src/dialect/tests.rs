@@ -110,8 +110,8 @@ fn a_broken_stream_ends_with_its_error_in_every_dialect() {
     let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
     assert_eq!(text(ChatEncoder { model: "m".into() }, [failure()]), line);
     assert_eq!(text(GenerateEncoder { model: "m".into(), with_context: true }, [failure()]), line);
-    let event = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [failure()]));
-    assert_eq!(event[0]["error"]["message"], "too long");
+    let events = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [failure()]));
+    assert_eq!((&events[0]["error"]["message"], &events[1]), (&json!("too long"), &json!("[DONE]")));
 }
 
 #[test]

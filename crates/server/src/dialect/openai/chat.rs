@@ -5,11 +5,10 @@ use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{DebugInfo, Logprob};
 use puna_api::openai::{
-    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta,
-    ErrorBody, Usage,
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta, Usage,
 };
 
-use super::{add_usage, finish_reason, push_event, wire_call};
+use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call};
 use crate::canonical::{Done, Event, Piece};
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
@@ -76,7 +75,7 @@ impl ChatEncoder {
             let chunk = ChatCompletionChunk { usage: Some(self.usage.clone()), ..self.chunk(Vec::new()) };
             push_event(&chunk, out);
         }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        out.extend_from_slice(DONE);
     }
 
     /// The answers in one object.
@@ -141,7 +140,7 @@ impl Encoder for ChatEncoder {
                 self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
             }
             Event::Done(done) => self.end(from, &done, out),
-            Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
+            Event::Error(failure) => push_failure(failure, out),
             _ => {}
         }
     }

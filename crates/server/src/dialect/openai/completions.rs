@@ -5,11 +5,11 @@ use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{GenerateRequest, Logprob};
 use puna_api::openai::{
-    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, ErrorBody, Usage,
+    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Usage,
 };
 use serde_json::{Map, Value, json as value};
 
-use super::{MAX_ANSWERS, add_usage, count, push_event};
+use super::{DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure};
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
 use crate::dialect::{Collected, Encoder, Times, go_type};
 use crate::http::{Wire, json_plain};
@@ -332,9 +332,9 @@ impl Encoder for CompletionEncoder {
                 if self.include_usage {
                     push_event(&self.chunk(Vec::new(), self.usage.clone()), out);
                 }
-                out.extend_from_slice(b"data: [DONE]\n\n");
+                out.extend_from_slice(DONE);
             }
-            Event::Error(failure) => push_event(&ErrorBody::new(failure.status, failure.message), out),
+            Event::Error(failure) => push_failure(failure, out),
             // Thoughts have no place in this dialect.
             _ => {}
         }

@@ -6,7 +6,7 @@ mod request;
 pub(crate) mod responses;
 
 use puna_api::native;
-use puna_api::openai::{PromptTokensDetails, ToolCall, ToolCallFunction, Usage};
+use puna_api::openai::{ErrorBody, PromptTokensDetails, ToolCall, ToolCallFunction, Usage};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -53,6 +53,15 @@ fn finish_reason(done: &Done, called: bool) -> String {
         reason => reason.into(),
     }
 }
+
+/// Ends a stream with an error: what went wrong, and the end that clients wait for.
+fn push_failure(failure: Failure, out: &mut Vec<u8>) {
+    push_event(&ErrorBody::new(failure.status, failure.message), out);
+    out.extend_from_slice(DONE);
+}
+
+/// The end of a stream of chunks.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Appends a server-sent event.
 fn push_event(object: &impl Serialize, out: &mut Vec<u8>) {
