@@ -190,7 +190,8 @@ impl App {
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
         let figures = self.figures().of(&about.name);
         let waiting = figures.clone().wait();
-        let lease = self.models().acquire(Ask { key: key(model), spec, keep_alive, about }).await;
+        let lease =
+            self.models().acquire(Ask { client: client.0, key: key(model), spec, keep_alive, about }).await;
         waiting.over(lease.is_ok());
         Ok(Loaded { lease: Arc::new(lease?), client, arrived, load: arrived.elapsed(), figures })
     }

@@ -17,7 +17,7 @@ use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
 use crate::scheduler::{
-    Action, Event, Exit, Key, Limits, Memory, Refusal, Request, RequestId, RunId, Scheduler, Unload,
+    Action, Event, Exit, Key, Limits, Memory, Phase, Refusal, Request, RequestId, RunId, Scheduler, Unload,
 };
 
 /// How long runners may take to end with the server.
@@ -31,6 +31,8 @@ fn shutting_down() -> Failure {
 /// A need for a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
+    /// Who asks.
+    pub(crate) client: u64,
     /// The model.
     pub(crate) key: Key,
     /// What to load.
@@ -57,6 +59,8 @@ pub(crate) struct Running {
     pub(crate) context: u32,
     /// When it goes unless it is used; `None` is never.
     pub(crate) expires: Option<SystemTime>,
+    /// How far it is on its way into memory.
+    pub(crate) phase: Phase,
 }
 
 /// What all runners do and have done.
@@ -271,8 +275,8 @@ impl Manager {
     fn take(&mut self, command: Command) {
         match command {
             Command::Acquire(id, ask, reply) => {
-                let (key, keep_alive) = (ask.key.clone(), ask.keep_alive);
-                let request = Request { id, key, options: ask.spec.options.clone(), keep_alive };
+                let (client, key, keep_alive) = (ask.client, ask.key.clone(), ask.keep_alive);
+                let request = Request { id, client, key, options: ask.spec.options.clone(), keep_alive };
                 self.waiting.insert(id, Waiting { ask: *ask, reply });
                 self.read_memory();
                 self.event(Event::Request(request));
@@ -467,9 +471,10 @@ impl Manager {
                 None => wall - now.duration_since(at),
             });
             let memory = runner.link.memory();
-            let size = if view.ready && memory.total() > 0 { memory.total() } else { view.size };
+            let size =
+                if view.phase == Phase::Ready && memory.total() > 0 { memory.total() } else { view.size };
             let (about, context) = (runner.about.clone(), view.context);
-            Some(Running { about, size, context, expires })
+            Some(Running { about, size, context, expires, phase: view.phase })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }

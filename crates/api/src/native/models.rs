@@ -165,6 +165,9 @@ pub struct RunningModel {
     pub size_vram: u64,
     /// Tokens of one conversation at most.
     pub context_length: u64,
+    /// How far it is on its way into memory; absent once it takes requests. Not in the original.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// `GET /api/ps`.

@@ -69,6 +69,9 @@ fn status(failure: &Failure) -> StatusCode {
     StatusCode::from_u16(failure.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
+/// Seconds after which a server that was too busy may be asked again.
+const RETRY_AFTER: u16 = 1;
+
 /// A failure in a dialect's form; what handlers return as their error.
 pub(crate) struct Refused<D>(Failure, PhantomData<D>);
 
@@ -80,7 +83,11 @@ impl<D> From<Failure> for Refused<D> {
 
 impl<D: Dialect> IntoResponse for Refused<D> {
     fn into_response(self) -> Response {
-        D::error(&self.0)
+        let mut response = D::error(&self.0);
+        if self.0.status == 503 {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
+        }
+        response
     }
 }
 

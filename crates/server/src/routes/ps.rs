@@ -10,6 +10,7 @@ use puna_api::native::{ProcessResponse, RunningModel};
 use super::rfc3339;
 use crate::app::App;
 use crate::http::json;
+use crate::scheduler::Phase;
 
 /// How far ahead "never" is.
 const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);
@@ -27,6 +28,7 @@ pub(super) async fn ps(State(app): State<App>) -> Response {
         expires_at: rfc3339(model.expires.unwrap_or(never)),
         size_vram: 0,
         context_length: model.context.into(),
+        state: (model.phase != Phase::Ready).then(|| model.phase.name().to_owned()),
     };
     json(StatusCode::OK, &ProcessResponse { models: running.into_iter().map(one).collect() })
 }

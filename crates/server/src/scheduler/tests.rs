@@ -1,5 +1,10 @@
 //! The behaviours of Ollama's scheduler tests, and those in which ours differs on purpose.
 
+mod fairness;
+mod room;
+
+use std::time::Duration;
+
 use super::*;
 
 const GB: u64 = 1 << 30;
@@ -45,12 +50,29 @@ impl Bench {
         self.event(Event::Loaded(run, 4096, size))
     }
 
+    /// The same for a model that takes that long to load.
+    fn load_slowly(&mut self, run: RunId, size: u64, seconds: u64) -> Vec<Action> {
+        assert_eq!(self.event(Event::Planned(run, size)), [Action::Load(run)]);
+        self.now += Duration::from_secs(seconds);
+        self.event(Event::Loaded(run, 4096, size))
+    }
+
+    /// Asks for a client.
+    fn ask_as(&mut self, client: u64, id: RequestId, model: &str) -> Vec<Action> {
+        self.event(Event::Request(Request { client, ..request(id, model) }))
+    }
+
     fn gone(&mut self, run: RunId) -> Vec<Action> {
         self.event(Event::Exited(run, Exit::default()))
     }
 
     fn loaded(&self) -> Vec<String> {
-        self.scheduler.view(self.now).into_iter().filter(|v| v.ready).map(|v| v.key.0).collect()
+        self.scheduler
+            .view(self.now)
+            .into_iter()
+            .filter(|v| v.phase == Phase::Ready)
+            .map(|v| v.key.0)
+            .collect()
     }
 }
 
@@ -59,7 +81,7 @@ fn options() -> LoadOptions {
 }
 
 fn request(id: RequestId, model: &str) -> Request {
-    Request { id, key: Key(model.into()), options: options(), keep_alive: None }
+    Request { id, client: 0, key: Key(model.into()), options: options(), keep_alive: None }
 }
 
 fn with_keep(id: RequestId, model: &str, keep: KeepAlive) -> Event {
@@ -80,7 +102,10 @@ fn a_model_is_planned_loaded_and_granted() {
     assert_eq!(b.ask(1, "a"), [start(1, "a")]);
     assert_eq!(b.load(1, GB), [Action::Grant(1, 1)]);
     let view = b.scheduler.view(b.now);
-    assert_eq!((view[0].size, view[0].context, view[0].in_flight, view[0].ready), (GB, 4096, 1, true));
+    assert_eq!(
+        (view[0].size, view[0].context, view[0].in_flight, view[0].phase),
+        (GB, 4096, 1, Phase::Ready)
+    );
 }
 
 #[test]
@@ -284,9 +309,14 @@ fn models_coexist_as_far_as_memory_goes_and_then_the_oldest_leaves() {
     b.pass(1);
     assert_eq!(b.ask(4, "d"), [Action::Stop(1)], "three models at most");
     assert_eq!(b.gone(1), [start(4, "d")]);
-    assert_eq!(b.event(Event::Planned(4, 13 * GB)), [Action::Stop(2)]);
-    assert_eq!(b.gone(2), [Action::Stop(3)], "one was not enough");
+    assert_eq!(
+        b.event(Event::Planned(4, 13 * GB)),
+        [Action::Stop(3)],
+        "the one that makes room enough alone"
+    );
     assert_eq!(b.gone(3), [Action::Load(4)]);
+    b.event(Event::Loaded(4, 4096, 13 * GB));
+    assert_eq!(b.loaded(), ["b", "d"]);
 }
 
 #[test]
