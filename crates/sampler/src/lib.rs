@@ -5,7 +5,7 @@
 //! - [`Sampler`] runs the chain of one sequence: *logit bias → penalties → DRY → top-n-σ → top-k → typical → top-p →
 //!   min-p → XTC → temperature → draw*. The random numbers are those of a C++ `std::mt19937`, and candidates are kept
 //!   in a defined order, so a seed gives the tokens that llama.cpp draws from the same logits.
-//! - [`Grammar`] says which tokens an answer of some form ([`Constraint`]) may go on with; as a [`TokenMask`] it hides
+//! - [`Grammar`] says which tokens an answer of some form ([`Constraint`]) may go on with, and hides
 //!   the others before the chain sees them.
 //! - [`log_probs`] describes the raw distribution of a step.
 //! - [`StopMatcher`] finds stop strings across token boundaries and holds back text that could become one.
@@ -42,7 +42,7 @@ pub use candidates::Candidate;
 pub use grammar::{CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling, lark_json};
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
-pub use sampler::{Sampler, TokenMask};
+pub use sampler::Sampler;
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;
 

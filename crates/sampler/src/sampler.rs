@@ -25,13 +25,6 @@ pub struct Sampler {
     seed: u32,
 }
 
-/// Says which tokens may come next: the seam for grammars. It is applied before the chain, so a chain that cuts the
-/// list (top-k, top-p) sees only tokens that fit.
-pub trait TokenMask {
-    /// Sets the logits of tokens that may not come next to −∞. `logits[id]` belongs to token `id`.
-    fn apply(&mut self, logits: &mut [f32]);
-}
-
 impl Sampler {
     /// A chain for a vocabulary of `n_vocab` tokens. Options that need the text of tokens have no effect: DRY knows
     /// no sequence breakers, `ignore_eos` and infill are left out. See [`Self::with_vocab`].
@@ -72,12 +65,6 @@ impl Sampler {
     pub fn try_sample(&mut self, logits: &mut [f32]) -> Option<u32> {
         let chosen = self.chain.run(logits)?;
         self.chain.cands.list().get(chosen).map(|c| c.id)
-    }
-
-    /// As [`Self::try_sample`], among the tokens that `mask` allows.
-    pub fn sample_masked(&mut self, logits: &mut [f32], mask: &mut dyn TokenMask) -> Option<u32> {
-        mask.apply(logits);
-        self.try_sample(logits)
     }
 
     /// The candidates that the last choice was made from, with their probabilities after the whole chain; in no
@@ -180,19 +167,6 @@ impl Builder<'_> {
 mod tests {
     use super::*;
 
-    struct Only(Vec<u32>);
-
-    impl TokenMask for Only {
-        fn apply(&mut self, logits: &mut [f32]) {
-            let allowed = |id: usize| self.0.contains(&(id as u32));
-            logits
-                .iter_mut()
-                .enumerate()
-                .filter(|(id, _)| !allowed(*id))
-                .for_each(|(_, l)| *l = f32::NEG_INFINITY);
-        }
-    }
-
     const LOGITS: [f32; 6] = [2.0, 1.0, 0.5, -1.0, 3.0, 0.0];
 
     fn draws(params: &Params, n: usize) -> Vec<u32> {
@@ -229,13 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_hides_tokens_from_every_sampler() {
+    fn what_a_grammar_hid_is_chosen_by_no_chain() {
+        let masked = |allowed: [usize; 2]| {
+            let mut logits = [f32::NEG_INFINITY; 6];
+            allowed.into_iter().for_each(|id| logits[id] = LOGITS[id]);
+            logits
+        };
         let params = Params { temperature: 0.0, ..Params::default() };
-        let mut sampler = Sampler::new(&params, 6);
-        assert_eq!(sampler.sample_masked(&mut LOGITS.clone(), &mut Only(vec![1, 3])), Some(1));
+        assert_eq!(Sampler::new(&params, 6).try_sample(&mut masked([1, 3])), Some(1));
         let mut sampler = Sampler::new(&Params { top_k: 2, seed: 3, ..Params::default() }, 6);
         for _ in 0..50 {
-            assert!(matches!(sampler.sample_masked(&mut LOGITS.clone(), &mut Only(vec![3, 5])), Some(3 | 5)));
+            assert!(matches!(sampler.try_sample(&mut masked([3, 5])), Some(3 | 5)));
         }
     }
 

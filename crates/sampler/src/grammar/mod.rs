@@ -22,8 +22,6 @@ use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::TokenMask;
-
 /// Bytes of a constraint at most. The largest schemas in use are about half of it.
 pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
 /// Bytes of the stack on which constraints are read: the library calls itself as deep as rules mention each other, and of
@@ -225,15 +223,6 @@ impl Grammar {
 
     fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
         self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Stuck(reason(&e)))
-    }
-}
-
-impl TokenMask for Grammar {
-    /// Where the grammar is stuck nothing is left.
-    fn apply(&mut self, logits: &mut [f32]) {
-        if self.mask(logits).is_err() {
-            logits.fill(f32::NEG_INFINITY);
-        }
     }
 }
 
