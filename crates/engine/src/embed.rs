@@ -1,4 +1,5 @@
-//! Embeddings: texts share steps, token vectors are pooled as the file says.
+//! Embeddings: texts share steps, token vectors are pooled as the file says. Scores of rerankers are such vectors, of one
+//! value a label.
 
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, Want};
@@ -9,6 +10,9 @@ use crate::sequence::JobId;
 
 /// Takes the vectors of an embedding job.
 pub type Done = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
+
+/// Takes the scores of a ranking job.
+pub type Scored = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
 /// Texts to embed.
 pub struct EmbedJob {
@@ -111,7 +115,9 @@ impl Driver {
         let cols = ran?.ok_or(EngineError::CannotEmbed)?;
         let result = self.stepper.backend.result();
         Ok(match pooling {
-            Pooling::Rank => result.chunks_exact(cols).map(<[f32]>::to_vec).collect(),
+            Pooling::Rank => {
+                result.chunks_exact(cols).map(|labels| self.stepper.scores(labels.to_vec())).collect()
+            }
             _ => {
                 let rows = |s: &Segment| &result[s.first_row * cols..(s.first_row + s.rows) * cols];
                 let pooled = |s: &Segment| {
@@ -155,7 +161,10 @@ impl Driver {
         }
         Ok(long.take().map(|text| {
             self.return_pages(text.pages);
-            text.pool.vector()
+            match pooling {
+                Pooling::Rank => self.stepper.scores(text.pool.vector()),
+                _ => text.pool.vector(),
+            }
         }))
     }
 }

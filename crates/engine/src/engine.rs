@@ -12,7 +12,7 @@ use puna_tokenizer::Tokenizer;
 
 use crate::constraint::{Constrained, Masks};
 use crate::driver::{Command, Driver};
-use crate::embed::{Done, EmbedJob};
+use crate::embed::{Done, EmbedJob, Scored};
 use crate::error::EngineError;
 use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec};
@@ -178,6 +178,20 @@ impl Engine {
         let id = self.next_id();
         self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done, long: None }))?;
         Ok(id)
+    }
+
+    /// One score for each input, a pair of texts: what the model's first label comes to.
+    ///
+    /// # Errors
+    /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
+    pub fn rank(&self, pairs: Vec<Vec<u32>>, done: Scored) -> Result<JobId, EngineError> {
+        if !self.inner.info.can_rank {
+            return Err(EngineError::CannotRank);
+        }
+        let first = |labels: Vec<f32>| labels.first().copied().ok_or(EngineError::CannotRank);
+        let scores =
+            move |labels: Vec<Vec<f32>>| labels.into_iter().map(first).collect::<Result<Vec<_>, _>>();
+        self.embed(pairs, Box::new(move |result| done(result.and_then(scores))))
     }
 
     /// Bytes by purpose, as planned.

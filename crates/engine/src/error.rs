@@ -42,6 +42,9 @@ pub enum EngineError {
     /// A model without that output was asked for embeddings.
     #[error("this model cannot make embeddings")]
     CannotEmbed,
+    /// A model without a classifier was asked for scores.
+    #[error("this model does not rank texts")]
+    CannotRank,
     /// A draft model whose tokens are not those of the model that it is to guess for.
     #[error(
         "`{draft}` cannot be the draft model of `{model}`: {difference}; take a small model of the same family, with the same \

@@ -21,6 +21,7 @@ mod stats;
 mod stepper;
 mod vocab;
 
+pub use embed::{Done as EmbedDone, Scored};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};

@@ -63,6 +63,8 @@ pub struct ModelInfo {
     pub causal: bool,
     /// Whether text can be generated.
     pub can_generate: bool,
+    /// Whether pairs of texts can be scored.
+    pub can_rank: bool,
     /// How token vectors become one.
     pub pooling: Pooling,
     /// Parameters.

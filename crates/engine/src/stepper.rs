@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use puna_graph::{Backend, Capacity, Plan, ProgramId, StepInput};
-use puna_models::{LoadOptions, Model, Want};
+use puna_models::{LoadOptions, Model, Pooling, Want};
 
 use puna_gguf::View;
 
@@ -53,6 +53,7 @@ impl Stepper {
             n_vocab: shape.n_vocab,
             causal: shape.causal,
             can_generate: shape.has_logits,
+            can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
         };
@@ -86,6 +87,17 @@ impl Stepper {
         // The result as it is handed out.
         let results = 4 * results as u64 * cols as u64;
         Ok(MemoryReport { weights, cache, scratch: largest + smaller + results, draft: 0 })
+    }
+
+    /// What the classifier's labels come to as scores.
+    pub fn scores(&self, mut labels: Vec<f32>) -> Vec<f32> {
+        if self.model.shape().score_is_softmax {
+            let highest = labels.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            labels.iter_mut().for_each(|x| *x = (*x - highest).exp());
+            let sum: f32 = labels.iter().sum();
+            labels.iter_mut().for_each(|x| *x /= sum);
+        }
+        labels
     }
 
     /// Runs a step; the result has this many columns. `None` where the model has no such result.

@@ -106,6 +106,12 @@ impl<'a> Keys<'a> {
         self.epsilon("attention.layer_norm_epsilon")
     }
 
+    /// Labels of a classifier head, one where the file names none.
+    pub fn labels(&self) -> Result<usize, ModelError> {
+        let listed = self.meta.array(&self.name("classifier.output_labels"))?;
+        Ok(listed.map_or(1, |labels| labels.len().max(1)))
+    }
+
     fn epsilon(&self, key: &str) -> Result<f32, ModelError> {
         let value = self.meta.f32(&self.name(key))?;
         if !value.is_finite() || value <= 0.0 {

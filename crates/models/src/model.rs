@@ -15,7 +15,8 @@ pub enum Want {
     Logits,
     /// Final hidden states, for all rows.
     Hidden,
-    /// The classifier head of a reranker, for the wanted rows (each sequence's first token).
+    /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
+    /// model.
     Score,
 }
 
@@ -30,7 +31,7 @@ pub enum Pooling {
     Cls,
     /// The last token's.
     Last,
-    /// A score from the first token's, by a classifier.
+    /// A score from the first token's, or the last token's in a causal model, by a classifier.
     Rank,
 }
 
@@ -74,13 +75,24 @@ pub struct Shape {
     pub has_logits: bool,
     /// Labels of the classifier head, if there is one.
     pub score_labels: usize,
+    /// Whether scores are the softmax of what the head gives.
+    pub score_is_softmax: bool,
 }
 
 impl Shape {
     /// A causal decoder with an output matrix.
     pub(crate) fn decoder(hp: &Hparams) -> Self {
         let Hparams { n_ctx, n_embd, n_layer, n_vocab, .. } = *hp;
-        Self { n_ctx, n_embd, n_layer, n_vocab, causal: true, has_logits: true, score_labels: 0 }
+        Self {
+            n_ctx,
+            n_embd,
+            n_layer,
+            n_vocab,
+            causal: true,
+            has_logits: true,
+            score_labels: 0,
+            score_is_softmax: false,
+        }
     }
 }
 

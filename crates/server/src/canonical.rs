@@ -21,6 +21,8 @@ pub enum Task {
     Count(Box<Generate>),
     /// Turn texts into vectors.
     Embed(Embed),
+    /// Score documents by a query.
+    Rank(Rank),
     /// Turn a text into tokens.
     Tokenize(Tokenize),
     /// Turn tokens into the text they stand for, special ones included.
@@ -32,6 +34,7 @@ impl Task {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Embed(embed) => embed.inputs.iter().map(EmbedText::bytes).sum(),
+            Self::Rank(rank) => rank.documents.iter().map(|text| text.len() + rank.query.len()).sum(),
             Self::Tokenize(tokenize) => tokenize.text.len(),
             // A token is a word or so.
             Self::Detokenize(tokens) => 4 * tokens.len(),
@@ -226,6 +229,32 @@ impl EmbedText {
     }
 }
 
+/// Documents to score by how well they answer a query.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Rank {
+    /// The query.
+    pub query: String,
+    /// The documents.
+    pub documents: Vec<String>,
+    /// Whether a document that is too long for the context is cut at its end.
+    pub truncate: bool,
+    /// Documents are cut to this many tokens.
+    pub document_tokens: Option<usize>,
+    /// Documents are cut so that each has this many tokens together with the query and the marks around them.
+    pub pair_tokens: Option<usize>,
+}
+
+/// The scores of documents.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ranked {
+    /// One score a document, in their order, as the model's head gives it.
+    pub scores: Vec<f32>,
+    /// Tokens of all pairs.
+    pub tokens: u64,
+    /// Documents that were cut, and how many tokens each lost.
+    pub cut: Vec<(usize, u64)>,
+}
+
 /// A text to turn into tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tokenize {
@@ -264,6 +293,8 @@ pub enum Event {
     Done(Box<Done>),
     /// The end: vectors as the model's pooling gives them, and the number of tokens they took.
     Embedded(Vec<Vec<f32>>, u64),
+    /// The end: scores of documents.
+    Ranked(Ranked),
     /// The end: how many tokens the prompt has.
     Counted(u64),
     /// The end: the tokens of a text.

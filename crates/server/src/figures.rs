@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
 
-use crate::canonical::{Done, Event};
+use crate::canonical::{Done, Event, Ranked};
 use crate::lock::lock;
 use crate::scheduler::Unload;
 
@@ -238,7 +238,9 @@ impl Tally {
                 self.model.first_token.observe(now.duration_since(self.arrived));
             }
             Event::Done(done) => self.done(done),
-            Event::Embedded(_, tokens) => self.model.embedded_tokens.add(*tokens),
+            Event::Embedded(_, tokens) | Event::Ranked(Ranked { tokens, .. }) => {
+                self.model.embedded_tokens.add(*tokens);
+            }
             _ => {}
         }
         if event.is_end()

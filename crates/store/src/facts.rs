@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
         assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK));
-        assert_eq!(of("bert-rank.gguf").capabilities(), [""; 0]);
+        assert_eq!(of("bert-rank.gguf").capabilities(), ["rerank"]);
         assert_eq!(of("bert-cls.gguf").capabilities(), ["embedding"]);
     }
 }

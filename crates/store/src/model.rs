@@ -210,7 +210,7 @@ impl Model {
         }
     }
 
-    /// What the model can do, in the order of the API: `completion` or `embedding`, then what its files, template and
+    /// What the model can do, in the order of the API: `completion`, `embedding` or `rerank` (Puna's word), then what its files, template and
     /// config add. With a renderer the words of templates do not count, but those of `suffix`: nobody else writes it.
     pub fn capabilities(&self) -> Vec<String> {
         let template = self.template.as_deref().unwrap_or_default();
@@ -262,8 +262,7 @@ fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Con
     let mut found: Vec<&str> = Vec::new();
     match facts.pooling {
         None => found.push("completion"),
-        // It gives scores of pairs, and nothing that lists have a word for.
-        Some(Facts::RANK) => {}
+        Some(Facts::RANK) => found.push("rerank"),
         Some(_) => found.push("embedding"),
     }
     if facts.vision || projectors.iter().any(|f| f.vision || !f.audio) {

@@ -3,6 +3,7 @@
 mod generate;
 mod message;
 mod models;
+mod rerank;
 mod tokens;
 
 pub use generate::{
@@ -16,6 +17,10 @@ pub use models::{
     TensorInfo, VersionResponse,
 };
 
+pub use rerank::{
+    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankText, RerankTokens,
+    RerankUsage,
+};
 pub use tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 
 use serde::{Deserialize, Serialize};

@@ -70,9 +70,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,
         });
     }
-    let labels = keys.meta().array(&keys.name("classifier.output_labels"))?.map_or(1, |l| l.len().max(1));
-    let classifier =
-        Classifier { dense: w.opt_linear("cls", n, n)?, project: w.opt_linear("cls.output", n, labels)? };
+    let classifier = Classifier {
+        dense: w.opt_linear("cls", n, n)?,
+        project: w.opt_linear("cls.output", n, keys.labels()?)?,
+    };
     let score_labels = match (&classifier.project, &classifier.dense) {
         (Some(project), _) => project.out,
         (None, Some(dense)) => dense.out,

@@ -1,4 +1,5 @@
-//! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts.
+//! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts;
+//! rerankers have a projection to labels, whose probabilities are the scores.
 //! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`.
 
 use puna_graph::*;
@@ -17,6 +18,7 @@ struct Qwen3 {
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
+    classifier: Option<Linear>,
 }
 
 struct Layer {
@@ -86,9 +88,12 @@ fn load(
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
     let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+    let classifier = w.opt_linear("cls.output", hp.n_embd, keys.labels()?)?;
     let cache = layers.iter().map(|l| l.attention.cache_layer()).collect();
-    let arch = Box::new(Qwen3 { n_embd: hp.n_embd, table, rope, layers, norm, head });
-    Ok(Loaded { arch, cache, shape: Shape::decoder(hp) })
+    let score_labels = classifier.as_ref().map_or(0, |c| c.out);
+    let shape = Shape { score_labels, score_is_softmax: true, ..Shape::decoder(hp) };
+    let arch = Box::new(Qwen3 { n_embd: hp.n_embd, table, rope, layers, norm, head, classifier });
+    Ok(Loaded { arch, cache, shape })
 }
 
 impl Architecture for Qwen3 {
@@ -118,5 +123,9 @@ impl Architecture for Qwen3 {
 
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
         g.linear("result_output", &self.head, hidden)
+    }
+
+    fn score(&self, g: &mut Graph, hidden: ValueId) -> Option<ValueId> {
+        self.classifier.as_ref().map(|classifier| g.linear("cls_out", classifier, hidden))
     }
 }

@@ -16,7 +16,7 @@ use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
 use puna_api::native::{Logprob, Metrics, Think, ToolCall};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
-use puna_store::Model;
+use puna_store::{Facts, Model};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
@@ -238,7 +238,11 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     if has(model, "completion") {
         return Ok(());
     }
-    Err(Failure::bad_request(format!("{:?} does not support {verb}", name.given)))
+    let ranks = match model.facts.pooling {
+        Some(Facts::RANK) => "; it ranks texts: POST /api/rerank",
+        _ => "",
+    };
+    Err(Failure::bad_request(format!("{:?} does not support {verb}{ranks}", name.given)))
 }
 
 /// Refuses a wish to think where the model cannot.

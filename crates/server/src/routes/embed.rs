@@ -92,7 +92,7 @@ pub(super) async fn vectors(
     let model = app.find(name, missing).await?;
     if model.facts.pooling == Some(Facts::RANK) {
         return Err(Failure::bad_request(format!(
-            "{:?} ranks texts (a reranker) and makes no embeddings; ranking is not supported yet",
+            "{:?} does not support embeddings; it ranks texts: POST /api/rerank",
             name.given
         )));
     }

@@ -71,7 +71,9 @@ const COUNTS: [(&str, &str, Of<Count>); 4] = [
         "Prompt tokens of finished generations that were found in the cache.",
         |of| &of.cached_tokens,
     ),
-    ("puna_embedded_tokens_total", "Tokens of texts that became vectors.", |of| &of.embedded_tokens),
+    ("puna_embedded_tokens_total", "Tokens of texts that became vectors or scores.", |of| {
+        &of.embedded_tokens
+    }),
     ("puna_model_load_failures_total", "Requests that failed because the model could not be loaded.", |of| {
         &of.failed_loads
     }),

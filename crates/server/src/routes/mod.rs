@@ -12,6 +12,7 @@ mod library;
 mod metrics;
 mod openai;
 mod ps;
+mod rerank;
 mod responses;
 mod root;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use std::hash::{BuildHasher, RandomState};
 use axum::routing::{delete, get, post};
 
 use crate::http::paths::Route;
+use crate::http::{Native, OpenAi};
 use crate::keys::{Access, Scope};
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
@@ -48,6 +50,10 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(USE, "/api/chat", POST, post(chat::chat)),
         Route::new(USE, "/api/embed", POST, post(embed::embed)),
         Route::new(USE, "/api/embeddings", POST, post(embed::embeddings)),
+        Route::new(USE, "/api/rerank", POST, post(rerank::rerank::<Native>)),
+        Route::new(USE, "/rerank", POST, post(rerank::rerank::<OpenAi>)),
+        Route::new(USE, "/v1/rerank", POST, post(rerank::rerank::<OpenAi>)),
+        Route::new(USE, "/v2/rerank", POST, post(rerank::rerank::<OpenAi>)),
         Route::new(USE, "/api/tokenize", POST, post(tokens::tokenize)),
         Route::new(USE, "/api/detokenize", POST, post(tokens::detokenize)),
         Route::new(MODELS, "/api/create", POST, post(create::create)),

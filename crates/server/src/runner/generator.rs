@@ -45,7 +45,26 @@ pub struct Facts {
     pub ends: Vec<String>,
     /// Whether the model makes vectors of texts.
     pub embeds: bool,
+    /// How it wants a query and a document put together, if it scores such pairs.
+    pub ranks: Option<PairForm>,
 }
+
+/// How a query and a document become a reranker's input.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PairForm {
+    /// The file's own template, in which `{query}` and `{document}` stand for the texts. Without one the texts come
+    /// between tokens.
+    pub template: Option<String>,
+    /// Tokens before the query.
+    pub before: Vec<u32>,
+    /// Tokens between the two.
+    pub between: Vec<u32>,
+    /// Tokens behind the document.
+    pub after: Vec<u32>,
+}
+
+/// Receives the scores of a request.
+pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, String>) + Send>;
 
 /// Receives the vectors of a request.
 pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, String>) + Send>;
@@ -61,6 +80,9 @@ pub trait Generator: Send + Sync {
 
     /// Tokens of any text, as asked for.
     fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
+
+    /// Tokens of a text in parts, for each of which is said whether special tokens in it are read as such; nothing is added.
+    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
 
     /// The text of tokens, special ones included.
     fn decode(&self, tokens: &[u32]) -> String;
@@ -97,6 +119,12 @@ pub trait Generator: Send + Sync {
     /// # Errors
     /// An input is empty or longer than the context.
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String>;
+
+    /// Starts to score pairs of texts, each as one list of tokens. It is ended by [`Generator::cancel`], too.
+    ///
+    /// # Errors
+    /// A pair is empty or longer than the context.
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String>;
 
     /// Where the memory goes now, and whether there is progress.
     fn pulse(&self) -> Pulse;

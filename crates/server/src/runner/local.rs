@@ -13,7 +13,7 @@ use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{Encode, Tokenizer};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
+use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
 use super::launch::is_out_of_memory;
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse};
 use crate::canonical::Tokenize;
@@ -57,20 +57,33 @@ impl Loader for LocalLoader {
             kernels: spec.kernels.clone(),
             deterministic: spec.options.deterministic,
         };
-        let (engine, chat_template) = open(spec, &config)?;
+        let (engine, templates) = open(spec, &config)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
             token.map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned()).unwrap_or_default()
         };
         let facts = Facts {
             num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
-            chat_template: chat_template.filter(|t| !t.is_empty()),
+            chat_template: templates.chat.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
             ends: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
+            ranks: engine.info().can_rank.then(|| pair_form(tokenizer, templates.rerank)),
         };
         Ok(Box::new(Local { engine, facts }))
+    }
+}
+
+/// How a model takes pairs. The marks are llama.cpp's: each only where the file wants it around texts.
+fn pair_form(tokenizer: &Tokenizer, template: Option<String>) -> PairForm {
+    let end = tokenizer.eos().or(tokenizer.sep()).filter(|_| tokenizer.add_eos());
+    let separator = tokenizer.sep().filter(|_| tokenizer.add_sep());
+    PairForm {
+        template: template.filter(|t| !t.is_empty()),
+        before: tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect(),
+        between: end.into_iter().chain(separator).collect(),
+        after: end.into_iter().collect(),
     }
 }
 
@@ -120,21 +133,35 @@ fn without_draft(spec: &LoadSpec) -> LoadSpec {
     LoadSpec { options: LoadOptions { draft: None, ..spec.options.clone() }, ..spec.clone() }
 }
 
-/// Loads a model, with its draft model if it has one, and its file's chat template. One that nobody asked for is left
+/// Templates that a file brings.
+struct Templates {
+    chat: Option<String>,
+    /// For pairs of texts.
+    rerank: Option<String>,
+}
+
+impl Templates {
+    fn of(view: &View) -> Self {
+        let text = |key| view.metadata().opt_str(key).ok().flatten().map(str::to_owned);
+        Self { chat: text("tokenizer.chat_template"), rerank: text("tokenizer.chat_template.rerank") }
+    }
+}
+
+/// Loads a model, with its draft model if it has one, and its file's templates. A draft that nobody asked for is left
 /// out where it cannot be used.
-fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Option<String>), LoadError> {
+fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Templates), LoadError> {
     let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
-    let chat_template = view.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(str::to_owned);
+    let templates = Templates::of(&view);
     let Some(draft) = &spec.options.draft else {
         let engine = Engine::open(view, backend(config)?, &options).map_err(engine_error)?;
-        return Ok((engine, chat_template));
+        return Ok((engine, templates));
     };
     let engine = draft_model(draft, config).and_then(|guesser| {
         let engine = Engine::open_with_draft(view, backend(config)?, &options, guesser);
         engine.map_err(|error| draft_error(draft, error, &options))
     });
     match engine {
-        Ok(engine) => Ok((engine, chat_template)),
+        Ok(engine) => Ok((engine, templates)),
         // For want of memory the scheduler leaves it out, and knows.
         Err(error) if draft.optional && !error.out_of_memory => {
             let found = open(&without_draft(spec), config)?;
@@ -221,6 +248,10 @@ impl Generator for Local {
         self.tokenizer().encode(text, Encode { add_special: *add_special, parse_special: *parse_special })
     }
 
+    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        self.tokenizer().encode_parts(parts, false)
+    }
+
     fn decode(&self, tokens: &[u32]) -> String {
         self.tokenizer().decode(tokens, true)
     }
@@ -256,6 +287,11 @@ impl Generator for Local {
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
         let done = Box::new(|result: Result<_, EngineError>| done(result.map_err(|e| e.to_string())));
         self.engine.embed(inputs, done).map(|id| id.0).map_err(|e| e.to_string())
+    }
+
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String> {
+        let done = Box::new(|result: Result<_, EngineError>| done(result.map_err(|e| e.to_string())));
+        self.engine.rank(pairs, done).map(|id| id.0).map_err(|e| e.to_string())
     }
 
     fn pulse(&self) -> Pulse {

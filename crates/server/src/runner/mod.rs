@@ -6,7 +6,7 @@
 //! error that says why.
 //!
 //! - server side: `launch` starts the process, `link` speaks with it;
-//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them, `answer` makes events of what the
+//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them (`rank`: pairs of texts), `answer` makes events of what the
 //!   [`generator::Generator`] reports, `local` is the generator on the engine of this program.
 
 mod answer;
@@ -17,6 +17,7 @@ pub(crate) mod link;
 mod local;
 mod prepare;
 pub mod protocol;
+mod rank;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod worker;

@@ -113,6 +113,7 @@ impl Preparer {
             Task::Generate(generate) => self.generate(handle, *generate),
             Task::Count(generate) => self.count(&handle, *generate),
             Task::Embed(embed) => self.embed(handle, embed),
+            Task::Rank(rank) => self.rank(handle, rank),
             Task::Tokenize(text) => self.end(&handle, Event::Tokens(self.generator.tokenize(&text))),
             Task::Detokenize(tokens) => {
                 let text = self.known(&tokens).map(|()| self.generator.decode(&tokens))?;
@@ -405,7 +406,10 @@ impl Preparer {
 
     fn embed(&self, handle: Handle, task: Embed) -> Result<(), Failure> {
         if !self.generator.facts().embeds {
-            return Err(Failure::bad_request("this model does not support embeddings"));
+            return Err(Failure::bad_request(match self.generator.facts().ranks {
+                Some(_) => "this model ranks texts and does not support embeddings",
+                None => "this model does not support embeddings",
+            }));
         }
         let tokens = |text: &EmbedText| {
             listening(&handle)?;
@@ -461,7 +465,7 @@ impl Preparer {
 }
 
 /// Fails where nobody waits for the task any more: the rest of the work is for nothing. Nobody hears the failure either.
-fn listening(handle: &Handle) -> Result<(), Failure> {
+pub(super) fn listening(handle: &Handle) -> Result<(), Failure> {
     match handle.state.is_cancelled() {
         true => Err(Failure::new(499, "the client has gone")),
         false => Ok(()),

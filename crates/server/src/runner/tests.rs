@@ -1,6 +1,7 @@
 //! A fake engine behind the real protocol, in threads of this process.
 
 mod calls;
+mod ranks;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -17,7 +18,7 @@ use puna_engine::{Event as EngineEvent, Finish, Job, Piece, Sink, Summary};
 use puna_sampler::{Constraint, Grammar, TokenLogprobs};
 use tokio::sync::oneshot;
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader};
+use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
 use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
 use super::protocol::{LoadSpec, MemoryParts, Pulse, WINDOW};
@@ -42,6 +43,10 @@ pub(crate) struct Fake {
     pub(crate) dawdles: AtomicBool,
     /// Every text gets a first token.
     pub(crate) adds_bos: AtomicBool,
+    /// It scores pairs: a hundredth a token.
+    pub(crate) ranks: AtomicBool,
+    /// Pairs that it scored.
+    pub(crate) ranked: AtomicU64,
     /// How many of them were begun with.
     pub(crate) dawdled: AtomicU64,
     /// Rounds so far, and generations that go on, by all runners.
@@ -68,28 +73,34 @@ pub(crate) struct FakeLauncher(pub(crate) Arc<Fake>);
 
 impl Launcher for FakeLauncher {
     fn launch(&self) -> io::Result<Launched> {
-        let (ours, theirs) = UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
         self.0.started.fetch_add(1, Ordering::Relaxed);
-        *self.0.socket.lock().unwrap() = Some(theirs.try_clone()?);
-        let (ended, end) = oneshot::channel();
-        let (kill, killed) = oneshot::channel();
-        let (fake, cut, end_of_process) = (self.0.clone(), theirs.try_clone()?, theirs.try_clone()?);
-        thread::spawn(move || {
-            let _ = worker::run(theirs, &FakeLoader(fake));
-            let _ = end_of_process.shutdown(Shutdown::Both);
-            let _ = ended.send(());
-        });
-        tokio::spawn(async move {
-            let _ = killed.await;
-            let _ = cut.shutdown(Shutdown::Both);
-        });
-        let exit: Pin<Box<dyn Future<Output = Exit> + Send>> = Box::pin(async move {
-            let _ = end.await;
-            Exit { reason: "signal: 9, killed".into(), out_of_memory: false }
-        });
-        Ok(Launched { pid: 0, stream: tokio::net::UnixStream::from_std(ours)?, kill, exit })
+        let (launched, socket) = in_threads(FakeLoader(self.0.clone()))?;
+        *self.0.socket.lock().unwrap() = Some(socket);
+        Ok(launched)
     }
+}
+
+/// Starts a runner in threads of this process; also its socket.
+fn in_threads(loader: impl Loader + Send + 'static) -> io::Result<(Launched, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let (ended, end) = oneshot::channel();
+    let (kill, killed) = oneshot::channel();
+    let (socket, cut, end_of_process) = (theirs.try_clone()?, theirs.try_clone()?, theirs.try_clone()?);
+    thread::spawn(move || {
+        let _ = worker::run(theirs, &loader);
+        let _ = end_of_process.shutdown(Shutdown::Both);
+        let _ = ended.send(());
+    });
+    tokio::spawn(async move {
+        let _ = killed.await;
+        let _ = cut.shutdown(Shutdown::Both);
+    });
+    let exit: Pin<Box<dyn Future<Output = Exit> + Send>> = Box::pin(async move {
+        let _ = end.await;
+        Exit { reason: "signal: 9, killed".into(), out_of_memory: false }
+    });
+    Ok((Launched { pid: 0, stream: tokio::net::UnixStream::from_std(ours)?, kill, exit }, socket))
 }
 
 struct FakeLoader(Arc<Fake>);
@@ -103,7 +114,9 @@ impl Loader for FakeLoader {
         if self.0.broken.load(Ordering::Relaxed) {
             panic!("the fake is broken");
         }
-        let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
+        let pairs = PairForm { before: vec![1], between: vec![2], after: vec![2], template: None };
+        let ranks = self.0.ranks.load(Ordering::Relaxed).then_some(pairs);
+        let facts = Facts { num_ctx: spec.options.num_ctx, ranks, ..Facts::default() };
         let memory = self.plan(spec)?;
         Ok(Box::new(FakeEngine {
             fake: self.0.clone(),
@@ -142,6 +155,10 @@ impl Generator for FakeEngine {
 
     fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
         text.text.bytes().map(u32::from).collect()
+    }
+
+    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect()
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
@@ -241,6 +258,12 @@ impl Generator for FakeEngine {
         Ok(0)
     }
 
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String> {
+        self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
+        done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
+        Ok(0)
+    }
+
     fn pulse(&self) -> Pulse {
         let rounds = self.fake.rounds.load(Ordering::Relaxed);
         Pulse {
@@ -292,11 +315,21 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
 const STEP: Duration = Duration::from_millis(300);
 
 async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
-    let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
     let launched = FakeLauncher(fake.clone()).launch().unwrap();
+    loaded_by(launched, None, num_ctx).await
+}
+
+/// The engine of this program with a file, or with the model inside it.
+async fn loaded_file(weights: Option<std::path::PathBuf>, num_ctx: u32) -> Link {
+    let (launched, _) = in_threads(super::local::LocalLoader).unwrap();
+    loaded_by(launched, weights, num_ctx).await
+}
+
+async fn loaded_by(launched: Launched, weights: Option<std::path::PathBuf>, num_ctx: u32) -> Link {
+    let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
     let link = Link::new(launched, Some(STEP), Box::new(move |notice| drop(to.send(notice))));
     let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
-    let spec = LoadSpec { weights: None, options, kv_cache_type: "f16".into(), kernels: None, threads: None };
+    let spec = LoadSpec { weights, options, kv_cache_type: "f16".into(), kernels: None, threads: Some(1) };
     link.plan(spec);
     assert!(matches!(notices.recv().await, Some(super::link::Notice::Planned(_))));
     link.load();

@@ -4,6 +4,7 @@ mod anthropic;
 mod bodies;
 mod metrics;
 mod openai;
+mod rerank;
 mod responses;
 
 use std::sync::Arc;

@@ -1,0 +1,136 @@
+//! `POST /api/rerank` and its aliases: documents in the order of how well they answer a query.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::native::{
+    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens, RerankUsage,
+};
+use puna_store::{Facts, Model};
+
+use super::{chat, random_hex};
+use crate::app::App;
+use crate::canonical::{Event, Failure, Rank, Ranked, Task};
+use crate::dialect::{Times, has};
+use crate::http::{Client, Dialect, Json, Refused, json};
+
+pub(super) async fn rerank<D: Dialect>(
+    State(app): State<App>,
+    client: Client,
+    Json(request, _): Json<D, RerankRequest>,
+) -> Result<Response, Refused<D>> {
+    let (name, model) = chat::find(&app, &request.model).await?;
+    check(&model, &name.given)?;
+    let (load, _) = app.options(&model, request.options.as_ref()).await?;
+    let wish = Wish::of(&request)?;
+    let keep_alive = request.keep_alive;
+    let task = task(request)?;
+    let documents = wish.return_documents.then(|| task.documents.clone());
+    let mut running = app.load(&model, load, keep_alive, client).await?.run(Task::Rank(task));
+    let Event::Ranked(ranked) = running.end().await? else {
+        return Err(Failure::internal("the model runner sent no scores").into());
+    };
+    Ok(json(StatusCode::OK, &wish.answer(ranked, documents, Times::of(&running))))
+}
+
+/// Refuses a model that does not rank, and says what it does.
+fn check(model: &Model, given: &str) -> Result<(), Failure> {
+    if model.facts.pooling == Some(Facts::RANK) {
+        return Ok(());
+    }
+    let does = match (has(model, "embedding"), has(model, "completion")) {
+        (true, _) => "it makes embeddings: POST /api/embed",
+        (_, true) => "it generates text: POST /api/chat or /api/generate",
+        _ => "see its capabilities by POST /api/show",
+    };
+    Err(Failure::bad_request(format!(
+        "{given:?} does not support reranking; {does}. A reranker's file has a classifier and pooling type {}",
+        Facts::RANK
+    )))
+}
+
+fn task(request: RerankRequest) -> Result<Rank, Failure> {
+    let query = request.query.ok_or_else(|| Failure::bad_request("query is required"))?.into_text();
+    if request.documents.is_empty() {
+        return Err(Failure::bad_request("documents is required: a list of texts, with at least one"));
+    }
+    let pair_tokens = match request.truncate_prompt_tokens {
+        // What the context holds, whatever that is.
+        Some(-1) => Some(usize::MAX),
+        other => positive("truncate_prompt_tokens", other)?,
+    };
+    Ok(Rank {
+        query,
+        documents: request.documents.into_iter().map(|document| document.into_text()).collect(),
+        truncate: request.truncate.or(request.truncation).unwrap_or(false),
+        document_tokens: positive("max_tokens_per_doc", request.max_tokens_per_doc)?,
+        pair_tokens,
+    })
+}
+
+fn positive(field: &str, value: Option<i64>) -> Result<Option<usize>, Failure> {
+    match value.map(usize::try_from) {
+        None => Ok(None),
+        Some(Ok(n @ 1..)) => Ok(Some(n)),
+        Some(_) => Err(Failure::bad_request(format!("{field} must be at least 1"))),
+    }
+}
+
+/// What the answer is to have.
+struct Wish {
+    model: String,
+    top_n: Option<usize>,
+    return_documents: bool,
+    normalize: bool,
+}
+
+impl Wish {
+    fn of(request: &RerankRequest) -> Result<Self, Failure> {
+        Ok(Self {
+            model: request.model.clone(),
+            top_n: positive("top_n", request.top_n)?,
+            return_documents: request.return_documents,
+            normalize: request.normalize,
+        })
+    }
+
+    fn answer(self, ranked: Ranked, documents: Option<Vec<String>>, times: Times) -> RerankResponse {
+        let score = |raw: f32| if self.normalize { 1.0 / (1.0 + (-raw).exp()) } else { raw };
+        let one = |(index, raw): (usize, f32)| RerankResult {
+            index,
+            relevance_score: score(raw),
+            ..RerankResult::default()
+        };
+        let mut results: Vec<RerankResult> = ranked.scores.into_iter().enumerate().map(one).collect();
+        for &(index, tokens) in &ranked.cut {
+            if let Some(result) = results.get_mut(index) {
+                result.truncated_tokens = tokens;
+            }
+        }
+        // A stable sort: of equals the first in the request comes first.
+        results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
+        results.truncate(self.top_n.unwrap_or(usize::MAX));
+        if let Some(mut texts) = documents {
+            for result in &mut results {
+                let text = texts.get_mut(result.index).map(std::mem::take).unwrap_or_default();
+                result.document = Some(RerankDocument { text });
+            }
+        }
+        let tokens = ranked.tokens;
+        RerankResponse {
+            id: random_hex("rerank-"),
+            object: "list".into(),
+            model: self.model,
+            results,
+            usage: RerankUsage {
+                prompt_tokens: tokens,
+                total_tokens: tokens,
+                truncated_documents: ranked.cut.len() as u64,
+                truncated_tokens: ranked.cut.iter().map(|(_, tokens)| tokens).sum(),
+            },
+            meta: RerankMeta { tokens: RerankTokens { input_tokens: tokens, output_tokens: 0 } },
+            total_duration: times.total,
+            load_duration: times.load,
+        }
+    }
+}

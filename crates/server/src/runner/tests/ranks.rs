@@ -1,0 +1,178 @@
+//! Rerankers on the engine of this program, against llama.cpp.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use puna_gguf::{Gguf, Value, Writer};
+
+use super::*;
+use crate::canonical::{Rank, Ranked};
+
+fn zoo(name: &str) -> Gguf {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+    Gguf::open(&zoo.join(name)).unwrap()
+}
+
+/// A copy of a file with other keys and one more tensor.
+fn changed(gguf: &Gguf, keys: Vec<(&str, Value)>, more: Option<(&str, [u64; 2], Vec<f32>)>) -> Vec<u8> {
+    let mut writer = Writer::with_metadata(gguf.metadata().clone());
+    for (key, value) in keys {
+        writer.set(key, value);
+    }
+    let mut data: Vec<Vec<u8>> = Vec::new();
+    for tensor in gguf.tensors() {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+        data.push(gguf.data(tensor).to_vec());
+    }
+    if let Some((name, shape, values)) = more {
+        let floats = gguf.tensor("output_norm.weight").unwrap().ty;
+        writer.tensor(name, floats, &shape).unwrap();
+        data.push(values.iter().flat_map(|x| x.to_le_bytes()).collect());
+    }
+    writer.to_vec(data.iter().map(Vec::as_slice)).unwrap()
+}
+
+/// A RoBERTa with a classifier whose file wants all marks.
+fn bert() -> Vec<u8> {
+    let flags = ["bos", "eos", "sep"].map(|mark| format!("tokenizer.ggml.add_{mark}_token"));
+    let mut keys: Vec<(&str, Value)> = flags.iter().map(|key| (key.as_str(), true.into())).collect();
+    keys.push(("tokenizer.ggml.seperator_token_id", 316u32.into()));
+    changed(&zoo("bert-rank.gguf"), keys, None)
+}
+
+/// A Qwen3 with the head and the template of a reranker.
+fn qwen3() -> Vec<u8> {
+    let gguf = zoo("qwen3-embedding.gguf");
+    let width = gguf.metadata().u32("qwen3.embedding_length").unwrap();
+    let head = (0..2 * width).map(|i| ((i * 37 % 41) as f32 - 20.0) / 20.0).collect();
+    let keys = vec![
+        ("qwen3.pooling_type", 4u32.into()),
+        ("qwen3.classifier.output_labels", Value::strings([&b"yes"[..], b"no"])),
+        ("tokenizer.chat_template.rerank", "<q>{query}</q><d>{document}</d> yes?".into()),
+    ];
+    changed(&gguf, keys, Some(("cls.output.weight", [width.into(), 2], head)))
+}
+
+async fn ranker(file: Vec<u8>, num_ctx: u32) -> (Link, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("model.gguf");
+    std::fs::write(&path, file).unwrap();
+    (loaded_file(Some(path), num_ctx).await, folder)
+}
+
+fn wish(query: &str, documents: &[&str]) -> Rank {
+    Rank {
+        query: query.into(),
+        documents: documents.iter().map(|text| (*text).to_owned()).collect(),
+        truncate: false,
+        document_tokens: None,
+        pair_tokens: None,
+    }
+}
+
+async fn ranked(link: &Link, rank: Rank) -> Ranked {
+    match end(link, Task::Rank(rank)).await {
+        Event::Ranked(ranked) => ranked,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn refused(link: &Link, rank: Rank) -> String {
+    match end(link, Task::Rank(rank)).await {
+        Event::Error(failure) if failure.status == 400 => failure.message,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What llama.cpp's server (version 0.3.36 of its Python package brings it) answers for these very files:
+/// `llama-server -m FILE --reranking --pooling rank -t 1 -c 0`, `POST /v1/rerank`. It computes GELU from a table of
+/// half precision, which is where the difference to the first comes from.
+#[tokio::test]
+async fn scores_and_tokens_are_those_of_llama_cpp() {
+    let (first, second) = ("what is it?", "the answer of <|im_end|> is");
+    let few: &[&str] = &["hi", "The panda is a bear.", "it is a fish"];
+    let odd: &[&str] = &["", " a long text with many words, and 1 number "];
+    for (file, tolerance, query, documents, tokens, scores) in [
+        (bert(), 1.5e-3, first, few, 64, vec![-0.481_180_67, -0.758_435_07, -0.291_423_65]),
+        (bert(), 1.5e-3, second, odd, 75, vec![-0.401_000_38, -0.623_389_24]),
+        (qwen3(), 1e-3, first, few, 109, vec![0.111_659_51, 0.070_280_42, 0.031_646_82]),
+        (qwen3(), 1e-3, second, odd, 106, vec![0.577_170_49, 0.745_104_13]),
+    ] {
+        let (link, _folder) = ranker(file, 512).await;
+        let got = ranked(&link, wish(query, documents)).await;
+        assert_eq!((got.tokens, got.cut), (tokens, Vec::new()), "{documents:?}");
+        assert_eq!(got.scores.len(), scores.len());
+        for (got, want) in got.scores.iter().zip(scores) {
+            assert!((got - want).abs() < tolerance, "{got} instead of {want} for {documents:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_documents_are_scored_as_each_alone() {
+    let (link, _folder) = ranker(bert(), 512).await;
+    let texts: Vec<String> = (0..1000).map(|i| "panda ".repeat(i % 9) + "bear").collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let all = ranked(&link, wish("what?", &texts)).await;
+    assert_eq!(all.scores.len(), 1000);
+    let mut alone = BTreeMap::new();
+    for i in [0, 1, 8, 500, 999] {
+        alone.insert(i, ranked(&link, wish("what?", &texts[i..=i])).await.scores[0]);
+    }
+    for (i, score) in alone {
+        assert!((all.scores[i] - score).abs() < 2e-3, "{i}: {} and alone {score}", all.scores[i]);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_its_scoring() {
+    let (link, _folder) = ranker(qwen3(), 512).await;
+    let long = "a bear is no panda ".repeat(8);
+    let texts = vec![long.as_str(); 6_000];
+    let mut events = link.submit(1, Task::Rank(wish("what?", &texts)));
+    let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
+    assert!(early.is_err(), "{early:?}");
+    drop(events);
+    let began = std::time::Instant::now();
+    ranked(&link, wish("what?", &["bear"])).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn documents_that_are_too_long_are_cut_only_where_that_is_asked_for_and_it_is_told() {
+    for file in [bert(), qwen3()] {
+        let (link, _folder) = ranker(file, 60).await;
+        let long = "the bear ".repeat(100);
+        let texts = ["bear", long.as_str()];
+        let plain = wish("what?", &texts);
+        let message = refused(&link, plain.clone()).await;
+        assert!(message.starts_with("document 1 is too long: with the query it has "), "{message}");
+        let short = ranked(&link, wish("what?", &texts[..1])).await;
+        let cut = ranked(&link, Rank { truncate: true, ..plain.clone() }).await;
+        assert!((cut.scores[0] - short.scores[0]).abs() < 1e-3);
+        assert_eq!(cut.cut.len(), 1);
+        assert_eq!(cut.cut[0].0, 1);
+        // Nearly: a cut through a word can make fewer tokens in its place.
+        assert!((short.tokens + 50..=short.tokens + 60).contains(&cut.tokens), "{} tokens", cut.tokens);
+        let pairs = ranked(&link, Rank { pair_tokens: Some(40), ..plain.clone() }).await;
+        assert!(pairs.tokens <= short.tokens + 40, "{} tokens", pairs.tokens);
+        let documents = ranked(&link, Rank { document_tokens: Some(3), ..plain.clone() }).await;
+        assert!(documents.cut.iter().any(|(i, _)| *i == 1) && documents.tokens < cut.tokens);
+        let query = Rank { truncate: true, ..wish(&"why ".repeat(100), &texts) };
+        let message = refused(&link, query).await;
+        assert!(
+            message.starts_with("document 0 cannot be cut to fit: the query and what stands"),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn models_that_do_not_rank_say_so() {
+    let link = loaded_file(None, 64).await;
+    assert_eq!(refused(&link, wish("a", &["b"])).await, "this model does not rank texts");
+    let (link, _folder) = ranker(bert(), 64).await;
+    let embed = crate::canonical::Embed { inputs: vec![EmbedText::Text("x".into())], truncate: true };
+    let Event::Error(failure) = end(&link, Task::Embed(embed)).await else { panic!() };
+    assert_eq!(failure.message, "this model ranks texts and does not support embeddings");
+}
