@@ -40,6 +40,8 @@ pub mod json;
 pub mod native;
 pub mod openai;
 pub mod responses;
+#[cfg(feature = "client")]
+mod trust;
 
 pub use address::{Address, DEFAULT_PORT, split_port};
 pub use base64::{decode as base64_decode, encode as base64_encode};

@@ -158,7 +158,9 @@ struct OwnServer {
 }
 
 impl OwnServer {
-    fn start(runtime: &Runtime, config: Config) -> Result<Self> {
+    fn start(runtime: &Runtime, mut config: Config) -> Result<Self> {
+        // Nobody is between this process and itself.
+        config.tls = None;
         let listener =
             runtime.block_on(TcpListener::bind("127.0.0.1:0")).context("cannot listen on this machine")?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -207,12 +209,8 @@ fn client_config() -> Result<Config> {
     for warning in config.warnings.iter().filter(|warning| warning.variable.ends_with("_HOST")) {
         crate::out::note(format_args!("warning: {warning}"));
     }
-    if config.address.scheme != "http" {
-        let Address { scheme, host, port, .. } = &config.address;
-        bail!(
-            "OLLAMA_HOST begins with {scheme}://, but only http:// is supported: \
-             use http://{host}:{port}, or a tunnel to the server"
-        );
+    if !["http", "https"].contains(&config.address.scheme.as_str()) {
+        bail!("OLLAMA_HOST begins with {}://: it must be http:// or https://", config.address.scheme);
     }
     Ok(config)
 }
@@ -236,6 +234,9 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
             Ok(Contact::Answers(version))
         }
         Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(Contact::Nobody(error)),
+        Ok(Err(error @ ClientError::Tls { .. })) => Err(error.into()),
+        // It says so itself.
+        Ok(Err(ClientError::Status { status: 400, message })) if message.contains("HTTPS") => bail!(message),
         // Something stands before the server, and says what it wants.
         Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => Err(error.into()),
         Ok(Ok(_) | Err(ClientError::Status { .. } | ClientError::Answer(_))) => {

@@ -31,8 +31,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
-pub use config::{Address, Config, ConfigError, Warning};
+pub use config::{Address, Config, ConfigError, TlsFiles, Warning};
 pub use http::serve::{ListenError, listen};
 
 /// Version of Ollama's interface that is spoken; clients switch features on by it.
@@ -53,6 +54,9 @@ pub enum ServeError {
     /// The API keys cannot be used.
     #[error(transparent)]
     Keys(#[from] keys::KeyError),
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] http::tls::TlsError),
 }
 
 /// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models.
@@ -64,14 +68,39 @@ pub async fn serve(
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
-    serve_with(config, listener, end, launcher).await
+    serve_reloading(config, listener, end, mpsc::channel(1).1).await
 }
 
+/// The same, looking at the files of API keys and of the certificate whenever something comes from `reload`, besides every
+/// second in which somebody asks.
+///
+/// # Errors
+/// As those of [`serve`].
+pub async fn serve_reloading(
+    config: Config,
+    listener: TcpListener,
+    end: impl Future<Output = ()>,
+    reload: mpsc::Receiver<()>,
+) -> Result<(), ServeError> {
+    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
+    answer(config, listener, end, reload, launcher).await
+}
+
+#[cfg(test)]
 pub(crate) async fn serve_with(
     config: Config,
     listener: TcpListener,
     end: impl Future<Output = ()>,
+    launcher: Arc<dyn runner::launch::Launcher>,
+) -> Result<(), ServeError> {
+    answer(config, listener, end, mpsc::channel(1).1, launcher).await
+}
+
+async fn answer(
+    config: Config,
+    listener: TcpListener,
+    end: impl Future<Output = ()>,
+    reload: mpsc::Receiver<()>,
     launcher: Arc<dyn runner::launch::Launcher>,
 ) -> Result<(), ServeError> {
     let address = listener.local_addr()?;
@@ -79,6 +108,7 @@ pub(crate) async fn serve_with(
         tracing::warn!("{warning}");
     }
     let write_timeout = config.write_timeout;
+    let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);
     let app = app::App::new(config, launcher)?;
     let guard = keys::guard::Guard::new(&app.config().keys)?;
     if !address.ip().is_loopback() && !guard.has_keys() {
@@ -88,8 +118,10 @@ pub(crate) async fn serve_with(
              nobody gets in without one"
         );
     }
-    tracing::info!(%address, models = %app.config().models.display(), version = VERSION, "listening");
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    tracing::info!(address = %format_args!("{scheme}://{address}"), models = %app.config().models.display(), version = VERSION, "listening");
     let door = http::door::Door::new(app.clone(), guard, address);
-    http::serve::run(listener, door, write_timeout, end, app.models().shutdown()).await;
+    let manner = http::serve::Manner { door, tls, write_timeout };
+    http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::native::{
     GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress, PullRequest, ShowRequest,
     ShowResponse, TokenizeRequest, TokenizeResponse, VersionResponse,
 };
+use crate::trust;
 
 /// An error that is no JSON is shown as it is up to this size.
 const MAX_PLAIN: usize = 512;
@@ -29,6 +30,13 @@ pub enum ClientError {
         /// The server's address.
         base: String,
         /// The cause in words.
+        cause: String,
+    },
+    /// Somebody answers, but not by TLS or not as who is wanted.
+    Tls {
+        /// The server's address.
+        base: String,
+        /// The cause in words, and the way out.
         cause: String,
     },
     /// The connection broke.
@@ -50,6 +58,7 @@ impl std::fmt::Display for ClientError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unreachable { base, cause } => write!(f, "no server answers at {base}: {cause}"),
+            Self::Tls { base, cause } => write!(f, "no safe connection to {base}: {cause}"),
             Self::Transport(cause) => write!(f, "connection to the server broke: {cause}"),
             Self::Status { message, .. } => f.write_str(message),
             Self::Answer(what) => write!(f, "the server's answer makes no sense: {what}"),
@@ -70,7 +79,9 @@ impl Client {
     pub fn new(base: impl Into<String>) -> Self {
         // Defaults hold no time limit: loading a model and answering may take long. Proxies are never used, as the
         // server is on this machine or on a named one.
-        let http = reqwest::Client::builder().no_proxy().build().unwrap_or_default();
+        let http = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(trust::config());
+        // Nothing of this depends on the machine.
+        let http = http.build().unwrap_or_else(|e| unreachable!("the client's settings are wrong: {e}"));
         let base: String = base.into();
         Self { http, base: base.trim_end_matches('/').to_owned(), key: None }
     }
@@ -253,6 +264,9 @@ impl Client {
     }
 
     fn unreachable(&self, e: reqwest::Error) -> ClientError {
+        if let Some(cause) = trust::problem(&e) {
+            return ClientError::Tls { base: self.base.clone(), cause };
+        }
         // An address that cannot be one is nobody's.
         if e.is_connect() || e.is_builder() {
             ClientError::Unreachable { base: self.base.clone(), cause: root_cause(&e) }

@@ -2,9 +2,10 @@
 
 use std::io::{self, IsTerminal};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use puna_graph::KvType;
 use puna_server::Config;
+use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::ServeArgs;
@@ -19,9 +20,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         // Before anybody can connect: from then on a signal is a wish, which does not kill.
-        let end = asked_to_end()?;
+        let (end, reload) = (asked_to_end()?, asked_to_reload()?);
         let listener = puna_server::listen(&config.address).await?;
-        puna_server::serve(config, listener, end).await?;
+        puna_server::serve_reloading(config, listener, end, reload).await?;
         Ok(())
     })
 }
@@ -36,8 +37,34 @@ fn check(config: &Config) -> Result<()> {
     if let Some(name) = &config.kernels {
         puna_cpu::kernels::level(name).context("PUNA_KERNELS")?;
     }
+    match (config.address.scheme.as_str(), &config.tls) {
+        ("https", None) => bail!(
+            "OLLAMA_HOST begins with https://, but there is no certificate: set tls.certificate and tls.key, or leave https:// away"
+        ),
+        ("http", Some(_)) => {
+            bail!("OLLAMA_HOST begins with http://, but tls.certificate is set: write https:// or neither")
+        }
+        ("http" | "https", _) => {}
+        (other, _) => bail!("OLLAMA_HOST begins with {other}://: it must be http:// or https://"),
+    }
     config.kv_cache_type.parse::<KvType>().context("OLLAMA_KV_CACHE_TYPE")?;
     Ok(())
+}
+
+/// SIGHUP, by which service managers ask for settings to be read again.
+#[cfg(unix)]
+fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut hung_up = signal(SignalKind::hangup())?;
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move { while hung_up.recv().await.is_some() && sender.send(()).await.is_ok() {} });
+    Ok(receiver)
+}
+
+/// There is no such signal.
+#[cfg(not(unix))]
+fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
+    Ok(mpsc::channel(1).1)
 }
 
 /// Ctrl-C, or what `kill` sends; both are heard from the call on.

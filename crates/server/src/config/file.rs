@@ -1,11 +1,11 @@
-//! The configuration file: `key = value` in TOML, one setting a line.
+//! The configuration file: `key = value` in TOML, one setting a line; keys with a dot may stand in a group.
 
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
-use super::keys::check_key;
+use super::keys::{KEYS, check_key};
 
 /// A file's settings as text, as a variable would hold them.
 #[derive(Debug, Default)]
@@ -37,13 +37,27 @@ impl File {
             wrong(line, e.message().to_owned())
         })?;
         let mut entries = Vec::new();
-        for (key, value) in table.into_inner() {
-            let line = line_of(key.span().start);
-            let key = check_key(key.get_ref()).map_err(|text| wrong(line, text))?;
-            let text = text_of(value.get_ref()).map_err(|kind| {
-                wrong(line, format!("{key} is {kind}: it must be a text, a whole number, true or false"))
-            })?;
-            entries.push(Entry { key, text, line });
+        let mut tables = vec![(String::new(), table.into_inner())];
+        while let Some((group, table)) = tables.pop() {
+            for (name, value) in table {
+                let line = line_of(name.span().start);
+                let key = format!("{group}{}", name.get_ref());
+                // A group such as `[tls]`, whose keys begin with its name.
+                let is_group =
+                    KEYS.iter().any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
+                let value = match value.into_inner() {
+                    DeValue::Table(inner) if is_group => {
+                        tables.push((format!("{key}."), inner));
+                        continue;
+                    }
+                    value => value,
+                };
+                let key = check_key(&key).map_err(|text| wrong(line, text))?;
+                let text = text_of(&value).map_err(|kind| {
+                    wrong(line, format!("{key} is {kind}: it must be a text, a whole number, true or false"))
+                })?;
+                entries.push(Entry { key, text, line });
+            }
         }
         Ok(Self { path: path.to_owned(), entries })
     }

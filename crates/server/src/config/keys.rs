@@ -1,11 +1,13 @@
 //! The settings there are.
 
 /// Every setting: its key in the configuration file, and the name of its variables in small letters.
-pub const KEYS: [&str; 23] = [
+pub const KEYS: [&str; 25] = [
     "host",
     "models",
     "origins",
     "keys",
+    "tls.certificate",
+    "tls.key",
     "api_key",
     "keep_alive",
     "load_timeout",

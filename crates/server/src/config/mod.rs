@@ -42,6 +42,14 @@ pub enum ConfigError {
         /// The system's reason.
         reason: String,
     },
+    /// Of a certificate and its key only one is there.
+    #[error("{set} is set, but not {missing}: TLS needs both, or neither")]
+    HalfTls {
+        /// The one that is there.
+        set: &'static str,
+        /// The other.
+        missing: &'static str,
+    },
     /// A line of the configuration file means nothing.
     #[error("{}, line {line}: {text}", path.display())]
     File {
@@ -62,6 +70,15 @@ pub enum ConfigError {
     },
 }
 
+/// The files that a server needs to speak TLS, in PEM form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, and those that lead to the authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
 /// Everything that can be set.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -73,6 +90,8 @@ pub struct Config {
     pub origins: Origins,
     /// `PUNA_KEYS`: the file of [API keys](crate::keys).
     pub keys: PathBuf,
+    /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` is without TLS.
+    pub tls: Option<TlsFiles>,
     /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: the key that commands show to a server.
     pub api_key: Option<String>,
     /// `OLLAMA_KEEP_ALIVE`
@@ -165,11 +184,17 @@ impl Config {
         let keys = config_folder(variable).map(|folder| folder.join("keys.toml").display().to_string());
         let editors = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
         let editor = editors.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
+        let (mut address, scheme) = read.address();
+        let tls = tls(read.text("tls.certificate", None), read.text("tls.key", None))?;
+        if tls.is_some() && !scheme {
+            address.scheme = "https".into();
+        }
         let mut config = Self {
-            address: read.address(),
+            address,
             models: models.ok_or(ConfigError::NoHome)?,
             origins: Origins::parse(&read.text("origins", None).unwrap_or_default())?,
             keys: read.text("keys", keys.as_deref()).map(PathBuf::from).unwrap_or_default(),
+            tls,
             api_key: read.secret("api_key"),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),
@@ -213,6 +238,18 @@ impl Config {
         };
         // Without a list of origins nothing can fail.
         Self::from_variables(variables).unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
+    }
+}
+
+/// A certificate and its key: both or neither.
+fn tls(certificate: Option<String>, key: Option<String>) -> Result<Option<TlsFiles>, ConfigError> {
+    match (certificate, key) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => {
+            Ok(Some(TlsFiles { certificate: certificate.into(), key: key.into() }))
+        }
+        (Some(_), None) => Err(ConfigError::HalfTls { set: "tls.certificate", missing: "tls.key" }),
+        (None, Some(_)) => Err(ConfigError::HalfTls { set: "tls.key", missing: "tls.certificate" }),
     }
 }
 
@@ -308,6 +345,19 @@ mod tests {
     }
 
     #[test]
+    fn with_a_certificate_an_address_is_spoken_to_by_tls_unless_it_says_otherwise() {
+        let both = [("PUNA_TLS_CERTIFICATE", "/c.pem"), ("PUNA_TLS_KEY", "/k.pem")];
+        let c = config(&both);
+        assert_eq!(c.address.url(), "https://127.0.0.1:11434");
+        assert_eq!(c.tls, Some(TlsFiles { certificate: "/c.pem".into(), key: "/k.pem".into() }));
+        let plain = config(&[&both[..], &[("OLLAMA_HOST", "http://h:1")]].concat());
+        assert_eq!(plain.address.url(), "http://h:1");
+        let half = Config::from_variables(|name| (name == "PUNA_TLS_KEY").then(|| "/k.pem".to_owned()));
+        let text = half.unwrap_err().to_string();
+        assert_eq!(text, "tls.key is set, but not tls.certificate: TLS needs both, or neither");
+    }
+
+    #[test]
     fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() {
         for on in ["1", "true", "TRUE", "t", "yes", "On"] {
             assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
@@ -377,6 +427,8 @@ mod tests {
             ("OLLAMA_KEEP_ALIVE", "-1"),
             ("PUNA_THREADS", "3"),
             ("PUNA_LOAD_TIMEOUT", "0"),
+            ("PUNA_TLS_CERTIFICATE", "/c"),
+            ("PUNA_TLS_KEY", "/k"),
         ];
         let c = with_file("", &variables, &[]).unwrap();
         assert_eq!(c.settings.iter().map(|s| s.key).collect::<Vec<_>>(), KEYS);
@@ -389,6 +441,8 @@ mod tests {
             (again.keep_alive, again.load_timeout, again.threads),
             (KeepAlive::Forever, None, Some(3))
         );
+        let grouped = with_file("[tls]\nkey = \"/k\"\ncertificate = \"/c\"", &[], &[]).unwrap();
+        assert!(again.tls.is_some() && again.tls == grouped.tls);
     }
 
     #[test]
@@ -397,6 +451,8 @@ mod tests {
             ("\nmax_que = 3", "line 2: there is no setting \"max_que\": did you mean \"max_queue\"?"),
             ("OLLAMA_HOST = \"x\"", "line 1: there is no setting \"OLLAMA_HOST\": did you mean \"host\"?"),
             ("wombat = 1", "line 1: there is no setting \"wombat\": `puna config` lists those there are"),
+            ("[tls]\nkay = \"x\"", "line 2: there is no setting \"tls.kay\": did you mean \"tls.key\"?"),
+            ("tls = \"x\"", "line 1: there is no setting \"tls\""),
             ("[server]\nhost = \"x\"", "line 1: there is no setting \"server\""),
             (
                 "max_queue = \"many\"",

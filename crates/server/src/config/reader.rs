@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
             return Some(Found { text: text.clone(), source: Source::Flag });
         }
         for prefix in ["PUNA", "OLLAMA"] {
-            let variable = format!("{prefix}_{}", key.to_uppercase());
+            let variable = format!("{prefix}_{}", key.to_uppercase().replace('.', "_"));
             if let Some(text) = self.raw(&variable) {
                 return Some(Found { text, source: Source::Variable(variable) });
             }
@@ -165,16 +165,18 @@ impl<'a> Reader<'a> {
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
     }
 
-    pub fn address(&mut self) -> Address {
+    /// An address, and whether it says itself how to speak there.
+    pub fn address(&mut self) -> (Address, bool) {
         let Found { text, source } =
             self.find("host").unwrap_or(Found { text: String::new(), source: Source::Default });
         let (address, problem) = Address::parse(&text);
+        let scheme = text.contains("://");
         let shown = if text.is_empty() || problem.is_some() { address.authority() } else { text };
         if let Some(problem) = problem {
             self.wrong("host", &source, problem);
         }
         self.note("host", Some(quoted(&shown)), source);
-        address
+        (address, scheme)
     }
 
     pub fn keep_alive(&mut self, default: Duration) -> KeepAlive {

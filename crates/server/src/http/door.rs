@@ -69,6 +69,11 @@ impl Door {
         }))
     }
 
+    /// Looks at the API keys now.
+    pub(crate) fn reload(&self) {
+        self.0.guard.reload();
+    }
+
     /// Answers a request, and counts it.
     pub async fn answer(&self, request: Request) -> Response {
         let path = decoded(request.uri().path());

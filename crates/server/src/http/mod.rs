@@ -14,6 +14,7 @@ mod reply;
 pub mod serve;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 
 pub(crate) use body::{Json, next_piece, read_body};
 pub(crate) use client::{Client, Owner};

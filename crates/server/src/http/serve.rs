@@ -2,19 +2,22 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::client::Client;
 use super::door::{Door, Peer};
 use super::ending::Ending;
 use super::patient::Patient;
+use super::tls::{MAX_HANDSHAKES, PLAIN, Tls};
 use crate::config::Address;
 
 /// How long a client may take to send the head of a request.
@@ -74,6 +77,9 @@ async fn who(address: &Address) -> (String, String) {
     if !version.puna.is_empty() {
         return (format!("Puna {}", version.puna), ": it can be used as it is, or stopped first".into());
     }
+    if root.starts_with(PLAIN) {
+        return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
+    }
     if root.starts_with("Ollama is running") {
         return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
     }
@@ -96,34 +102,51 @@ async fn ask(address: &Address, path: &str) -> Option<String> {
     timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }
 
+/// How connections are answered.
+pub(crate) struct Manner {
+    /// The door of the routes.
+    pub(crate) door: Door,
+    /// With TLS, by this certificate.
+    pub(crate) tls: Option<Arc<Tls>>,
+    /// A client that takes nothing of its answer for so long loses it; `None` is for ever.
+    pub(crate) write_timeout: Option<Duration>,
+}
+
 /// Answers connections until `end` is ready; running requests then have a few seconds, until `last` tells those that are
-/// left why they end. A client that takes nothing of its answer for `write_timeout` loses it.
+/// left why they end. At each `reload` keys and certificate are looked at.
 pub(crate) async fn run(
     listener: TcpListener,
-    door: Door,
-    write_timeout: Option<Duration>,
+    manner: Manner,
+    mut reload: mpsc::Receiver<()>,
     end: impl Future<Output = ()>,
     last: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
     let ending = Ending::new();
+    let places = manner.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
     tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
             () = &mut end => break,
-            accepted = listener.accept() => accepted,
+            Some(()) = reload.recv() => {
+                tracing::info!("asked to read keys and certificate again");
+                manner.door.reload();
+                manner.tls.iter().for_each(|tls| tls.reload());
+                continue;
+            }
+            accepted = accept(&listener, places.as_ref()) => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => {
+            Ok((stream, peer, place)) => {
                 // Pieces of an answer are small and must not wait for each other.
                 let _ = stream.set_nodelay(true);
-                connection(
-                    Patient::new(stream, write_timeout),
+                let answers = Answers {
                     peer,
-                    door.clone(),
-                    &graceful,
-                    ending.clone(),
-                );
+                    door: manner.door.clone(),
+                    watcher: graceful.watcher(),
+                    ending: ending.clone(),
+                };
+                tokio::spawn(connection(stream, place, manner.tls.clone(), manner.write_timeout, answers));
             }
             Err(error) => {
                 // Out of file handles, mostly: others have to end first.
@@ -150,33 +173,67 @@ pub(crate) async fn run(
     let _ = timeout(FLUSH, closed).await;
 }
 
-fn connection(
-    stream: Patient<TcpStream>,
+/// The next connection, once there is a place for its handshake if it needs one.
+async fn accept(
+    listener: &TcpListener,
+    places: Option<&Arc<Semaphore>>,
+) -> io::Result<(TcpStream, SocketAddr, Option<OwnedSemaphorePermit>)> {
+    let place = match places {
+        Some(places) => Arc::clone(places).acquire_owned().await.ok(),
+        None => None,
+    };
+    let (stream, peer) = listener.accept().await?;
+    Ok((stream, peer, place))
+}
+
+async fn connection(
+    stream: TcpStream,
+    place: Option<OwnedSemaphorePermit>,
+    tls: Option<Arc<Tls>>,
+    write_timeout: Option<Duration>,
+    answers: Answers,
+) {
+    match tls {
+        None => answers.to(Patient::new(stream, write_timeout)).await,
+        Some(tls) => {
+            let stream = tls.accept(stream, write_timeout).await;
+            drop(place);
+            if let Some(stream) = stream {
+                answers.to(stream).await;
+            }
+        }
+    }
+}
+
+/// What answers the requests of a connection.
+struct Answers {
     peer: SocketAddr,
     door: Door,
-    graceful: &GracefulShutdown,
+    watcher: Watcher,
     ending: Ending,
-) {
-    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let (door, ending) = (door.clone(), ending.clone());
-        async move {
-            let counted = ending.count();
-            let mut request = ending.request(request);
-            request.extensions_mut().insert(Client::at(peer.ip()));
-            request.extensions_mut().insert(Peer(peer.ip()));
-            let response = door.answer(request).await;
-            Ok::<_, std::convert::Infallible>(counted.until_sent(response))
-        }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(256 << 10)
-        .serve_connection(TokioIo::new(stream), service);
-    let connection = graceful.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
+}
+
+impl Answers {
+    async fn to(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let Self { peer, door, watcher, ending } = self;
+        let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            let (door, ending) = (door.clone(), ending.clone());
+            async move {
+                let counted = ending.count();
+                let mut request = ending.request(request);
+                request.extensions_mut().insert(Client::at(peer.ip()));
+                request.extensions_mut().insert(Peer(peer.ip()));
+                let response = door.answer(request).await;
+                Ok::<_, std::convert::Infallible>(counted.until_sent(response))
+            }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(256 << 10)
+            .serve_connection(TokioIo::new(stream), service);
+        if let Err(error) = watcher.watch(connection).await {
             tracing::debug!(%peer, %error, "a connection ended");
         }
-    });
+    }
 }

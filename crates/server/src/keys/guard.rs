@@ -99,6 +99,13 @@ impl Guard {
         Ok(Pass { permit: Some(permit), client: number(key) })
     }
 
+    /// Looks at the file now.
+    pub(crate) fn reload(&self) {
+        let mut known = lock(&self.known);
+        known.looked = Instant::now();
+        known.look(&self.path);
+    }
+
     /// The keys as the file has them now. A file that was broken since leaves them as they were.
     fn keys(&self) -> Arc<KeyFile> {
         let mut known = lock(&self.known);

@@ -1,0 +1,178 @@
+//! A server with TLS on real sockets, and clients of several kinds.
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream as ClientStream;
+
+use super::*;
+use crate::config::Config;
+use crate::runner::tests::FakeLauncher;
+
+/// A server and the folder of its certificate and key.
+struct Bench {
+    folder: tempfile::TempDir,
+    address: std::net::SocketAddr,
+    reload: tokio::sync::mpsc::Sender<()>,
+}
+
+/// Writes a new certificate for `localhost` and its key; who is to be trusted then.
+fn write_pair(folder: &Path) -> CertificateDer<'static> {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    let files = files(folder);
+    std::fs::write(&files.certificate, cert.pem()).unwrap();
+    std::fs::write(&files.key, signing_key.serialize_pem()).unwrap();
+    cert.der().clone()
+}
+
+fn files(folder: &Path) -> TlsFiles {
+    TlsFiles { certificate: folder.join("cert.pem"), key: folder.join("key.pem") }
+}
+
+async fn bench() -> (Bench, CertificateDer<'static>) {
+    let folder = tempfile::tempdir().unwrap();
+    let trusted = write_pair(folder.path());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config { tls: Some(files(folder.path())), ..Config::with_models(folder.path()) };
+    let (reload, orders) = tokio::sync::mpsc::channel(1);
+    let launcher = Arc::new(FakeLauncher(Arc::default()));
+    tokio::spawn(crate::answer(config, listener, std::future::pending(), orders, launcher));
+    (Bench { folder, address, reload }, trusted)
+}
+
+impl Bench {
+    /// A connection of a client that trusts one certificate.
+    async fn connect(&self, trusted: &CertificateDer<'static>) -> std::io::Result<ClientStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        roots.add(trusted.clone()).unwrap();
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let stream = TcpStream::connect(self.address).await?;
+        let name = ServerName::try_from("localhost").unwrap();
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
+
+    /// Asks for a new look at the files, and waits until that is done.
+    async fn reload(&self) {
+        self.reload.send(()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The answer to a request on a connection that ends with it.
+async fn ask(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin) -> String {
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn requests_are_answered_over_tls_in_http_1() {
+    let (bench, trusted) = bench().await;
+    let stream = bench.connect(&trusted).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let answer = ask(stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("Ollama is running"), "{answer}");
+}
+
+#[tokio::test]
+async fn who_speaks_without_tls_is_told_so() {
+    let (bench, _) = bench().await;
+    let answer = ask(TcpStream::connect(bench.address).await.unwrap()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with(PLAIN), "{answer}");
+    let address = crate::Address::parse(&bench.address.to_string()).0;
+    let error = crate::listen(&address).await.unwrap_err().to_string();
+    assert!(error.contains("a Puna with TLS is running there already"), "{error}");
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_used_and_a_broken_one_is_not() {
+    let (bench, first) = bench().await;
+    let open = bench.connect(&first).await.unwrap();
+    let second = write_pair(bench.folder.path());
+    bench.reload().await;
+    assert!(bench.connect(&first).await.is_err(), "the old certificate is still shown");
+    bench.connect(&second).await.unwrap();
+    // What was open stays so.
+    assert!(ask(open).await.ends_with("Ollama is running"));
+    let files = files(bench.folder.path());
+    let good = std::fs::read(&files.key).unwrap();
+    for broken in [&b"nonsense"[..], b"", &good[..good.len() / 2]] {
+        std::fs::write(&files.key, broken).unwrap();
+        bench.reload().await;
+        bench.connect(&second).await.unwrap();
+    }
+    std::fs::remove_file(&files.certificate).unwrap();
+    bench.reload().await;
+    bench.connect(&second).await.unwrap();
+    // Without being told, too.
+    let third = write_pair(bench.folder.path());
+    tokio::time::sleep(LOOK + Duration::from_millis(100)).await;
+    bench.connect(&third).await.unwrap();
+}
+
+#[tokio::test]
+async fn handshakes_that_do_not_end_are_given_up_and_others_wait_for_their_place() {
+    let (bench, trusted) = bench().await;
+    let start = Instant::now();
+    let mut slow = Vec::new();
+    for _ in 0..MAX_HANDSHAKES {
+        slow.push(TcpStream::connect(bench.address).await.unwrap());
+    }
+    // One that has begun is no better.
+    slow[0].write_all(&[HANDSHAKE_RECORD, 3, 1]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let answer = ask(bench.connect(&trusted).await.unwrap()).await;
+    assert!(answer.ends_with("Ollama is running"), "{answer}");
+    let waited = start.elapsed();
+    assert!(waited >= HANDSHAKE && waited < 3 * HANDSHAKE, "{waited:?}");
+    for mut stream in slow {
+        let ended = timeout(HANDSHAKE, stream.read(&mut [0; 64])).await.expect("it is closed");
+        assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_files_is_said_by_name_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path());
+    let error = || Tls::new(&files).err().unwrap().to_string();
+    let (certificate, key) = (files.certificate.display().to_string(), files.key.display().to_string());
+    assert!(error().starts_with(&format!("cannot read tls.certificate {certificate}: No such file")));
+    write_pair(folder.path());
+    let other = tempfile::tempdir().unwrap();
+    write_pair(other.path());
+    Tls::new(&files).unwrap();
+
+    let good = std::fs::read(&files.key).unwrap();
+    let wrong_key = |content: &[u8]| {
+        std::fs::write(&files.key, content).unwrap();
+        let text = error();
+        assert!(text.contains(&format!("tls.key {key}")), "{text}");
+        text
+    };
+    assert!(wrong_key(b"hello").contains("-----BEGIN PRIVATE KEY-----"));
+    assert!(wrong_key(&std::fs::read(&files.certificate).unwrap()).contains("no private key"));
+    let locked = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    assert!(wrong_key(locked).contains("openssl pkey"));
+    assert!(wrong_key(&vec![b'x'; 2 << 20]).contains("larger than 1 MiB"));
+    let foreign = std::fs::read(other.path().join("key.pem")).unwrap();
+    assert!(wrong_key(&foreign).contains(&format!("does not belong to tls.certificate {certificate}")));
+
+    std::fs::write(&files.key, good).unwrap();
+    std::fs::write(&files.certificate, "hello").unwrap();
+    assert!(
+        error().contains(&format!("tls.certificate {certificate} is no use: it has no `-----BEGIN CERT"))
+    );
+    std::fs::write(&files.certificate, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        .unwrap();
+    assert!(error().contains(&format!("tls.certificate {certificate} is no use: ")));
+}

@@ -1,0 +1,110 @@
+"""TLS as docs/serve.md describes it: an authority of one's own, the clients that people use, a new certificate while the server runs."""
+import pathlib
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+import urllib.request
+
+import openai
+import pytest
+
+from conftest import REPOSITORY, Puna, environment, free_port, puna
+
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="SKIPPED: no openssl")
+
+
+class Secure(Puna):
+    """A server with TLS."""
+
+    def get(self, path):
+        with urllib.request.urlopen(f"{self.url}{path}", context=trusting(self.home)) as answer:
+            return answer.status, answer.read()
+
+    @property
+    def url(self):
+        return f"https://localhost:{self.port}"
+
+
+def trusting(folder):
+    """As strict as Python is from 3.13 on."""
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+def documented():
+    """The commands of the manual."""
+    text = (REPOSITORY / "docs/serve.md").read_text()
+    [block] = re.findall(r"```sh\n(openssl req .*?)```", text, re.S)
+    return block
+
+
+def certify(folder):
+    subprocess.run(["sh", "-e", "-c", documented()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    home = tmp_path_factory.mktemp("tls")
+    certify(home)
+    server = Secure(home, PUNA_TLS_CERTIFICATE=home / "puna.pem", PUNA_TLS_KEY=home / "puna.key")
+    # Clients find it by a name that the certificate has.
+    server.env |= {"OLLAMA_HOST": server.url, "SSL_CERT_FILE": str(home / "ca.pem")}
+    yield server
+    server.kill()
+
+
+def test_commands_and_clients_speak_tls(secure):
+    assert "cria" in secure.cli("list", check=True).stdout
+    assert secure.cli("run", "cria", "What is the capital of France?", check=True).stdout.strip().endswith("Paris.")
+    client = openai.OpenAI(base_url=f"{secure.url}/v1", api_key="x", http_client=openai.DefaultHttpxClient(verify=trusting(secure.home)))
+    stream = client.chat.completions.create(model="cria", messages=[{"role": "user", "content": "What is the capital of France?"}], stream=True)
+    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert f"https://127.0.0.1:{secure.port}" in secure.log.read_text()
+
+
+def test_a_command_says_what_is_wrong_with_the_connection(secure):
+    def error(**env):
+        done = puna("list", env={k: v for k, v in (secure.env | env).items() if v})
+        assert done.returncode == 1, done
+        return done.stderr
+
+    assert "set SSL_CERT_FILE to the authority's certificate" in error(SSL_CERT_FILE="")
+    assert "use a name that the certificate is for" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
+    assert "put https:// in front of the address" in error(OLLAMA_HOST=f"http://localhost:{secure.port}")
+
+
+def test_a_hangup_reads_a_new_certificate_and_ends_nothing(secure):
+    before = ssl.get_server_certificate(("localhost", secure.port))
+    pid = secure.process.pid
+    certify(secure.home)
+    secure.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    after = ssl.get_server_certificate(("localhost", secure.port))
+    assert before != after and after.split() == (secure.home / "puna.pem").read_text().split()
+    # It trusts the new authority now.
+    assert "cria" in secure.cli("list", check=True).stdout
+    (secure.home / "puna.key").write_text("broken")
+    secure.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert "cria" in secure.cli("list", check=True).stdout
+    assert "stays in use" in secure.log.read_text()
+    assert secure.process.poll() is None and secure.process.pid == pid
+
+
+def test_a_server_that_cannot_have_tls_does_not_start(tmp_path):
+    def error(**env):
+        done = puna("serve", env=environment(tmp_path, **env), timeout=20)
+        assert done.returncode == 1, done
+        return done.stderr
+
+    address = f"127.0.0.1:{free_port()}"
+    absent = pathlib.Path(tmp_path / "absent.pem")
+    both = {"PUNA_TLS_CERTIFICATE": absent, "PUNA_TLS_KEY": absent}
+    assert f"cannot read tls.certificate {absent}" in error(OLLAMA_HOST=address, **both)
+    assert "tls.key" in error(OLLAMA_HOST=address, PUNA_TLS_CERTIFICATE=absent)
+    assert "there is no certificate: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
+    assert "write https:// or neither" in error(OLLAMA_HOST=f"http://{address}", **both)
