@@ -2,6 +2,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -149,6 +150,30 @@ def test_a_client_that_goes_away_stops_its_generation(fresh):
 
     assert wait_for(rests, 10), "the runner still computes for nobody"
     assert server.client().generate("cria", "Hello!").done
+
+
+def test_each_request_is_in_the_log_but_nothing_that_was_said(fresh):
+    server = fresh(NO_COLOR="1")
+    key = server.cli("key", "add", "laptop", check=True).stdout.split()[-1]
+    assert wait_for(lambda: server.send("POST", "/api/chat", {})[0] == 401)
+    ask = {"model": "cria", "messages": [{"role": "user", "content": "a secret word"}], "stream": False}
+    status, _ = server.send("POST", "/api/chat", ask, {"Authorization": f"Bearer {key}", "X-Request-Id": "mine"})
+    assert status == 200
+    server.send("GET", "/health")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/api/generate", json.dumps(LONG), {"x-api-key": key, "X-Request-Id": "given-up"})
+    connection.getresponse().read1()
+    connection.close()
+
+    def line(word):
+        return next((line for line in server.log.read_text().splitlines() if word in line), "")
+
+    assert wait_for(lambda: line("given-up")), server.log.read_text()
+    answered, refused, left = line("id=\"mine\""), line("status=401"), line("given-up")
+    assert re.search(r"POST /api/chat status=200 ms=\d+ first_ms=\d+ bytes=\d+ client=127.0.0.1 key=\"laptop\"", answered), answered
+    assert "left" not in answered and "left=true" in left and "status=200" in left, left
+    assert "POST /api/chat" in refused and "key" not in refused.replace("puna", ""), refused
+    assert not line("/health") and "secret" not in server.log.read_text() and key not in server.log.read_text()
 
 
 def test_the_death_of_the_server_takes_its_runners_along(fresh):

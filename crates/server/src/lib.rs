@@ -15,6 +15,7 @@ pub mod config;
 mod dialect;
 mod figures;
 pub mod http;
+mod ids;
 pub mod keys;
 mod lock;
 mod manager;

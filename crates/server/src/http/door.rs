@@ -18,6 +18,7 @@ use tower::ServiceExt;
 use super::body::Ignored;
 use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
+use super::journal::{Entry, KeyName};
 use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded};
 use super::reply::{Anthropic, Dialect, Native, OpenAi};
@@ -74,8 +75,12 @@ impl Door {
         self.0.guard.reload();
     }
 
-    /// Answers a request, and counts it.
+    /// Answers a request, counts it and writes it down.
     pub async fn answer(&self, request: Request) -> Response {
+        Entry::begin(&request, peer(&request)).follow(self.counted(request)).await
+    }
+
+    async fn counted(&self, request: Request) -> Response {
         let path = decoded(request.uri().path());
         let route = path.as_deref().and_then(|path| self.0.table.pattern(path));
         let asked = self.0.figures.asked(route, request.method());
@@ -137,8 +142,9 @@ impl Door {
                 if let Some(client) = pass.client {
                     request.extensions_mut().insert(Client(client));
                 }
-                let response = self.route(request).await;
+                let mut response = self.route(request).await;
                 let Some(permit) = pass.permit else { return response };
+                response.extensions_mut().insert(KeyName(permit.key().to_owned()));
                 response.map(|body| {
                     Body::new(body.map_frame(move |frame| {
                         // It goes with the body.
@@ -153,9 +159,8 @@ impl Door {
     /// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
     /// machine's, nobody behind a proxy.
     fn is_local(&self, request: &Request) -> bool {
-        let peer = request.extensions().get().copied().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip);
         let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
-        peer.to_canonical().is_loopback()
+        peer(request).is_loopback()
             && !matches!(judge(host(request), &self.0.machine), Host::Foreign)
             && !forwarded.iter().any(|name| request.headers().contains_key(*name))
     }
@@ -216,6 +221,10 @@ impl Door {
 /// The address at the other end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
+
+fn peer(request: &Request) -> IpAddr {
+    request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
+}
 
 /// A refusal in the form of the path's dialect.
 fn refused(path: &str, refusal: &Refusal) -> Response {

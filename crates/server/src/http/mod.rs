@@ -5,6 +5,7 @@ mod client;
 pub(crate) mod door;
 mod ending;
 mod hosts;
+mod journal;
 mod lingering;
 pub(crate) mod multipart;
 pub mod origins;

@@ -11,6 +11,7 @@ use puna_api::native::ErrorBody;
 use puna_api::{anthropic, openai};
 use serde::Serialize;
 
+use super::journal::current_id;
 use crate::canonical::Failure;
 
 /// How a dialect says that a request failed.
@@ -51,11 +52,8 @@ impl Dialect for Anthropic {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
-        let request_id = crate::routes::random_hex("req_");
-        json_plain(
-            status(failure),
-            &anthropic::ErrorBody::new(failure.status, &failure.message, Some(request_id)),
-        )
+        let body = anthropic::ErrorBody::new(failure.status, &failure.message, Some(current_id()));
+        json_plain(status(failure), &body)
     }
 }
 

@@ -65,6 +65,13 @@ impl Usage {
     }
 }
 
+impl Permit {
+    /// The name of the key.
+    pub fn key(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut all = lock(&self.usage.0);

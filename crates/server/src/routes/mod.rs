@@ -19,8 +19,6 @@ mod root;
 mod tests;
 mod tokens;
 
-use std::hash::{BuildHasher, RandomState};
-
 use axum::routing::{delete, get, post};
 
 use crate::http::paths::Route;
@@ -84,35 +82,6 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(USE, "/v1/models", GET, get(openai::models)),
         Route::new(USE, "/v1/models/{*model}", GET, get(openai::model)),
     ]
-}
-
-/// A prefix and 24 random letters and digits.
-pub(crate) fn random_id(prefix: &str) -> String {
-    random(prefix, b"0123456789abcdefghijklmnopqrstuvwxyz", 24)
-}
-
-/// A prefix and 24 random hexadecimal digits.
-pub(crate) fn random_hex(prefix: &str) -> String {
-    random(prefix, b"0123456789abcdef", 24)
-}
-
-/// `call_` and eight random letters and digits.
-pub(crate) fn random_call_id() -> String {
-    random("call_", b"0123456789abcdefghijklmnopqrstuvwxyz", 8)
-}
-
-fn random(prefix: &str, letters: &[u8], count: usize) -> String {
-    let base = letters.len() as u64;
-    let mut id = prefix.to_owned();
-    while id.len() < prefix.len() + count {
-        // The standard library seeds its hashers from the system's random numbers.
-        let mut bits = RandomState::new().hash_one(id.as_str());
-        for _ in 0..(prefix.len() + count - id.len()).min(12) {
-            id.push(char::from(letters[(bits % base) as usize]));
-            bits /= base;
-        }
-    }
-    id
 }
 
 /// A time as it stands in answers.

@@ -8,11 +8,12 @@ use puna_api::native::{
 };
 use puna_store::{Facts, Model};
 
-use super::{chat, random_hex};
+use super::chat;
 use crate::app::App;
 use crate::canonical::{Event, Failure, Rank, Ranked, Task};
 use crate::dialect::{Times, has};
 use crate::http::{Client, Dialect, Json, Refused, json};
+use crate::ids;
 
 pub(super) async fn rerank<D: Dialect>(
     State(app): State<App>,
@@ -118,7 +119,7 @@ impl Wish {
         }
         let tokens = ranked.tokens;
         RerankResponse {
-            id: random_hex("rerank-"),
+            id: ids::hex("rerank-"),
             object: "list".into(),
             model: self.model,
             results,

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::generator::Generator;
 use super::worker::Handle;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
-use crate::routes::random_call_id;
+use crate::ids;
 use crate::speculate::Guesses;
 
 /// A model that says the same more often than this, token for token, is not going to say anything else.
@@ -291,7 +291,7 @@ pub(super) fn no_tokens(answer: Answer) -> Done {
 fn wire_call(call: FunctionCall) -> ToolCall {
     let FunctionCall { index, name, arguments } = call;
     let function = ToolCallFunction { index: index as i64, name, arguments };
-    ToolCall { id: random_call_id(), function }
+    ToolCall { id: ids::call(), function }
 }
 
 impl Sink for Answer {

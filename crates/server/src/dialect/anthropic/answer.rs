@@ -12,7 +12,7 @@ use super::SEARCH;
 use crate::canonical::{Done, Event, Reason};
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Wire, json_plain};
-use crate::routes::random_hex;
+use crate::ids;
 
 /// Encodes the answer to `POST /v1/messages`.
 pub(crate) struct MessagesEncoder {
@@ -39,7 +39,7 @@ enum Open {
 
 impl MessagesEncoder {
     pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
-        let id = random_hex("msg_");
+        let id = ids::hex("msg_");
         Self { id, model, stop, searches, started: false, blocks: 0, open: None, called: false }
     }
 

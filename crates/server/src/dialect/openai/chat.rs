@@ -12,7 +12,7 @@ use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call}
 use crate::canonical::{Done, Event, Piece};
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
-use crate::routes::random_id;
+use crate::ids;
 
 /// Encodes the answer to `POST /v1/chat/completions`.
 pub(crate) struct ChatEncoder {
@@ -34,7 +34,7 @@ struct State {
 
 impl ChatEncoder {
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
-        let (id, created) = (random_id("chatcmpl-"), Timestamp::now().as_second());
+        let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
         let choices = vec![State::default(); answers];
         Self { id, created, model, include_usage, choices, usage: Usage::default(), ended: 0 }
     }

@@ -13,7 +13,7 @@ use super::{DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure};
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
 use crate::dialect::{Collected, Encoder, Times, go_type};
 use crate::http::{Wire, json_plain};
-use crate::routes::random_id;
+use crate::ids;
 
 /// What is asked for besides a native request.
 pub(crate) struct Wanted {
@@ -205,7 +205,7 @@ impl CompletionEncoder {
         for (i, text) in read {
             echoes[i] = text;
         }
-        let (id, sent) = (random_id("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
+        let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
         Self { id, model, include_usage, wanted, echoes, sent, usage: Usage::default(), ended: 0 }
     }
 

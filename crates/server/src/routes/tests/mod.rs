@@ -103,6 +103,23 @@ async fn the_server_says_what_it_is() {
 }
 
 #[tokio::test]
+async fn every_request_has_a_name_and_a_client_may_give_it() {
+    let b = Bench::new();
+    let (one, two) = (b.get("/").await, b.get("/nope").await);
+    let id = one.header("x-request-id");
+    assert!(id.starts_with("req_") && id.len() == 28 && id != two.header("x-request-id"), "{id}");
+    let given = b.with_headers("GET", "/api/tags", &[("x-request-id", "trace-7/a")]).await;
+    assert_eq!(given.header("x-request-id"), "trace-7/a");
+    for bad in ["", "a b", &"x".repeat(129)] {
+        let named = b.with_headers("GET", "/", &[("x-request-id", bad)]).await;
+        assert!(named.header("x-request-id").starts_with("req_"), "{bad:?}");
+    }
+    let refused = b.post("/v1/messages", json!({"model": "nobody", "max_tokens": 1, "messages": []})).await;
+    assert_eq!(refused.json()["request_id"], refused.header("request-id"));
+    assert_eq!(refused.header("request-id"), refused.header("x-request-id"));
+}
+
+#[tokio::test]
 async fn unknown_paths_methods_and_spellings_have_their_texts() {
     let b = Bench::new();
     let nope = b.get("/nope").await;

@@ -15,7 +15,7 @@ use super::{Kept, Responses};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Owner, Wire, json_plain};
-use crate::routes::random_id;
+use crate::ids;
 
 /// Where a response is to be kept, and the conversation that it answers, without the instructions.
 pub(crate) struct Keep {
@@ -59,7 +59,7 @@ enum Kind {
 impl ResponseEncoder {
     pub(crate) fn new(request: ResponsesRequest, keep: Option<Keep>) -> Self {
         Self {
-            id: random_id("resp_"),
+            id: ids::new("resp_"),
             created: Timestamp::now().as_second(),
             request,
             stored: keep.is_some(),
@@ -174,7 +174,7 @@ impl ResponseEncoder {
             return;
         }
         self.close(out);
-        let (id, index) = (random_id(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
+        let (id, index) = (ids::new(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
         let item = match kind {
             Kind::Reasoning => value!({"id": id, "type": "reasoning", "summary": []}),
             Kind::Message => message(&id, "in_progress", None),
@@ -244,7 +244,7 @@ impl ResponseEncoder {
 
     fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
         self.close(out);
-        let (id, index) = (random_id("fc_"), self.output.len());
+        let (id, index) = (ids::new("fc_"), self.output.len());
         let arguments = Value::Object(call.function.arguments.clone()).to_string();
         let item = |status: &str, arguments: &str| {
             value!({
