@@ -218,6 +218,12 @@ def minilm(server):
     return create(server, "minilm", need(MINILM))
 
 
+@pytest.fixture(scope="session")
+def embedder(server):
+    """A tiny model that makes vectors, without meaning, for which nothing has to be fetched."""
+    return create(server, "embedder", DATA / "zoo/bert-mean.gguf")
+
+
 def create(server, name, source):
     server.cli("create", name, "-f", "-", input=f"FROM {source}\n", check=True)
     return name

@@ -77,6 +77,10 @@ pub struct Message {
     pub content: Value,
     /// What the model thought.
     pub reasoning: String,
+    /// The same by the name that other servers give it.
+    pub reasoning_content: String,
+    /// In place of the content: why the model would not answer.
+    pub refusal: String,
     /// Functions that the model wanted to be called.
     pub tool_calls: Vec<ToolCall>,
     /// In a `tool` message: the function that answered.
@@ -166,6 +170,9 @@ pub struct Usage {
     /// Where the prompt's tokens came from; left out when none was in the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// What the generated tokens were; left out when none was a thought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
     /// Messages that were left out because the conversation was too long (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_messages: u64,
@@ -180,6 +187,14 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Tokens found in the cache.
     pub cached_tokens: u64,
+}
+
+/// What the generated tokens were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CompletionTokensDetails {
+    /// Tokens of thoughts.
+    pub reasoning_tokens: u64,
 }
 
 /// Log-probabilities of an answer or a piece.

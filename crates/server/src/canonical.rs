@@ -363,6 +363,8 @@ pub struct Done {
     pub prefill: Duration,
     /// Generated tokens, the end token included.
     pub generated_tokens: u64,
+    /// Those of them that were thoughts, with the tags around them.
+    pub thought_tokens: u64,
     /// Time spent generating them.
     pub decode: Duration,
     /// Tokens that were guessed ahead.

@@ -326,6 +326,7 @@ mod tests {
             cached_tokens: cached,
             prefill: Duration::ZERO,
             generated_tokens: generated,
+            thought_tokens: 0,
             decode: Duration::from_millis(decode),
             guesses: Default::default(),
             dropped_messages: 0,

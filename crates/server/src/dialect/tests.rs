@@ -33,6 +33,7 @@ fn done(reason: Reason) -> Event {
         cached_tokens: 0,
         prefill: Duration::from_nanos(173884000),
         generated_tokens: 2,
+        thought_tokens: 0,
         decode: Duration::from_nanos(748000000),
         guesses: Default::default(),
         dropped_messages: 0,

@@ -46,6 +46,8 @@ pub(super) struct Answer {
     last: String,
     repeats: u32,
     generated: u64,
+    /// Tokens of thoughts, with the tags around them.
+    thought: u64,
     first: Option<Instant>,
     started: Instant,
     progress: Instant,
@@ -74,6 +76,7 @@ impl Answer {
             last: String::new(),
             repeats: 0,
             generated: 0,
+            thought: 0,
             first: None,
             started: now,
             progress: now,
@@ -122,7 +125,12 @@ impl Answer {
     fn pieces(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
         let verbatim = self.is_verbatim();
         let parts = match &mut self.parser {
-            Some(parser) if !verbatim => parser.push(&text),
+            Some(parser) if !verbatim => {
+                let before = parser.is_thinking();
+                let parts = parser.push(&text);
+                self.thought += u64::from(before || parser.is_thinking());
+                parts
+            }
             _ => vec![Part::Content(text)],
         };
         self.send_parts(parts, logprobs)
@@ -235,6 +243,7 @@ impl Answer {
             cached_tokens: summary.cached_tokens as u64,
             prefill: summary.prefill,
             generated_tokens: summary.generated_tokens as u64,
+            thought_tokens: self.thought,
             decode: summary.decode,
             guesses: summary.speculated.into(),
             dropped_messages: self.dropped_messages,
@@ -254,6 +263,7 @@ impl Answer {
             cached_tokens: 0,
             prefill: first - self.started,
             generated_tokens: self.generated,
+            thought_tokens: self.thought,
             decode: now - first,
             guesses: Guesses::default(),
             dropped_messages: self.dropped_messages,

@@ -202,6 +202,9 @@ impl Parts {
                 result.tool_name =
                     calls.get(result.tool_call_id.as_str()).copied().unwrap_or_default().to_owned();
                 tool_result(&block["content"], &mut result)?;
+                if block["is_error"] == true {
+                    result.content = failed(&result.content);
+                }
                 self.results.push(result);
             }
             "web_search_tool_result" => {
@@ -264,6 +267,14 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
         _ => return Err(Failure::bad_request("tool_result: content must be a string or a list of blocks")),
     }
     Ok(())
+}
+
+/// The result of a call that failed, which no template has a mark for.
+fn failed(text: &str) -> String {
+    match text.trim_start().get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error")) {
+        true => text.to_owned(),
+        false => format!("Error: {text}").trim_end().to_owned(),
+    }
 }
 
 /// What a search found, line by line.

@@ -91,9 +91,10 @@ fn results_come_before_a_user_s_words_and_know_their_function() {
     let tool =
         |content: &str| json!({"role": "tool", "content": content, "tool_name": "f", "tool_call_id": "t1"});
     for (content, text) in [
-        (json!("r"), "r"),
-        (json!([{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]), "rs"),
-        (Value::Null, ""),
+        (json!("r"), "Error: r"),
+        (json!("error: no such file"), "error: no such file"),
+        (json!([{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]), "Error: rs"),
+        (Value::Null, "Error:"),
     ] {
         let got = got(content);
         assert_eq!((&got[1], &got[2]), (&tool(text), &json!({"role": "user", "content": "go"})));
@@ -219,6 +220,7 @@ fn done(reason: Reason, stop: Option<&str>) -> Event {
         cached_tokens: 64,
         prefill: Duration::ZERO,
         generated_tokens: 9,
+        thought_tokens: 0,
         decode: Duration::ZERO,
         guesses: Default::default(),
         dropped_messages: 0,

@@ -6,7 +6,9 @@ mod request;
 pub(crate) mod responses;
 
 use puna_api::native;
-use puna_api::openai::{ErrorBody, PromptTokensDetails, ToolCall, ToolCallFunction, Usage};
+use puna_api::openai::{
+    CompletionTokensDetails, ErrorBody, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -36,6 +38,10 @@ fn add_usage(usage: &mut Usage, done: &Done, first_of_prompt: bool) {
         usage.prompt_tokens_details = (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
     }
     usage.completion_tokens += done.generated_tokens;
+    let before = usage.completion_tokens_details.map_or(0, |details| details.reasoning_tokens);
+    let reasoning_tokens = before + done.thought_tokens;
+    usage.completion_tokens_details =
+        (reasoning_tokens > 0).then_some(CompletionTokensDetails { reasoning_tokens });
     usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
     usage.truncated_messages = usage.truncated_messages.max(done.dropped_messages);
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);

@@ -74,7 +74,8 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
         _ => {}
     }
     let limit = request.max_tokens.or(request.max_completion_tokens);
-    if limit.is_some_and(|n| n < 1) {
+    // Less than none is how other servers are told that there is no limit.
+    if limit == Some(0) {
         return Err(Failure::bad_request("max_tokens must be at least 1"));
     }
     let integers = [("num_predict", limit), ("seed", request.seed), ("top_k", request.top_k)];
@@ -109,7 +110,11 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     for message in messages {
         let mut native = native::Message {
             role: message.role.clone(),
-            thinking: message.reasoning.clone(),
+            thinking: [&message.reasoning, &message.reasoning_content]
+                .into_iter()
+                .find(|thoughts| !thoughts.is_empty())
+                .cloned()
+                .unwrap_or_default(),
             tool_calls: tool_calls(&message.tool_calls)?,
             tool_call_id: message.tool_call_id.clone(),
             tool_name: message.name.clone(),
@@ -122,6 +127,8 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
         match &message.content {
             Value::String(text) => native.content.clone_from(text),
             Value::Array(parts) => content_parts(parts, &mut native)?,
+            // What was nothing but a thought or a refusal has no content either.
+            Value::Null if message.role == "assistant" => native.content.clone_from(&message.refusal),
             Value::Null if !message.tool_calls.is_empty() => {}
             other => {
                 let text = format!("invalid message content type: {}", go_type(other));
@@ -149,7 +156,7 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
     let mut texts = Vec::new();
     for part in parts {
         match part["type"].as_str().ok_or_else(wrong)? {
-            "text" => texts.push(part["text"].as_str().ok_or_else(wrong)?),
+            kind @ ("text" | "refusal") => texts.push(part[kind].as_str().ok_or_else(wrong)?),
             "image_url" => {
                 let url =
                     part["image_url"]["url"].as_str().or(part["image_url"].as_str()).ok_or_else(wrong)?;

@@ -84,7 +84,7 @@ impl ResponseEncoder {
                 "output_tokens": done.generated_tokens,
                 "total_tokens": done.prompt_tokens + done.generated_tokens,
                 "input_tokens_details": {"cached_tokens": done.cached_tokens},
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": done.thought_tokens},
             })
         });
         value!({
@@ -180,10 +180,13 @@ impl ResponseEncoder {
             Kind::Message => message(&id, "in_progress", None),
         };
         self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
-        if kind == Kind::Message {
-            let event = value!({"item_id": id, "output_index": index, "content_index": 0, "part": part("")});
-            self.send("response.content_part.added", event, out);
-        }
+        let (name, place, part) = match kind {
+            Kind::Reasoning => ("response.reasoning_summary_part.added", "summary_index", summary("")),
+            Kind::Message => ("response.content_part.added", "content_index", part("")),
+        };
+        let mut event = value!({"item_id": id, "output_index": index, "part": part});
+        event[place] = 0.into();
+        self.send(name, event, out);
         self.open = Some(Open { kind, id, text: String::new() });
     }
 
@@ -217,8 +220,10 @@ impl ResponseEncoder {
             Kind::Reasoning => {
                 let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "text": text});
                 self.send("response.reasoning_summary_text.done", event, out);
-                let summary = value!([{"type": "summary_text", "text": text}]);
-                value!({"id": id, "type": "reasoning", "summary": summary, "encrypted_content": text})
+                let part = summary(&text);
+                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "part": part});
+                self.send("response.reasoning_summary_part.done", event, out);
+                value!({"id": id, "type": "reasoning", "summary": [part], "encrypted_content": text})
             }
             Kind::Message => {
                 let place = |field: &str, value: Value| {
@@ -299,6 +304,10 @@ fn message(id: &str, status: &str, text: Option<&str>) -> Value {
 
 fn part(text: &str) -> Value {
     value!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+fn summary(text: &str) -> Value {
+    value!({"type": "summary_text", "text": text})
 }
 
 /// A tool as answers repeat it: what was not said is null.

@@ -130,6 +130,7 @@ fn done(reason: Reason) -> Event {
         cached_tokens: 4,
         prefill: Duration::ZERO,
         generated_tokens: 3,
+        thought_tokens: 2,
         decode: Duration::ZERO,
         guesses: Default::default(),
         dropped_messages: 0,
@@ -170,12 +171,12 @@ fn every_item_is_begun_filled_and_ended_before_the_next() {
     ];
     let got = stream(events, None);
     let want = "created in_progress \
-        output_item.added reasoning_summary_text.delta reasoning_summary_text.done output_item.done \
+        output_item.added reasoning_summary_part.added reasoning_summary_text.delta reasoning_summary_text.done reasoning_summary_part.done output_item.done \
         output_item.added content_part.added output_text.delta output_text.delta output_text.done content_part.done output_item.done \
         output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed";
     assert_eq!(kinds(&got).join(" "), want);
     let places: Vec<_> = got.iter().filter_map(|event| event["output_index"].as_u64()).collect();
-    assert_eq!(places, [[0; 4].as_slice(), &[1; 7], &[2; 4]].concat());
+    assert_eq!(places, [[0; 6].as_slice(), &[1; 7], &[2; 4]].concat());
     let ends = got
         .iter()
         .filter(|event| event["type"] == "response.output_item.done")
@@ -184,6 +185,7 @@ fn every_item_is_begun_filled_and_ended_before_the_next() {
     assert_eq!(response["output"], Value::Array(ends.collect()), "the whole holds what the pieces said");
     assert_eq!(response["output"][1]["content"][0]["text"], "ab");
     assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 4);
+    assert_eq!(response["usage"]["output_tokens_details"]["reasoning_tokens"], 2);
     assert!(response["completed_at"].is_i64() && got[0]["response"]["completed_at"].is_null());
 }
 
