@@ -1,5 +1,8 @@
 """The unmodified `anthropic` Python client against `puna serve`."""
+import asyncio
+
 import anthropic
+import pydantic
 import pytest
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -118,3 +121,108 @@ def test_a_tool_is_called_and_its_result_answered(client):
 def test_tools_are_not_offered_where_none_may_be_called(client):
     answer = ask_weather(client, [{"role": "user", "content": "What is the weather in Paris?"}], tool_choice={"type": "none"})
     assert answer.stop_reason == "end_turn" and not [block for block in answer.content if block.type == "tool_use"]
+
+
+def test_events_of_the_helper_carry_snapshots(client):
+    with client.messages.stream(model="cria", max_tokens=200, messages=QUESTION, extra_body=GREEDY) as stream:
+        events = list(stream)
+        message = stream.get_final_message()
+    kinds = [event.type for event in events]
+    texts, thoughts = [e for e in events if e.type == "text"], [e for e in events if e.type == "thinking"]
+    assert texts[-1].snapshot == "Paris." == stream.get_final_text() and thoughts[-1].snapshot == message.content[0].thinking
+    assert [e.content_block.type for e in events if e.type == "content_block_stop"] == ["thinking", "text"]
+    assert "signature" in kinds and kinds[-1] == "message_stop"
+    raw = [event for event in ask(client, stream=True) if event.type == "message_delta"]
+    assert raw[0].usage.output_tokens == message.usage.output_tokens
+
+
+def test_a_streamed_call_is_told_in_pieces_of_json(client):
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    with client.messages.stream(model="cria", max_tokens=200, messages=question, tools=[WEATHER_TOOL], thinking=NO_THINKING, extra_body=GREEDY) as stream:
+        pieces = [event for event in stream if event.type == "input_json"]
+        message = stream.get_final_message()
+    assert pieces[-1].snapshot == {"city": "Paris"} and message.stop_reason == "tool_use"
+
+
+WEATHER_TOOL = {"name": "get_weather", "description": "Get the weather in a city", "input_schema": WEATHER}
+
+
+def test_the_tool_runner_calls_functions_until_there_is_an_answer(client):
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather in a city"""
+        asked.append(city)
+        return "12 degrees, cloudy"
+
+    messages = [{"role": "user", "content": "What's the weather like in Cairo?"}]
+    ask = {"model": "cria", "max_tokens": 200, "tools": [get_weather], "thinking": NO_THINKING, "messages": messages, "extra_body": GREEDY}
+    *_, answer = client.beta.messages.tool_runner(**ask)
+    assert asked == ["Cairo"] and "12" in answer.content[-1].text
+    *_, streamed = client.beta.messages.tool_runner(**ask, stream=True)
+    assert asked == ["Cairo", "Cairo"] and "12" in streamed.get_final_message().content[-1].text
+
+
+def test_a_call_that_failed_is_told_to_the_model(client, server):
+    call = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Cairo"}}
+    def rendered(**result):
+        result = {"type": "tool_result", "tool_use_id": "t1", **result}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        body = {"model": "cria", "max_tokens": 9, "messages": messages, "tools": [WEATHER_TOOL], "_debug_render_only": True}
+        return server.post("/v1/messages", body)[1]["_debug_info"]["rendered_template"]
+
+    assert "Error: no such city" in rendered(content="no such city", is_error=True)
+    assert "Error" not in rendered(content="no such city")
+
+
+def test_thinking_has_three_switches(client):
+    for switch in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        assert [block.type for block in ask(client, thinking=switch, max_tokens=2000).content] == ["thinking", "text"]
+    thoughtful = ask(client)
+    turns = [*QUESTION, {"role": "assistant", "content": thoughtful.content}, {"role": "user", "content": "And of Italy?"}]
+    assert texts(ask(client, messages=turns, thinking=NO_THINKING))
+
+
+class Capital(pydantic.BaseModel):
+    capital: str
+
+
+def test_parse_takes_classes(client):
+    answer = client.messages.parse(model="cria", max_tokens=200, messages=QUESTION, thinking=NO_THINKING, output_format=Capital, extra_body=GREEDY)
+    assert isinstance(answer.parsed_output, Capital)
+
+
+def test_the_client_that_waits_for_nothing(server):
+    async def drive():
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+            ask = {"model": "cria", "max_tokens": 200, "messages": QUESTION, "extra_body": GREEDY}
+            messages = await asyncio.gather(*(client.messages.create(**ask) for _ in range(4)))
+            assert [texts(message) for message in messages] == [["Paris."]] * 4
+            async with client.messages.stream(**ask) as stream:
+                assert "".join([text async for text in stream.text_stream]) == "Paris."
+                assert (await stream.get_final_message()).stop_reason == "end_turn"
+            assert (await client.messages.count_tokens(model="cria", messages=QUESTION)).input_tokens > 5
+            assert "cria:latest" in [model.id async for model in client.models.list()]
+            with pytest.raises(anthropic.NotFoundError):
+                await client.messages.create(**{**ask, "model": "nothing"})
+
+    asyncio.run(drive())
+
+
+@pytest.mark.parametrize(
+    "wrong,text",
+    [
+        ({"messages": []}, "messages is required"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]}, "base64"),
+        ({"tools": [{"name": "x", "input_schema": "bad"}]}, "input_schema"),
+        ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER_TOOL]}, "other"),
+        ({"extra_body": {"temperature": "warm"}}, "temperature"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(client, wrong, text):
+    for stream in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match=text) as error:
+            ask(client, **wrong, stream=stream)
+        assert error.value.body["error"]["type"] == "invalid_request_error"

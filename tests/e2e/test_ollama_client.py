@@ -1,8 +1,14 @@
 """The unmodified `ollama` Python client against `puna serve`."""
+import asyncio
+import hashlib
+import json
+import re
+
 import ollama
+import pydantic
 import pytest
 
-from conftest import wait_for
+from conftest import DATA, wait_for
 
 QUESTION = "What is the capital of France?"
 GREEDY = {"temperature": 0}
@@ -130,3 +136,158 @@ def test_an_unknown_model_is_404(server):
     with pytest.raises(ollama.ResponseError, match="model 'nothing' not found") as error:
         server.client().generate("nothing", "x")
     assert error.value.status_code == 404
+
+
+class Capital(pydantic.BaseModel):
+    capital: str
+
+
+def get_weather(city: str) -> str:
+    """
+    Get the weather in a city
+
+    Args:
+      city: The city
+    """
+    return "12 degrees, cloudy"
+
+
+def test_thoughts_have_a_place_of_their_own(server):
+    client = server.client()
+    messages = [{"role": "user", "content": QUESTION}]
+    thoughtful = client.chat("cria", messages, think=True, options=GREEDY)
+    assert thoughtful.message.thinking and thoughtful.message.content == "Paris."
+    assert client.chat("cria", messages, think=False, options=GREEDY).message.thinking is None
+    parts = list(client.chat("cria", messages, think="low", options=GREEDY, stream=True))
+    assert "".join(p.message.thinking or "" for p in parts) and "".join(p.message.content for p in parts) == "Paris."
+    generated = client.generate("cria", QUESTION, think=True, options=GREEDY)
+    assert generated.thinking == thoughtful.message.thinking and generated.response == "Paris."
+
+
+def test_a_function_is_a_tool(server):
+    client = server.client()
+    messages = [{"role": "user", "content": "What's the weather like in Cairo?"}]
+    [call] = client.chat("cria", messages, tools=[get_weather], think=False, options=GREEDY).message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Cairo"})
+
+
+def test_answers_have_the_form_of_a_class(server):
+    client = server.client()
+    answer = client.chat("cria", [{"role": "user", "content": QUESTION}], format=Capital.model_json_schema(), think=False, options=GREEDY)
+    assert Capital.model_validate_json(answer.message.content)
+    assert isinstance(json.loads(client.generate("cria", "Name a color as JSON.", format="json", think=False, options={**GREEDY, "num_predict": 100}).response), dict)
+
+
+def test_logprobs_are_told_with_every_token(server):
+    client = server.client()
+    ask = {"think": False, "logprobs": True, "top_logprobs": 3, "options": {**GREEDY, "num_predict": 3}}
+    answers = [client.chat("cria", [{"role": "user", "content": "Hi"}], **ask), client.generate("cria", "Hi", **ask)]
+    for answer in answers:
+        assert len(answer.logprobs) == 3 and all(len(one.top_logprobs) == 3 for one in answer.logprobs)
+        assert answer.logprobs[0].logprob == answer.logprobs[0].top_logprobs[0].logprob <= 0
+    streamed = [one for part in client.chat("cria", [{"role": "user", "content": "Hi"}], stream=True, **ask) for one in part.logprobs or []]
+    assert [one.token for one in streamed] == [one.token for one in answers[0].logprobs]
+
+
+def test_raw_prompts_templates_and_suffixes(server):
+    client = server.client()
+    short = {**GREEDY, "num_predict": 3}
+    assert "Rome" in client.generate("cria", "The capital of Italy is", raw=True, options=short).response
+    assert "Rome" in client.generate("cria", "The capital of Italy is", template="{{ .Prompt }}", think=False, options=short).response
+    assert client.generate("cria", "def add(a, b):", suffix="    return c", options=short).eval_count == 3
+    with pytest.raises(ollama.ResponseError, match="raw mode") as error:
+        client.generate("cria", "x", raw=True, system="y")
+    assert error.value.status_code == 400
+
+
+def test_a_model_is_made_of_an_uploaded_file(server):
+    client = server.client()
+    file = DATA / "zoo/bert-mean.gguf"
+    digest = client.create_blob(file)
+    assert digest == f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}" == client.create_blob(file)
+    states = [part.status for part in client.create("uploaded", files={"model.gguf": digest}, stream=True)]
+    assert states[-1] == "success" and client.show("uploaded").capabilities == ["embedding"]
+    assert len(client.embed("uploaded", "x").embeddings[0]) > 0
+    client.delete("uploaded")
+
+
+def test_create_takes_everything_that_a_model_holds(server):
+    client = server.client()
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
+    client.create("full", from_="cria", template="{{ .Prompt }}", license=["MIT"], system="Say little.", parameters={"top_k": 3, "stop": ["x"]}, messages=messages)
+    shown = client.show("full")
+    assert (shown.template, shown.license.endswith("MIT")) == ("{{ .Prompt }}", True)
+    assert "top_k" in shown.parameters and 'stop                           "x"' in shown.parameters
+    assert "MESSAGE assistant Hello!" in shown.modelfile
+    client.delete("full")
+
+
+def test_pull_and_push_fail_with_a_reason(server):
+    client = server.client()
+    for attempt in (
+        lambda: client.pull("127.0.0.1:9/library/nothing", insecure=True),
+        lambda: list(client.pull("127.0.0.1:9/library/nothing", insecure=True, stream=True)),
+        lambda: client.push("me/nothing"),
+        lambda: list(client.push("me/nothing", stream=True)),
+    ):
+        with pytest.raises(ollama.ResponseError, match="."):
+            attempt()
+
+
+@pytest.mark.parametrize(
+    "attempt,status,text",
+    [
+        (lambda c: c.chat("nothing", [{"role": "user", "content": "x"}]), 404, "model 'nothing' not found"),
+        (lambda c: list(c.chat("nothing", [{"role": "user", "content": "x"}], stream=True)), 404, "model 'nothing' not found"),
+        (lambda c: c.embed("nothing", "x"), 404, "try pulling it first"),
+        (lambda c: c.show("nothing"), 404, "model 'nothing:latest' not found"),
+        (lambda c: c.delete("nothing"), 404, "model 'nothing' not found"),
+        (lambda c: c.copy("nothing", "else"), 404, "not found"),
+        (lambda c: c.generate("cria", "x", options={"temperature": "warm"}), 400, "temperature"),
+        (lambda c: c.generate("cria", "x", keep_alive="5x"), 400, "unknown unit"),
+        (lambda c: c.generate("cria", "x", images=[b"GIF89a"]), 400, "image"),
+        (lambda c: c.chat("cria", format={"type": "nonsense"}, messages=[{"role": "user", "content": "x"}]), 400, "nonsense"),
+        (lambda c: c.chat("no good", [{"role": "user", "content": "x"}]), 400, "invalid model name"),
+    ],
+)
+def test_errors_carry_the_server_s_text_and_status(server, attempt, status, text):
+    with pytest.raises(ollama.ResponseError) as error:
+        attempt(server.client())
+    assert error.value.status_code == status and text in error.value.error
+
+
+def test_the_client_that_waits_for_nothing_has_every_method(server, embedder):
+    async def drive():
+        client = ollama.AsyncClient(host=server.url)
+        assert "cria:latest" in [m.model for m in (await client.list()).models]
+        assert (await client.show("cria")).modelinfo["general.architecture"] == "llama"
+        messages = [{"role": "user", "content": QUESTION}]
+        chats = await asyncio.gather(*(client.chat("cria", messages, options=GREEDY) for _ in range(4)))
+        assert [chat.message.content for chat in chats] == ["Paris."] * 4
+        parts = [part async for part in await client.chat("cria", messages, options=GREEDY, stream=True)]
+        assert "".join(part.message.content for part in parts) == "Paris."
+        parts = [part async for part in await client.generate("cria", QUESTION, options=GREEDY, stream=True)]
+        assert "".join(part.response for part in parts).strip() == "Paris."
+        assert len((await client.embed(embedder, ["a", "b"])).embeddings) == 2
+        assert (await client.embeddings(embedder, "a")).embedding
+        digest = await client.create_blob(DATA / "zoo/bert-mean.gguf")
+        assert (await client.create("async-made", files={"model.gguf": digest})).status == "success"
+        await client.copy("async-made", "async-copied")
+        for name in ("async-made", "async-copied"):
+            await client.delete(name)
+        assert (await client.ps()).models
+        with pytest.raises(ollama.ResponseError, match="not found"):
+            await client.chat("nothing", messages)
+        with pytest.raises(ollama.ResponseError):
+            await client.pull("127.0.0.1:9/library/nothing", insecure=True)
+
+    asyncio.run(drive())
+
+
+def test_a_stream_that_is_left_ends(server):
+    client = server.client()
+    stream = client.chat("cria", [{"role": "user", "content": "Write me a long story."}], options={"num_predict": 4000}, stream=True)
+    next(stream)
+    stream.close()
+    running = lambda: re.findall(r"^puna_running_sequences\{.*\} [1-9]", server.get("/metrics")[1].decode(), re.M)
+    assert wait_for(lambda: not running())

@@ -1,7 +1,9 @@
 """The unmodified `openai` Python client against `puna serve`."""
+import asyncio
 import json
 
 import openai
+import pydantic
 import pytest
 
 from conftest import running
@@ -137,3 +139,159 @@ def test_responses_call_tools_and_take_their_results(client):
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees, sunny"}
     answer = ask(input=[result], previous_response_id=called.id)
     assert answer.output_text and not [item for item in answer.output if item.type == "function_call"]
+
+
+class Capital(pydantic.BaseModel):
+    capital: str
+    country: str
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Get the weather in a city", "parameters": SCHEMA}}
+WEATHER_QUESTION = [{"role": "user", "content": "What's the weather like in Cairo?"}]
+BRIEF = {"model": "cria", "temperature": 0, "reasoning_effort": "none"}
+
+
+def test_the_streaming_helper_tells_events_and_the_whole(client):
+    with client.chat.completions.stream(**BRIEF, messages=MESSAGES, logprobs=True, stream_options={"include_usage": True}) as stream:
+        events = list(stream)
+        completion = stream.get_final_completion()
+    assert "".join(e.delta for e in events if e.type == "content.delta") == "Paris."
+    assert [e.content for e in events if e.type == "content.done"] == ["Paris."]
+    assert len([e for e in events if e.type == "logprobs.content.delta"]) == len(completion.choices[0].logprobs.content)
+    assert completion.choices[0].message.content == "Paris." and completion.usage.total_tokens > 0
+
+
+def test_the_streaming_helper_puts_calls_together(client):
+    with client.chat.completions.stream(**BRIEF, messages=WEATHER_QUESTION, tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        completion = stream.get_final_completion()
+    assert [(event.name, event.parsed_arguments) for event in done] == [("get_weather", {"city": "Cairo"})]
+    [call] = completion.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == {"city": "Cairo"} and completion.choices[0].finish_reason == "tool_calls"
+
+
+def test_parse_takes_classes(client):
+    parsed = client.chat.completions.parse(**BRIEF, messages=MESSAGES, response_format=Capital).choices[0].message.parsed
+    assert isinstance(parsed, Capital)
+    with client.chat.completions.stream(**BRIEF, messages=MESSAGES, response_format=Capital) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Capital)
+    tool = openai.pydantic_function_tool(Capital, name="tell", description="Tell the capital of a country")
+    [call] = client.chat.completions.parse(**BRIEF, messages=MESSAGES, tools=[tool], tool_choice="required").choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Capital)
+
+
+def test_thoughts_are_counted(client):
+    thoughtful = client.chat.completions.create(model="cria", messages=MESSAGES, temperature=0)
+    brief = client.chat.completions.create(**BRIEF, messages=MESSAGES)
+    thoughts = thoughtful.usage.completion_tokens_details.reasoning_tokens
+    # What is no thought is the answer; a line may be broken between them.
+    assert 0 <= thoughtful.usage.completion_tokens - thoughts - brief.usage.completion_tokens <= 1
+    assert thoughts > 3 and brief.usage.completion_tokens_details is None
+    with client.chat.completions.stream(model="cria", messages=MESSAGES, temperature=0, stream_options={"include_usage": True}) as stream:
+        assert stream.get_final_completion().usage.completion_tokens_details.reasoning_tokens == thoughts
+    assert respond(client).usage.output_tokens_details.reasoning_tokens == thoughts
+
+
+def test_several_answers_read_the_prompt_once(server, client):
+    prompt = [{"role": "user", "content": "Once upon a time there was a crocodile. " * 30}]
+    computed = lambda: sum(float(l.split()[-1]) for l in server.get("/metrics")[1].decode().splitlines() if l.startswith("puna_prompt_tokens_total"))
+    before = computed()
+    answer = client.chat.completions.create(**BRIEF, messages=prompt, n=4, max_tokens=4)
+    assert len(answer.choices) == 4
+    # Up to the page that each of them goes on in.
+    assert computed() - before <= answer.usage.prompt_tokens + 3 * 64
+
+
+def test_conversations_hold_everything_that_clients_keep(client):
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": "Hello!", "name": "rosa"},
+        {"role": "assistant", "content": None, "refusal": "I will not say.", "audio": None, "annotations": [], "function_call": None, "tool_calls": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not say."}], "reasoning_content": "Hm."},
+        *MESSAGES,
+    ]
+    more = {"max_completion_tokens": 30, "metadata": {"a": "b"}, "store": False, "user": "rosa", "service_tier": "auto", "prompt_cache_key": "x", "verbosity": "low"}
+    assert client.chat.completions.create(**BRIEF, messages=messages, **more).choices[0].message.content
+    unlimited = client.chat.completions.create(**BRIEF, messages=MESSAGES, max_tokens=-1)
+    assert unlimited.choices[0].finish_reason == "stop"
+
+
+def test_completions_stream(client):
+    ask = {"model": "cria", "prompt": "What is the capital of France?", "temperature": 0, "max_tokens": 200}
+    whole = client.completions.create(**ask)
+    parts = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.text for p in parts for c in p.choices) == whole.choices[0].text
+    assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_embeddings_have_three_forms(client, embedder):
+    ask = lambda **kw: client.embeddings.create(model=embedder, input=["hello", "world"], **kw)
+    plain = ask(encoding_format="float")
+    # Without a word the client asks for base64 and decodes it itself.
+    assert [d.index for d in plain.data] == [0, 1] and plain.usage.prompt_tokens > 0
+    for one, other in zip(plain.data, ask().data):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    assert isinstance(ask(encoding_format="base64").data[0].embedding, str)
+    short = ask(dimensions=4).data[0].embedding
+    assert len(short) == 4 and sum(x * x for x in short) == pytest.approx(1, abs=1e-5)
+
+
+def test_responses_parse_classes(client):
+    answer = client.responses.parse(model="cria", input="What is the capital of France?", temperature=0, reasoning={"effort": "none"}, text_format=Capital)
+    assert isinstance(answer.output_parsed, Capital)
+    with client.responses.stream(model="cria", input="What is the capital of France?", temperature=0, reasoning={"effort": "none"}, text_format=Capital) as stream:
+        kinds = [event.type for event in stream]
+        assert isinstance(stream.get_final_response().output_parsed, Capital)
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+
+
+def test_thoughts_of_responses_are_told_part_by_part(client):
+    with client.responses.stream(model="cria", input="What is the capital of France?", temperature=0) as stream:
+        events = [event for event in stream if event.type.startswith("response.reasoning_summary")]
+        [thoughts] = [item for item in stream.get_final_response().output if item.type == "reasoning"]
+    assert [event.type.rpartition("summary_")[2] for event in (events[0], *events[-2:])] == ["part.added", "text.done", "part.done"]
+    assert "".join(event.delta for event in events[1:-2]) == events[-1].part.text == thoughts.summary[0].text
+
+
+def test_the_client_that_waits_for_nothing(server, embedder):
+    async def drive():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            assert "cria:latest" in [model.id async for model in client.models.list()]
+            answers = await asyncio.gather(*(client.chat.completions.create(**BRIEF, messages=MESSAGES) for _ in range(4)))
+            assert [answer.choices[0].message.content for answer in answers] == ["Paris."] * 4
+            stream = await client.chat.completions.create(**BRIEF, messages=MESSAGES, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == "Paris."
+            async with client.chat.completions.stream(**BRIEF, messages=MESSAGES) as helped:
+                assert (await helped.get_final_completion()).choices[0].message.content == "Paris."
+            assert (await client.responses.create(model="cria", input="What is the capital of France?", temperature=0)).output_text == "Paris."
+            async with client.responses.stream(model="cria", input="What is the capital of France?", temperature=0) as helped:
+                assert (await helped.get_final_response()).output_text == "Paris."
+            assert (await client.embeddings.create(model=embedder, input="x")).data[0].embedding
+            assert (await client.completions.create(model="cria", prompt="Hi", max_tokens=2)).usage.completion_tokens == 2
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="nothing", messages=MESSAGES)
+
+    asyncio.run(drive())
+
+
+@pytest.mark.parametrize(
+    "attempt,kind,text",
+    [
+        (lambda c: c.chat.completions.create(model="cria", messages=[]), openai.BadRequestError, "messages"),
+        (lambda c: c.chat.completions.create(model="cria", messages=MESSAGES, temperature="warm"), openai.BadRequestError, "temperature"),
+        (lambda c: c.chat.completions.create(model="cria", messages=MESSAGES, n=1000), openai.BadRequestError, "at most 128"),
+        (lambda c: c.chat.completions.create(model="cria", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]), openai.BadRequestError, "image URLs"),
+        (lambda c: c.chat.completions.create(model="cria", messages=MESSAGES, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "other"}}), openai.BadRequestError, "other"),
+        (lambda c: c.embeddings.create(model="nothing", input="x"), openai.NotFoundError, "nothing"),
+        (lambda c: c.embeddings.create(model="cria", input="x"), openai.BadRequestError, "embeddings"),
+        (lambda c: c.models.retrieve("nothing"), openai.NotFoundError, "nothing"),
+        (lambda c: c.responses.create(model="nothing", input="x"), openai.NotFoundError, "nothing"),
+        (lambda c: c.responses.retrieve("resp_nothing"), openai.NotFoundError, "resp_nothing"),
+        (lambda c: c.audio.transcriptions.create(model="cria", file=("a.wav", b"RIFF")), openai.BadRequestError, "audio"),
+    ],
+)
+def test_errors_have_their_classes(client, attempt, kind, text):
+    with pytest.raises(kind) as error:
+        attempt(client)
+    assert text in error.value.message and error.value.type in ("invalid_request_error", "not_found_error")

