@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
@@ -13,11 +13,12 @@ use axum::response::Response;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use puna_api::decode::{DecodeError, from_slice_noting};
-use puna_api::json::SyntaxError;
+use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
 use super::Dialect;
+use super::room::{ROOM, Room, Share};
 use crate::canonical::Failure;
 use crate::lock::lock;
 
@@ -27,6 +28,9 @@ const MAX_BODY: usize = 128 << 20;
 /// Bytes of a decompressed body at most.
 const MAX_UNPACKED: usize = 20 << 20;
 
+/// Bytes that are decompressed at a time.
+const UNPACKED_PIECE: usize = 64 << 10;
+
 /// Bytes that decompressing may look back at most.
 const MAX_WINDOW: u64 = 8 << 20;
 
@@ -35,6 +39,17 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Characters of an ignored field's name that are told.
 const MAX_NAME: usize = 64;
+
+/// Bytes a second that a body must come with on the whole, once its patience is used up.
+const SLOWEST: u64 = 1 << 10;
+
+/// Bytes that a JSON value takes beside its text.
+const PER_VALUE: usize = 64;
+
+/// The text of a body in its values, and once more in the request made of them.
+const COPIES: usize = 2;
+
+const _: () = assert!(MAX_BODY * (1 + COPIES) + MAX_VALUES * PER_VALUE <= ROOM, "the largest body must fit");
 
 /// How long the next piece of a body may take.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
@@ -47,7 +62,10 @@ impl<D: Dialect, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D,
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
         let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
-        let decoded = read_body(request).await.and_then(|body| decode::<D, T>(&body));
+        let decoded = read_body(request).await.and_then(|mut body| {
+            body.share.take(cost(&body.bytes))?;
+            decode::<D, T>(&body.bytes)
+        });
         match decoded {
             Ok((value, fields)) => {
                 ignored.note(fields);
@@ -84,14 +102,29 @@ fn decode<D: Dialect, T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<String
     })
 }
 
-/// The whole body, unless it is too long; decompressed, if it says that it is compressed.
-pub(crate) async fn read_body(request: Request<Body>) -> Result<Bytes, Failure> {
+/// Bytes that decoding a body takes at most.
+fn cost(body: &[u8]) -> usize {
+    // All but the first are behind one of these. Those within texts are counted too: it is a bound.
+    let values = body.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
+    body.len() * COPIES + values.min(MAX_VALUES) * PER_VALUE
+}
+
+/// A body, and the memory that it has.
+pub(crate) struct Received {
+    pub(crate) bytes: Bytes,
+    share: Share,
+}
+
+/// The whole body, unless it is too long or there is no room for it; decompressed, if it says that it is compressed.
+pub(crate) async fn read_body(request: Request<Body>) -> Result<Received, Failure> {
     let encoding = request.headers().get(CONTENT_ENCODING).cloned();
-    let body = read_limited(request, MAX_BODY).await?;
+    let mut share = request.extensions().get::<Room>().cloned().unwrap_or_default().share();
+    let bytes = read_limited(request, MAX_BODY, &mut share).await?;
     match encoding.as_ref().map(|encoding| encoding.to_str().unwrap_or("?")) {
-        None | Some("" | "identity") => Ok(body),
+        None | Some("" | "identity") => Ok(Received { bytes, share }),
         Some("zstd") => {
-            let decoded = tokio::task::spawn_blocking(move || unpack(&body)).await;
+            let unpacking = move || unpack(&bytes, &mut share).map(|bytes| Received { bytes, share });
+            let decoded = tokio::task::spawn_blocking(unpacking).await;
             decoded.map_err(|e| Failure::internal(format!("internal error while decompressing: {e}")))?
         }
         Some(other) => Err(Failure::bad_request(format!(
@@ -101,34 +134,49 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<Bytes, Failure> 
 }
 
 /// Decompresses a body, of which no more is kept than is allowed whatever it claims.
-fn unpack(body: &[u8]) -> Result<Bytes, Failure> {
+fn unpack(body: &[u8], share: &mut Share) -> Result<Bytes, Failure> {
     let wrong = |what: String| Failure::bad_request(format!("invalid zstd body: {what}"));
     if !body.starts_with(&ZSTD_MAGIC) {
         return Err(Failure::bad_request("invalid input: magic number mismatch"));
     }
     let decoder =
         StreamingDecoder::new_with_max_window_size(body, MAX_WINDOW).map_err(|e| wrong(e.to_string()))?;
-    let mut unpacked = Vec::new();
-    decoder.take(MAX_UNPACKED as u64 + 1).read_to_end(&mut unpacked).map_err(|e| wrong(e.to_string()))?;
-    if unpacked.len() > MAX_UNPACKED {
-        return Err(Failure::bad_request("http: request body too large"));
+    let (mut unpacked, mut piece) = (Vec::new(), vec![0; UNPACKED_PIECE]);
+    let mut decoder = decoder.take(MAX_UNPACKED as u64 + 1);
+    loop {
+        match decoder.read(&mut piece).map_err(|e| wrong(e.to_string()))? {
+            0 => return Ok(unpacked.into()),
+            n if unpacked.len() + n > MAX_UNPACKED => {
+                return Err(Failure::bad_request("http: request body too large"));
+            }
+            n => {
+                share.take(n)?;
+                unpacked.extend_from_slice(&piece[..n]);
+            }
+        }
     }
-    Ok(unpacked.into())
 }
 
 /// The whole body, unless it is longer than `limit` bytes.
-async fn read_limited(request: Request<Body>, limit: usize) -> Result<Bytes, Failure> {
+async fn read_limited(request: Request<Body>, limit: usize, share: &mut Share) -> Result<Bytes, Failure> {
     let too_large = || Failure::new(413, format!("request body too large: the limit is {} MiB", limit >> 20));
     let claimed = request.headers().get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if claimed.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
     }
+    share.check(claimed.unwrap_or(0))?;
+    let begun = Instant::now();
     let mut body = request.into_body();
     let mut bytes = Vec::new();
-    while let Some(data) = next_piece(&mut body).await? {
+    loop {
+        // What holds memory must come on, not byte by byte.
+        let due = PATIENCE + Duration::from_secs(bytes.len() as u64 / SLOWEST);
+        let patience = due.saturating_sub(begun.elapsed()).min(PATIENCE);
+        let Some(data) = piece_within(&mut body, patience).await? else { break };
         if bytes.len() + data.len() > limit {
             return Err(too_large());
         }
+        share.take(data.len())?;
         bytes.extend_from_slice(&data);
     }
     Ok(bytes.into())
@@ -136,8 +184,12 @@ async fn read_limited(request: Request<Body>, limit: usize) -> Result<Bytes, Fai
 
 /// The next piece of a body, `None` at its proper end. A client that sends nothing for long has its request refused.
 pub(crate) async fn next_piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
+    piece_within(body, PATIENCE).await
+}
+
+async fn piece_within(body: &mut Body, patience: Duration) -> Result<Option<Bytes>, Failure> {
     loop {
-        let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
+        let frame = tokio::time::timeout(patience, body.frame()).await;
         match frame.map_err(|_| Failure::new(408, "the request body did not arrive in time"))? {
             None => return Ok(None),
             Some(Err(e)) => return Err(Failure::bad_request(format!("the request body broke off: {e}"))),
@@ -147,5 +199,77 @@ pub(crate) async fn next_piece(body: &mut Body) -> Result<Option<Bytes>, Failure
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use futures_util::{StreamExt, stream};
+
+    use super::*;
+    use crate::http::Native;
+
+    fn request(body: impl Into<Body>, room: &Room) -> Request {
+        Request::post("/").extension(room.clone()).body(body.into()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn bodies_share_their_memory_and_small_ones_always_have_some() {
+        let room = Room::of(1 << 20);
+        let large = || request(vec![b'x'; 700 << 10], &room);
+        let first = read_body(large()).await.unwrap();
+        assert_eq!(read_body(large()).await.err().unwrap().status, 503);
+        // Refused before anything comes where the length is told.
+        let told = Request::post("/").extension(room.clone()).header(CONTENT_LENGTH, 700 << 10);
+        let never = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
+        assert_eq!(read_body(told.body(never).unwrap()).await.err().unwrap().status, 503);
+        let small: Vec<_> =
+            stream::iter(0..100).then(|_| read_body(request(vec![b'x'; 10 << 10], &room))).collect().await;
+        assert!(small.iter().all(Result::is_ok));
+        drop(first);
+        // Those that were refused or broke off have left nothing behind.
+        let broken = [Ok(Bytes::from(vec![b'x'; 500 << 10])), Err(std::io::Error::other("gone"))];
+        assert_eq!(
+            read_body(request(Body::from_stream(stream::iter(broken)), &room)).await.err().unwrap().status,
+            400
+        );
+        assert_eq!(room.share().check((1 << 20) + (64 << 10)), Ok(()));
+        read_body(large()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_decoding_and_unpacking_take_counts_too() {
+        let room = Room::of(1 << 20);
+        let decode = async |body: Vec<u8>, packed: bool| {
+            let mut request = request(body, &room);
+            if packed {
+                request.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+            }
+            let answer = Json::<Native, serde_json::Value>::from_request(request, &()).await;
+            answer.map_or_else(|refused| refused.status().as_u16(), |_| 200)
+        };
+        let many = format!("[{}0]", "0,".repeat(30_000)).into_bytes();
+        assert_eq!(many.len() / 1000, 60);
+        assert_eq!(decode(many, false).await, 503);
+        let pack = |length| {
+            let text = format!("\"{}\"", " ".repeat(length));
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+        };
+        assert_eq!(decode(pack(2 << 20), true).await, 503);
+        assert_eq!(decode(pack(300 << 10), true).await, 200);
+        assert_eq!(room.share().check((1 << 20) + (64 << 10)), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_comes_byte_by_byte_is_given_up() {
+        let drops = stream::unfold((), async |()| {
+            tokio::time::sleep(PATIENCE / 6).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+        });
+        let start = Instant::now();
+        let failure = read_body(request(Body::from_stream(drops), &Room::default())).await.err().unwrap();
+        assert_eq!(failure.status, 408);
+        assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
     }
 }

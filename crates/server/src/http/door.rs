@@ -22,6 +22,7 @@ use super::journal::{Entry, KeyName};
 use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded};
 use super::reply::{Anthropic, Dialect, Native, OpenAi};
+use super::room::Room;
 use crate::app::App;
 use crate::figures::Figures;
 use crate::keys::Access;
@@ -47,6 +48,7 @@ struct Inner {
     guarded: bool,
     machine: String,
     guard: Guard,
+    room: Room,
 }
 
 impl Door {
@@ -67,6 +69,7 @@ impl Door {
             guarded,
             machine: machine_name(),
             guard,
+            room: Room::default(),
         }))
     }
 
@@ -169,6 +172,7 @@ impl Door {
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(ignored.clone());
+        request.extensions_mut().insert(self.0.room.clone());
         let mut response = self.handle(request).await;
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);

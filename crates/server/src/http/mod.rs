@@ -12,6 +12,7 @@ pub mod origins;
 pub(crate) mod paths;
 pub(crate) mod patient;
 mod reply;
+mod room;
 pub mod serve;
 #[cfg(test)]
 mod tests;

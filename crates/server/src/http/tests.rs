@@ -13,6 +13,77 @@ use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);
 
+/// A server, and its address.
+async fn server(models: &std::path::Path) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let launcher = Arc::new(FakeLauncher(Arc::default()));
+    tokio::spawn(crate::serve_with(Config::with_models(models), listener, std::future::pending(), launcher));
+    address
+}
+
+/// What a client reads that looks for an answer only when everything is sent, as many do; an error is one of sending.
+async fn stubborn(
+    address: std::net::SocketAddr,
+    head: &str,
+    filler: usize,
+    tail: &str,
+) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(head.as_bytes()).await?;
+    let piece = vec![b'x'; 16 << 10];
+    for _ in 0..filler / piece.len() {
+        stream.write_all(&piece).await?;
+        tokio::task::yield_now().await;
+    }
+    stream.write_all(tail.as_bytes()).await?;
+    // The answer, or that the connection was reset, has long come.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut answer = vec![0; 64 << 10];
+    let length = stream.read(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+}
+
+#[tokio::test]
+async fn an_early_refusal_is_read_by_clients_that_send_on() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    let size = 8 << 20;
+    let sized = format!("Content-Length: {size}\r\n");
+    for (line, more, status) in [
+        // Told to wait, yet sending.
+        ("POST /api/blobs/sha256:00", format!("Expect: 100-continue\r\n{sized}"), "400"),
+        ("POST /nowhere", format!("Expect: 100-continue\r\n{sized}"), "404"),
+        ("POST /api/blobs/sha256:00", sized.clone(), "400"),
+        ("POST /api/chat", "Content-Length: 1000000000\r\n".to_owned(), "413"),
+        ("POST /nowhere", format!("Connection: close\r\n{sized}"), "404"),
+        ("GARBAGE", sized.clone(), "400"),
+    ] {
+        let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n");
+        let answer =
+            stubborn(address, &head, size, "").await.unwrap_or_else(|e| panic!("{line} {more}: {e}"));
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line} {more}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    let start = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+    let many: String = (0..5000).map(|i| format!("X-{i}: y\r\n")).collect();
+    for (head, filler, tail) in [
+        (format!("{start}X: "), 8 << 20, "\r\n\r\n"),
+        (format!("{start}{many}"), 0, "\r\n"),
+        ("GET /".to_owned(), 8 << 20, " HTTP/1.1\r\n\r\n"),
+    ] {
+        let answer = stubborn(address, &head, filler, tail).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        assert!(["400", "414", "431"].contains(&status), "{}: {answer}", &head[..40.min(head.len())]);
+    }
+    assert!(stubborn(address, start, 0, "\r\n").await.unwrap().starts_with("HTTP/1.1 200 "));
+}
+
 /// A server whose sockets hold little, and a client of the same kind that has asked for an endless answer.
 async fn endless_answer(fake: &Arc<Fake>, models: &std::path::Path) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
