@@ -3,11 +3,12 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::KeepAlive;
 use crate::native::ToolChoice;
+use crate::{KeepAlive, shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct MessagesRequest {
     /// The model's name.
@@ -17,6 +18,8 @@ pub struct MessagesRequest {
     /// The conversation.
     pub messages: Vec<Message>,
     /// The system text, or a list of text blocks.
+    #[serde(deserialize_with = "shape::anthropic_system")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::AnthropicSystem"))]
     pub system: Value,
     /// Piece by piece or in one object (the default).
     pub stream: bool,
@@ -43,6 +46,8 @@ pub struct MessagesRequest {
     /// A container to run code in: refused.
     pub container: Option<Value>,
     /// Native options by name (Puna's addition).
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
@@ -53,16 +58,22 @@ pub struct MessagesRequest {
 
 /// One message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicMessage"))]
 #[serde(default)]
 pub struct Message {
     /// `user` or `assistant`.
     pub role: String,
     /// Text or a list of blocks.
+    #[serde(deserialize_with = "shape::anthropic_content")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::AnthropicContent"))]
     pub content: Value,
 }
 
 /// A function that the model may call, or a tool that the API itself defines.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicTool"))]
 #[serde(default)]
 pub struct Tool {
     /// `custom`, nothing, or the name and version of a tool of the API.
@@ -73,6 +84,7 @@ pub struct Tool {
     /// What it does.
     pub description: String,
     /// JSON schema of its arguments.
+    #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub input_schema: Value,
 }
 
@@ -106,7 +118,7 @@ impl Serialize for Choice {
 
 impl<'de> Deserialize<'de> for Choice {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(d)?;
+        let value = shape::tool_choice(d)?;
         let disable_parallel_tool_use = value["disable_parallel_tool_use"].as_bool().unwrap_or(false);
         let tool = serde_json::from_value(value).map_err(serde::de::Error::custom)?;
         Ok(Self { tool, disable_parallel_tool_use })
@@ -115,6 +127,8 @@ impl<'de> Deserialize<'de> for Choice {
 
 /// Whether to think.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicThinking"))]
 #[serde(default)]
 pub struct Thinking {
     /// `enabled`, `disabled`, or `adaptive`.
@@ -124,6 +138,7 @@ pub struct Thinking {
 
 /// How hard to think, and the form of the answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputConfig {
     /// `low`, `medium`, `high`, `xhigh` or `max`.
@@ -134,17 +149,21 @@ pub struct OutputConfig {
 
 /// The form of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputFormat {
     /// `json_schema`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The schema.
+    #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
 }
 
 /// Token counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicUsage"))]
 #[serde(default)]
 pub struct Usage {
     /// Prompt tokens that were not found in the cache.
@@ -159,6 +178,7 @@ pub struct Usage {
 
 /// The answer to `POST /v1/messages`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessagesResponse {
     /// `msg_…`.
     pub id: String,
@@ -184,6 +204,8 @@ pub struct MessagesResponse {
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicBlock"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
     /// What the model thought.
@@ -227,6 +249,7 @@ pub enum Block {
 
 /// The answer to `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CountResponse {
     /// Tokens of the prompt.
     pub input_tokens: u64,
@@ -234,6 +257,8 @@ pub struct CountResponse {
 
 /// A model of `GET /v1/models`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicModel"))]
 pub struct Model {
     /// `model`.
     #[serde(rename = "type")]
@@ -248,6 +273,8 @@ pub struct Model {
 
 /// `GET /v1/models` of a client that names an `anthropic-version`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicModelList"))]
 pub struct ModelList {
     /// The newest first.
     pub data: Vec<Model>,
@@ -261,6 +288,8 @@ pub struct ModelList {
 
 /// The body of every failed request, and the event that ends a stream that broke.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorBody"))]
 pub struct ErrorBody {
     /// `error`.
     #[serde(rename = "type")]
@@ -274,6 +303,8 @@ pub struct ErrorBody {
 
 /// What went wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorObject"))]
 pub struct ErrorObject {
     /// `invalid_request_error`, `not_found_error`, `overloaded_error`, `api_error` …
     #[serde(rename = "type")]

@@ -91,16 +91,14 @@ struct Notes {
 }
 
 impl Notes {
-    fn ignored(&self, field: &str) {
+    /// The present value, or a field of it, was left aside.
+    fn ignored(&self, field: Option<&str>) {
         let mut ignored = self.ignored.borrow_mut();
         if ignored.len() == MAX_IGNORED {
             return;
         }
-        let mut name = self.path.borrow().join(".");
-        if !name.is_empty() {
-            name.push('.');
-        }
-        name.push_str(field);
+        let path = self.path.borrow();
+        let name = path.iter().map(String::as_str).chain(field).collect::<Vec<_>>().join(".");
         if !ignored.contains(&name) {
             ignored.push(name);
         }
@@ -176,7 +174,11 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         deserialize_bytes deserialize_byte_buf);
 
     fn deserialize_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        self.0.deserialize_any(visitor).map_err(|e| DecodeError::Field(e.to_string()))
+        match self.0 {
+            Value::Object(map) => visitor.visit_map(Fields::all(map, self.1)),
+            Value::Array(list) => visitor.visit_seq(Elements(list.iter(), self.1)),
+            value => value.deserialize_any(visitor).map_err(|e| DecodeError::Field(e.to_string())),
+        }
     }
 
     fn deserialize_bool<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -197,7 +199,11 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor.visit_unit()
     }
 
+    /// For those who read an object field by field and leave this one aside.
     fn deserialize_ignored_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        if !self.0.is_null() {
+            self.1.ignored(None);
+        }
         visitor.visit_unit()
     }
 
@@ -310,7 +316,7 @@ impl<'a> Fields<'a> {
             let exact = fields.iter().find(|f| *f == key);
             let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
                 if !value.is_null() {
-                    notes.ignored(key);
+                    notes.ignored(Some(key));
                 }
                 continue;
             };
@@ -391,10 +397,10 @@ mod tests {
 
     #[test]
     fn fields_that_are_left_aside_are_named_once_and_not_without_end() {
-        let body = br#"{"model":"m","frob":1,"Stream":false,"user":null,"messages":[{"role":"user","x":1},{"x":2}],"options":{"y":3}}"#;
+        let body = br#"{"model":"m","frob":1,"Stream":false,"user":null,"messages":[{"role":"user","x":1},{"x":2}],"options":{"SEED":3,"y":3}}"#;
         let (got, ignored) = from_slice_noting::<ChatRequest>(body).unwrap();
-        assert_eq!((got.messages.len(), got.options.unwrap()["y"].as_i64()), (2, Some(3)));
-        assert_eq!(ignored, ["frob", "messages.x"]);
+        assert_eq!((got.messages.len(), got.options.unwrap()["seed"].as_i64()), (2, Some(3)));
+        assert_eq!(ignored, ["frob", "messages.x", "options.y"]);
         let many: String = (0..99).map(|i| format!(r#""f{i}":0,"#)).collect();
         let (_, ignored) =
             from_slice_noting::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes()).unwrap();

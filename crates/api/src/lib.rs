@@ -6,6 +6,7 @@
 //! - [`responses`]: the requests of the newer dialect of OpenAI's.
 //! - [`decode`]: request bodies to types, with the leniency and the error texts that clients are used to.
 //! - [`Address`]: where a server listens and is found, in every form that people write.
+//! - `schema`: the types as JSON Schemas (feature `schema`).
 //! - [`Client`]: a client of a Puna or an Ollama server (feature `client`, on by default).
 //!
 //! ```no_run
@@ -40,6 +41,9 @@ pub mod json;
 pub mod native;
 pub mod openai;
 pub mod responses;
+#[cfg(feature = "schema")]
+pub mod schema;
+mod shape;
 #[cfg(feature = "client")]
 mod trust;
 

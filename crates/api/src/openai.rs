@@ -3,11 +3,12 @@
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
-use crate::KeepAlive;
 use crate::native::{Logprob, Tool, ToolChoice, is_default};
+use crate::{KeepAlive, shape};
 
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ChatCompletionRequest {
     /// The model's name.
@@ -25,14 +26,15 @@ pub struct ChatCompletionRequest {
     /// Seed of the draws.
     pub seed: Option<i64>,
     /// A string or a list of strings that end the answer.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Stop>"))]
     pub stop: Option<Value>,
     /// Temperature; 1 unless given.
     pub temperature: Option<f64>,
     /// Nucleus; 1 unless given.
     pub top_p: Option<f64>,
-    /// Number of candidates.
+    /// Number of candidates (Puna's addition).
     pub top_k: Option<i64>,
-    /// Probability of a candidate as a share of the likeliest one's.
+    /// Probability of a candidate as a share of the likeliest one's (Puna's addition).
     pub min_p: Option<f64>,
     /// Penalty by number of occurrences.
     pub frequency_penalty: Option<f64>,
@@ -57,8 +59,11 @@ pub struct ChatCompletionRequest {
     /// Number of answers.
     pub n: Option<i64>,
     /// What is added to the logits of tokens, by their number.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<std::collections::BTreeMap<String, f64>>"))]
     pub logit_bias: Option<Map<String, Value>>,
     /// Native options by name (Puna's addition).
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
@@ -69,11 +74,15 @@ pub struct ChatCompletionRequest {
 
 /// One message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiMessage"))]
 #[serde(default)]
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`, `developer`.
     pub role: String,
     /// Text, a list of parts, or nothing beside tool calls.
+    #[serde(deserialize_with = "shape::openai_content")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::OpenAiContent"))]
     pub content: Value,
     /// What the model thought.
     pub reasoning: String,
@@ -91,6 +100,8 @@ pub struct Message {
 
 /// A function call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCall"))]
 #[serde(default)]
 pub struct ToolCall {
     /// The call's id.
@@ -106,6 +117,8 @@ pub struct ToolCall {
 
 /// Name and arguments of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCallFunction"))]
 #[serde(default)]
 pub struct ToolCallFunction {
     /// The function's name.
@@ -116,6 +129,7 @@ pub struct ToolCallFunction {
 
 /// What a stream holds besides the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct StreamOptions {
     /// One more chunk with the token counts.
@@ -124,6 +138,7 @@ pub struct StreamOptions {
 
 /// Form of the answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ResponseFormat {
     /// `text`, `json_object`, `json_schema`; not OpenAI's are `regex`, `gbnf` and `lark`.
@@ -139,6 +154,7 @@ pub struct ResponseFormat {
 
 /// A named JSON schema.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct JsonSchema {
     /// Its name.
@@ -146,11 +162,14 @@ pub struct JsonSchema {
     /// Whether it must be kept exactly.
     pub strict: Option<bool>,
     /// The schema itself.
+    #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
 }
 
 /// How hard to think.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiReasoning"))]
 #[serde(default)]
 pub struct Reasoning {
     /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh`, `ultra`, `max`.
@@ -159,6 +178,8 @@ pub struct Reasoning {
 
 /// Token counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiUsage"))]
 #[serde(default)]
 pub struct Usage {
     /// Prompt tokens, those found in the cache included.
@@ -183,6 +204,7 @@ pub struct Usage {
 
 /// Where the prompt's tokens came from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PromptTokensDetails {
     /// Tokens found in the cache.
@@ -191,6 +213,7 @@ pub struct PromptTokensDetails {
 
 /// What the generated tokens were.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CompletionTokensDetails {
     /// Tokens of thoughts.
@@ -199,6 +222,7 @@ pub struct CompletionTokensDetails {
 
 /// Log-probabilities of an answer or a piece.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChoiceLogprobs {
     /// Token by token.
     pub content: Vec<Logprob>,
@@ -206,6 +230,7 @@ pub struct ChoiceLogprobs {
 
 /// The answer to a chat completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChatCompletion {
     /// `chatcmpl-…`.
     pub id: String,
@@ -228,6 +253,8 @@ pub struct ChatCompletion {
 
 /// One answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiChoice"))]
 pub struct Choice {
     /// Its number.
     pub index: u32,
@@ -242,6 +269,7 @@ pub struct Choice {
 
 /// The message of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct AnswerMessage {
     /// `assistant`.
@@ -258,6 +286,7 @@ pub struct AnswerMessage {
 
 /// A chunk of a streamed chat completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChatCompletionChunk {
     /// `chatcmpl-…`, the same in all chunks.
     pub id: String,
@@ -281,6 +310,7 @@ pub struct ChatCompletionChunk {
 
 /// One piece of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChunkChoice {
     /// The answer's number.
     pub index: u32,
@@ -295,6 +325,7 @@ pub struct ChunkChoice {
 
 /// What is new in a chunk.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Delta {
     /// `assistant`; only in the first chunk.
@@ -313,11 +344,13 @@ pub struct Delta {
 
 /// `POST /v1/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CompletionRequest {
     /// The model's name.
     pub model: String,
     /// What to answer or to continue: a text, a list of texts, tokens, or a list of lists of tokens.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TextsOrTokens"))]
     pub prompt: Value,
     /// What comes after the text to fill in.
     pub suffix: String,
@@ -334,6 +367,7 @@ pub struct CompletionRequest {
     /// Penalty of occurrence.
     pub presence_penalty: f64,
     /// A string or a list of strings that end the answer.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Stop>"))]
     pub stop: Option<Value>,
     /// Report log-probabilities, with this many alternatives each.
     pub logprobs: Option<i64>,
@@ -348,8 +382,11 @@ pub struct CompletionRequest {
     /// Repeat the prompt before the answer.
     pub echo: Option<bool>,
     /// What is added to the logits of tokens, by their number.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<std::collections::BTreeMap<String, f64>>"))]
     pub logit_bias: Option<Map<String, Value>>,
     /// Native options by name (Puna's addition).
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
@@ -360,6 +397,7 @@ pub struct CompletionRequest {
 
 /// The answer to a completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Completion {
     /// `cmpl-…`.
     pub id: String,
@@ -379,6 +417,7 @@ pub struct Completion {
 
 /// A chunk of a streamed completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionChunk {
     /// `cmpl-…`, the same in all chunks.
     pub id: String,
@@ -399,6 +438,7 @@ pub struct CompletionChunk {
 
 /// One text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionChoice {
     /// The text.
     pub text: String,
@@ -413,6 +453,7 @@ pub struct CompletionChoice {
 
 /// Log-probabilities of a text, token by token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
@@ -426,9 +467,12 @@ pub struct CompletionLogprobs {
 
 /// `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiEmbedRequest"))]
 #[serde(default)]
 pub struct EmbedRequest {
     /// A text, a list of texts, tokens, or a list of lists of tokens.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TextsOrTokens"))]
     pub input: Value,
     /// The model's name.
     pub model: String,
@@ -440,6 +484,7 @@ pub struct EmbedRequest {
 
 /// The answer to `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmbeddingList {
     /// `list`.
     pub object: String,
@@ -453,6 +498,7 @@ pub struct EmbeddingList {
 
 /// One vector.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Embedding {
     /// `embedding`.
     pub object: String,
@@ -497,6 +543,7 @@ impl<'de> Deserialize<'de> for EmbeddingData {
 
 /// Token counts of embeddings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmbeddingUsage {
     /// Tokens of all inputs.
     pub prompt_tokens: u64,
@@ -506,6 +553,8 @@ pub struct EmbeddingUsage {
 
 /// A model of `GET /v1/models`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiModel"))]
 pub struct Model {
     /// Its name.
     pub id: String,
@@ -519,6 +568,8 @@ pub struct Model {
 
 /// `GET /v1/models`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiModelList"))]
 pub struct ModelList {
     /// `list`.
     pub object: String,
@@ -528,6 +579,8 @@ pub struct ModelList {
 
 /// The body of every failed request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorBody"))]
 pub struct ErrorBody {
     /// What went wrong.
     pub error: ErrorObject,
@@ -535,6 +588,8 @@ pub struct ErrorBody {
 
 /// What went wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorObject"))]
 pub struct ErrorObject {
     /// In words.
     pub message: String,

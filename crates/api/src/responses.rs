@@ -3,16 +3,19 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::KeepAlive;
 use crate::native::ToolChoice;
+use crate::{KeepAlive, shape};
 
 /// `POST /v1/responses`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ResponsesRequest {
     /// The model's name.
     pub model: String,
     /// A text, or a list of messages, calls and their results.
+    #[serde(deserialize_with = "shape::responses_input")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ResponsesInput"))]
     pub input: Value,
     /// The system text.
     pub instructions: Option<String>,
@@ -33,6 +36,8 @@ pub struct ResponsesRequest {
     /// The form of the answer.
     pub text: Option<TextOptions>,
     /// Functions that the model may call.
+    #[serde(deserialize_with = "shape::responses_tools")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::ResponsesTool>"))]
     pub tools: Vec<Value>,
     /// Which of them it may or must call.
     pub tool_choice: Option<ToolChoice>,
@@ -47,6 +52,8 @@ pub struct ResponsesRequest {
     /// To be answered later: refused.
     pub background: Option<bool>,
     /// Native options by name (Puna's addition).
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
@@ -57,6 +64,8 @@ pub struct ResponsesRequest {
 
 /// How hard to think.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "ResponsesReasoning"))]
 #[serde(default)]
 pub struct Reasoning {
     /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh`, `ultra`, `max`.
@@ -67,8 +76,11 @@ pub struct Reasoning {
 
 /// The form of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TextOptions {
     /// `{"type": "json_schema", "schema": …}`, `{"type": "json_object"}` or `{"type": "text"}`.
+    #[serde(deserialize_with = "shape::responses_format")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ResponsesFormat"))]
     pub format: Value,
 }

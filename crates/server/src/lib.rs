@@ -21,6 +21,7 @@ mod lock;
 mod manager;
 mod memory;
 mod names;
+mod openapi;
 mod options;
 mod routes;
 pub mod runner;

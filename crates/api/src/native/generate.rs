@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Image, Message, Think, Tool, ToolCall, ToolChoice, is_default};
-use crate::KeepAlive;
+use crate::{KeepAlive, shape};
 
 /// `POST /api/generate`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct GenerateRequest {
     /// The model's name.
@@ -34,6 +35,7 @@ pub struct GenerateRequest {
     pub raw: bool,
     /// `"json"` or a JSON schema.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Format>"))]
     pub format: Option<Value>,
     /// How long the model stays afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,6 +45,8 @@ pub struct GenerateRequest {
     pub images: Vec<Image>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// Whether and how hard to think.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,6 +70,7 @@ pub struct GenerateRequest {
 
 /// `POST /api/chat`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ChatRequest {
     /// The model's name.
@@ -86,12 +91,15 @@ pub struct ChatRequest {
     pub stream: Option<bool>,
     /// `"json"` or a JSON schema.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Format>"))]
     pub format: Option<Value>,
     /// How long the model stays afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// Whether and how hard to think.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +123,7 @@ pub struct ChatRequest {
 
 /// Figures of a finished request; times in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Metrics {
     /// From the request's arrival to its end.
@@ -160,6 +169,7 @@ pub struct Metrics {
 
 /// The prompt that a request comes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DebugInfo {
     /// The rendered text.
     pub rendered_template: String,
@@ -170,6 +180,7 @@ pub struct DebugInfo {
 
 /// A token and its log-probability (natural, over the whole vocabulary, before temperature).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TopLogprob {
     /// The token's text.
     pub token: String,
@@ -182,6 +193,7 @@ pub struct TopLogprob {
 
 /// A generated token, its log-probability and its alternatives.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Logprob {
     /// The token's text.
     pub token: String,
@@ -197,6 +209,7 @@ pub struct Logprob {
 
 /// A piece or the end of a generated text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct GenerateResponse {
     /// The model's name as the client wrote it.
@@ -232,6 +245,7 @@ pub struct GenerateResponse {
 
 /// A piece or the end of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ChatResponse {
     /// The model's name as the client wrote it.
@@ -258,11 +272,13 @@ pub struct ChatResponse {
 
 /// `POST /api/embed`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct EmbedRequest {
     /// The model's name.
     pub model: String,
-    /// A text or several; see [`EmbedInput::from_value`].
+    /// A text or several.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Texts"))]
     pub input: Value,
     /// Whether what is too long may be cut at its end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -275,6 +291,8 @@ pub struct EmbedRequest {
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
@@ -299,6 +317,7 @@ impl EmbedInput {
 
 /// The answer to `POST /api/embed`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct EmbedResponse {
     /// The model's name as the client wrote it.
@@ -318,6 +337,7 @@ pub struct EmbedResponse {
 
 /// `POST /api/embeddings`, the older form.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct EmbeddingsRequest {
     /// The model's name.
@@ -329,11 +349,14 @@ pub struct EmbeddingsRequest {
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
 /// The answer to `POST /api/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmbeddingsResponse {
     /// The vector as the model's pooling gives it.
     pub embedding: Vec<f64>,

@@ -5,9 +5,11 @@ use serde_json::{Map, Value, json};
 
 use super::is_default;
 use crate::decode::kind;
+use crate::shape;
 
 /// One message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
@@ -53,6 +55,7 @@ impl<'de> Deserialize<'de> for Image {
 
 /// A function call of the model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ToolCall {
     /// `call_` and eight characters.
@@ -64,6 +67,7 @@ pub struct ToolCall {
 
 /// Name and arguments of a call.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ToolCallFunction {
     /// Number of the call within its answer, from 0.
@@ -170,7 +174,7 @@ impl Serialize for ToolChoice {
 impl<'de> Deserialize<'de> for ToolChoice {
     /// Takes the forms of all dialects: a word, an object with a word as its `type`, or one that names a function.
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(d)?;
+        let value = shape::tool_choice(d)?;
         let word = value.as_str().or(value["type"].as_str());
         let name = value["name"].as_str().or(value["function"]["name"].as_str());
         match (word, name.filter(|name| !name.is_empty())) {

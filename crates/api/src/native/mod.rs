@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 /// An error object: the body of every failed native request, and the last line of a stream that broke.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
     /// What went wrong.
     pub error: String,

@@ -6,9 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::{Message, is_default};
+use crate::shape;
 
 /// What a model is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ModelDetails {
     /// The model that this one was made from.
@@ -33,6 +35,7 @@ pub struct ModelDetails {
 
 /// A stored model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ModelSummary {
     /// Shortest name that finds it, with its tag.
@@ -54,6 +57,7 @@ pub struct ModelSummary {
 
 /// `GET /api/tags`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ListResponse {
     /// The newest first.
@@ -65,6 +69,7 @@ pub struct ListResponse {
 
 /// The answer to `DELETE /api/delete`: nothing (not even this object) where all went well (Puna's addition).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DeleteResponse {
     /// Why the space was not freed.
@@ -73,6 +78,7 @@ pub struct DeleteResponse {
 
 /// `POST /api/show`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShowRequest {
     /// The model's name.
@@ -88,11 +94,14 @@ pub struct ShowRequest {
     pub system: String,
     /// Shown in the Modelfile beside the stored parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
 /// A tensor of the model's file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
@@ -105,6 +114,7 @@ pub struct TensorInfo {
 
 /// The answer to `POST /api/show`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShowResponse {
     /// All licence texts.
@@ -147,6 +157,7 @@ pub struct ShowResponse {
 
 /// A model in memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RunningModel {
     /// Shortest name that finds it, with its tag.
@@ -165,13 +176,14 @@ pub struct RunningModel {
     pub size_vram: u64,
     /// Tokens of one conversation at most.
     pub context_length: u64,
-    /// How far it is on its way into memory; absent once it takes requests. Not in the original.
+    /// How far it is on its way into memory; absent once it takes requests (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
 
 /// `GET /api/ps`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ProcessResponse {
     /// The one that stays longest first.
@@ -197,6 +209,7 @@ impl<'de> Deserialize<'de> for License {
 
 /// `POST /api/create`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CreateRequest {
     /// The new model's name.
@@ -251,7 +264,12 @@ pub struct CreateRequest {
     pub requires: String,
     /// Overrides of what is found in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::info")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Info>"))]
     pub info: Option<Map<String, Value>>,
+    /// A server that has the model: refused.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_host: String,
     /// Line by line (the default) or only the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
@@ -259,6 +277,7 @@ pub struct CreateRequest {
 
 /// `POST /api/copy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CopyRequest {
     /// An existing model.
@@ -269,6 +288,7 @@ pub struct CopyRequest {
 
 /// `DELETE /api/delete`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DeleteRequest {
     /// The model's name.
@@ -280,6 +300,7 @@ pub struct DeleteRequest {
 
 /// `POST /api/pull` and `POST /api/push`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PullRequest {
     /// The model's name.
@@ -297,6 +318,7 @@ pub struct PullRequest {
 
 /// A line of progress of create, pull and push.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Progress {
     /// What is being done; `success` at the end.
@@ -315,6 +337,7 @@ pub struct Progress {
 
 /// `GET /api/version`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct VersionResponse {
     /// Version of Ollama whose interface is spoken.

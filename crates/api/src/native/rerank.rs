@@ -1,13 +1,14 @@
 //! Documents in the order of how well they answer a query (Puna's addition), in the form that Jina and Cohere share.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::is_default;
-use crate::KeepAlive;
+use crate::{KeepAlive, shape};
 
 /// `POST /api/rerank`, `/v1/rerank`, `/v2/rerank` and `/rerank`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankRequest {
     /// The model's name.
@@ -43,17 +44,32 @@ pub struct RerankRequest {
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
 /// A text, by itself or in an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "a text or an object with a text")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
 pub enum RerankText {
     /// By itself.
     Plain(String),
     /// In an object.
     Object(RerankDocument),
+}
+
+impl<'de> Deserialize<'de> for RerankText {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        match shape::rerank_text(d)? {
+            Value::String(text) => Ok(Self::Plain(text)),
+            value => match value["text"].as_str() {
+                Some(text) => Ok(Self::Object(RerankDocument { text: text.to_owned() })),
+                None => Err(de::Error::custom("a text or an object with a text")),
+            },
+        }
+    }
 }
 
 impl RerankText {
@@ -67,13 +83,15 @@ impl RerankText {
 
 /// A document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RerankDocument {
     /// Its text.
     pub text: String,
 }
 
-/// The answer to a [`RerankRequest`].
+/// The answer to `POST /api/rerank` and its other names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankResponse {
     /// A name of this answer.
@@ -98,6 +116,7 @@ pub struct RerankResponse {
 
 /// A document's score.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankResult {
     /// Its place in the request, from 0.
@@ -114,6 +133,7 @@ pub struct RerankResult {
 
 /// Tokens of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankUsage {
     /// Tokens of all pairs of the query and a document.
@@ -130,6 +150,7 @@ pub struct RerankUsage {
 
 /// What Cohere's clients read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankMeta {
     /// Tokens.
@@ -138,6 +159,7 @@ pub struct RerankMeta {
 
 /// Tokens in Cohere's form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankTokens {
     /// Tokens of all pairs of the query and a document.

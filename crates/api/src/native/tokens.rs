@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::is_default;
-use crate::KeepAlive;
+use crate::{KeepAlive, shape};
 
 /// `POST /api/tokenize`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TokenizeRequest {
     /// The model's name.
@@ -23,6 +24,8 @@ pub struct TokenizeRequest {
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
@@ -41,6 +44,7 @@ impl Default for TokenizeRequest {
 
 /// The answer to `POST /api/tokenize`; times in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TokenizeResponse {
     /// The model's name as the client wrote it.
@@ -57,6 +61,7 @@ pub struct TokenizeResponse {
 
 /// `POST /api/detokenize`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DetokenizeRequest {
     /// The model's name.
@@ -68,11 +73,14 @@ pub struct DetokenizeRequest {
     pub keep_alive: Option<KeepAlive>,
     /// Parameters by name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "shape::options")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
 /// The answer to `POST /api/detokenize`; times in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DetokenizeResponse {
     /// The model's name as the client wrote it.

@@ -31,7 +31,7 @@ fn what_changes_models_or_looks_into_the_server_asks_for_more_than_use() {
         let routes = crate::routes::all().into_iter().filter(move |route| route.access == access);
         routes.map(|route| route.path).collect::<Vec<_>>()
     };
-    assert_eq!(of(Access::Open), ["/", "/health", "/api/version"]);
+    assert_eq!(of(Access::Open), ["/", "/openapi.json", "/docs", "/health", "/api/version"]);
     assert_eq!(of(Access::Needs(Scope::Admin)), ["/metrics"]);
     assert_eq!(
         of(Access::Needs(Scope::Models)),

@@ -32,6 +32,9 @@ pub(super) async fn create(
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let name = ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?.name;
     let whole = request.stream == Some(false);
+    if !request.remote_host.is_empty() {
+        return Err(Failure::bad_request("remote_host is not supported").into());
+    }
     check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
     let (to, mut lines) = mpsc::channel::<Line>(WAITING_LINES);
@@ -143,11 +146,7 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         system: text(request.system),
         license: request.license.map(|l| l.0).unwrap_or_default(),
         parameters: request.parameters.unwrap_or_default(),
-        messages: request
-            .messages
-            .iter()
-            .map(|m| value!({"role": m.role, "content": m.content}))
-            .collect::<Vec<Value>>(),
+        messages: request.messages.iter().map(|message| value!(message)).collect(),
         quantize: text(quantize),
         renderer: text(request.renderer),
         parser: text(request.parser),

@@ -24,6 +24,7 @@ use axum::routing::{delete, get, post};
 use crate::http::paths::Route;
 use crate::http::{Native, OpenAi};
 use crate::keys::{Access, Scope};
+use crate::openapi;
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
 pub(crate) fn all() -> Vec<Route> {
@@ -37,6 +38,8 @@ pub(crate) fn all() -> Vec<Route> {
     const DELETE: &[&str] = &["DELETE"];
     vec![
         Route::new(OPEN, "/", READ, get(root::root)),
+        Route::new(OPEN, "/openapi.json", READ, get(openapi::document)),
+        Route::new(OPEN, "/docs", READ, get(openapi::page)),
         Route::new(OPEN, "/health", GET, get(root::health)),
         Route::new(ADMIN, "/metrics", GET, get(metrics::metrics)),
         Route::new(OPEN, "/api/version", READ, get(root::version)),

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod bodies;
+mod description;
 mod metrics;
 mod openai;
 mod rerank;

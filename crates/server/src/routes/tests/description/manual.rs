@@ -1,0 +1,190 @@
+//! `docs/fields.md`: the table of all routes and fields, from the document and from what is known to be left aside.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::known::{IGNORED, REFUSED};
+use super::{Bench, document, resolved};
+use crate::openapi::operation::{Body, Dialect, Operation, State};
+use crate::openapi::operations;
+
+const HEAD: &str = "# Routes and fields
+
+Every route and every field of the three dialects, and what becomes of it. This page is made from the server's own description, which
+[`/openapi.json`](api.md#description) tells programs and `/docs` shows people; tests try what it says.
+
+- **supported**: does what the dialect's own documentation says. **additive**: the original has none such. **refused**: answered with an
+  error, in the dialect's form.
+- A field that is in no table, or below as *accepted and named*, changes nothing: the answer's header `X-Puna-Ignored` names it, with a
+  dot between a field and what is in it (`messages.content.cache_control`), 32 names at most.
+- Names are matched exactly, else in any case. `null` is as good as a field that is not there. A wrong type is a 400 with
+  `json: cannot unmarshal … into Go struct field … of type …`; a number that is none, a list that is too long, or a nesting that is too
+  deep are a 400 as well.
+- The scope is what a key must be for, [where the server has keys](serve.md#who-may-call).
+
+";
+
+#[tokio::test]
+async fn the_manual_lists_every_route_and_field() {
+    let document = document(&Bench::new()).await;
+    let text = manual(&document);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fields.md");
+    if std::env::var_os("PUNA_WRITE_DOCS").is_some() {
+        std::fs::write(path, &text).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == text,
+        "docs/fields.md is not what the routes are: PUNA_WRITE_DOCS=1 cargo test -p puna-server manual writes it anew"
+    );
+}
+
+fn manual(document: &Value) -> String {
+    let mut out = HEAD.to_owned();
+    let all = operations::all();
+    let mut types = BTreeSet::new();
+    for dialect in Dialect::ALL {
+        let routes: Vec<&Operation> = all.iter().filter(|o| o.dialect == dialect).collect();
+        let _ = writeln!(out, "## {}\n\n| route | state | scope | does |\n|---|---|---|---|", dialect.name());
+        for operation in &routes {
+            let described = described(document, operation);
+            let scope = described["x-puna-scope"].as_str().unwrap_or("none");
+            let head =
+                operation.method == "GET" && document["paths"][public(operation.path)]["head"].is_object();
+            let methods = if head { "GET, HEAD" } else { operation.method };
+            let (state, does) = (operation.state.name(), operation.summary);
+            let _ = writeln!(out, "| `{methods} {}` | {state} | {scope} | {does} |", public(operation.path));
+        }
+        out.push('\n');
+        for operation in routes {
+            route(&mut out, document, operation, &mut types);
+        }
+    }
+    out.push_str("## Objects\n\nWhat stands in fields of more than one route.\n\n");
+    let mut shown = BTreeSet::new();
+    while let Some(name) = types.difference(&shown).next().cloned() {
+        shown.insert(name.clone());
+        object(&mut out, document, &name, &mut types);
+    }
+    out
+}
+
+fn public(path: &str) -> String {
+    path.replace("{*", "{")
+}
+
+fn described<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
+    &document["paths"][public(operation.path)][operation.method.to_lowercase()]
+}
+
+/// A route's fields, unless it has none.
+fn route(out: &mut String, document: &Value, operation: &Operation, types: &mut BTreeSet<String>) {
+    let mut rows = String::new();
+    for parameter in &operation.parameters {
+        let place = if parameter.place == "header" { "header" } else { parameter.place };
+        let _ = writeln!(rows, "| `{}` ({place}) | text | supported | {} |", parameter.name, parameter.about);
+    }
+    match &operation.body {
+        Body::Json { required, .. } if operation.state != State::Refused => {
+            let content = &described(document, operation)["requestBody"]["content"];
+            let schema = resolved(&content["application/json"]["schema"], document);
+            fields(&mut rows, &schema, required, types);
+        }
+        Body::Form(all) => {
+            for (name, _, about) in *all {
+                let _ = writeln!(rows, "| `{name}` (form) | text | refused | {about} |");
+            }
+        }
+        _ => {}
+    }
+    let named: Vec<String> = IGNORED
+        .iter()
+        .filter(|(path, _)| *path == operation.path && operation.method == "POST")
+        .flat_map(|(_, fields)| fields.iter().map(|field| format!("`{field}`")))
+        .collect();
+    let refused: Vec<_> = REFUSED.iter().filter(|r| r.path == operation.path).collect();
+    if rows.is_empty() && named.is_empty() && refused.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "### `{} {}`\n", operation.method, public(operation.path));
+    if !rows.is_empty() {
+        let _ = writeln!(out, "| field | type | state | what |\n|---|---|---|---|\n{rows}");
+    }
+    if !named.is_empty() {
+        let _ = writeln!(out, "Accepted and named: {}.\n", named.join(", "));
+    }
+    if !refused.is_empty() {
+        out.push_str("| refused | status | text |\n|---|---|---|\n");
+        for refusal in refused {
+            let text = refusal.text.replace('|', "\\|");
+            let _ = writeln!(out, "| {} | {} | `{text}` |", refusal.what, refusal.status);
+        }
+        out.push('\n');
+    }
+}
+
+fn fields(rows: &mut String, schema: &Value, required: &[&str], types: &mut BTreeSet<String>) {
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let state = field["x-puna-state"].as_str().unwrap_or("supported");
+        let about = field["description"].as_str().unwrap_or_default();
+        let about =
+            about.replace(" (Puna's addition)", "").replace("; Puna's addition)", ")").replace('|', "\\|");
+        let must = if required.contains(&name.as_str()) { "; required" } else { "" };
+        let kind = kind(field, types);
+        let default = match &field["default"] {
+            Value::Null | Value::Bool(false) => String::new(),
+            default => format!(" Default: `{default}`."),
+        };
+        let _ = writeln!(rows, "| `{name}` | {kind}{must} | {state} | {about}{default} |");
+    }
+}
+
+/// A type in words.
+fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let name = reference.trim_start_matches("#/components/schemas/");
+        types.insert(name.to_owned());
+        return format!("[{name}](#{})", name.to_lowercase());
+    }
+    let several = |list: &Value, types: &mut BTreeSet<String>| {
+        let kinds: Vec<String> = list.as_array().into_iter().flatten().map(|one| kind(one, types)).collect();
+        let kinds: Vec<String> = kinds.into_iter().filter(|kind| kind != "null").collect();
+        kinds.join(" or ")
+    };
+    if schema["anyOf"].is_array() {
+        return several(&schema["anyOf"], types);
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        let values: Vec<String> = values.iter().filter(|v| !v.is_null()).map(|v| format!("`{v}`")).collect();
+        return values.join(", ");
+    }
+    let name = match &schema["type"] {
+        Value::Array(kinds) => kinds[0].as_str().unwrap_or_default(),
+        kind => kind.as_str().unwrap_or_default(),
+    };
+    match name {
+        "array" => format!("list of {}", kind(&schema["items"], types)),
+        "object" => "object".into(),
+        "string" => "text".into(),
+        "integer" => "integer".into(),
+        "" => "any".into(),
+        other => other.into(),
+    }
+}
+
+fn object(out: &mut String, document: &Value, name: &str, types: &mut BTreeSet<String>) {
+    let schema = &document["components"]["schemas"][name];
+    let about = schema["description"].as_str().unwrap_or_default();
+    let _ = writeln!(out, "### {name}\n\n{about}");
+    let required: Vec<&str> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if schema["properties"].is_object() {
+        let mut rows = String::new();
+        fields(&mut rows, schema, &required, types);
+        let _ = writeln!(out, "\n| field | type | state | what |\n|---|---|---|---|\n{rows}");
+    } else {
+        let _ = writeln!(out, "Type: {}.\n", kind(schema, types));
+    }
+}

@@ -1,0 +1,264 @@
+//! The OpenAPI document against the routes: what it says of fields is tried.
+
+mod known;
+mod manual;
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Map, Value, json};
+
+use super::Bench;
+use crate::openapi::operation::{self, Operation, State};
+use crate::openapi::operations;
+
+async fn document(b: &Bench) -> Value {
+    b.get("/openapi.json").await.json()
+}
+
+/// Operations that take JSON and do something with it, and the schemas of their bodies.
+fn with_bodies(document: &Value) -> Vec<(Operation, Value)> {
+    let all = operations::all().into_iter();
+    let taking = all.filter(|o| matches!(o.body, operation::Body::Json { .. }) && o.state != State::Refused);
+    let schema = |o: &Operation| {
+        let described = &document["paths"][o.path][o.method.to_lowercase()];
+        described["requestBody"]["content"]["application/json"]["schema"].clone()
+    };
+    taking.map(|o| (schema(&o), o)).map(|(schema, o)| (o, schema)).collect()
+}
+
+/// A schema without its reference and its parts: all of its fields in one object.
+fn resolved(schema: &Value, document: &Value) -> Value {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.trim_start_matches("#/components/schemas/");
+        return resolved(&document["components"]["schemas"][name], document);
+    }
+    match schema["allOf"].as_array() {
+        Some(parts) => resolved(&parts[0], document),
+        None => schema.clone(),
+    }
+}
+
+/// Values of a schema: one for each of its forms, and in the objects all of their fields.
+fn samples(schema: &Value, document: &Value) -> Vec<Value> {
+    let schema = resolved(schema, document);
+    if let Some(examples) = schema["examples"].as_array() {
+        return examples.clone();
+    }
+    if !schema["const"].is_null() {
+        return vec![schema["const"].clone()];
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        return values.iter().filter(|value| !value.is_null()).cloned().collect();
+    }
+    if let Some(forms) = schema["anyOf"].as_array() {
+        return forms
+            .iter()
+            .flat_map(|form| samples(form, document))
+            .filter(|value| !value.is_null())
+            .collect();
+    }
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => kinds[0].as_str().unwrap_or_default(),
+        kind => kind.as_str().unwrap_or_default(),
+    };
+    match kind {
+        "null" => vec![Value::Null],
+        "boolean" => vec![json!(true)],
+        "integer" | "number" => vec![json!(1)],
+        "array" => vec![samples(&schema["items"], document).into()],
+        "object" if schema["properties"].is_object() => objects(&schema, document),
+        "object" => match &schema["additionalProperties"] {
+            values @ Value::Object(_) => vec![json!({"1": samples(values, document)[0]})],
+            _ => vec![json!({"type": "object"})],
+        },
+        _ => vec![json!("x")],
+    }
+}
+
+/// Objects with all fields, as many as it takes to have each form of each field once.
+fn objects(schema: &Value, document: &Value) -> Vec<Value> {
+    let fields: Vec<(&String, Vec<Value>)> = schema["properties"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(name, field)| (name, samples(field, document)))
+        .collect();
+    let most = fields.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
+    let one = |i: usize| {
+        let object: Map<String, Value> = fields
+            .iter()
+            .map(|(name, values)| ((*name).clone(), values[i.min(values.len() - 1)].clone()))
+            .collect();
+        Value::Object(object)
+    };
+    (0..most).map(one).collect()
+}
+
+#[tokio::test]
+async fn every_method_of_every_route_is_described_and_no_other() {
+    let b = Bench::new();
+    let document = document(&b).await;
+    let routes: BTreeSet<(String, String)> = super::super::all()
+        .iter()
+        .flat_map(|route| route.methods.iter().map(|m| (m.to_lowercase(), route.path.replace("{*", "{"))))
+        .collect();
+    let described: BTreeSet<(String, String)> = document["paths"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(|m| (m.clone(), path.clone())))
+        .collect();
+    let missing: Vec<_> = routes.difference(&described).collect();
+    assert!(missing.is_empty(), "not in openapi/operations.rs: {missing:?}");
+    let too_many: Vec<_> = described.difference(&routes).collect();
+    assert!(too_many.is_empty(), "no routes: {too_many:?}");
+    let operations = operations::all();
+    let ids: BTreeSet<_> = operations.iter().map(|o| o.id).collect();
+    assert_eq!(ids.len(), operations.len(), "every operation has a name of its own");
+}
+
+#[tokio::test]
+async fn the_document_and_its_page_are_sent_once() {
+    let b = Bench::new();
+    for (path, kind) in [("/openapi.json", "application/json"), ("/docs", "text/html; charset=utf-8")] {
+        let whole = b.get(path).await;
+        assert_eq!((whole.status.as_u16(), whole.header("content-type")), (200, kind));
+        let tag = whole.header("etag");
+        assert!(tag.len() == 34 && tag.starts_with('"'), "{tag}");
+        let again = b.with_headers("GET", path, &[("if-none-match", &format!("\"other\", W/{tag}"))]).await;
+        assert_eq!((again.status.as_u16(), again.body.as_str(), again.header("etag")), (304, "", tag));
+        assert_eq!(b.with_headers("GET", path, &[("if-none-match", "\"other\"")]).await.status, 200);
+        let head = b.with_headers("HEAD", path, &[]).await;
+        assert_eq!((head.status.as_u16(), head.body.as_str()), (200, ""));
+        assert!(head.header("content-security-policy").starts_with("default-src 'none'"));
+    }
+}
+
+#[tokio::test]
+async fn the_page_asks_nobody_else_for_anything() {
+    let page = Bench::new().get("/docs").await.body;
+    assert_eq!((page.matches("<script>").count(), page.matches("<style>").count()), (1, 1));
+    for outside in ["src=", "href=\"http", "//cdn", "@import", "url(", "style=\"", "onclick=", "innerHTML"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[tokio::test]
+async fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
+    let document = document(&Bench::new()).await;
+    let types = document["components"]["schemas"].as_object().unwrap();
+    let numbered: Vec<_> = types.keys().filter(|name| name.ends_with(|c: char| c.is_ascii_digit())).collect();
+    assert!(numbered.is_empty(), "two types of one name: give one a name by schemars(rename): {numbered:?}");
+    let text = document.to_string();
+    let names = text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
+    let used: BTreeSet<&str> = names.collect();
+    for name in &used {
+        assert!(types.contains_key(*name), "{name}");
+    }
+    for name in types.keys() {
+        assert!(used.contains(name.as_str()), "nothing refers to {name}");
+    }
+}
+
+/// Fields that a route read a body without looking at.
+async fn ignored(b: &Bench, operation: &Operation, body: &Value) -> (u16, String, String) {
+    let request = Request::builder().method(operation.method).uri(operation.path);
+    let answer = b.send(request.body(Body::from(body.to_string())).unwrap()).await;
+    let header = answer.header("x-puna-ignored").to_owned();
+    (answer.status.as_u16(), header, answer.body)
+}
+
+#[tokio::test]
+async fn every_field_that_is_described_is_looked_at() {
+    let b = Bench::new();
+    let document = document(&b).await;
+    for (operation, schema) in with_bodies(&document) {
+        let bodies = samples(&schema, &document);
+        assert!(
+            !bodies.is_empty() && bodies[0].as_object().is_some_and(|o| !o.is_empty()),
+            "{}",
+            operation.path
+        );
+        for mut body in bodies {
+            // Names that are none: everything is read, and nothing is done.
+            for name in ["model", "name", "source"] {
+                if !body[name].is_null() {
+                    body[name] = "../x".into();
+                }
+            }
+            // What is really not looked at proves that the rest was.
+            body["zz"] = json!(1);
+            let (status, header, answer) = ignored(&b, &operation, &body).await;
+            assert_eq!(header, "zz", "{} {}: {status} {answer}\n{body:#}", operation.method, operation.path);
+            assert!((400..=501).contains(&status), "{}: {status} {answer}", operation.path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn examples_work_and_fields_that_are_required_are() {
+    let b = Bench::new();
+    for (operation, _) in with_bodies(&document(&b).await) {
+        let operation::Body::Json { required, example, .. } = &operation.body else { continue };
+        let example: Value =
+            serde_json::from_str(example).unwrap_or_else(|e| panic!("{}: {e}", operation.path));
+        let elsewhere = ["/api/pull", "/api/push", "/api/delete"].contains(&operation.path);
+        if !elsewhere && example["model"] != "minilm" && example["model"] != "reranker" {
+            let (status, header, answer) = ignored(&b, &operation, &example).await;
+            assert_eq!((status, header.as_str()), (200, ""), "{}: {answer}", operation.path);
+        }
+        for field in *required {
+            let mut body = example.clone();
+            assert!(body.as_object_mut().unwrap().remove(*field).is_some(), "{}: {field}", operation.path);
+            let (status, _, answer) = ignored(&b, &operation, &body).await;
+            assert!((400..500).contains(&status), "{} without {field}: {status} {answer}", operation.path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_looks_at_is_named() {
+    let b = Bench::new();
+    let operations = operations::all();
+    for (path, fields) in known::IGNORED {
+        let operation = operations.iter().find(|o| o.path == *path && o.method == "POST").unwrap();
+        for field in *fields {
+            let mut body = json!({"model": "../x"});
+            set(&mut body, field);
+            let (status, header, answer) = ignored(&b, operation, &body).await;
+            assert_eq!(header, *field, "{path}: {status} {answer}");
+        }
+    }
+}
+
+/// Puts a field into a body where objects and lists need it.
+fn set(body: &mut Value, path: &str) {
+    let lists = ["messages", "tools", "content", "input", "system"];
+    match path.split_once('.') {
+        None => body[path] = json!("x"),
+        Some((outer, rest)) => {
+            let mut inside = json!({});
+            set(&mut inside, rest);
+            body[outer] = if lists.contains(&outer) { json!([inside]) } else { inside };
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_refused_is_refused_in_these_words() {
+    let b = Bench::new();
+    let mut wrong = Vec::new();
+    for refusal in known::REFUSED {
+        let body: Value =
+            serde_json::from_str(refusal.body).unwrap_or_else(|e| panic!("{}: {e}", refusal.body));
+        let answer = b.post(refusal.path, body).await;
+        let error = &answer.json()["error"];
+        let text = error.as_str().or(error["message"].as_str()).unwrap_or_default().to_owned();
+        if (answer.status.as_u16(), text.as_str()) != (refusal.status, refusal.text) {
+            wrong.push(format!("{} {}\n    {} {text}", refusal.path, refusal.body, answer.status.as_u16()));
+        }
+    }
+    assert!(wrong.is_empty(), "other answers:\n{}", wrong.join("\n"));
+}
