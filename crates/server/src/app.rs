@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
+use puna_registry::Registry;
 use puna_store::{Model, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
@@ -35,7 +36,8 @@ pub struct App(Arc<Inner>);
 
 struct Inner {
     config: Config,
-    store: Store,
+    store: Arc<Store>,
+    registry: Registry,
     models: Models,
     responses: Arc<Responses>,
     figures: Arc<Figures>,
@@ -43,7 +45,8 @@ struct Inner {
 
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
-        let store = Store::open(&config.models)?;
+        let store = Arc::new(Store::open(&config.models)?);
+        let registry = Registry::new(registry_settings(&config));
         let limits = Limits {
             max_loaded: config.max_loaded_models,
             max_queue: config.max_queue,
@@ -52,7 +55,7 @@ impl App {
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
-        Ok(Self(Arc::new(Inner { config, store, models, responses: Arc::default(), figures })))
+        Ok(Self(Arc::new(Inner { config, store, registry, models, responses: Arc::default(), figures })))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -81,6 +84,16 @@ impl App {
         let app = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&app.0.store)).await;
         done.map_err(|e| Failure::internal(format!("internal error in the store: {e}")))
+    }
+
+    /// The store itself, for work that lasts.
+    pub(crate) fn shared_store(&self) -> &Arc<Store> {
+        &self.0.store
+    }
+
+    /// The client of model registries.
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.0.registry
     }
 
     /// The stored model of a name; `missing` is said if there is none.
@@ -194,6 +207,17 @@ impl App {
             self.models().acquire(Ask { client: client.0, key: key(model), spec, keep_alive, about }).await;
         waiting.over(lease.is_ok());
         Ok(Loaded { lease: Arc::new(lease?), client, arrived, load: arrived.elapsed(), figures })
+    }
+}
+
+fn registry_settings(config: &Config) -> puna_registry::Settings {
+    let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
+    puna_registry::Settings {
+        user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),
+        key: config.registry_key.clone(),
+        streams: config.max_transfer_streams,
+        proxies: config.proxies.clone(),
+        ..puna_registry::Settings::default()
     }
 }
 

@@ -103,7 +103,7 @@ impl<'de> Deserialize<'de> for Digest {
 }
 
 /// Computes a digest piece by piece.
-pub(crate) struct Hasher(ring::digest::Context);
+pub struct Hasher(ring::digest::Context);
 
 impl Default for Hasher {
     fn default() -> Self {
@@ -112,11 +112,13 @@ impl Default for Hasher {
 }
 
 impl Hasher {
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(crate) fn finish(self) -> Digest {
+    /// The digest of all that was added.
+    pub fn finish(self) -> Digest {
         let mut sum = [0; 32];
         sum.copy_from_slice(self.0.finish().as_ref());
         Digest(sum)

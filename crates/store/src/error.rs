@@ -161,7 +161,8 @@ impl StoreError {
         }
     }
 
-    pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
+    /// A failure of the system, with the way out of the usual ones.
+    pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
     }
 }

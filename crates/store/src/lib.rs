@@ -47,6 +47,7 @@ mod requantize;
 mod store;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
@@ -54,7 +55,7 @@ pub use create::{
     CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
     Progress, ProgressFn, plan_local,
 };
-pub use digest::{Digest, DigestError};
+pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
 pub use home::{account_home, home};
@@ -68,3 +69,4 @@ pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef
 pub use prune::Pruned;
 pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
 pub use store::{Deleted, Entry, Store, default_root};
+pub use transfer::{BlobLock, Partial};

@@ -55,7 +55,7 @@ impl Store {
         }
         let temp = self.root().join(TEMP_DIR);
         for (path, name, age) in files_of(&temp)? {
-            if name != "lock" && age > GRACE {
+            if name != "lock" && age > GRACE && !is_held(&path, &name) {
                 pruned.remove(&path);
             }
         }
@@ -69,6 +69,12 @@ impl Store {
         }
         Ok(pruned)
     }
+}
+
+/// Whether a file is the lock of a download that goes on.
+fn is_held(path: &Path, name: &str) -> bool {
+    let held = |file: fs::File| matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
+    name.ends_with(".lock") && fs::File::open(path).is_ok_and(held)
 }
 
 impl Pruned {

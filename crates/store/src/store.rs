@@ -219,6 +219,17 @@ impl Store {
         bytes: &[u8],
         keep_unused: bool,
     ) -> Result<(), StoreError> {
+        self.replace_manifest(name, bytes, keep_unused, &mut || ())
+    }
+
+    /// The same; `removing` is called before blobs are removed.
+    pub(crate) fn replace_manifest(
+        &self,
+        name: &ModelName,
+        bytes: &[u8],
+        keep_unused: bool,
+        removing: &mut dyn FnMut(),
+    ) -> Result<(), StoreError> {
         let path = name.manifest_path(&self.manifests());
         let manifest = Manifest::parse(bytes, &path)?;
         let _lock = self.lock()?;
@@ -231,6 +242,10 @@ impl Store {
         if let Some(replaced) = replaced
             && !keep_unused
         {
+            let is_new = |old: &Layer| manifest.blobs().any(|layer| layer.digest == old.digest);
+            if !replaced.blobs().all(is_new) {
+                removing();
+            }
             // Why something was kept is in the log.
             let _ = self.remove_unused(&replaced)?;
         }

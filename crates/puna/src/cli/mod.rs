@@ -67,6 +67,8 @@ Environment Variables:
       OLLAMA_NOPRUNE             Do not prune model blobs on startup
       OLLAMA_ORIGINS             A comma separated list of allowed origins
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
+      OLLAMA_MAX_TRANSFER_STREAMS
+                                 Connections of one download (default 8)
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
       OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
       PUNA_SPECULATE             As --speculate (default \"auto\")
@@ -101,6 +103,32 @@ Examples:
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
+const PULL_HELP: &str = "\
+MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; without a host it is that of Ollama's registry.
+What an interrupted pull has fetched is kept, and the next one goes on from there.
+
+Examples:
+  puna pull llama3.2:1b
+  puna pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  puna pull --insecure 192.168.1.5:5000/library/llama3.2
+
+Environment Variables:
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
+
+A server that pulls by itself, or for this command, also reads:
+      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
+      HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies on the way to registries
+      SSL_CERT_FILE              Certificates to trust instead of the system's";
+const PUSH_HELP: &str = "\
+The model's name says where it goes; `puna cp` gives it another one. A registry that asks who pushes is shown the key
+~/.ollama/id_ed25519, which is made when it is first needed; its public half is beside it.
+
+Example:
+  puna cp mine 192.168.1.5:5000/me/mine && puna push --insecure 192.168.1.5:5000/me/mine
+
+Environment Variables:
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
+
 /// The commands, in the order of the help.
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -122,6 +150,12 @@ pub enum Command {
         /// The model
         model: String,
     },
+    /// Pull a model from a registry
+    #[command(after_help = PULL_HELP)]
+    Pull(TransferArgs),
+    /// Push a model to a registry
+    #[command(after_help = PUSH_HELP)]
+    Push(TransferArgs),
     /// List models
     #[command(visible_alias = "ls", after_help = HOST_HELP)]
     List(ListArgs),
@@ -253,6 +287,15 @@ pub struct ShowArgs {
     /// Show detailed model information
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct TransferArgs {
+    /// The model
+    pub model: String,
+    /// Use an insecure registry
+    #[arg(long)]
+    pub insecure: bool,
 }
 
 #[derive(Args, Debug)]

@@ -18,6 +18,7 @@ mod run;
 mod serve;
 mod show;
 mod tokenize;
+mod transfer;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Show(args) => show::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Stop { model } => library::stop(&model),
+        Command::Pull(args) => transfer::pull(&args),
+        Command::Push(args) => transfer::push(&args),
         Command::List(args) => list::run(&args),
         Command::Ps(args) => list::ps(&args),
         Command::Cp { source, destination } => library::copy(&source, &destination),

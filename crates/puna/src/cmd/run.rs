@@ -5,16 +5,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use puna_api::KeepAlive;
 use puna_api::native::{
-    ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, PullRequest, ShowRequest,
-    ShowResponse, Think,
+    ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse, Think,
 };
-use puna_api::{ClientError, KeepAlive};
 use puna_server::speculate::Wish;
 use puna_store::{ModelRef, Store, StoreError, Weights};
 use serde_json::{Map, Value};
 
 use super::library::is_not_found;
+use super::transfer::fetch;
 use super::{list, show};
 use crate::chat::{
     AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files, warn_of_cuts,
@@ -22,7 +22,6 @@ use crate::chat::{
 };
 use crate::cli::RunArgs;
 use crate::local::is_a_path;
-use crate::progress::Display;
 use crate::service::{DRAFT_NAME, Service};
 use crate::{out, usage};
 
@@ -152,17 +151,7 @@ fn known(service: &Service, model: &str, insecure: bool) -> Result<ShowResponse>
         Err(error) if is_not_found(&error) => error,
         other => return other,
     };
-    let pull = PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() };
-    let mut display = Display::new();
-    let pulled = service.runtime().block_on(async {
-        let mut lines = service.client().pull(&pull).await?;
-        while let Some(line) = lines.next().await {
-            display.show(&line?);
-        }
-        Ok::<(), ClientError>(())
-    });
-    display.done();
-    match pulled {
+    match fetch(service, model, insecure) {
         Ok(()) => service.wait(service.client().show(&request)),
         Err(error) => Err(missing.context(error.to_string())),
     }

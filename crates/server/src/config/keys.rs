@@ -1,7 +1,7 @@
 //! The settings there are.
 
 /// Every setting: its key in the configuration file, and the name of its variables in small letters.
-pub const KEYS: [&str; 25] = [
+pub const KEYS: [&str; 26] = [
     "host",
     "models",
     "origins",
@@ -21,6 +21,7 @@ pub const KEYS: [&str; 25] = [
     "go_template",
     "noprune",
     "debug",
+    "max_transfer_streams",
     "kernels",
     "threads",
     "deterministic",

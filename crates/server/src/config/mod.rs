@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
+use puna_registry::Proxies;
 
 pub use keys::{KEYS, check_key};
 pub use reader::{Setting, Source};
@@ -24,6 +25,9 @@ use reader::{Reader, Sources};
 
 /// The file for everybody on this machine.
 const SYSTEM_FILE: &str = "/etc/puna/puna.toml";
+
+/// Connections of one download at most.
+const MAX_STREAMS: usize = 64;
 
 /// Something that was set is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +123,12 @@ pub struct Config {
     pub no_prune: bool,
     /// `OLLAMA_DEBUG`: 0, 1 (debug) or 2 (trace).
     pub debug: u8,
+    /// `OLLAMA_MAX_TRANSFER_STREAMS`: connections of one download at once.
+    pub max_transfer_streams: usize,
+    /// The key that registries are shown; `None` where there is no home folder.
+    pub registry_key: Option<PathBuf>,
+    /// `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, for pulls and pushes.
+    pub proxies: Proxies,
     /// `PUNA_KERNELS`: the level of kernels to use instead of the best.
     pub kernels: Option<String>,
     /// `PUNA_THREADS`: threads of a model instead of one a core.
@@ -179,6 +189,7 @@ impl Config {
         let path = file.as_ref().map(|file| file.path.clone());
         let mut read = Reader::new(Sources { flags, variable, file: file.unwrap_or_default() });
         let home = read.raw("HOME").map(PathBuf::from).or_else(puna_store::account_home);
+        let registry_key = home.as_ref().map(|home| home.join(".ollama").join("id_ed25519"));
         let default = home.map(|home| puna_store::default_root(None, Some(&home)).display().to_string());
         let models = read.text("models", default.as_deref()).map(PathBuf::from);
         let keys = config_folder(variable).map(|folder| folder.join("keys.toml").display().to_string());
@@ -212,6 +223,9 @@ impl Config {
             go_template: read.flag("go_template", None),
             no_prune: read.flag("noprune", Some(false)).unwrap_or(false),
             debug: read.debug(),
+            max_transfer_streams: (read.number("max_transfer_streams", 8) as usize).clamp(1, MAX_STREAMS),
+            registry_key,
+            proxies: proxies(variable),
             kernels: read.text("kernels", None),
             threads: Some(read.number("threads", 0) as usize).filter(|n| *n > 0),
             deterministic: read.flag("deterministic", Some(false)).unwrap_or(false),
@@ -250,6 +264,21 @@ fn tls(certificate: Option<String>, key: Option<String>) -> Result<Option<TlsFil
         }
         (Some(_), None) => Err(ConfigError::HalfTls { set: "tls.certificate", missing: "tls.key" }),
         (None, Some(_)) => Err(ConfigError::HalfTls { set: "tls.key", missing: "tls.certificate" }),
+    }
+}
+
+/// The proxies that the usual variables name, in small letters or capital ones.
+fn proxies(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
+    let find = |name: &str| {
+        let of =
+            |name: String| variable(&name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        of(name.to_uppercase()).or_else(|| of(name.to_lowercase()))
+    };
+    let all = || find("all_proxy");
+    Proxies {
+        http: find("http_proxy").or_else(all),
+        https: find("https_proxy").or_else(all),
+        direct: find("no_proxy").unwrap_or_default(),
     }
 }
 

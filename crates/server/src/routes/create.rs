@@ -1,29 +1,18 @@
-//! Making models: `POST /api/create`; `POST /api/pull` and `POST /api/push` so far only check names.
-
-use std::convert::Infallible;
+//! Making models: `POST /api/create`.
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
-use bytes::Bytes;
-use puna_api::native::{CreateRequest, Progress, PullRequest};
+use puna_api::native::{CreateRequest, Progress};
 use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
 
+use super::lines::{self, Line, WAITING};
 use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
-use crate::dialect::native::push_line;
-use crate::http::{Json, Native, Refused, Wire, error_body, json_plain, stream};
+use crate::http::{Json, Native, Refused};
 use crate::options;
 use crate::scheduler::LoadOptions;
-
-/// Lines of progress that may wait for the client.
-const WAITING_LINES: usize = 64;
-
-type Line = Result<Progress, Failure>;
 
 pub(super) async fn create(
     State(app): State<App>,
@@ -37,7 +26,7 @@ pub(super) async fn create(
     }
     check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
-    let (to, mut lines) = mpsc::channel::<Line>(WAITING_LINES);
+    let (to, lines) = mpsc::channel::<Line>(WAITING);
     let keep_unused = app.config().no_prune;
     // Goes on when the client leaves: what was asked for is made.
     let work = app.clone();
@@ -48,29 +37,7 @@ pub(super) async fn create(
             let _ = end.send(Err(failure)).await;
         }
     });
-    if whole {
-        let mut last = Progress::default();
-        while let Some(line) = lines.recv().await {
-            last = line?;
-        }
-        return Ok(json_plain(StatusCode::OK, &last));
-    }
-    match lines.recv().await {
-        Some(Err(failure)) => Err(failure.into()),
-        first => {
-            let lines = tokio_stream::iter(first).chain(ReceiverStream::new(lines));
-            Ok(stream(Wire::Ndjson, lines.map(encode)))
-        }
-    }
-}
-
-fn encode(line: Line) -> Result<Bytes, Infallible> {
-    let mut out = Vec::new();
-    match line {
-        Ok(progress) => push_line(&progress, &mut out),
-        Err(failure) => push_line(&error_body(&failure), &mut out),
-    }
-    Ok(out.into())
+    lines::answer(lines, whole).await
 }
 
 fn make(
@@ -154,19 +121,4 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         info: request.info.unwrap_or_default(),
         ..puna_store::CreateRequest::default()
     }
-}
-
-/// `POST /api/pull`
-pub(super) async fn pull(Json(request, _): Json<Native, PullRequest>) -> Result<Response, Refused<Native>> {
-    let given = if request.model.is_empty() { &request.name } else { &request.model };
-    ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?;
-    Err(Failure::new(501, "pulling models is not supported yet: create one from a file with `create`").into())
-}
-
-/// `POST /api/push`
-pub(super) async fn push(Json(request, _): Json<Native, PullRequest>) -> Result<Response, Refused<Native>> {
-    if request.model.is_empty() && request.name.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
-    }
-    Err(Failure::new(501, "pushing models is not supported yet").into())
 }

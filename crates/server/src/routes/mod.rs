@@ -9,6 +9,7 @@ mod create;
 mod embed;
 mod generate;
 mod library;
+mod lines;
 mod metrics;
 mod openai;
 mod ps;
@@ -18,6 +19,7 @@ mod root;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod transfer;
 
 use axum::routing::{delete, get, post};
 
@@ -60,8 +62,8 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(MODELS, "/api/create", POST, post(create::create)),
         Route::new(MODELS, "/api/copy", POST, post(library::copy)),
         Route::new(MODELS, "/api/delete", DELETE, delete(library::delete)),
-        Route::new(MODELS, "/api/pull", POST, post(create::pull)),
-        Route::new(MODELS, "/api/push", POST, post(create::push)),
+        Route::new(MODELS, "/api/pull", POST, post(transfer::pull)),
+        Route::new(MODELS, "/api/push", POST, post(transfer::push)),
         Route::new(MODELS, "/api/blobs/{digest}", &["HEAD", "POST"], get(blobs::head).post(blobs::upload)),
         Route::new(USE, "/api/me", POST, post(cloud::account)),
         Route::new(USE, "/api/signout", POST, post(cloud::account)),

@@ -1,0 +1,79 @@
+//! `puna pull` and `puna push`.
+
+use anyhow::{Result, bail};
+use puna_api::ClientError;
+use puna_api::native::PullRequest;
+use puna_store::{DEFAULT_HOST, ModelRef};
+
+use crate::cli::TransferArgs;
+use crate::out;
+use crate::progress::Display;
+use crate::service::Service;
+
+pub fn pull(args: &TransferArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    fetch(&service, &args.model, args.insecure)
+}
+
+/// Has the server fetch a model, showing how far it is.
+pub fn fetch(service: &Service, model: &str, insecure: bool) -> Result<()> {
+    let request = PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() };
+    let mut display = Display::new();
+    let pulled = service.wait(async {
+        let mut lines = service.client().pull(&request).await?;
+        while let Some(line) = lines.next().await {
+            display.show(&line?);
+        }
+        Ok(())
+    });
+    display.done();
+    pulled
+}
+
+pub fn push(args: &TransferArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    let request =
+        PullRequest { model: args.model.clone(), insecure: args.insecure, ..PullRequest::default() };
+    let mut display = Display::new();
+    let pushed = service.runtime().block_on(async {
+        let mut lines = service.client().push(&request).await?;
+        while let Some(line) = lines.next().await {
+            display.show(&line?);
+        }
+        Ok::<(), ClientError>(())
+    });
+    display.done();
+    match pushed {
+        Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&args.model))),
+        Err(error) if is_refused(&error.to_string()) => bail!(
+            "you are not authorized to push to this namespace, create the model under a namespace you own"
+        ),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_refused(error: &str) -> bool {
+    error.contains("access denied") || error.contains("unauthorized")
+}
+
+/// Where people find a model that was pushed.
+fn place(model: &str) -> String {
+    let Ok(ModelRef { name, .. }) = ModelRef::parse(model) else { return model.to_owned() };
+    if name.host().eq_ignore_ascii_case(DEFAULT_HOST) {
+        let short = name.to_string();
+        return format!("https://ollama.com/{}", short.strip_suffix(":latest").unwrap_or(&short));
+    }
+    name.full()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pushed_model_is_found_where_its_name_says() {
+        assert_eq!(place("me/m"), "https://ollama.com/me/m");
+        assert_eq!(place("me/m:1b"), "https://ollama.com/me/m:1b");
+        assert_eq!(place("h:5000/me/m"), "h:5000/me/m:latest");
+    }
+}

@@ -1,0 +1,534 @@
+//! The download of one blob: connections that each fetch parts, a thread that computes the digest behind them, and notes
+//! on disk of what has arrived.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use puna_store::{BlobLock, Digest, Hasher, Partial, Store, StoreError};
+use reqwest::{Method, Response};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::error::RegistryError;
+use crate::fetch::{Opened, Source};
+use crate::http::{Session, shown, stalled, transport};
+use crate::parts::Table;
+use crate::settings::Settings;
+
+/// Bytes that are written at once.
+const PIECE: usize = 1 << 20;
+/// Attempts at one part.
+const ATTEMPTS: u32 = 6;
+/// Bytes after which an attempt counts as a success, so that the next one is a first one.
+const PROGRESS: u64 = 1 << 20;
+/// The longest pause between two attempts.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause that a registry may ask for.
+const MAX_ASKED: u64 = 120;
+/// How long somebody without work waits before he looks for some again.
+const IDLE: Duration = Duration::from_millis(200);
+/// A connection this many times slower than the others together on average is replaced…
+const SLOW: u64 = 10;
+/// … after this long, …
+const SLOW_AFTER: Duration = Duration::from_secs(10);
+/// … this often for one part.
+const SLOW_TIMES: u32 = 3;
+
+/// What came of a request for a part.
+enum Attempt {
+    /// The part is complete.
+    Done,
+    /// Another request brings the rest.
+    More,
+    /// It was too slow, and another may be faster.
+    Slow,
+}
+
+/// How far a download is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct State {
+    pub(crate) completed: u64,
+    pub(crate) end: Option<Result<(), RegistryError>>,
+}
+
+/// What the connections of a download share.
+struct Work {
+    source: Source,
+    store: Arc<Store>,
+    partial: Partial,
+    file: File,
+    digest: Digest,
+    /// Held until the last byte is written, also where nobody waits for that any more.
+    lock: Arc<BlobLock>,
+    table: Mutex<Table>,
+    /// Bytes were written.
+    arrived: Condvar,
+    /// The first answer is there, so that it is known whether parts can be had.
+    answered: Notify,
+    /// The server does not know ranges.
+    whole: AtomicBool,
+    /// Nobody wants it any more.
+    over: AtomicBool,
+    workers: AtomicUsize,
+    begun: Instant,
+    fresh: Mutex<u64>,
+    state: watch::Sender<State>,
+}
+
+/// Downloads a blob of a size into the store, going on from what is there. Ends when nobody looks at `state` any more.
+pub(crate) async fn download(
+    session: Arc<Session>,
+    store: Arc<Store>,
+    digest: Digest,
+    total: u64,
+    state: &watch::Sender<State>,
+) -> Result<(), RegistryError> {
+    let Some(lock) = lock(&store, digest, total, state).await? else { return Ok(()) };
+    let lock = Arc::new(lock);
+    loop {
+        let partial = store.partial(&digest)?;
+        let (table, resumed) = open_table(&partial, total, session.settings().min_part)?;
+        crate::share::room(&store, &digest.to_string(), total - table.completed())?;
+        let file = open_data(&partial, total)?;
+        let work = Arc::new(Work {
+            source: Source::new(session.clone(), digest, total),
+            store: store.clone(),
+            partial,
+            file,
+            digest,
+            lock: lock.clone(),
+            table: Mutex::new(table),
+            arrived: Condvar::new(),
+            answered: Notify::new(),
+            whole: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            workers: AtomicUsize::new(0),
+            begun: Instant::now(),
+            fresh: Mutex::new(0),
+            state: state.clone(),
+        });
+        match work.run().await {
+            // Bytes of an earlier run may have been lost with the power. Once more, with all of them fetched now.
+            Err(RegistryError::DigestMismatch { want, got }) if resumed => {
+                tracing::warn!(%want, %got, "what an interrupted download left was damaged: downloading anew");
+                work.partial.discard()?;
+            }
+            Err(error @ RegistryError::DigestMismatch { .. }) => {
+                work.partial.discard()?;
+                return Err(error);
+            }
+            ended => return ended,
+        }
+    }
+}
+
+/// The right to download; `None` when another process has finished the blob meanwhile.
+async fn lock(
+    store: &Store,
+    digest: Digest,
+    total: u64,
+    state: &watch::Sender<State>,
+) -> Result<Option<BlobLock>, RegistryError> {
+    loop {
+        let lock = store.lock_download(&digest)?;
+        if store.hold_blob(&digest, total) {
+            return Ok(None);
+        }
+        if lock.is_some() {
+            return Ok(lock);
+        }
+        if state.is_closed() {
+            return Err(RegistryError::Cancelled);
+        }
+        if let Some(table) = Table::load(&store.partial(&digest)?, total)? {
+            state.send_modify(|state| state.completed = table.completed());
+        }
+        tokio::time::sleep(IDLE).await;
+    }
+}
+
+/// The parts, and whether bytes of an earlier run count.
+fn open_table(partial: &Partial, total: u64, min_part: u64) -> Result<(Table, bool), RegistryError> {
+    if let Some(table) = Table::load(partial, total)? {
+        let ours = table.numbers();
+        for n in partial.parts()?.into_iter().filter(|n| !ours.contains(n)) {
+            partial.remove_part(n)?;
+        }
+        let resumed = table.is_resumed();
+        return Ok((table, resumed));
+    }
+    partial.discard()?;
+    Ok((Table::plan(total, min_part), false))
+}
+
+fn open_data(partial: &Partial, total: u64) -> Result<File, StoreError> {
+    let path = partial.data();
+    let open = || {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        file.set_len(total)?;
+        Ok(file)
+    };
+    open().map_err(|e| StoreError::io("write", path, &e))
+}
+
+impl Work {
+    async fn run(self: &Arc<Self>) -> Result<(), RegistryError> {
+        self.show();
+        self.checkpoint().await?;
+        let hashing = {
+            let work = self.clone();
+            tokio::task::spawn_blocking(move || work.hash())
+        };
+        let fetched = tokio::select! {
+            fetched = self.fetch() => fetched,
+            () = self.state.closed() => Err(RegistryError::Cancelled),
+        };
+        if let Err(error) = fetched {
+            self.end_hashing();
+            // What has arrived counts next time, whatever happened.
+            self.checkpoint().await?;
+            return Err(error);
+        }
+        let got = hashing.await.map_err(|e| RegistryError::Setup(e.to_string()))??;
+        if got != Some(self.digest) {
+            let got = got.unwrap_or_else(|| Digest::of(b""));
+            return Err(RegistryError::DigestMismatch { want: self.digest, got });
+        }
+        let work = self.clone();
+        blocking(move || Ok(work.store.finish_partial(&work.digest)?)).await
+    }
+
+    /// Has connections fetch all parts, noting what arrives.
+    async fn fetch(self: &Arc<Self>) -> Result<(), RegistryError> {
+        let mut workers = JoinSet::new();
+        let spawn = |workers: &mut JoinSet<_>| {
+            self.workers.fetch_add(1, Ordering::Relaxed);
+            workers.spawn(self.clone().work());
+        };
+        if !self.table().is_complete() {
+            spawn(&mut workers);
+        }
+        let mut tick = tokio::time::interval(self.settings().checkpoint);
+        let mut alone = true;
+        loop {
+            tokio::select! {
+                done = workers.join_next() => match done {
+                    None if self.table().is_complete() => return Ok(()),
+                    // The last one gave a part back that it could not fetch.
+                    None => spawn(&mut workers),
+                    Some(done) => done.map_err(|e| RegistryError::Setup(e.to_string()))??,
+                },
+                () = self.answered.notified(), if alone => {
+                    alone = false;
+                    let more = if self.whole.load(Ordering::Relaxed) { 0 } else { self.settings().streams.max(1) - 1 };
+                    (0..more).for_each(|_| spawn(&mut workers));
+                }
+                _ = tick.tick() => self.checkpoint().await?,
+            }
+        }
+    }
+
+    /// One connection's work: part after part, until there is none.
+    async fn work(self: Arc<Self>) -> Result<(), RegistryError> {
+        let done = self.work_parts().await;
+        self.workers.fetch_sub(1, Ordering::Relaxed);
+        done
+    }
+
+    async fn work_parts(&self) -> Result<(), RegistryError> {
+        loop {
+            let (claimed, complete) = {
+                let mut table = self.table();
+                (table.claim(), table.is_complete())
+            };
+            match claimed {
+                Some(offset) => {
+                    let done = self.part(offset).await;
+                    self.table().release(self.place(offset));
+                    if !done? {
+                        return Ok(());
+                    }
+                }
+                None if complete || self.whole.load(Ordering::Relaxed) => return Ok(()),
+                // Somebody may give up a part, or have more left than is worth waiting for.
+                None => tokio::time::sleep(IDLE).await,
+            }
+        }
+    }
+
+    /// Fetches a part, with several attempts. False: the server is busy, and one connection less will do.
+    async fn part(&self, offset: u64) -> Result<bool, RegistryError> {
+        let (mut failures, mut slow) = (0, 0);
+        loop {
+            let before = *lock_of(&self.fresh);
+            let error = match self.attempt(offset, slow < SLOW_TIMES).await {
+                Ok(Attempt::Done) => return Ok(true),
+                Ok(Attempt::More) => continue,
+                Ok(Attempt::Slow) => {
+                    slow += 1;
+                    continue;
+                }
+                Err(error) if error.is_passing() => error,
+                Err(error) => return Err(error),
+            };
+            if *lock_of(&self.fresh) - before >= PROGRESS {
+                failures = 0;
+            }
+            failures += 1;
+            tracing::debug!(digest = %self.digest, offset, failures, %error, "a part failed");
+            if failures >= ATTEMPTS {
+                return Err(RegistryError::Retries(Box::new(error)));
+            }
+            let is_busy = matches!(error, RegistryError::Status { code: 429 | 503, .. });
+            let pause = (self.settings().pause * (1 << (failures - 1))).min(MAX_PAUSE);
+            let asked = error.retry_after().map(|s| Duration::from_secs(s.min(MAX_ASKED)));
+            if is_busy && self.workers.load(Ordering::Relaxed) > 1 {
+                return Ok(false);
+            }
+            tokio::time::sleep(asked.unwrap_or_default().max(pause)).await;
+        }
+    }
+
+    /// One request for what a part lacks, which is broken off for being slow only in a hurry.
+    async fn attempt(&self, offset: u64, hurry: bool) -> Result<Attempt, RegistryError> {
+        let offset = self.place(offset);
+        let (from, end) = self.table().missing(offset);
+        if from >= end {
+            return Ok(Attempt::Done);
+        }
+        let (mut response, end, from) = match self.source.open(from, end).await? {
+            Opened::Range(response) => (response, end, from),
+            Opened::Whole(response) => (response, self.take_whole(offset)?, 0),
+        };
+        self.answered.notify_one();
+        let offset = self.place(offset);
+        let (mut pieces, mut held) = (Vec::new(), 0);
+        let (begun, mut got) = (Instant::now(), 0u64);
+        loop {
+            let piece = self.next(&mut response).await;
+            if let Ok(Some(piece)) = &piece {
+                held += piece.len();
+                got += piece.len() as u64;
+                pieces.push(piece.clone());
+            }
+            let ended = !matches!(piece, Ok(Some(_)));
+            if held >= PIECE || ended {
+                self.write(offset, std::mem::take(&mut pieces)).await?;
+                held = 0;
+            }
+            let (at, until) = self.table().missing(offset);
+            if at >= until {
+                return Ok(Attempt::Done);
+            }
+            piece?;
+            // Some servers give less than was asked for at a time.
+            if ended && got >= PROGRESS {
+                return Ok(Attempt::More);
+            }
+            if ended {
+                let url = shown(response.url());
+                return Err(RegistryError::Short { url, got, want: end - from });
+            }
+            if hurry && self.is_slow(got, begun) {
+                self.write(offset, std::mem::take(&mut pieces)).await?;
+                return Ok(Attempt::Slow);
+            }
+        }
+    }
+
+    /// The next bytes of an answer, within the patience.
+    async fn next(&self, response: &mut Response) -> Result<Option<Bytes>, RegistryError> {
+        let patience = self.settings().patience;
+        match timeout(patience, response.chunk()).await {
+            Ok(piece) => piece.map_err(|e| transport(&Method::GET, response.url(), &e)),
+            Err(_) => Err(stalled(&Method::GET, response.url(), patience)),
+        }
+    }
+
+    /// The part that a worker's part is now.
+    fn place(&self, offset: u64) -> u64 {
+        if self.whole.load(Ordering::Relaxed) { 0 } else { offset }
+    }
+
+    /// Turns the download into one of a single part, from its beginning, for a server that does not know ranges.
+    fn take_whole(&self, offset: u64) -> Result<u64, RegistryError> {
+        let mut table = self.table();
+        let total = table.total();
+        let alone = self.workers.load(Ordering::Relaxed) <= 1;
+        if !alone && !self.whole.load(Ordering::Relaxed) {
+            return Err(RegistryError::NoRange { url: shown(&self.source.url()), offset });
+        }
+        *table = Table::whole(total).after(&table);
+        table.claim();
+        self.whole.store(true, Ordering::Relaxed);
+        Ok(total)
+    }
+
+    /// Whether a connection is much slower than the others are on average.
+    fn is_slow(&self, got: u64, begun: Instant) -> bool {
+        let (time, others) = (begun.elapsed(), self.workers.load(Ordering::Relaxed) as u128);
+        if time < SLOW_AFTER || others < 2 {
+            return false;
+        }
+        let all =
+            u128::from(*lock_of(&self.fresh)) * time.as_millis() / self.begun.elapsed().as_millis().max(1);
+        u128::from(got) * u128::from(SLOW) < all / others
+    }
+
+    /// Writes bytes where a part's next ones belong, as far as the part reaches.
+    async fn write(&self, offset: u64, pieces: Vec<Bytes>) -> Result<(), RegistryError> {
+        let (mut at, end) = self.table().missing(offset);
+        let (begin, mut writes) = (at, Vec::new());
+        for piece in pieces {
+            let room = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let piece = if piece.len() > room { piece.slice(..room) } else { piece };
+            at += piece.len() as u64;
+            writes.push(piece);
+        }
+        if at == begin {
+            return Ok(());
+        }
+        let (file, lock) = (self.file.try_clone().map_err(|e| self.io(&e))?, self.lock.clone());
+        let written = blocking(move || {
+            let mut at = begin;
+            for piece in writes {
+                if let Err(e) = write_at(&file, &piece, at) {
+                    return Ok(Err(e));
+                }
+                at += piece.len() as u64;
+            }
+            drop(lock);
+            Ok(Ok(()))
+        });
+        written.await?.map_err(|e| self.io(&e))?;
+        self.table().advance(offset, at - begin);
+        *lock_of(&self.fresh) += at - begin;
+        self.arrived.notify_one();
+        self.show();
+        Ok(())
+    }
+
+    /// Notes on disk what is there, after it is there for good.
+    async fn checkpoint(self: &Arc<Self>) -> Result<(), RegistryError> {
+        let notes = self.table().unwritten();
+        if notes.is_empty() {
+            return Ok(());
+        }
+        let work = self.clone();
+        blocking(move || {
+            work.file.sync_data().map_err(|e| work.io(&e))?;
+            for note in notes {
+                work.partial.write_part(note.n, &note.to_bytes())?;
+                work.table().written(note);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Computes the digest of the file behind those who write it. `None`: it ends without having been completed.
+    fn hash(&self) -> Result<Option<Digest>, RegistryError> {
+        let (mut hasher, mut at, mut life) = (Hasher::default(), 0, 0);
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let until = {
+                let mut table = self.table();
+                loop {
+                    if self.over.load(Ordering::Relaxed) {
+                        return Ok(None);
+                    }
+                    // A server without ranges makes a download begin anew.
+                    if table.life() != life {
+                        (hasher, at, life) = (Hasher::default(), 0, table.life());
+                    }
+                    if table.frontier() > at || table.is_complete() {
+                        break;
+                    }
+                    let wait = self.arrived.wait_timeout(table, IDLE);
+                    table = wait.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                if at == table.total() {
+                    return Ok(Some(hasher.finish()));
+                }
+                table.frontier()
+            };
+            let want = usize::try_from(until - at).unwrap_or(PIECE).min(PIECE);
+            read_at(&self.file, &mut buffer[..want], at).map_err(|e| self.io(&e))?;
+            hasher.update(&buffer[..want]);
+            at += want as u64;
+        }
+    }
+
+    fn end_hashing(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.arrived.notify_one();
+    }
+
+    fn show(&self) {
+        let completed = self.table().completed();
+        self.state.send_modify(|state| state.completed = completed);
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        lock_of(&self.table)
+    }
+
+    fn settings(&self) -> &Settings {
+        self.source.session().settings()
+    }
+
+    fn io(&self, error: &io::Error) -> RegistryError {
+        StoreError::io("write", self.partial.data(), error).into()
+    }
+}
+
+fn lock_of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does something on a thread that may wait for the disk.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
+) -> Result<T, RegistryError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
+}
+
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn write_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let n = std::os::windows::fs::FileExt::seek_write(file, bytes, at)?;
+        if n == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        (bytes, at) = (&bytes[n..], at + n as u64);
+    }
+    Ok(())
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let n = std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at + done as u64)?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += n;
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! What can go wrong with a registry.
+
+use puna_store::{Digest, StoreError};
+
+use crate::key::KeyError;
+
+/// An error of a pull or push. Where Ollama has words for it, these are Ollama's.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+pub enum RegistryError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+
+    #[error("pull model manifest: {0}")]
+    PullManifest(Box<RegistryError>),
+    #[error("max retries exceeded: {0}")]
+    Retries(Box<RegistryError>),
+
+    #[error("file does not exist")]
+    NotFound,
+    #[error("unauthorized: access denied")]
+    Unauthorized,
+    #[error("realm host \"{realm}\" does not match original host \"{host}\"")]
+    Realm { realm: String, host: String },
+    #[error("the registry wants a token from {url} without encryption, though it is asked with encryption")]
+    RealmScheme { url: String },
+    #[error(
+        "the registry {host} wants proof of who asks, and there is no key: set HOME to a folder where one can be kept"
+    )]
+    NoKey { host: String },
+
+    #[error("{method} \"{url}\": {cause}")]
+    Transport { method: String, url: String, cause: String },
+    #[error("{method} \"{url}\": no byte for {seconds} s")]
+    Stalled { method: String, url: String, seconds: u64 },
+    #[error("{status}: {body}")]
+    Status { status: String, code: u16, body: String, retry_after: Option<u64> },
+    #[error("{url}: {what}")]
+    Answer { url: String, what: String },
+    #[error("{url}: the connection ended after {got} of {want} bytes")]
+    Short { url: String, got: u64, want: u64 },
+    #[error("{url}: the whole blob comes instead of the part at byte {offset}")]
+    NoRange { url: String, offset: u64 },
+    #[error("{url}: redirected more than {most} times")]
+    Redirects { url: String, most: usize },
+    #[error("{from} redirects to {to}, which {why}")]
+    Redirect { from: String, to: String, why: &'static str },
+
+    #[error("blob {digest} has {found} bytes at the registry, but the manifest says {expected}")]
+    Size { digest: Digest, expected: u64, found: u64 },
+    #[error("digest mismatch, file must be downloaded again: want {want}, got {got}")]
+    DigestMismatch { want: Digest, got: Digest },
+    #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
+    ManifestDigest { said: Digest, found: Digest },
+    #[error("the registry's answer is no model manifest: {0}")]
+    NotAManifest(String),
+    #[error(
+        "this model comes in tensors instead of a GGUF file, which cannot be run here: pull one of its other variants"
+    )]
+    Tensors,
+    #[error(
+        "not enough space for {what}: {needed} bytes are missing on the disk, {free} are free: free some (`rm` removes models), or set OLLAMA_MODELS to a folder on another disk"
+    )]
+    Space { what: String, needed: u64, free: u64 },
+    #[error("{0} is built into this program: copy it to a name of yours (`cp`) and push that")]
+    BuiltIn(String),
+    #[error("cannot set up connections: {0}")]
+    Setup(String),
+    #[error("the download was cancelled")]
+    Cancelled,
+}
+
+impl RegistryError {
+    /// Whether trying again may help.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Transport { .. } | Self::Stalled { .. } | Self::Short { .. } | Self::NoRange { .. } => true,
+            Self::Status { code, .. } => matches!(code, 408 | 425 | 429 | 500..=599),
+            _ => false,
+        }
+    }
+
+    /// Seconds that the registry asks to wait.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// Of the manifest of a pull.
+    pub(crate) fn of_manifest(self) -> Self {
+        Self::PullManifest(Box::new(self))
+    }
+}

@@ -1,0 +1,335 @@
+//! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use puna_store::{Digest, ModelName};
+use reqwest::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
+};
+use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
+
+use crate::Registry;
+use crate::auth::{self, Challenge, MAX_TOKEN};
+use crate::error::RegistryError;
+use crate::key::Identity;
+use crate::settings::{Options, Settings};
+use crate::tls;
+
+/// Redirects that are followed.
+const MAX_HOPS: usize = 10;
+/// Bytes of an error's text that are read and shown.
+const MAX_REFUSAL: usize = 4 << 10;
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(20);
+/// Times the patience that a small answer may take as a whole.
+const WHOLE: u32 = 4;
+/// Addresses of this machine, which no proxy leads to.
+const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
+
+/// The connections of a client. Redirects are followed by [`Session`], which knows what is whose.
+pub(crate) fn client(settings: &Settings) -> Result<Client, RegistryError> {
+    let setup = |e: reqwest::Error| RegistryError::Setup(root_cause(&e));
+    let mut builder = Client::builder()
+        .user_agent(&settings.user_agent)
+        .http1_only()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT)
+        .tcp_keepalive(Duration::from_secs(30))
+        .tls_backend_preconfigured(tls::config()?)
+        .no_proxy();
+    let direct = format!("{THIS_MACHINE},{}", settings.proxies.direct);
+    let direct = || NoProxy::from_string(&direct);
+    if let Some(proxy) = &settings.proxies.http {
+        builder = builder.proxy(Proxy::http(proxy).map_err(setup)?.no_proxy(direct()));
+    }
+    if let Some(proxy) = &settings.proxies.https {
+        builder = builder.proxy(Proxy::https(proxy).map_err(setup)?.no_proxy(direct()));
+    }
+    builder.build().map_err(setup)
+}
+
+/// What is asked.
+pub(crate) struct Ask<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+    /// Makes the body, again for each attempt.
+    pub(crate) body: Option<&'a (dyn Fn() -> Body + Send + Sync)>,
+    /// Whether redirects are followed.
+    pub(crate) follow: bool,
+}
+
+impl<'a> Ask<'a> {
+    pub(crate) fn new(method: Method, url: Url) -> Self {
+        Self { method, url, headers: HeaderMap::new(), body: None, follow: true }
+    }
+
+    /// With a body. Redirects of such requests are the caller's business.
+    pub(crate) fn with_body(self, body: &'a (dyn Fn() -> Body + Send + Sync)) -> Self {
+        Self { body: Some(body), follow: false, ..self }
+    }
+
+    pub(crate) fn header(mut self, name: reqwest::header::HeaderName, value: &str) -> Self {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.insert(name, value);
+        }
+        self
+    }
+}
+
+/// The conversation of one pull or push with one registry about one model.
+pub(crate) struct Session {
+    registry: Registry,
+    client: Client,
+    root: Url,
+    name: ModelName,
+    insecure: bool,
+    token: Mutex<Option<Arc<str>>>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        registry: &Registry,
+        name: ModelName,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
+        let scheme = if options.insecure { "http" } else { "https" };
+        let root = Url::parse(&format!("{scheme}://{}/", name.host())).ok();
+        // A text that is read differently there would lead elsewhere.
+        let root = root.filter(|url| url.path() == "/" && url.username().is_empty());
+        let root = root
+            .ok_or_else(|| RegistryError::Setup(format!("{:?} is no address of a registry", name.host())))?;
+        let client = registry.client()?.clone();
+        let (registry, insecure) = (registry.clone(), options.insecure);
+        Ok(Self { registry, client, root, name, insecure, token: Mutex::default() })
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        self.registry.settings()
+    }
+
+    pub(crate) fn manifest_url(&self) -> Url {
+        self.url(&["manifests", self.name.tag()])
+    }
+
+    pub(crate) fn blob_url(&self, digest: &Digest) -> Url {
+        self.url(&["blobs", &digest.to_string()])
+    }
+
+    /// Below the model's address.
+    pub(crate) fn url(&self, parts: &[&str]) -> Url {
+        let mut url = self.root.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.clear().push("v2").push(self.name.namespace()).push(self.name.model()).extend(parts);
+        }
+        url
+    }
+
+    /// Asks, with a token if the registry wants one. Any status but 401 comes back as it is.
+    pub(crate) async fn send(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
+        let (mut url, mut hops, mut proven) = (ask.url.clone(), 0, false);
+        loop {
+            let is_ours = self.is_ours(&url);
+            let token = self.token().filter(|_| is_ours);
+            let response = self.send_once(ask, &url, token.as_deref()).await?;
+            if response.status() == StatusCode::UNAUTHORIZED && is_ours {
+                if proven {
+                    return Err(RegistryError::Unauthorized);
+                }
+                self.prove(response.headers(), token.as_deref()).await?;
+                proven = true;
+                continue;
+            }
+            let Some(next) = redirect(&response).filter(|_| ask.follow) else { return Ok(response) };
+            url = self.next_hop(&url, next)?;
+            hops += 1;
+            if hops > MAX_HOPS {
+                return Err(RegistryError::Redirects { url: shown(&ask.url), most: MAX_HOPS });
+            }
+        }
+    }
+
+    /// Where a redirect leads, if it may.
+    pub(crate) fn next_hop(&self, from: &Url, location: &str) -> Result<Url, RegistryError> {
+        let refuse = |to: String, why| RegistryError::Redirect { from: shown(from), to, why };
+        let next = from.join(location).map_err(|_| refuse("nowhere".into(), "is no address"))?;
+        match next.scheme() {
+            "https" => Ok(next),
+            "http" if self.insecure || from.scheme() == "http" => Ok(next),
+            "http" => Err(refuse(shown(&next), "has no encryption")),
+            _ => Err(refuse(shown(&next), "is no web address")),
+        }
+    }
+
+    async fn send_once(
+        &self,
+        ask: &Ask<'_>,
+        url: &Url,
+        token: Option<&str>,
+    ) -> Result<Response, RegistryError> {
+        let mut request = self.client.request(ask.method.clone(), url.clone()).headers(ask.headers.clone());
+        // Nothing needs decompressing then, and nothing can blow up.
+        request = request.header(ACCEPT_ENCODING, "identity");
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, sensitive(&format!("Bearer {token}"))?);
+        }
+        if let Some(body) = ask.body {
+            request = request.body(body());
+        }
+        let sent = request.send();
+        let patience = self.settings().patience;
+        let answer = if ask.body.is_some() {
+            // Whoever makes the body looks after its progress.
+            sent.await
+        } else {
+            let stalled = |_| stalled(&ask.method, url, patience);
+            tokio::time::timeout(patience, sent).await.map_err(stalled)?
+        };
+        let response = answer.map_err(|e| transport(&ask.method, url, &e))?;
+        let encoding = response.headers().get(CONTENT_ENCODING).and_then(|v| v.to_str().ok());
+        match encoding.map(str::trim) {
+            None | Some("" | "identity") => Ok(response),
+            Some(encoding) => Err(RegistryError::Answer {
+                url: shown(url),
+                what: format!("the answer is compressed ({}), which was not asked for", plain(encoding, 20)),
+            }),
+        }
+    }
+
+    /// Gets a token, unless another request has got one since `used` was.
+    async fn prove(&self, headers: &HeaderMap, used: Option<&str>) -> Result<(), RegistryError> {
+        if self.token().as_deref() != used {
+            return Ok(());
+        }
+        let url = Challenge::of(headers).fresh_token_url(&self.root)?;
+        let path = self.settings().key.clone();
+        let path = path.ok_or_else(|| RegistryError::NoKey { host: authority(&self.root) })?;
+        let read = tokio::task::spawn_blocking(move || Identity::read_or_make(&path)).await;
+        let identity = read.map_err(|e| RegistryError::Setup(e.to_string()))??;
+        let ask = Ask { follow: false, ..Ask::new(Method::GET, url.clone()) };
+        let mut ask = ask;
+        ask.headers.insert(AUTHORIZATION, sensitive(&auth::authorization(&identity, &url))?);
+        let response = self.send_once(&ask, &url, None).await?;
+        if !response.status().is_success() {
+            return Err(match response.status().as_u16() {
+                401 | 403 => RegistryError::Unauthorized,
+                _ => self.refusal(response).await,
+            });
+        }
+        let bytes = self.read(response, MAX_TOKEN).await?;
+        let token = auth::token(&bytes, &url)?;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.into());
+        Ok(())
+    }
+
+    fn token(&self) -> Option<Arc<str>> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether an address is the registry's own, so that it may see the token.
+    fn is_ours(&self, url: &Url) -> bool {
+        url.origin() == self.root.origin()
+    }
+
+    /// The body of an answer, of at most `limit` bytes.
+    pub(crate) async fn read(&self, mut response: Response, limit: usize) -> Result<Bytes, RegistryError> {
+        let url = response.url().clone();
+        let too_long = || RegistryError::Answer {
+            url: shown(&url),
+            what: format!("the answer has more than {limit} bytes"),
+        };
+        if response.content_length().is_some_and(|len| len > limit as u64) {
+            return Err(too_long());
+        }
+        let patience = self.settings().patience;
+        let whole = async {
+            let mut bytes = BytesMut::new();
+            while let Some(piece) = response.chunk().await.map_err(|e| transport(&Method::GET, &url, &e))? {
+                if bytes.len() + piece.len() > limit {
+                    return Err(too_long());
+                }
+                bytes.extend_from_slice(&piece);
+            }
+            Ok(bytes.freeze())
+        };
+        let read = tokio::time::timeout(patience * WHOLE, whole).await;
+        read.map_err(|_| stalled(&Method::GET, &url, patience * WHOLE))?
+    }
+
+    /// The error of an answer that is no success.
+    pub(crate) async fn refusal(&self, mut response: Response) -> RegistryError {
+        let status = response.status();
+        let retry_after =
+            response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.trim().parse().ok());
+        let mut bytes = Vec::new();
+        let read = async {
+            while let Ok(Some(piece)) = response.chunk().await {
+                bytes.extend_from_slice(&piece);
+                if bytes.len() >= MAX_REFUSAL {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.settings().patience, read).await;
+        let body = if bytes.trim_ascii_start().starts_with(b"<") {
+            "a page for browsers".to_owned()
+        } else {
+            plain(&String::from_utf8_lossy(&bytes), MAX_REFUSAL)
+        };
+        RegistryError::Status { status: status.to_string(), code: status.as_u16(), body, retry_after }
+    }
+}
+
+/// Where an answer redirects to.
+fn redirect(response: &Response) -> Option<&str> {
+    let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    response.headers().get(LOCATION).filter(|_| is_redirect)?.to_str().ok()
+}
+
+/// A header that no log shows.
+fn sensitive(text: &str) -> Result<HeaderValue, RegistryError> {
+    let mut value = HeaderValue::from_str(text).map_err(|e| RegistryError::Setup(e.to_string()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Host and port of an address.
+pub(crate) fn authority(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+/// An address for messages: without its query, which may hold signatures, and without passwords.
+pub(crate) fn shown(url: &Url) -> String {
+    format!("{}://{}{}", url.scheme(), authority(url), url.path())
+}
+
+/// Text of others in one line, without control characters, and not for ever.
+fn plain(text: &str, limit: usize) -> String {
+    let line = text.trim().replace(['\r', '\n', '\t'], " ");
+    line.chars().filter(|c| !c.is_control()).take(limit).collect()
+}
+
+pub(crate) fn stalled(method: &Method, url: &Url, patience: Duration) -> RegistryError {
+    RegistryError::Stalled { method: verb(method), url: shown(url), seconds: patience.as_secs() }
+}
+
+pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> RegistryError {
+    RegistryError::Transport { method: verb(method), url: shown(url), cause: root_cause(error) }
+}
+
+/// `Get`, as Ollama's errors write it.
+fn verb(method: &Method) -> String {
+    let name = method.as_str();
+    name.get(..1).unwrap_or_default().to_owned() + &name.get(1..).unwrap_or_default().to_lowercase()
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,97 @@
+//! What a client can be told, and what it tells.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use puna_store::Digest;
+use tokio::sync::mpsc;
+
+/// How a client behaves. The times are there for tests; the defaults suit the world.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How the program introduces itself. Some registries answer differently to names that do not begin with `ollama/`.
+    pub user_agent: String,
+    /// The file of the key that proves who asks; it is made when a registry first wants proof. `None`: there is none.
+    pub key: Option<PathBuf>,
+    /// Connections of one download at once.
+    pub streams: usize,
+    /// Proxies between here and the registries.
+    pub proxies: Proxies,
+    /// How long a connection may deliver nothing before it is given up and tried again.
+    pub patience: Duration,
+    /// The pause before the second attempt; each further one is twice as long.
+    pub pause: Duration,
+    /// How often what arrived is noted on disk.
+    pub checkpoint: Duration,
+    /// How often progress is reported.
+    pub tick: Duration,
+    /// Bytes of a download's parts at least, but for the last one.
+    pub min_part: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            user_agent: concat!("puna/", env!("CARGO_PKG_VERSION")).to_owned(),
+            key: None,
+            streams: 8,
+            proxies: Proxies::default(),
+            patience: Duration::from_secs(30),
+            pause: Duration::from_secs(1),
+            checkpoint: Duration::from_secs(2),
+            tick: Duration::from_millis(60),
+            min_part: 16 << 20,
+        }
+    }
+}
+
+/// Proxies, as the usual variables name them. Addresses of this machine are never asked through one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxies {
+    /// `HTTP_PROXY`
+    pub http: Option<String>,
+    /// `HTTPS_PROXY`
+    pub https: Option<String>,
+    /// `NO_PROXY`: hosts, domains and address ranges that are asked directly, separated by commas.
+    pub direct: String,
+}
+
+/// What one operation is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Plain HTTP instead of HTTPS.
+    pub insecure: bool,
+    /// Blobs that no model uses any more are kept.
+    pub keep_unused: bool,
+}
+
+/// A line of progress, in Ollama's words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done; `success` at the end.
+    pub status: String,
+    /// The blob it is about.
+    pub digest: Option<Digest>,
+    /// Its bytes.
+    pub total: u64,
+    /// Those that are done.
+    pub completed: u64,
+}
+
+impl Progress {
+    pub(crate) fn status(status: impl Into<String>) -> Self {
+        Self { status: status.into(), ..Self::default() }
+    }
+
+    pub(crate) fn blob(verb: &str, digest: Digest, total: u64, completed: u64) -> Self {
+        Self { status: format!("{verb} {}", digest.short()), digest: Some(digest), total, completed }
+    }
+}
+
+/// Where progress goes. A reader that is slow misses lines of a blob's progress, and no others.
+pub type Report = mpsc::Sender<Progress>;
+
+/// Says something that must not be missed. Nobody has to listen.
+pub(crate) async fn tell(report: &Report, progress: Progress) {
+    let _ = report.send(progress).await;
+}

@@ -1,0 +1,111 @@
+//! Downloads that several pulls wait for: a blob is fetched once, whoever wants it and from wherever.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use puna_store::{Digest, Store};
+use tokio::sync::watch;
+
+use crate::download::{State, download};
+use crate::error::RegistryError;
+use crate::http::Session;
+
+/// How often a download that somebody else began is taken over after it failed or was given up.
+const TAKE_OVERS: usize = 5;
+
+/// Running downloads by store and blob.
+#[derive(Default)]
+pub(crate) struct Downloads(Mutex<Running>);
+
+type Running = HashMap<(PathBuf, Digest), Weak<watch::Sender<State>>>;
+
+/// A download that goes on while this is held.
+pub(crate) struct Share {
+    pub(crate) state: watch::Receiver<State>,
+    /// Whether it was begun for this pull.
+    pub(crate) is_own: bool,
+}
+
+impl Share {
+    /// Waits for the end, telling how far it is at every tick.
+    pub(crate) async fn finished(
+        mut self,
+        tick: std::time::Duration,
+        mut told: impl FnMut(u64),
+    ) -> Result<(), RegistryError> {
+        let mut ticks = tokio::time::interval(tick);
+        loop {
+            let end = self.state.borrow_and_update().end.clone();
+            if let Some(end) = end {
+                return end;
+            }
+            tokio::select! {
+                ended = self.state.wait_for(|state| state.end.is_some()) => match ended {
+                    Ok(state) => return state.end.clone().unwrap_or(Ok(())),
+                    // The process ends.
+                    Err(_) => return Err(RegistryError::Cancelled),
+                },
+                _ = ticks.tick() => {}
+            }
+            told(self.state.borrow().completed);
+        }
+    }
+}
+
+impl Downloads {
+    /// Joins the download of a blob, or begins it.
+    fn join(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        store: &Arc<Store>,
+        digest: Digest,
+        total: u64,
+    ) -> Share {
+        let key = (store.root().to_owned(), digest);
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = running.get(&key).and_then(Weak::upgrade) {
+            return Share { state: state.subscribe(), is_own: false };
+        }
+        let (sender, state) = watch::channel(State::default());
+        let sender = Arc::new(sender);
+        running.insert(key.clone(), Arc::downgrade(&sender));
+        let (all, session, store) = (self.clone(), session.clone(), store.clone());
+        tokio::spawn(async move {
+            let end = download(session, store, digest, total, &sender).await;
+            // Whoever comes from now on begins anew, or finds the blob.
+            all.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            sender.send_modify(|state| state.end = Some(end));
+        });
+        Share { state, is_own: true }
+    }
+
+    /// Has a blob downloaded, together with whoever else wants it. What another pull's registry failed at is tried with
+    /// this one's.
+    pub(crate) async fn fetch(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        store: &Arc<Store>,
+        digest: Digest,
+        total: u64,
+        mut told: impl FnMut(u64),
+    ) -> Result<(), RegistryError> {
+        let mut left = TAKE_OVERS;
+        loop {
+            let share = self.join(session, store, digest, total);
+            let is_own = share.is_own;
+            match share.finished(session.settings().tick, &mut told).await {
+                Err(_) if !is_own && left > 0 => left -= 1,
+                ended => return ended,
+            }
+        }
+    }
+}
+
+/// Whether a store has room for bytes.
+pub(crate) fn room(store: &Store, what: &str, needed: u64) -> Result<(), RegistryError> {
+    match store.free_bytes() {
+        Some(free) if free < needed => Err(RegistryError::Space { what: what.to_owned(), needed, free }),
+        _ => Ok(()),
+    }
+}

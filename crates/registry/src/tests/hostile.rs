@@ -1,0 +1,343 @@
+//! Registries that lie, break, flood or stand still.
+
+use super::*;
+
+/// A registry whose blobs are answered by a function, `None` being the good answer.
+async fn with_blobs(
+    model: &Model,
+    answer: impl Fn(&Seen, &Bytes) -> Option<Response> + Send + Sync + 'static,
+) -> Server {
+    let served = model.clone();
+    Server::start(move |seen| {
+        let blob = served.blobs.get(seen.path.rsplit('/').next().unwrap());
+        blob.and_then(|blob| answer(&seen, blob)).unwrap_or_else(|| served.answer(&seen))
+    })
+    .await
+}
+
+/// Nothing is listed, and nothing has the name of a blob that is none.
+fn assert_clean(bench: &Bench) {
+    assert!(bench.store.list().unwrap().iter().all(|entry| entry.embedded));
+    let entries = std::fs::read_dir(bench.root().join("blobs")).into_iter().flatten();
+    for name in entries.map(|e| e.unwrap().file_name().into_string().unwrap()) {
+        if let Ok(digest) = name.parse::<Digest>() {
+            bench.store.verify_blob(&digest).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_the_blob_never_get_its_name() {
+    let model = Model::new(3 << 20);
+    let server = with_blobs(&model, |seen, blob| {
+        let mut wrong = blob.to_vec();
+        let at = wrong.len() / 2;
+        wrong[at] ^= 1;
+        Some(ranged(&wrong.into(), seen))
+    })
+    .await;
+    let bench = Bench::new();
+    let (done, lines) = bench.pull(&server.model()).await;
+    let text = done.unwrap_err().to_string();
+    let want = format!("digest mismatch, file must be downloaded again: want {}, got sha256:", model.weights);
+    assert!(text.starts_with(&want), "{text}");
+    assert_eq!(lines.last().unwrap().status, "verifying sha256 digest");
+    assert_clean(&bench);
+    bench.assert_files(0);
+}
+
+#[tokio::test]
+async fn manifests_of_every_bad_kind_are_refused() {
+    let digest = Digest::of(b"x");
+    let layer = |digest: &str, size: &str| {
+        format!(r#"{{"layers":[{{"mediaType":"m","digest":"{digest}","size":{size}}}]}}"#)
+    };
+    let evil = "sha256:../../../../../../../../../../etc/cron.d/evil00000000000000000000";
+    for (body, want) in [
+        ("<html><body>Sign in</body></html>".to_owned(), "it is a page for browsers"),
+        (String::new(), "not a JSON object"),
+        ("[]".into(), "not a JSON object"),
+        ("{}".into(), "it has no layers"),
+        (
+            r#"{"manifests":[{"digest":"x"}],"mediaType":"application/vnd.oci.image.index.v1+json"}"#.into(),
+            "it has no layers",
+        ),
+        (layer(evil, "1"), "invalid digest format"),
+        (layer("../../../etc/passwd", "1"), "invalid digest format"),
+        (layer(&digest.to_string(), "-1"), "invalid value"),
+        (layer(&digest.to_string(), "99999999999999999999999"), "invalid"),
+        (r#"{"layers":[[]]}"#.into(), "invalid"),
+        (r#"{"layers":{"0":1}}"#.into(), "invalid type"),
+        ("[".repeat(1_000_000), "not a JSON object"),
+        (format!("{{\"config\":{}", "[".repeat(1_000_000)), "recursion limit"),
+        (" ".repeat(5 << 20), "the answer has more than 4194304 bytes"),
+    ] {
+        let server = Server::start(move |_| status(200, body.clone())).await;
+        let bench = Bench::new();
+        let text = bench.pull_err(&server.model()).await;
+        assert!(text.starts_with("pull model manifest: ") && text.contains(want), "{want}: {text}");
+        assert!(!bench.root().join("blobs").exists(), "{want}");
+    }
+}
+
+#[tokio::test]
+async fn one_blob_of_two_sizes_is_refused() {
+    let d = Digest::of(b"x");
+    let body = format!(
+        r#"{{"layers":[{{"mediaType":"a","digest":"{d}","size":1}},{{"mediaType":"b","digest":"{d}","size":2}}]}}"#
+    );
+    let server = Server::start(move |_| status(200, body.clone())).await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert!(text.contains("has two sizes, 1 and 2"), "{text}");
+}
+
+#[tokio::test]
+async fn an_endless_manifest_ends() {
+    let server = Server::start(|_| {
+        let forever =
+            futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 1 << 16])));
+        Response::new(Body::from_stream(forever))
+    })
+    .await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert!(text.ends_with("the answer has more than 4194304 bytes"), "{text}");
+}
+
+#[tokio::test]
+async fn a_manifest_that_drips_is_given_up() {
+    let server = Server::start(|_| {
+        let drip = vec![(Duration::from_millis(100), Some(Bytes::from_static(b" "))); 1000];
+        Response::new(slowly(drip))
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_millis(150));
+    let begun = std::time::Instant::now();
+    let text = bench.pull_err(&server.model()).await;
+    assert!(text.contains("no byte for"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn compressed_answers_are_refused_unread() {
+    let model = Model::new(1000);
+    for blobs in [false, true] {
+        let served = model.clone();
+        let server = Server::start(move |seen| {
+            assert_eq!(seen.header("accept-encoding"), "identity");
+            let mut answer = served.answer(&seen);
+            if seen.is_blob() == blobs {
+                answer.headers_mut().insert("Content-Encoding", "gzip".parse().unwrap());
+            }
+            answer
+        })
+        .await;
+        let text = Bench::new().pull_err(&server.model()).await;
+        assert!(text.contains("the answer is compressed (gzip), which was not asked for"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_digest_that_is_a_lie_is_found_out() {
+    let model = Model::new(1000);
+    let server = Server::start(move |seen| {
+        let mut answer = model.answer(&seen);
+        let lie = Digest::of(b"lie").to_string();
+        answer.headers_mut().insert("Docker-Content-Digest", lie.parse().unwrap());
+        answer
+    })
+    .await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert!(text.contains("says that the manifest's digest is sha256:"), "{text}");
+}
+
+#[tokio::test]
+async fn a_blob_of_another_size_than_the_manifest_says_is_refused() {
+    let model = Model::new(3 << 20);
+    for ranges in [true, false] {
+        let server = with_blobs(&model, move |seen, blob| {
+            let longer: Bytes = [&blob[..], b"more"].concat().into();
+            Some(if ranges { ranged(&longer, seen) } else { status(200, longer) })
+        })
+        .await;
+        let bench = Bench::new();
+        let text = bench.pull_err(&server.model()).await;
+        let want = format!(
+            "blob {} has {} bytes at the registry, but the manifest says {}",
+            model.weights,
+            (3 << 20) + 4,
+            3 << 20
+        );
+        assert_eq!(text, want);
+        assert_clean(&bench);
+    }
+}
+
+#[tokio::test]
+async fn a_page_for_browsers_is_no_blob() {
+    let model = Model::new(3 << 20);
+    let server = with_blobs(&model, |_, _| {
+        let page = Response::builder().header("Content-Type", "text/html; charset=utf-8");
+        Some(page.body("<html>Please sign in</html>".into()).unwrap())
+    })
+    .await;
+    let bench = Bench::new();
+    let text = bench.pull_err(&server.model()).await;
+    assert!(text.ends_with("instead of the blob comes a page for browsers of 27 bytes"), "{text}");
+    assert_clean(&bench);
+}
+
+#[tokio::test]
+async fn ranges_that_were_not_asked_for_are_refused() {
+    let model = Model::new(3 << 20);
+    for range in
+        ["", "bytes 5-9/3145728", "bytes 0-99999999/3145728", "bytes 9-0/3145728", "0-9", "bytes x-y/z"]
+    {
+        let server = with_blobs(&model, move |_, blob| {
+            let part = Response::builder().status(206).header("Content-Range", range);
+            Some(part.body(blob.slice(..10).into()).unwrap())
+        })
+        .await;
+        let bench = Bench::new();
+        let text = bench.pull_err(&server.model()).await;
+        assert!(
+            text.contains("comes without its place") || text.contains("were asked for"),
+            "{range}: {text}"
+        );
+        assert_clean(&bench);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_sends_the_whole_for_later_parts_only_is_asked_again() {
+    let model = Model::new(4 << 20);
+    let server = with_blobs(&model, |seen, blob| {
+        let whole = blob.len() > 1000 && seen.nth % 3 == 0;
+        whole.then(|| status(200, blob.clone()))
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn redirect_loops_end() {
+    let model = Model::new(1000);
+    let server = with_blobs(&model, |seen, _| {
+        Some(Response::builder().status(307).header("Location", &seen.path).body(Body::empty()).unwrap())
+    })
+    .await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert!(text.ends_with("redirected more than 10 times"), "{text}");
+    assert_eq!(server.blob_requests().len(), 11);
+}
+
+#[tokio::test]
+async fn redirects_to_no_web_address_are_refused() {
+    for place in ["file:///etc/passwd", "ftp://h/x", "http://"] {
+        let model = Model::new(1000);
+        let server = with_blobs(&model, move |_, _| {
+            Some(Response::builder().status(302).header("Location", place).body(Body::empty()).unwrap())
+        })
+        .await;
+        let text = Bench::new().pull_err(&server.model()).await;
+        assert!(text.contains("is no web address") || text.contains("is no address"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn connections_that_break_or_stand_still_are_made_again() {
+    for stall in [false, true] {
+        let model = Model::new(4 << 20);
+        let server = with_blobs(&model, move |seen, blob| {
+            if blob.len() < 1000 || seen.nth % 2 == 0 {
+                return None;
+            }
+            let (first, last) = seen.range()?;
+            let half = blob.slice(first as usize..(first + last).div_ceil(2) as usize);
+            let rest = if stall { Duration::from_secs(60) } else { Duration::ZERO };
+            let part = Response::builder().status(206);
+            let part = part.header("Content-Range", format!("bytes {first}-{last}/{}", blob.len()));
+            Some(part.body(slowly(vec![(Duration::ZERO, Some(half)), (rest, None)])).unwrap())
+        })
+        .await;
+        let bench = Bench::new();
+        bench.pull_ok(&server.model()).await;
+        bench.assert_has(&model, &server.model());
+    }
+}
+
+#[tokio::test]
+async fn a_blob_that_never_comes_ends_after_six_attempts() {
+    let model = Model::new(1000);
+    let server = with_blobs(&model, |_, _| Some(status(500, "broken\ninside"))).await;
+    let bench = Bench::new();
+    let text = bench.pull_err(&server.model()).await;
+    assert_eq!(text, "max retries exceeded: 500 Internal Server Error: broken inside");
+    assert_eq!(server.blob_requests().len(), 6);
+    assert_clean(&bench);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_given_time() {
+    let model = Model::new(4 << 20);
+    let busy = Mutex::new(0);
+    let server = with_blobs(&model, move |_, _| {
+        let mut busy = busy.lock().unwrap();
+        *busy += 1;
+        (*busy % 3 == 0).then(|| {
+            Response::builder().status(429).header("Retry-After", "0").body("slow down".into()).unwrap()
+        })
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn a_model_larger_than_the_disk_is_not_begun() {
+    let digest = Digest::of(b"x");
+    let body = format!(
+        r#"{{"layers":[{{"mediaType":"{}","digest":"{digest}","size":9000000000000000000}}]}}"#,
+        media::MODEL
+    );
+    let server = Server::start(move |_| status(200, body.clone())).await;
+    let bench = Bench::new();
+    let text = bench.pull_err(&server.model()).await;
+    assert!(
+        text.starts_with("not enough space for the model: 9000000000000000000 bytes are missing"),
+        "{text}"
+    );
+    assert!(server.blob_requests().is_empty() && bench.partials().is_empty());
+}
+
+#[tokio::test]
+async fn who_is_not_there_is_named() {
+    let bench = Bench::new();
+    let text = bench.pull_err("127.0.0.1:1/x/y").await;
+    assert!(
+        text.starts_with("pull model manifest: Get \"http://127.0.0.1:1/v2/x/y/manifests/latest\": "),
+        "{text}"
+    );
+    let server = Server::start(|_| status(404, "{}")).await;
+    assert_eq!(bench.pull_err(&server.model()).await, "pull model manifest: file does not exist");
+    let server = Server::start(|_| status(400, "{\"error\":\"sharded\"}")).await;
+    let text = bench.pull_err(&server.model()).await;
+    assert_eq!(text, "pull model manifest: 400 Bad Request: {\"error\":\"sharded\"}");
+    let server = Server::start(|_| status(403, "<html>\u{1b}[31m</html>")).await;
+    assert_eq!(
+        bench.pull_err(&server.model()).await,
+        "pull model manifest: 403 Forbidden: a page for browsers"
+    );
+}
+
+#[tokio::test]
+async fn models_in_tensors_are_refused_before_anything_is_fetched() {
+    let kind = "application/vnd.ollama.image.tensor";
+    let model = Model::of(&[(kind, noise(10, 1).into()), (media::CONFIG, "{}".into())]);
+    let server = Server::start(move |seen| model.answer(&seen)).await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert!(text.contains("in tensors instead of a GGUF file"), "{text}");
+    assert_eq!(server.seen().len(), 1);
+}

@@ -1,0 +1,249 @@
+//! Pulls that go well, from registries of every style.
+
+use super::*;
+
+#[tokio::test]
+async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
+    let model = Model::new(5 << 20);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    let lines = bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+
+    let mut statuses: Vec<&str> = lines.iter().map(|line| line.status.as_str()).collect();
+    statuses.dedup();
+    let pulling: Vec<String> = ["pulling manifest".to_owned()]
+        .into_iter()
+        .chain(bench.layers(&server).map(|digest| format!("pulling {}", digest.short())))
+        .collect();
+    assert_eq!(statuses[..4], pulling);
+    assert_eq!(statuses[4..], ["verifying sha256 digest", "writing manifest", "success"]);
+    let of_weights: Vec<_> = lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
+    assert!(of_weights.iter().all(|line| line.total == 5 << 20));
+    assert!(of_weights.is_sorted_by_key(|line| line.completed), "progress never goes back");
+    assert_eq!(of_weights.last().unwrap().completed, 5 << 20);
+
+    let manifest = &server.seen()[0];
+    assert_eq!(manifest.path, "/v2/test/m/manifests/latest");
+    assert_eq!(manifest.header("accept"), media::MANIFEST);
+    assert!(manifest.header("user-agent").starts_with("ollama/"));
+    let ranges: Vec<_> = server.blob_requests().iter().map(|seen| seen.range().unwrap()).collect();
+    assert!(ranges.contains(&(0, (1 << 20) - 1)) && ranges.contains(&(4 << 20, (5 << 20) - 1)), "{ranges:?}");
+}
+
+impl Bench {
+    fn layers(&self, server: &Server) -> impl Iterator<Item = Digest> + use<> {
+        let entry = self.store.get(&ModelRef::parse(&server.model()).unwrap().name).unwrap();
+        entry.manifest.blobs().map(|layer| layer.digest).collect::<Vec<_>>().into_iter()
+    }
+}
+
+#[tokio::test]
+async fn what_is_there_already_is_not_fetched_again() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    let before = server.blob_requests().len();
+    let lines = bench.pull_ok(&server.model()).await;
+    assert_eq!(server.blob_requests().len(), before);
+    let of_weights: Vec<_> = lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
+    assert_eq!(of_weights.len(), 1, "one line, complete");
+    assert_eq!((of_weights[0].total, of_weights[0].completed), (3 << 20, 3 << 20));
+    // A blob whose file was cut is no blob.
+    std::fs::write(bench.store.blob_path(&model.weights), b"cut").unwrap();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn a_new_version_removes_what_only_the_old_one_used() {
+    let old = Model::of(&[(media::MODEL, noise(9000, 1).into()), (media::CONFIG, "{}".into())]);
+    let new = Model::of(&[(media::MODEL, noise(9000, 2).into()), (media::CONFIG, "{}".into())]);
+    let current = Arc::new(Mutex::new(old));
+    let served = current.clone();
+    let server = Server::start(move |seen| served.lock().unwrap().answer(&seen)).await;
+    let bench = Bench::new();
+    let lines = bench.pull_ok(&server.model()).await;
+    assert!(lines.iter().all(|line| line.status != "removing unused layers"));
+    *current.lock().unwrap() = new.clone();
+    let lines = bench.pull_ok(&server.model()).await;
+    let statuses: Vec<&str> = lines.iter().map(|line| line.status.as_str()).collect();
+    assert!(statuses.ends_with(&["writing manifest", "removing unused layers", "success"]), "{statuses:?}");
+    bench.assert_has(&new, &server.model());
+}
+
+#[tokio::test]
+async fn ollamas_registry_names_a_blobs_place_beside_a_success() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    let server = Server::start(move |seen| {
+        if seen.is_blob() && !seen.query.contains("signed") {
+            return Response::builder()
+                .header("Location", format!("{}?signed=1", seen.path))
+                .body("x".into())
+                .unwrap();
+        }
+        served.answer(&seen)
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn every_kind_of_redirect_is_followed_and_its_target_is_remembered() {
+    for code in [301, 302, 303, 307, 308] {
+        let model = Model::new(4 << 20);
+        let served = model.clone();
+        let storage = Server::start(move |seen| served.answer(&seen)).await;
+        let (served, target) = (model.clone(), storage.host.replace("127.0.0.1", "localhost"));
+        let server = Server::start(move |seen| {
+            if !seen.is_blob() {
+                return served.answer(&seen);
+            }
+            let place = format!("http://{target}{}?signature=secret", seen.path);
+            Response::builder().status(code).header("Location", place).body(Body::empty()).unwrap()
+        })
+        .await;
+        let bench = Bench::with(|settings| settings.streams = 1);
+        bench.pull_ok(&server.model()).await;
+        bench.assert_has(&model, &server.model());
+        assert_eq!(server.blob_requests().len(), 3, "one a blob");
+        assert!(storage.seen().iter().all(|seen| seen.query == "signature=secret"));
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_expires_is_asked_for_again() {
+    let model = Model::new(4 << 20);
+    let served = model.clone();
+    let server = Server::start(move |seen| {
+        if !seen.is_blob() {
+            return served.answer(&seen);
+        }
+        match seen.query.strip_prefix("at=").map(|at| at.parse::<usize>().unwrap()) {
+            // Good for two requests.
+            Some(at) if seen.nth > at + 2 => status(403, "<Error><Code>AccessDenied</Code></Error>"),
+            Some(_) => served.answer(&seen),
+            None => {
+                let place = format!("{}?at={}", seen.path, seen.nth);
+                Response::builder().status(307).header("Location", place).body(Body::empty()).unwrap()
+            }
+        }
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.streams = 1);
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_serves_all_the_same() {
+    let model = Model::new(5 << 20);
+    let served = model.clone();
+    let server = Server::start(move |mut seen| {
+        seen.headers.remove("range");
+        // The first attempt breaks off in the middle; the second one begins anew.
+        match served.blobs.get(seen.path.rsplit('/').next().unwrap()) {
+            Some(blob) if blob.len() > 1000 && seen.nth == 1 => {
+                let piece = blob.slice(..3_000_000);
+                Response::new(slowly(vec![(Duration::ZERO, Some(piece)), (Duration::ZERO, None)]))
+            }
+            _ => served.answer(&seen),
+        }
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    assert_eq!(server.blob_requests().len(), 4);
+}
+
+#[tokio::test]
+async fn several_pulls_share_one_download_and_the_first_may_leave() {
+    let model = Model::new(4 << 20);
+    let served = model.clone();
+    let server = Server::start_async(move |seen| {
+        let answer = served.answer(&seen);
+        async move {
+            if seen.is_blob() {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+            answer
+        }
+    })
+    .await;
+    let bench = Bench::new();
+    let name = server.model();
+    let leaving = tokio::time::timeout(Duration::from_millis(45), bench.pull(&name));
+    let (left, ..) = tokio::join!(leaving, bench.pull_ok(&name), bench.pull_ok(&name));
+    assert!(left.is_err(), "it was cancelled");
+    bench.assert_has(&model, &name);
+    let mut ranges: Vec<_> = server
+        .blob_requests()
+        .iter()
+        .filter(|seen| seen.path.ends_with(&model.weights.to_string()))
+        .map(|seen| seen.range().unwrap())
+        .collect();
+    let all = ranges.len();
+    ranges.sort();
+    ranges.dedup();
+    assert_eq!(ranges.len(), all, "no part is fetched twice");
+}
+
+#[tokio::test]
+async fn a_pull_takes_over_where_another_ones_registry_fails() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    let bad = Server::start_async(move |seen| {
+        let answer = if seen.is_blob() { status(404, "") } else { served.answer(&seen) };
+        async move {
+            tokio::time::sleep(Duration::from_millis(40)).await;
+            answer
+        }
+    })
+    .await;
+    let served = model.clone();
+    let good = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    let (bad, good_name) = (bad.model(), good.model());
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        bench.pull_ok(&good_name).await
+    };
+    let (failed, _) = tokio::join!(bench.pull(&bad), late);
+    assert!(failed.0.unwrap_err().to_string().starts_with("404 Not Found"));
+    bench.assert_has(&model, &good_name);
+}
+
+#[tokio::test]
+async fn names_keep_the_case_in_which_they_are_stored() {
+    let model = Model::new(1000);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    bench.pull_ok(&format!("{}/Test/M", server.host)).await;
+    bench.pull_ok(&server.model()).await;
+    assert_eq!(server.seen().last().unwrap().path, "/v2/Test/M/manifests/latest");
+    assert_eq!(bench.store.list().unwrap().iter().filter(|entry| !entry.embedded).count(), 1);
+}
+
+#[tokio::test]
+async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
+    let same = Bytes::from_static(b"{}");
+    let model = Model::of(&[
+        (media::MODEL, noise(100, 3).into()),
+        (media::SYSTEM, Bytes::new()),
+        (media::PARAMS, same.clone()),
+        (media::CONFIG, same),
+    ]);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}

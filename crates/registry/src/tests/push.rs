@@ -1,0 +1,299 @@
+//! Pushes, to registries of both styles.
+
+use super::*;
+
+/// A registry that takes blobs, as the reference one does: relative addresses, offsets checked.
+#[derive(Clone, Default)]
+struct Taker {
+    blobs: Arc<Mutex<HashMap<String, Vec<u8>>>>,
+    uploads: Arc<Mutex<HashMap<String, Vec<u8>>>>,
+    manifests: Arc<Mutex<HashMap<String, Bytes>>>,
+    absolute: bool,
+}
+
+impl Taker {
+    fn place(&self, seen: &Seen, id: &str) -> String {
+        let path = format!("/v2/me/m/blobs/uploads/{id}?state=x");
+        if self.absolute { format!("http://{}{path}", seen.header("host")) } else { path }
+    }
+
+    fn accepted(&self, seen: &Seen, id: &str, len: usize) -> Response {
+        Response::builder()
+            .status(if seen.method == "GET" { 204 } else { 202 })
+            .header("Location", self.place(seen, id))
+            .header("Range", format!("0-{}", len.saturating_sub(1)))
+            .body(Body::empty())
+            .unwrap()
+    }
+
+    fn answer(&self, seen: &Seen) -> Response {
+        let id = seen.path.rsplit('/').next().unwrap().to_owned();
+        let mut uploads = self.uploads.lock().unwrap();
+        match (seen.method.as_str(), seen.path.contains("/uploads/")) {
+            ("HEAD", _) => status(if self.blobs.lock().unwrap().contains_key(&id) { 200 } else { 404 }, ""),
+            ("POST", true) => {
+                let id = format!("u{}", seen.nth);
+                uploads.insert(id.clone(), Vec::new());
+                self.accepted(seen, &id, 0)
+            }
+            ("GET", true) => match uploads.get(&id) {
+                Some(data) => self.accepted(seen, &id, data.len()),
+                None => status(404, ""),
+            },
+            ("PATCH", true) => {
+                let Some(data) = uploads.get_mut(&id) else { return status(404, "") };
+                let first: usize = seen.header("content-range").split('-').next().unwrap().parse().unwrap();
+                if first != data.len() {
+                    return status(416, "out of order");
+                }
+                data.extend(&seen.body);
+                let len = data.len();
+                self.accepted(seen, &id, len)
+            }
+            ("PUT", true) => {
+                let data = uploads.remove(&id).unwrap_or_default();
+                let digest = seen.query.split('&').find_map(|p| p.strip_prefix("digest=")).unwrap();
+                let digest = digest.replace("%3A", ":");
+                if Digest::of(&data).to_string() != digest {
+                    return status(400, r#"{"errors":[{"code":"DIGEST_INVALID"}]}"#);
+                }
+                self.blobs.lock().unwrap().insert(digest, data);
+                status(201, "")
+            }
+            ("PUT", false) => {
+                self.manifests.lock().unwrap().insert(id, seen.body.clone());
+                status(201, "")
+            }
+            _ => status(405, ""),
+        }
+    }
+}
+
+impl Bench {
+    /// Stores a model of a registry under the name `me/m` there.
+    fn store_model(&self, model: &Model, host: &str) -> String {
+        for blob in model.blobs.values() {
+            self.store.add_blob(blob).unwrap();
+        }
+        let name = format!("{host}/me/m:v1");
+        let parsed = ModelRef::parse(&name).unwrap().name;
+        self.store.store_manifest(&parsed, &model.manifest, true, &mut || ()).unwrap();
+        name
+    }
+
+    async fn push(&self, name: &str) -> (Result<(), RegistryError>, Vec<Progress>) {
+        let (report, mut lines) = mpsc::channel(1000);
+        let name = ModelRef::parse(name).unwrap();
+        let options = Options { insecure: true, ..Options::default() };
+        let done = self.registry.push(&self.store, &name, &options, report).await;
+        let mut seen = Vec::new();
+        while let Some(line) = lines.recv().await {
+            seen.push(line);
+        }
+        (done, seen)
+    }
+}
+
+#[tokio::test]
+async fn a_push_sends_what_is_missing_and_the_manifest_as_it_is() {
+    for absolute in [true, false] {
+        let model = Model::new(2 << 20);
+        let taker = Taker { absolute, ..Taker::default() };
+        let served = taker.clone();
+        let server = Server::start(move |seen| served.answer(&seen)).await;
+        let bench = Bench::new();
+        let name = bench.store_model(&model, &server.host);
+        let (done, lines) = bench.push(&name).await;
+        done.unwrap();
+        assert_eq!(taker.blobs.lock().unwrap().len(), 3);
+        assert_eq!(
+            taker.blobs.lock().unwrap()[&model.weights.to_string()],
+            model.blobs[&model.weights.to_string()]
+        );
+        assert_eq!(taker.manifests.lock().unwrap()["v1"], model.manifest);
+        let statuses: Vec<_> = lines.iter().map(|line| line.status.as_str()).collect();
+        assert_eq!(statuses[0], "retrieving manifest");
+        assert!(statuses.ends_with(&["pushing manifest", "success"]));
+        let last = lines.iter().rfind(|line| line.digest == Some(model.weights)).unwrap();
+        assert_eq!(last.status, format!("pushing {}", model.weights.short()));
+        assert_eq!((last.total, last.completed), (2 << 20, 2 << 20));
+
+        let before = server.seen().len();
+        bench.push(&name).await.0.unwrap();
+        let again: Vec<_> = server.seen()[before..].iter().map(|seen| seen.method.clone()).collect();
+        assert_eq!(again, ["HEAD", "HEAD", "HEAD", "PUT"], "what is there is not sent again");
+    }
+}
+
+#[tokio::test]
+async fn the_requests_are_those_of_ollama() {
+    let model = Model::new(5000);
+    let taker = Taker { absolute: true, ..Taker::default() };
+    let server = Server::start(move |seen| taker.answer(&seen)).await;
+    let bench = Bench::new();
+    let name = bench.store_model(&model, &server.host);
+    bench.push(&name).await.0.unwrap();
+    let seen = server.seen();
+    assert_eq!(seen[1].path, "/v2/me/m/blobs/uploads/");
+    assert_eq!((seen[1].header("content-length"), seen[1].query.as_str()), ("0", ""));
+    assert_eq!((seen[2].method.as_str(), seen[2].header("content-range")), ("PATCH", "0-4999"));
+    assert_eq!(seen[2].header("content-length"), "5000");
+    assert_eq!(
+        (seen[2].header("content-type"), seen[2].header("x-redirect-uploads")),
+        ("application/octet-stream", "1")
+    );
+    // The recorded form: MD5 of the binary MD5s, and their number.
+    let sum = |bytes: &[u8]| crate::md5::Md5::of(bytes).hex();
+    let bin: Vec<u8> =
+        (0..16).map(|i| u8::from_str_radix(&sum(&seen[2].body)[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let digest = model.weights.to_string().replace(':', "%3A");
+    assert_eq!(seen[3].query, format!("state=x&digest={digest}&etag={}-1", sum(&bin)));
+    let manifest = seen.last().unwrap();
+    assert_eq!((manifest.method.as_str(), manifest.path.as_str()), ("PUT", "/v2/me/m/manifests/v1"));
+    assert_eq!(manifest.header("content-type"), media::MANIFEST);
+}
+
+#[tokio::test]
+async fn a_layer_of_another_model_is_mounted() {
+    let blob = Bytes::from(noise(100, 9));
+    let digest = Digest::of(&blob);
+    let manifest = json!({"layers": [{"mediaType": media::MODEL, "digest": digest.to_string(), "size": 100, "from": "library/base:1b"}]});
+    let model = Model {
+        blobs: [(digest.to_string(), blob)].into(),
+        manifest: manifest.to_string().into(),
+        weights: digest,
+    };
+    let server = Server::start(|seen| match seen.method.as_str() {
+        "HEAD" => status(404, ""),
+        _ => status(201, ""),
+    })
+    .await;
+    let bench = Bench::new();
+    let name = bench.store_model(&model, &server.host);
+    bench.push(&name).await.0.unwrap();
+    let digest = digest.to_string().replace(':', "%3A");
+    assert_eq!(server.seen()[1].query, format!("from=library%2Fbase&mount={digest}"));
+    assert_eq!(server.seen().len(), 3);
+}
+
+#[tokio::test]
+async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
+    let model = Model::new(300_000);
+    let taker = Taker::default();
+    let served = taker.clone();
+    let server = Server::start(move |seen| {
+        if seen.method == "PATCH" && seen.header("content-range").starts_with("0-") && seen.body.len() > 1000
+        {
+            // Takes a part and breaks.
+            let id = seen.path.rsplit('/').next().unwrap().to_owned();
+            served.uploads.lock().unwrap().insert(id, seen.body[..100_000].to_vec());
+            return status(502, "gone");
+        }
+        served.answer(&seen)
+    })
+    .await;
+    let bench = Bench::new();
+    let name = bench.store_model(&model, &server.host);
+    bench.push(&name).await.0.unwrap();
+    assert_eq!(
+        taker.blobs.lock().unwrap()[&model.weights.to_string()],
+        model.blobs[&model.weights.to_string()]
+    );
+    let ranges: Vec<_> = server.seen().iter().map(|seen| seen.header("content-range").to_owned()).collect();
+    assert!(ranges.contains(&"100000-299999".to_owned()), "{ranges:?}");
+}
+
+#[tokio::test]
+async fn a_storage_elsewhere_takes_the_bytes_without_credentials() {
+    let model = Model::new(3000);
+    let storage = Server::start(|_| status(200, "")).await;
+    let target = storage.host.clone();
+    let server = Server::start(move |seen| match seen.method.as_str() {
+        _ if seen.path == "/token" => status(200, r#"{"token":"t"}"#),
+        _ if seen.header("authorization") != "Bearer t" => {
+            let text =
+                format!(r#"Bearer realm="http://{}/token",service="s",scope="x""#, seen.header("host"));
+            Response::builder().status(401).header("WWW-Authenticate", text).body(Body::empty()).unwrap()
+        }
+        "HEAD" => status(404, ""),
+        "POST" => Response::builder()
+            .status(202)
+            .header("Location", "/v2/me/m/blobs/uploads/1")
+            .body(Body::empty())
+            .unwrap(),
+        "PATCH" => Response::builder()
+            .status(307)
+            .header("Location", format!("http://{target}/bucket/1?signature=s"))
+            .header("Docker-Upload-Location", "/v2/me/m/blobs/uploads/2")
+            .body(Body::empty())
+            .unwrap(),
+        _ => status(201, ""),
+    })
+    .await;
+    let bench = Bench::new();
+    let name = bench.store_model(&model, &server.host);
+    bench.push(&name).await.0.unwrap();
+    let put = &storage.seen()[0];
+    assert_eq!((put.method.as_str(), put.path.as_str()), ("PUT", "/bucket/1"));
+    assert_eq!(put.body, model.blobs[&model.weights.to_string()]);
+    assert!(storage.seen().iter().all(|seen| seen.headers.get("authorization").is_none()));
+    assert!(server.seen().iter().any(|seen| seen.method == "PUT" && seen.path.ends_with("/uploads/2")));
+}
+
+#[tokio::test]
+async fn registries_that_refuse_or_lead_nowhere_are_quoted() {
+    let model = Model::new(3000);
+    for (code, location, want) in [
+        (403, "", "403 Forbidden: DENIED"),
+        (202, "", "does not say where the upload goes on"),
+        (202, "ftp://x/", "is no web address"),
+    ] {
+        let server = Server::start(move |seen| match seen.method.as_str() {
+            "HEAD" => status(404, ""),
+            _ => {
+                let answer = Response::builder().status(code);
+                let answer = if location.is_empty() { answer } else { answer.header("Location", location) };
+                answer.body("DENIED".into()).unwrap()
+            }
+        })
+        .await;
+        let bench = Bench::new();
+        let name = bench.store_model(&model, &server.host);
+        let text = bench.push(&name).await.0.unwrap_err().to_string();
+        assert!(text.contains(want), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn models_that_are_missing_or_not_whole_are_not_begun() {
+    let bench = Bench::new();
+    let (done, lines) = bench.push("127.0.0.1:1/me/none").await;
+    assert_eq!(done.unwrap_err().to_string(), "model '127.0.0.1:1/me/none:latest' not found");
+    let statuses: Vec<_> = lines.iter().map(|line| line.status.as_str()).collect();
+    assert_eq!(statuses, ["retrieving manifest", "couldn't retrieve manifest"]);
+    let model = Model::new(3000);
+    let name = bench.store_model(&model, "127.0.0.1:1");
+    std::fs::remove_file(bench.store.blob_path(&model.weights)).unwrap();
+    let text = bench.push(&name).await.0.unwrap_err().to_string();
+    assert!(text.contains("is incomplete"), "{text}");
+    let text = bench.push("cria").await.0.unwrap_err().to_string();
+    assert!(text.contains("is built into this program"), "{text}");
+}
+
+#[tokio::test]
+async fn a_registry_that_takes_nothing_is_given_up() {
+    let model = Model::new(3 << 20);
+    let server = Server::start_async(|seen| async move {
+        match seen.method.as_str() {
+            "HEAD" => status(404, ""),
+            "POST" => Response::builder().status(202).header("Location", "/u").body(Body::empty()).unwrap(),
+            "PATCH" => std::future::pending().await,
+            _ => status(404, ""),
+        }
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_millis(50));
+    let name = bench.store_model(&model, &server.host);
+    let text = bench.push(&name).await.0.unwrap_err().to_string();
+    assert!(text.starts_with("max retries exceeded: Patch \"") && text.contains("no byte for"), "{text}");
+}

@@ -1,0 +1,172 @@
+//! Downloads that are interrupted go on from what is there.
+
+use std::fs;
+
+use super::*;
+
+/// Serves the weights slowly, so that there is time to interrupt.
+async fn slow(model: &Model) -> Server {
+    let served = model.clone();
+    Server::start(move |seen| {
+        let Some((first, last)) = seen.range().filter(|_| seen.path.ends_with(&served.weights.to_string()))
+        else {
+            return served.answer(&seen);
+        };
+        let blob = &served.blobs[&served.weights.to_string()];
+        let pieces = (first..=last).step_by(1 << 18).map(|at| {
+            let end = (at + (1 << 18)).min(last + 1);
+            (Duration::from_millis(10), Some(blob.slice(at as usize..end as usize)))
+        });
+        let part = Response::builder().status(206);
+        let part = part.header("Content-Range", format!("bytes {first}-{last}/{}", blob.len()));
+        part.body(slowly(pieces.collect())).unwrap()
+    })
+    .await
+}
+
+fn asked(server: &Server, model: &Model) -> u64 {
+    let of_weights =
+        server.blob_requests().into_iter().filter(|s| s.path.ends_with(&model.weights.to_string()));
+    of_weights.map(|seen| seen.range().unwrap()).map(|(first, last)| last - first + 1).sum()
+}
+
+#[tokio::test]
+async fn a_cancelled_pull_keeps_what_arrived_and_goes_on_from_it() {
+    let model = Model::new(8 << 20);
+    let server = slow(&model).await;
+    let bench = Bench::with(|settings| settings.streams = 2);
+    let name = server.model();
+    for _ in 0..3 {
+        let _ = tokio::time::timeout(Duration::from_millis(90), bench.pull(&name)).await;
+        // The download notices that nobody waits.
+        while Arc::strong_count(&bench.store) > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    assert!(bench.partials().len() > 1);
+    bench.pull_ok(&name).await;
+    bench.assert_has(&model, &name);
+    let asked = asked(&server, &model);
+    // Requests that were broken off asked for more than they got: at most their parts, twice three times.
+    assert!(asked <= (8 << 20) + 6 * (1 << 20), "{asked} bytes were asked for");
+}
+
+#[tokio::test]
+async fn ollamas_bookkeeping_is_understood() {
+    let model = Model::new(250_000);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    let blob = &model.blobs[&model.weights.to_string()];
+    let partial = bench.store.partial(&model.weights).unwrap();
+    let mut data = vec![0; 250_000];
+    data[..130_000].copy_from_slice(&blob[..130_000]);
+    fs::write(partial.data(), &data).unwrap();
+    for (n, offset, size, completed) in
+        [(0, 0, 100_000, 100_000), (1, 100_000, 100_000, 30_000), (2, 200_000, 50_000, 0)]
+    {
+        let note = format!("{{\"N\":{n},\"Offset\":{offset},\"Size\":{size},\"Completed\":{completed}}}\n");
+        fs::write(partial.part(n), note).unwrap();
+    }
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    let mut ranges: Vec<_> = server
+        .blob_requests()
+        .iter()
+        .filter(|seen| seen.path.ends_with(&model.weights.to_string()))
+        .map(|seen| seen.range().unwrap())
+        .collect();
+    ranges.sort();
+    assert_eq!(ranges, [(130_000, 199_999), (200_000, 249_999)]);
+}
+
+#[tokio::test]
+async fn what_ollama_would_read_adds_up_at_any_moment() {
+    let model = Model::new(8 << 20);
+    let server = slow(&model).await;
+    let bench = Bench::with(|settings| settings.streams = 3);
+    let name = server.model();
+    let watch = async {
+        let partial = bench.store.partial(&model.weights).unwrap();
+        let mut looks = 0;
+        while looks < 20 {
+            tokio::time::sleep(Duration::from_millis(4)).await;
+            let (mut total, mut files) = (0u64, 0);
+            let Ok(parts) = partial.parts() else { break };
+            for n in parts {
+                let Ok(text) = fs::read_to_string(partial.part(n)) else { continue };
+                let note: serde_json::Value = serde_json::from_str(&text).expect("whole at any moment");
+                total += note["Size"].as_u64().unwrap();
+                files += 1;
+            }
+            if files >= 8 {
+                looks += 1;
+                assert!(total >= 8 << 20, "{total}");
+            }
+        }
+    };
+    let _ =
+        tokio::time::timeout(Duration::from_secs(5), async { tokio::join!(watch, bench.pull(&name)) }).await;
+}
+
+#[tokio::test]
+async fn bytes_that_were_lost_with_the_power_are_fetched_again() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    let partial = bench.store.partial(&model.weights).unwrap();
+    // Noted as complete, but the bytes are holes.
+    fs::File::create(partial.data()).unwrap().set_len(3 << 20).unwrap();
+    fs::write(
+        partial.part(0),
+        format!("{{\"N\":0,\"Offset\":0,\"Size\":{},\"Completed\":{}}}", 3 << 20, 2 << 20),
+    )
+    .unwrap();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn another_process_is_waited_for_and_its_blob_is_taken() {
+    let model = Model::new(200_000);
+    let served = model.clone();
+    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let bench = Bench::new();
+    let other = Store::open(bench.root()).unwrap();
+    let lock = other.lock_download(&model.weights).unwrap().unwrap();
+    let name = server.model();
+    let finish = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        other.add_blob(&model.blobs[&model.weights.to_string()]).unwrap();
+        drop(lock);
+    };
+    tokio::join!(bench.pull_ok(&name), finish);
+    bench.assert_has(&model, &name);
+    assert!(server.blob_requests().iter().all(|seen| !seen.path.ends_with(&model.weights.to_string())));
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_ranges_makes_a_resumed_download_begin_anew() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    let server = Server::start(move |mut seen| {
+        seen.headers.remove("range");
+        served.answer(&seen)
+    })
+    .await;
+    let bench = Bench::new();
+    let blob = &model.blobs[&model.weights.to_string()];
+    let partial = bench.store.partial(&model.weights).unwrap();
+    let mut data = vec![0; 3 << 20];
+    data[..1 << 20].copy_from_slice(&blob[..1 << 20]);
+    fs::write(partial.data(), &data).unwrap();
+    for n in 0..3u64 {
+        let completed = if n == 0 { 1 << 20 } else { 0 };
+        let note =
+            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        fs::write(partial.part(n), note).unwrap();
+    }
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}

@@ -1,0 +1,390 @@
+//! The upload of one blob: asked for, taken over from another model, or sent in pieces that are gone on from.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use puna_store::{Digest, Layer, ModelName};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RANGE};
+use reqwest::{Body, Method, Response, StatusCode, Url};
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+use crate::error::RegistryError;
+use crate::http::{Ask, Session, shown, stalled};
+use crate::md5::Md5;
+
+/// Bytes of a piece, of which each is one request.
+const PIECE: u64 = 100_000_000;
+/// The largest piece that a registry may demand.
+const MAX_PIECE: u64 = 1_000_000_000;
+/// Pieces of a blob at most, before they grow.
+const PIECES: u64 = 16;
+/// Attempts at each request.
+pub(crate) const ATTEMPTS: u32 = 6;
+/// Bytes that are read from the disk at once.
+const BLOCK: usize = 1 << 18;
+/// How often a registry's answer may take us to another place before a blob is there.
+const MAX_MOVES: usize = 100_000;
+
+const UPLOAD_LOCATION: HeaderName = HeaderName::from_static("docker-upload-location");
+const REDIRECT_UPLOADS: HeaderName = HeaderName::from_static("x-redirect-uploads");
+const MIN_CHUNK: HeaderName = HeaderName::from_static("oci-chunk-min-length");
+
+/// A blob on its way.
+pub(crate) struct Upload<'a> {
+    session: &'a Session,
+    digest: Digest,
+    size: u64,
+    from: Option<String>,
+    path: PathBuf,
+    /// Bytes that were handed to the network. Never goes back.
+    sent: Arc<AtomicU64>,
+}
+
+/// Where an upload goes on.
+struct Place {
+    url: Url,
+    /// The first byte that the registry lacks.
+    at: u64,
+}
+
+/// The MD5 of each piece.
+#[derive(Default)]
+struct Sums {
+    pieces: Vec<[u8; 16]>,
+    /// A piece arrived in pieces itself.
+    broken: bool,
+}
+
+impl Sums {
+    /// What an object store calls an upload in pieces.
+    fn etag(&self) -> Option<String> {
+        let sum = Md5::of(&self.pieces.concat()).hex();
+        (!self.broken).then(|| format!("{sum}-{}", self.pieces.len()))
+    }
+}
+
+impl<'a> Upload<'a> {
+    pub(crate) fn new(session: &'a Session, layer: &Layer, path: PathBuf) -> Self {
+        let (digest, size, from) = (layer.digest, layer.size, layer.from.clone());
+        Self { session, digest, size, from, path, sent: Arc::default() }
+    }
+
+    /// Bytes that were sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed).min(self.size)
+    }
+
+    /// Has the registry have the blob.
+    pub(crate) async fn run(&self) -> Result<(), RegistryError> {
+        let mut retry = self.session.retry();
+        loop {
+            match self.is_there().await {
+                Ok(true) => return Ok(()),
+                Ok(false) => break,
+                Err(error) => retry.after(error).await?,
+            }
+        }
+        let (url, piece) = loop {
+            match self.begin().await {
+                Ok(Some(begun)) => break begun,
+                Ok(None) => return Ok(()),
+                Err(error) => retry.after(error).await?,
+            }
+        };
+        let mut place = Place { url, at: 0 };
+        let mut sums = Sums::default();
+        for _ in 0..MAX_MOVES {
+            if place.at >= self.size {
+                return self.commit(&place.url, &sums).await;
+            }
+            let end = (place.at + piece).min(self.size);
+            place = self.piece(place, end, &mut sums).await?;
+        }
+        Err(RegistryError::Answer { url: shown(&place.url), what: "the upload goes round in circles".into() })
+    }
+
+    async fn is_there(&self) -> Result<bool, RegistryError> {
+        let response =
+            self.session.send(&Ask::new(Method::HEAD, self.session.blob_url(&self.digest))).await?;
+        match response.status() {
+            StatusCode::NOT_FOUND => Ok(false),
+            status if status.is_success() => Ok(true),
+            _ => Err(self.session.refusal(response).await),
+        }
+    }
+
+    /// Opens an upload: where it is, and the size of pieces. `None`: the registry has taken the blob from another model.
+    async fn begin(&self) -> Result<Option<(Url, u64)>, RegistryError> {
+        let mut url = self.session.url(&["blobs", "uploads", ""]);
+        // Who made the model of one that the registry has need not send it again.
+        if let Some(from) = self.from.as_deref().and_then(|from| ModelName::parse(from).ok()) {
+            let repository = format!("{}/{}", from.namespace(), from.model());
+            let pairs = [("from", repository), ("mount", self.digest.to_string())];
+            url.query_pairs_mut().extend_pairs(pairs);
+        }
+        let empty = || Body::from("");
+        let ask = Ask::new(Method::POST, url).header(CONTENT_LENGTH, "0").with_body(&empty);
+        let response = self.session.send_patiently(&ask).await?;
+        let response = self.session.expect_success(response).await?;
+        if response.status() == StatusCode::CREATED {
+            return Ok(None);
+        }
+        let demanded = response.headers().get(MIN_CHUNK).and_then(|v| v.to_str().ok()?.parse().ok());
+        let piece = PIECE.max(self.size.div_ceil(PIECES)).max(demanded.unwrap_or(0)).min(MAX_PIECE);
+        Ok(Some((self.next(&response)?, piece)))
+    }
+
+    /// Sends a piece, going on where the registry says that it stopped.
+    async fn piece(&self, place: Place, end: u64, sums: &mut Sums) -> Result<Place, RegistryError> {
+        let (mut place, mut failures) = (place, 0);
+        loop {
+            let error = match self.send_piece(&place, end).await {
+                Ok((url, at, sum)) => {
+                    sums.pieces.push(sum);
+                    return Ok(Place { url, at });
+                }
+                Err(error)
+                    if error.is_passing() || matches!(error, RegistryError::Status { code: 416, .. }) =>
+                {
+                    error
+                }
+                Err(error) => return Err(error),
+            };
+            failures += 1;
+            tracing::debug!(digest = %self.digest, at = place.at, failures, %error, "a piece failed");
+            if failures >= ATTEMPTS {
+                return Err(RegistryError::Retries(Box::new(error)));
+            }
+            self.session.pause(failures, &error).await;
+            // What arrived all the same need not be sent again, if the registry can say.
+            if let Some(now) = self.progress(&place).await {
+                if now.at > place.at {
+                    sums.broken = true;
+                    return Ok(now);
+                }
+                place = now;
+            }
+        }
+    }
+
+    /// How much of an upload the registry has.
+    async fn progress(&self, place: &Place) -> Option<Place> {
+        let response = self.session.send(&Ask::new(Method::GET, place.url.clone())).await.ok()?;
+        if response.status() != StatusCode::NO_CONTENT {
+            return None;
+        }
+        let at = received(response.headers()).unwrap_or(place.at).min(self.size);
+        let url = self.next(&response).unwrap_or_else(|_| place.url.clone());
+        Some(Place { url, at })
+    }
+
+    /// One request with a piece: the next place, the first byte after what the registry has, and the piece's MD5.
+    async fn send_piece(&self, place: &Place, end: u64) -> Result<(Url, u64, [u8; 16]), RegistryError> {
+        let (from, range) = (place.at, format!("{}-{}", place.at, end - 1));
+        let ask = Ask::new(Method::PATCH, place.url.clone())
+            .header(CONTENT_RANGE, &range)
+            .header(CONTENT_TYPE, "application/octet-stream")
+            .header(REDIRECT_UPLOADS, "1");
+        let (response, sum) = self.send_bytes(ask, from, end).await?;
+        if response.status() == StatusCode::TEMPORARY_REDIRECT {
+            // A storage elsewhere takes the bytes; the registry has said where the next piece goes.
+            let next = self.next_from(&response, &[UPLOAD_LOCATION])?;
+            let target = self.next_from(&response, &[LOCATION])?;
+            let put = Ask::new(Method::PUT, target);
+            let (response, sum) = self.send_bytes(put, from, end).await?;
+            self.session.expect_success(response).await?;
+            return Ok((next, end, sum));
+        }
+        let response = self.session.expect_success(response).await?;
+        let next = self.next(&response)?;
+        let at = received(response.headers()).unwrap_or(end).min(end);
+        if at <= from {
+            let what = format!("the registry took nothing of the bytes {range}");
+            return Err(RegistryError::Answer { url: shown(&place.url), what });
+        }
+        Ok((next, at, sum))
+    }
+
+    /// A request whose body are bytes of the blob; it is given up when nothing of them leaves for a while.
+    async fn send_bytes(
+        &self,
+        ask: Ask<'_>,
+        from: u64,
+        end: u64,
+    ) -> Result<(Response, [u8; 16]), RegistryError> {
+        let (moved, sum) = (Arc::new(AtomicU64::new(0)), Arc::new(std::sync::Mutex::new(None)));
+        let body = || {
+            let pieces = Reading::new(self, from, end, moved.clone(), sum.clone());
+            Body::wrap_stream(futures_util::stream::try_unfold(pieces, Reading::next))
+        };
+        let ask = ask.header(CONTENT_LENGTH, &(end - from).to_string()).with_body(&body);
+        let send = self.session.send(&ask);
+        tokio::pin!(send);
+        let patience = self.session.settings().patience;
+        let mut before = 0;
+        let response = loop {
+            tokio::select! {
+                response = &mut send => break response?,
+                () = tokio::time::sleep(patience) => {
+                    let now = moved.load(Ordering::Relaxed);
+                    if now == before {
+                        return Err(stalled(&ask.method, &ask.url, patience));
+                    }
+                    before = now;
+                }
+            }
+        };
+        let sum = sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).unwrap_or_default();
+        Ok((response, sum))
+    }
+
+    /// Says that all bytes are there.
+    async fn commit(&self, url: &Url, sums: &Sums) -> Result<(), RegistryError> {
+        let mut url = url.clone();
+        url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
+        if let Some(etag) = sums.etag() {
+            url.query_pairs_mut().append_pair("etag", &etag);
+        }
+        let empty = || Body::from("");
+        let ask = Ask::new(Method::PUT, url).header(CONTENT_LENGTH, "0").with_body(&empty);
+        let mut retry = self.session.retry();
+        loop {
+            let done = match self.session.send_patiently(&ask).await {
+                Ok(response) => self.session.expect_success(response).await.map(drop),
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(()) => return Ok(()),
+                Err(error) => retry.after(error).await?,
+            }
+        }
+    }
+
+    fn next(&self, response: &Response) -> Result<Url, RegistryError> {
+        self.next_from(response, &[UPLOAD_LOCATION, LOCATION])
+    }
+
+    /// The address in the first of these headers, absolute or relative.
+    fn next_from(&self, response: &Response, headers: &[HeaderName]) -> Result<Url, RegistryError> {
+        let find = |name: &HeaderName| response.headers().get(name)?.to_str().ok();
+        match headers.iter().find_map(find) {
+            Some(text) => self.session.next_hop(response.url(), text),
+            None => Err(RegistryError::Answer {
+                url: shown(response.url()),
+                what: "the registry does not say where the upload goes on".into(),
+            }),
+        }
+    }
+}
+
+/// The first byte after those that a registry has, by `Range: 0-99`. `0-0` may mean that it has none.
+fn received(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get(RANGE)?.to_str().ok()?;
+    let (first, last) = text.strip_prefix("bytes=").unwrap_or(text).split_once('-')?;
+    let last: u64 = last.trim().parse().ok()?;
+    (first.trim() == "0" && last > 0).then(|| last.saturating_add(1))
+}
+
+/// Bytes of a file on their way into a request.
+struct Reading {
+    file: Option<tokio::fs::File>,
+    path: PathBuf,
+    at: u64,
+    end: u64,
+    moved: Arc<AtomicU64>,
+    sent: Arc<AtomicU64>,
+    md5: Md5,
+    sum: Arc<std::sync::Mutex<Option<[u8; 16]>>>,
+}
+
+impl Reading {
+    fn new(
+        upload: &Upload<'_>,
+        at: u64,
+        end: u64,
+        moved: Arc<AtomicU64>,
+        sum: Arc<std::sync::Mutex<Option<[u8; 16]>>>,
+    ) -> Self {
+        let (path, sent) = (upload.path.clone(), upload.sent.clone());
+        Self { file: None, path, at, end, moved, sent, md5: Md5::default(), sum }
+    }
+
+    async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
+        if self.at >= self.end {
+            return Ok(None);
+        }
+        let mut file = match self.file.take() {
+            Some(file) => file,
+            None => {
+                let mut file = tokio::fs::File::open(&self.path).await?;
+                file.seek(io::SeekFrom::Start(self.at)).await?;
+                file
+            }
+        };
+        let want = usize::try_from(self.end - self.at).unwrap_or(BLOCK).min(BLOCK);
+        let mut block = vec![0; want];
+        file.read_exact(&mut block).await?;
+        self.md5.update(&block);
+        self.at += want as u64;
+        self.moved.fetch_add(want as u64, Ordering::Relaxed);
+        self.sent.fetch_max(self.at, Ordering::Relaxed);
+        if self.at >= self.end {
+            // Nobody asks for more than was announced, so that this is the last call.
+            let sum = std::mem::take(&mut self.md5).finish();
+            *self.sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(sum);
+        }
+        self.file = Some(file);
+        Ok(Some((block.into(), self)))
+    }
+}
+
+/// How often something failed.
+pub(crate) struct Retry<'a> {
+    session: &'a Session,
+    failures: u32,
+}
+
+impl Retry<'_> {
+    /// Waits, if trying again may help; otherwise that was it.
+    pub(crate) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        if !error.is_passing() {
+            return Err(error);
+        }
+        self.failures += 1;
+        if self.failures >= ATTEMPTS {
+            return Err(RegistryError::Retries(Box::new(error)));
+        }
+        self.session.pause(self.failures, &error).await;
+        Ok(())
+    }
+}
+
+impl Session {
+    /// The attempts at one thing.
+    pub(crate) fn retry(&self) -> Retry<'_> {
+        Retry { session: self, failures: 0 }
+    }
+
+    /// Waits before another attempt: twice as long each time, and at least as long as the registry asks for.
+    pub(crate) async fn pause(&self, failures: u32, error: &RegistryError) {
+        let pause = (self.settings().pause * (1 << (failures - 1))).min(Duration::from_secs(30));
+        let asked = Duration::from_secs(error.retry_after().unwrap_or(0).min(120));
+        tokio::time::sleep(pause.max(asked)).await;
+    }
+
+    /// As [`Session::send`], for requests whose bodies are small.
+    async fn send_patiently(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
+        // A registry may compute the digest of a large blob before it answers.
+        let patience = self.settings().patience * 20;
+        let sent = tokio::time::timeout(patience, self.send(ask)).await;
+        sent.map_err(|_| stalled(&ask.method, &ask.url, patience))?
+    }
+
+    pub(crate) async fn expect_success(&self, response: Response) -> Result<Response, RegistryError> {
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+    }
+}

@@ -1,0 +1,90 @@
+//! Models from and to registries: `POST /api/pull` and `POST /api/push`.
+
+use axum::extract::State;
+use axum::response::Response;
+use puna_api::native::{Progress, PullRequest};
+use puna_registry::{Options, RegistryError, Report};
+use puna_store::{ModelRef, NameError, Source};
+use tokio::sync::mpsc;
+
+use super::lines::{self, Line, WAITING};
+use crate::app::App;
+use crate::canonical::Failure;
+use crate::http::{Json, Native, Refused};
+
+/// `POST /api/pull`
+pub(super) async fn pull(
+    State(app): State<App>,
+    Json(request, _): Json<Native, PullRequest>,
+) -> Result<Response, Refused<Native>> {
+    let (reference, whole, options) = read(&app, request)?;
+    let work = app.clone();
+    let lines = report(async move |report| {
+        work.registry().pull(work.shared_store(), &reference, &options, report).await
+    });
+    lines::answer(lines, whole).await
+}
+
+/// `POST /api/push`
+pub(super) async fn push(
+    State(app): State<App>,
+    Json(request, _): Json<Native, PullRequest>,
+) -> Result<Response, Refused<Native>> {
+    if request.model.is_empty() && request.name.is_empty() {
+        return Err(Failure::bad_request("model is required").into());
+    }
+    let (reference, whole, options) = read(&app, request)?;
+    let work = app.clone();
+    let lines = report(async move |report| {
+        work.registry().push(work.shared_store(), &reference, &options, report).await
+    });
+    lines::answer(lines, whole).await
+}
+
+/// The model, whether one object is wanted instead of lines, and how to go about it.
+fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    let reference = ModelRef::parse(given).map_err(|error| match error {
+        error @ NameError::BothSources(_) => Failure::bad_request(error.to_string()),
+        _ => Failure::bad_request("invalid model name"),
+    })?;
+    if reference.source == Source::Cloud {
+        return Err(Failure::new(403, "ollama cloud is disabled: remote model is unavailable"));
+    }
+    let options = Options { insecure: request.insecure, keep_unused: app.config().no_prune };
+    Ok((reference, request.stream == Some(false), options))
+}
+
+/// Has work done that reports; it is cancelled when nobody reads its lines any more.
+fn report<F>(work: impl FnOnce(Report) -> F + Send + 'static) -> mpsc::Receiver<Line>
+where
+    F: Future<Output = Result<(), RegistryError>> + Send,
+{
+    let (to, lines) = mpsc::channel::<Line>(WAITING);
+    tokio::spawn(async move {
+        let (report, mut progress) = mpsc::channel(WAITING);
+        let forward = async {
+            while let Some(progress) = progress.recv().await {
+                let _ = to.send(Ok(line(progress))).await;
+            }
+        };
+        let both = async { tokio::join!(work(report), forward).0 };
+        let done = tokio::select! {
+            done = both => done,
+            () = to.closed() => return,
+        };
+        if let Err(error) = done {
+            let _ = to.send(Err(Failure::internal(error.to_string()))).await;
+        }
+    });
+    lines
+}
+
+fn line(progress: puna_registry::Progress) -> Progress {
+    Progress {
+        status: progress.status,
+        digest: progress.digest.map(|digest| digest.to_string()).unwrap_or_default(),
+        total: progress.total,
+        completed: progress.completed,
+    }
+}

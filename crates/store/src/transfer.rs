@@ -1,0 +1,320 @@
+//! What pulling and pushing need of the store: unfinished blobs under the names that Ollama gives them, locks between
+//! processes, and manifests as bytes.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
+use crate::embedded;
+use crate::error::StoreError;
+use crate::files::{self, TempFile, read_limited, sync_dir};
+use crate::manifest::{Layer, TEXT_LIMIT};
+use crate::name::ModelName;
+use crate::store::{Entry, Store};
+
+/// A blob that is being downloaded: one file of its full size, and a file of JSON for each of its parts.
+///
+/// ```text
+/// blobs/sha256-<64 hex>-partial        the bytes, at their places; the rest is holes
+/// blobs/sha256-<64 hex>-partial-<N>    {"N":0,"Offset":0,"Size":100000000,"Completed":12345}
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partial {
+    data: PathBuf,
+    temp: PathBuf,
+}
+
+impl Partial {
+    /// The file with the bytes.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// The file about part `n`.
+    pub fn part(&self, n: u64) -> PathBuf {
+        let mut name = self.data.clone().into_os_string();
+        name.push(format!("-{n}"));
+        name.into()
+    }
+
+    /// Writes the file about part `n`: the old text or the new one is there at any moment. It is not flushed to the disk:
+    /// a note that is lost with the power costs its part, and there are many of them.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn write_part(&self, n: u64, text: &[u8]) -> Result<(), StoreError> {
+        let path = self.part(n);
+        let temp = self.temp.join(TempFile::new_name());
+        let write = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, &path));
+        write().map_err(|e| {
+            let _ = fs::remove_file(&temp);
+            StoreError::io("write", &path, &e)
+        })
+    }
+
+    /// Removes the file about part `n`.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn remove_part(&self, n: u64) -> Result<(), StoreError> {
+        files::remove(&self.part(n))
+    }
+
+    /// The numbers of the parts of which there are files, in no order.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn parts(&self) -> Result<Vec<u64>, StoreError> {
+        let dir = self.folder();
+        let prefix = format!("{}-", self.data.file_name().unwrap_or_default().to_string_lossy());
+        let entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
+        };
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok();
+        Ok(entries.filter_map(Result::ok).filter_map(number).collect())
+    }
+
+    /// Removes the bytes and what is known about them.
+    ///
+    /// # Errors
+    /// A file is there that cannot be removed.
+    pub fn discard(&self) -> Result<(), StoreError> {
+        // The parts first: without them the bytes count for nothing.
+        self.discard_parts()?;
+        files::remove(&self.data)
+    }
+
+    fn discard_parts(&self) -> Result<(), StoreError> {
+        self.parts()?.into_iter().try_for_each(|n| self.remove_part(n))
+    }
+
+    fn folder(&self) -> &Path {
+        self.data.parent().unwrap_or(Path::new("."))
+    }
+}
+
+/// A lock between processes, held until it is dropped.
+#[derive(Debug)]
+pub struct BlobLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for BlobLock {
+    fn drop(&mut self) {
+        // Whoever opened it meanwhile finds out that it is gone, and makes a new one.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Store {
+    /// Where a blob is kept while it is downloaded. Makes the folder.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn partial(&self, digest: &Digest) -> Result<Partial, StoreError> {
+        let blobs = self.root().join("blobs");
+        let temp = self.root().join(files::TEMP_DIR);
+        files::create_dir(&blobs)?;
+        files::create_dir(&temp)?;
+        Ok(Partial { temp, data: blobs.join(format!("{}-partial", digest.file_name())) })
+    }
+
+    /// Makes a downloaded blob of a partial one, whose bytes were compared with the digest: flushed to the disk, then
+    /// renamed. It is kept from being cleared away until [`Store::let_go`] or a manifest with it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn finish_partial(&self, digest: &Digest) -> Result<(), StoreError> {
+        let partial = self.partial(digest)?;
+        let target = self.blob_path(digest);
+        let fail = |e: &io::Error| StoreError::io("write", &target, e);
+        File::options()
+            .write(true)
+            .open(&partial.data)
+            .and_then(|file| file.sync_all())
+            .map_err(|e| fail(&e))?;
+        self.pin(digest);
+        fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
+        sync_dir(partial.folder());
+        self.touch_blob(digest);
+        partial.discard_parts()
+    }
+
+    /// Whether a blob of this size is there; if so it is kept from being cleared away until [`Store::let_go`] or a
+    /// manifest with it.
+    pub fn hold_blob(&self, digest: &Digest, size: u64) -> bool {
+        let path = self.blob_path(digest);
+        let is_there = || fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
+        if !is_there() {
+            return false;
+        }
+        self.pin(digest);
+        self.touch_blob(digest);
+        // It may have gone between the look and the pin.
+        is_there()
+    }
+
+    /// Lets go of blobs that were held for a manifest that will not come.
+    pub fn let_go(&self, digests: impl IntoIterator<Item = Digest>) {
+        self.release(digests);
+    }
+
+    /// The right to download a blob, which one process at a time has. `None`: another one has it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn lock_download(&self, digest: &Digest) -> Result<Option<BlobLock>, StoreError> {
+        let dir = self.root().join(files::TEMP_DIR);
+        files::create_dir(&dir)?;
+        let path = dir.join(format!("{}.lock", digest.hex()));
+        let fail = |e: &io::Error| StoreError::io("lock", &path, e);
+        loop {
+            let open = File::options().write(true).create(true).truncate(false).open(&path);
+            let file = open.map_err(|e| fail(&e))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                // Some network file systems have no locks. There, as with Ollama, two must not meet.
+                Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {}
+                Err(TryLockError::Error(e)) => return Err(fail(&e)),
+            }
+            // Whoever had it may have removed it between the opening and the locking.
+            if is_still(&file, &path) {
+                return Ok(Some(BlobLock { path, _file: file }));
+            }
+        }
+    }
+
+    /// Bytes that may still be written; `None` where the system does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        #[cfg(unix)]
+        {
+            let there = self.root().ancestors().find(|path| path.is_dir())?;
+            let free = rustix::fs::statvfs(there).ok()?;
+            free.f_bavail.checked_mul(free.f_frsize)
+        }
+        #[cfg(not(unix))]
+        None
+    }
+
+    /// A model and its manifest's bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], or the store cannot be read.
+    pub fn manifest_bytes(&self, name: &ModelName) -> Result<(Entry, Vec<u8>), StoreError> {
+        let entry = self.get(name)?;
+        let bytes = if entry.embedded {
+            embedded::manifest_bytes()
+        } else {
+            read_limited(&entry.name.manifest_path(&self.manifests()), TEXT_LIMIT)?
+        };
+        Ok((entry, bytes))
+    }
+
+    /// The file of a layer, which must have the size that the manifest says.
+    ///
+    /// # Errors
+    /// [`StoreError::BlobMissing`], [`StoreError::BlobSize`], or it cannot be read.
+    pub fn layer_file(&self, layer: &Layer) -> Result<PathBuf, StoreError> {
+        self.layer_path(layer)
+    }
+
+    /// The spelling under which a model of this name is stored or would be: names differ by more than case.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn spelled(&self, name: &ModelName) -> Result<ModelName, StoreError> {
+        self.spelling(name)
+    }
+
+    /// Stores a manifest as it was received, all of whose blobs are there. `removing` is called before blobs are
+    /// removed that only the replaced manifest had, unless these are to be kept.
+    ///
+    /// # Errors
+    /// A blob is missing, or the store cannot be written.
+    pub fn store_manifest(
+        &self,
+        name: &ModelName,
+        bytes: &[u8],
+        keep_unused: bool,
+        removing: &mut dyn FnMut(),
+    ) -> Result<(), StoreError> {
+        self.replace_manifest(name, bytes, keep_unused, removing)
+    }
+}
+
+/// Whether a path is still that of an open file.
+fn is_still(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let same = |a: fs::Metadata, b: fs::Metadata| a.ino() == b.ino() && a.dev() == b.dev();
+        file.metadata().is_ok_and(|ours| fs::metadata(path).is_ok_and(|theirs| same(ours, theirs)))
+    }
+    // An open file keeps its name there.
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        path.exists()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        (dir, store)
+    }
+
+    #[test]
+    fn partial_files_have_ollamas_names_and_become_the_blob() {
+        let (dir, store) = store();
+        let digest = Digest::of(b"abc");
+        let partial = store.partial(&digest).unwrap();
+        let blobs = dir.path().join("blobs");
+        assert_eq!(partial.data(), blobs.join(format!("{}-partial", digest.file_name())));
+        assert_eq!(partial.part(7), blobs.join(format!("{}-partial-7", digest.file_name())));
+        fs::write(partial.data(), b"abc").unwrap();
+        partial.write_part(0, b"{}").unwrap();
+        partial.write_part(12, b"{}").unwrap();
+        let mut parts = partial.parts().unwrap();
+        parts.sort();
+        assert_eq!(parts, [0, 12]);
+        store.finish_partial(&digest).unwrap();
+        assert_eq!(store.verify_blob(&digest), Ok(3));
+        assert_eq!(fs::read_dir(&blobs).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_download_is_one_holders_until_it_lets_go() {
+        let (_dir, store) = store();
+        let digest = Digest::of(b"abc");
+        let lock = store.lock_download(&digest).unwrap().unwrap();
+        assert!(store.lock_download(&digest).unwrap().is_none());
+        assert!(store.lock_download(&Digest::of(b"other")).unwrap().is_some());
+        drop(lock);
+        assert!(store.lock_download(&digest).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_blob_of_another_size_is_not_held() {
+        let (_dir, store) = store();
+        let blob = store.add_blob(b"abc").unwrap();
+        assert!(store.hold_blob(&blob.digest, 3));
+        assert!(!store.hold_blob(&blob.digest, 4));
+        assert!(!store.hold_blob(&Digest::of(b"other"), 5));
+    }
+
+    #[test]
+    fn there_is_some_room_on_this_disk() {
+        let (_dir, store) = store();
+        assert!(store.free_bytes().is_none_or(|free| free > 0));
+    }
+}
