@@ -59,6 +59,8 @@ pub enum StoreError {
     Gguf(#[from] puna_gguf::GgufError),
     #[error("{file}: {error}")]
     GgufFile { file: String, error: puna_gguf::GgufError },
+    #[error("{file}: {error}")]
+    BadFile { file: String, error: puna_gguf::GgufError },
 
     #[error("neither 'from' or 'files' was specified")]
     NoSource,
@@ -133,6 +135,7 @@ impl StoreError {
                 | PathNotRelative
                 | NothingToConvert
                 | NotGguf
+                | BadFile { .. }
                 | ManyAdapters
                 | Template(_)
                 | Info { .. }

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use puna_api::decode::{DecodeError, from_slice_noting};
@@ -17,8 +17,8 @@ use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
-use super::Dialect;
 use super::room::{ROOM, Room, Share};
+use super::{Dialect, Refused};
 use crate::canonical::Failure;
 use crate::lock::lock;
 
@@ -71,7 +71,7 @@ impl<D: Dialect, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D,
                 ignored.note(fields);
                 Ok(Self(value, PhantomData))
             }
-            Err(failure) => Err(D::error(&failure)),
+            Err(failure) => Err(Refused::<D>::from(failure).into_response()),
         }
     }
 }

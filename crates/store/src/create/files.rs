@@ -132,7 +132,7 @@ fn gguf_layer(
         }) => return Err(StoreError::NotGguf),
         // The name that the client gave says more than the blob's.
         Err(StoreError::GgufFile { error, .. }) => {
-            return Err(StoreError::GgufFile { file: name.clone(), error });
+            return Err(StoreError::BadFile { file: name.clone(), error });
         }
         facts => facts?,
     };

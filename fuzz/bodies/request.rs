@@ -1,0 +1,50 @@
+//! What the fuzzer does with every input: the first byte chooses the request, the rest is its body.
+
+use puna_api::decode::{MAX_IGNORED, from_slice, from_slice_noting};
+use puna_api::{anthropic, json, native, openai, responses};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Reads `data` as a body of every kind of request: one that is read can be written, and is the same then.
+pub fn run(data: &[u8]) {
+    let Some((choice, body)) = data.split_first() else { return };
+    agrees(body);
+    let kinds: [fn(&[u8]); 15] = [
+        check::<native::ChatRequest>,
+        check::<native::GenerateRequest>,
+        check::<openai::ChatCompletionRequest>,
+        check::<openai::CompletionRequest>,
+        check::<responses::ResponsesRequest>,
+        check::<anthropic::MessagesRequest>,
+        check::<native::CreateRequest>,
+        check::<native::EmbedRequest>,
+        check::<native::EmbeddingsRequest>,
+        check::<openai::EmbedRequest>,
+        check::<native::ShowRequest>,
+        check::<native::CopyRequest>,
+        check::<native::PullRequest>,
+        check::<native::TokenizeRequest>,
+        check::<native::DetokenizeRequest>,
+    ];
+    kinds[usize::from(*choice) % kinds.len()](body);
+}
+
+/// Whatever a strict reader takes, ours takes as the same.
+fn agrees(body: &[u8]) {
+    let Ok(strict) = serde_json::from_slice::<serde_json::Value>(body) else { return };
+    match json::parse(body) {
+        Ok(ours) => assert_eq!(ours, strict),
+        Err(error) => assert!(matches!(error, json::SyntaxError::TooDeep | json::SyntaxError::TooMany), "{error}"),
+    }
+}
+
+fn check<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u8]) {
+    let (request, ignored): (T, _) = match from_slice_noting(body) {
+        Ok(read) => read,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert!(ignored.len() <= MAX_IGNORED);
+    let written = serde_json::to_vec(&request).expect("a request that was read");
+    let again: T = from_slice(&written).expect("a request that was written");
+    assert_eq!(again, request, "{}", String::from_utf8_lossy(&written));
+}
