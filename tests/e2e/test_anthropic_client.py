@@ -36,6 +36,15 @@ def test_thinking_can_be_switched_off(client):
     assert [block.type for block in message.content] == ["text"]
 
 
+def test_a_thought_has_no_more_tokens_than_it_may(client):
+    sums = [{"role": "user", "content": "What's 13 + 8 + 34?"}]
+    whole = ask(client, messages=sums, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
+    short = ask(client, messages=sums, thinking={"type": "enabled", "budget_tokens": 4}, max_tokens=2000)
+    assert texts(whole) == ["55."] and len(whole.content[0].thinking) > 20
+    assert short.content[0].type == "thinking" and 0 < len(short.content[0].thinking.strip()) < 15 and texts(short)[0]
+    assert short.usage.output_tokens < whole.usage.output_tokens
+
+
 def test_streams_accumulate_to_the_same_message(client):
     whole = ask(client)
     with client.messages.stream(model="cria", max_tokens=200, messages=QUESTION, extra_body=GREEDY) as stream:
@@ -110,7 +119,9 @@ def test_a_tool_is_called_and_its_result_answered(client):
     [use] = [block for block in called.content if block.type == "tool_use"]
     assert called.stop_reason == "tool_use" and use.name == "get_weather" and use.input == {"city": "Paris"}
     with client.messages.stream(model="cria", max_tokens=200, messages=question, tools=[{"name": "get_weather", "description": "Get the weather in a city", "input_schema": WEATHER}], thinking=NO_THINKING, extra_body=GREEDY) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
         streamed = stream.get_final_message()
+    assert len(pieces) > 2
     assert [(b.name, b.input) for b in streamed.content if b.type == "tool_use"] == [(use.name, use.input)]
     result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "18 degrees, sunny"}]}
     turns = [*question, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]

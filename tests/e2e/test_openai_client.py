@@ -77,6 +77,9 @@ def test_completions_of_texts_and_tokens(client, server):
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == len(choice.logprobs.top_logprobs)
     echoed = client.completions.create(model="cria", prompt=told["tokens"], temperature=0, max_tokens=4, echo=True)
     assert echoed.choices[0].text.endswith(prompt + choice.text)
+    scored = client.completions.create(model="cria", prompt=told["tokens"], temperature=0, max_tokens=4, logprobs=1, echo=True).choices[0].logprobs
+    assert len(scored.tokens) == len(told["tokens"]) + 4 and scored.token_logprobs[0] is None and max(scored.token_logprobs[1:]) <= 0
+    assert scored.token_logprobs[-4:] == pytest.approx(choice.logprobs.token_logprobs, abs=0.05)
     several = client.completions.create(model="cria", prompt=["a", "b"], n=2, max_tokens=2)
     assert [c.index for c in several.choices] == [0, 1, 2, 3] and several.usage.completion_tokens == 8
     assert server.post("/api/detokenize", {"model": "cria", "tokens": told["tokens"]})[1]["text"].endswith(prompt)

@@ -46,10 +46,22 @@ def test_a_demanded_call_comes_with_arguments_that_fit(client, choice, effort):
 
 
 def test_a_demanded_call_streams(client):
-    parts = client.chat.completions.create(model="cria", messages=QUESTION, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=400, stream=True)
-    calls = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or []]
-    assert len(calls) == 1
-    check(calls[0])
+    wish = {"model": "cria", "messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0, "max_tokens": 400}
+    parts = list(client.chat.completions.create(**wish, stream=True))
+    [first, *rest] = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or []]
+    # The head first, then pieces of the arguments.
+    assert first.id and first.index == 0 and first.function.name and first.function.arguments == ""
+    assert len(rest) > 2 and all(call.index == 0 and call.id is None and call.function.name is None for call in rest)
+    json.loads("".join(call.function.arguments for call in rest))
+    # The client's own accumulation comes to the call.
+    with client.chat.completions.stream(**wish) as stream:
+        for _ in stream:
+            pass
+        answer = stream.get_final_completion().choices[0]
+    assert answer.finish_reason == "tool_calls"
+    [call] = answer.message.tool_calls
+    check(call)
+    assert call.function.arguments == "".join(call.function.arguments for call in rest)
 
 
 def test_a_forbidden_call_does_not_come(client):

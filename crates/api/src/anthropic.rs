@@ -134,6 +134,9 @@ pub struct Thinking {
     /// `enabled`, `disabled`, or `adaptive`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Tokens that the thought may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_tokens: Option<i64>,
 }
 
 /// How hard to think, and the form of the answer.

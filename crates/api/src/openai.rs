@@ -56,6 +56,8 @@ pub struct ChatCompletionRequest {
     pub logprobs: Option<bool>,
     /// With this many alternatives each.
     pub top_logprobs: i64,
+    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each, as vLLM does.
+    pub prompt_logprobs: Option<i64>,
     /// Number of answers.
     pub n: Option<i64>,
     /// What is added to the logits of tokens, by their number.
@@ -104,12 +106,13 @@ pub struct Message {
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCall"))]
 #[serde(default)]
 pub struct ToolCall {
-    /// The call's id.
+    /// The call's id; absent in the pieces of a stream that only go on with a call.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub id: String,
     /// Number of the call within its answer.
     pub index: i64,
-    /// `function`.
-    #[serde(rename = "type")]
+    /// `function`; absent where the id is.
+    #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// What is called.
     pub function: ToolCallFunction,
@@ -121,9 +124,10 @@ pub struct ToolCall {
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCallFunction"))]
 #[serde(default)]
 pub struct ToolCallFunction {
-    /// The function's name.
+    /// The function's name; absent where the call's id is.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arguments as JSON text.
+    /// Arguments as JSON text, or the next piece of it.
     pub arguments: String,
 }
 
@@ -246,6 +250,9 @@ pub struct ChatCompletion {
     pub choices: Vec<Choice>,
     /// Token counts.
     pub usage: Usage,
+    /// For each token of the prompt, what it and the likeliest tokens in its place have, by number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// The prompt, where it was asked for.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     pub debug_info: Option<crate::native::DebugInfo>,
@@ -371,6 +378,8 @@ pub struct CompletionRequest {
     pub stop: Option<Value>,
     /// Report log-probabilities, with this many alternatives each.
     pub logprobs: Option<i64>,
+    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each, as vLLM does.
+    pub prompt_logprobs: Option<i64>,
     /// Piece by piece or in one object (the default).
     pub stream: bool,
     /// What a stream holds besides the answer.
@@ -449,7 +458,13 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// `stop` or `length`.
     pub finish_reason: Option<String>,
+    /// For each token of the prompt, what it and the likeliest tokens in its place have, by number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
+
+/// Log-probabilities of a prompt in vLLM's form: by the numbers of tokens; nothing for the first.
+pub type PromptLogprobs = Vec<Option<Map<String, Value>>>;
 
 /// Log-probabilities of a text, token by token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -457,10 +472,10 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Their log-probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// Their log-probabilities; nothing is known of a prompt's first.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The likeliest tokens in their place, and how likely.
-    pub top_logprobs: Vec<Map<String, Value>>,
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// The character of the answer at which each begins.
     pub text_offset: Vec<usize>,
 }

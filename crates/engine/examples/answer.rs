@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Event::Piece(piece) => print!("{}", piece.text),
             Event::Failed(reason) => return Err(reason.into()),
             Event::Done(_) => break,
-            Event::Prefill { .. } => {}
+            Event::Prefill { .. } | Event::Prompt(_) => {}
         }
         std::io::stdout().flush()?;
     }

@@ -89,6 +89,8 @@ pub struct Constrained {
     masks: Arc<Masks>,
     /// The answer has begun.
     open: bool,
+    /// Logits that a draw before the answer may change; kept, since they are large.
+    scratch: Vec<f32>,
 }
 
 /// Where the grammar is.
@@ -100,7 +102,7 @@ enum Place {
 
 impl Constrained {
     pub fn new(grammar: Grammar, masks: Arc<Masks>) -> Self {
-        Self { place: Place::Here(Box::new(grammar)), masks, open: false }
+        Self { place: Place::Here(Box::new(grammar)), masks, open: false, scratch: Vec::new() }
     }
 
     /// Whether the answer has begun.
@@ -120,10 +122,10 @@ impl Constrained {
         stage: impl Fn(u32) -> Stage,
     ) -> Result<u32, String> {
         if !self.open {
-            if let Some(token) = draw_before(logits, sampler, stage)? {
+            if let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)? {
                 return Ok(token);
             }
-            self.open = true;
+            (self.open, self.scratch) = (true, Vec::new());
         }
         self.grammar()?.mask(logits).map_err(|e| e.to_string())?;
         sampler.try_sample(logits).ok_or_else(|| "no token of the model fits the grammar here".into())
@@ -154,12 +156,15 @@ impl Constrained {
 /// Draws what comes before the answer; `None` where the answer begins, with nothing drawn.
 fn draw_before(
     logits: &mut [f32],
+    scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
     stage: impl Fn(u32) -> Stage,
 ) -> Result<Option<u32>, String> {
     for _ in 0..MIXED_MAX {
         let mut drawer = sampler.clone();
-        let drawn = drawer.try_sample(&mut logits.to_vec());
+        scratch.clear();
+        scratch.extend_from_slice(logits);
+        let drawn = drawer.try_sample(scratch);
         let token = drawn.ok_or(NOT_A_NUMBER)?;
         match stage(token) {
             Stage::Before | Stage::Enough => {

@@ -32,6 +32,8 @@ const COMMAND_TARGET: Duration = Duration::from_millis(700);
 const FIRST_CHUNK: usize = 64;
 /// Rows that a prompt gets in any step, so that it advances.
 const MIN_CHUNK: usize = 16;
+/// Logits of a step at most that only score prompts, where that is more than what every step has room for.
+const SCORED_LOGITS: usize = 1 << 20;
 /// How long to wait when every listener is slow.
 const SLOW_LISTENER_PAUSE: Duration = Duration::from_millis(2);
 
@@ -71,6 +73,8 @@ struct Part {
     rows: usize,
     /// Whether the rows are a prompt's.
     prompt: bool,
+    /// Rows of the result that score the prompt, before the others.
+    scores: Range<usize>,
     /// Rows of the result with its logits.
     outputs: Range<usize>,
     /// Its rows behind those, if they are a guess.
@@ -180,9 +184,9 @@ impl Driver {
     fn admit(&mut self) {
         while self.running.len() < self.max_sequences {
             let Some(at) = self.next_waiting() else { return };
-            let tokens = &self.waiting[at].tokens;
+            let (tokens, known) = (&self.waiting[at].tokens, self.waiting[at].known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&tokens[..tokens.len() - 1]).path;
+            let known = self.pages.find(&tokens[..known]).path;
             let lacking = needed.saturating_sub(known.len());
             // Whoever is alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
@@ -221,7 +225,7 @@ impl Driver {
 
     /// Finds what the tree holds of a sequence's tokens. The last token is always computed: its logits are wanted.
     fn begin(&mut self, sequence: &mut Sequence) {
-        let known = &sequence.tokens[..sequence.tokens.len() - 1];
+        let known = &sequence.tokens[..sequence.known()];
         let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, known);
         sequence.held = held;
         sequence.start(computed);
@@ -289,6 +293,8 @@ impl Driver {
         let mut budget = self.prompt_budget();
         let exact = self.stepper.backend.exact_rows().max(1);
         let mut chosen = Vec::new();
+        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
+        let mut scores = self.stepper.scored_rows(SCORED_LOGITS).saturating_sub(decoding).max(1);
         let ready = |s: &&Sequence| s.ready();
         chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
         let (served, running) = (&mut self.served, &mut self.running);
@@ -301,7 +307,11 @@ impl Driver {
             // The last token has a step of its own, as it has where the others come from the cache: a prompt that is repeated
             // gets the same answer.
             let left = if left > exact { left - 1 } else { left };
-            let rows = left.min(budget);
+            let mut rows = left.min(budget);
+            if s.is_scored() {
+                rows = rows.min(scores);
+                scores -= rows;
+            }
             if rows > 0 {
                 budget -= rows;
                 s.served += rows as u64;
@@ -396,13 +406,15 @@ impl Driver {
             input.tokens.extend(guess.iter().flat_map(|guess| &guess.tokens));
             let all = input.tokens.len() - first_row;
             input.positions.extend((past..past + all).map(|p| p as u32));
+            let first_score = input.outputs.len();
+            input.outputs.extend(s.scoring(rows).map(|token| (first_row + token - past) as u32));
             let first_output = input.outputs.len();
             if past + rows == s.tokens.len() {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
-            let outputs = first_output..input.outputs.len();
+            let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(Segment { first_row, rows: all, past, pages: s.held.list(&self.pages) });
-            parts.push(Part { running, rows, prompt: !s.is_decoding(), outputs, guess });
+            parts.push(Part { running, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
         (input, parts)
     }
@@ -413,8 +425,12 @@ impl Driver {
         let (mut generated, mut all_true) = (0, 0);
         for part in parts {
             let s = &mut self.running[part.running];
+            let mut open = s.score(
+                &self.stepper.backend.result()[part.scores.start * cols..part.scores.end * cols],
+                cols,
+            );
             s.computed += part.rows;
-            let mut open = s.prefill_progress();
+            open = open && s.prefill_progress();
             if open && !part.outputs.is_empty() {
                 let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
                 let came_true;

@@ -25,6 +25,9 @@ pub struct Job {
     pub shift: bool,
     /// Report log-probabilities, with this many alternatives each.
     pub logprobs: Option<usize>,
+    /// Report the prompt's log-probabilities, with this many alternatives each ([`Event::Prompt`]). All of it is computed
+    /// then, whatever the cache holds.
+    pub prompt_logprobs: Option<usize>,
     /// Who asks; the loop is fair between different values.
     pub client: u64,
     /// Whether and how to guess ahead; `None` as the engine's options say.
@@ -46,6 +49,7 @@ impl Job {
             keep: 0,
             shift: true,
             logprobs: None,
+            prompt_logprobs: None,
             client: 0,
             speculation: None,
             grammar: None,
@@ -63,12 +67,25 @@ pub enum Event {
         /// Prompt tokens in all.
         total: usize,
     },
+    /// The next tokens of the prompt, where their log-probabilities were asked for.
+    Prompt(Vec<PromptToken>),
     /// Some text; may be empty where a character is incomplete or a stop string may have begun.
     Piece(Piece),
     /// The end.
     Done(Summary),
     /// The end, by an error.
     Failed(String),
+}
+
+/// A token of the prompt, and what the model makes of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// The token.
+    pub token: u32,
+    /// How likely it is behind those before it; nothing is known of the first.
+    pub logprobs: Option<puna_sampler::TokenLogprobs>,
+    /// How many tokens are likelier, and one more; 0 for the first.
+    pub rank: u32,
 }
 
 /// One generated token and the text that can be shown after it.
@@ -149,6 +166,12 @@ pub trait Sink: Send {
     fn stage(&self, text: &str) -> Stage {
         let _ = text;
         Stage::Answer
+    }
+
+    /// Tokens that must come next instead of being drawn, such as the end of a thought that was long enough. Asked before
+    /// every draw, but not within a character.
+    fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
     }
 
     /// The answer begins with the next piece: what was held back before it is no part of it. Told of jobs with a

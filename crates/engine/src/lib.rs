@@ -25,7 +25,7 @@ pub use embed::{Done as EmbedDone, Scored};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};
-pub use job::{Event, Finish, Job, Piece, Sink, Stage, Summary};
+pub use job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 pub use options::{EngineOptions, MemoryReport, ModelInfo, plan_memory, plan_memory_with_draft};
 pub use pages::PAGE_TOKENS;
 pub use puna_models::Pooling;

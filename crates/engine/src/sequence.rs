@@ -1,5 +1,7 @@
 //! One running sequence: its tokens, its pages, its sampler, and what it has told its listener.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,7 @@ use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::constraint::Constrained;
 use crate::held::Held;
-use crate::job::{Event, Finish, Job, Piece, Sink, Stage, Summary};
+use crate::job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 use crate::pages::PAGE_TOKENS;
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
@@ -33,6 +35,8 @@ pub struct Sequence {
     pub held: Held,
     sampler: Sampler,
     constrained: Option<Constrained>,
+    /// Tokens that come next whatever the model would say.
+    forced: VecDeque<u32>,
     decoder: StreamDecoder,
     stop: StopMatcher,
     pub guesser: Guesser,
@@ -41,6 +45,8 @@ pub struct Sequence {
     first_token: Option<Instant>,
     pub cached: usize,
     generated: usize,
+    /// Tokens of the prompt whose log-probabilities were reported.
+    scored: usize,
     shifted: usize,
     /// Prompt rows it has had, counted from the least of its client's others when it was admitted.
     pub served: u64,
@@ -71,6 +77,7 @@ impl Sequence {
             held: Held::default(),
             sampler,
             constrained,
+            forced: VecDeque::new(),
             decoder: tokenizer.decoder().showing(&job.shown),
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
@@ -79,6 +86,7 @@ impl Sequence {
             first_token: None,
             cached: 0,
             generated: 0,
+            scored: 0,
             shifted: 0,
             served: 0,
             admitted: 0,
@@ -104,6 +112,48 @@ impl Sequence {
             self.cached = cached;
         }
         self.computed = cached;
+    }
+
+    /// Whether log-probabilities of the prompt are still to be reported.
+    pub fn is_scored(&self) -> bool {
+        self.job.prompt_logprobs.is_some() && self.scored < self.job.prompt.len()
+    }
+
+    /// The first of its tokens whose logits are wanted for what comes behind: those before may come from the cache.
+    pub fn known(&self) -> usize {
+        let all = self.tokens.len() - 1;
+        if self.is_scored() { self.scored.saturating_sub(1).min(all) } else { all }
+    }
+
+    /// The tokens among the next `rows` whose logits score the prompt's tokens behind them.
+    pub fn scoring(&self, rows: usize) -> Range<usize> {
+        if !self.is_scored() {
+            return 0..0;
+        }
+        let first = self.computed.max(self.scored.saturating_sub(1));
+        first..(self.computed + rows).min(self.job.prompt.len() - 1).max(first)
+    }
+
+    /// Reports the log-probabilities of the tokens behind those whose logits `rows` are (`cols` each); `false` when nobody
+    /// listens.
+    pub fn score(&mut self, rows: &[f32], cols: usize) -> bool {
+        let Some(top) = self.job.prompt_logprobs.filter(|_| self.is_scored()) else { return true };
+        let mut tokens = Vec::new();
+        if self.scored == 0 {
+            tokens.push(PromptToken { token: self.job.prompt[0], logprobs: None, rank: 0 });
+        }
+        let next = self.scored.max(1);
+        for (row, &token) in rows.chunks_exact(cols).zip(&self.job.prompt[next..]) {
+            let own = row.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+            let above = row.iter().filter(|logit| **logit > own).count();
+            tokens.push(PromptToken {
+                token,
+                logprobs: Some(log_probs(row, token, top)),
+                rank: u32::try_from(above + 1).unwrap_or(u32::MAX),
+            });
+        }
+        self.scored += tokens.len();
+        tokens.is_empty() || self.sink.send(Event::Prompt(tokens))
     }
 
     /// Reports progress on the prompt; `false` when nobody listens.
@@ -165,7 +215,11 @@ impl Sequence {
             return false;
         }
         let raw = self.job.logprobs.map(|_| logits.to_vec());
-        let token = match self.draw(logits, tokenizer) {
+        let drawn = match self.next_forced() {
+            Some(token) => Ok(token),
+            None => self.draw(logits, tokenizer),
+        };
+        let token = match drawn {
             Ok(token) => token,
             Err(reason) => {
                 self.fail(&reason);
@@ -201,6 +255,14 @@ impl Sequence {
             return false;
         }
         true
+    }
+
+    /// The token that the listener wants next, if it wants one.
+    fn next_forced(&mut self) -> Option<u32> {
+        if self.forced.is_empty() && self.decoder.held().is_empty() {
+            self.forced.extend(self.sink.forced());
+        }
+        self.forced.pop_front()
     }
 
     /// Draws from `logits`, within the answer's form.

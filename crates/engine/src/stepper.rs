@@ -89,6 +89,12 @@ impl Stepper {
         Ok(MemoryReport { weights, cache, scratch: largest + smaller + results, draft: 0 })
     }
 
+    /// Rows of a step whose logits may be had beside those that are drawn from: what every step has room for, or `logits` in
+    /// all.
+    pub fn scored_rows(&self, logits: usize) -> usize {
+        self.results.max(logits / self.info.n_vocab.max(1))
+    }
+
     /// What the classifier's labels come to as scores.
     pub fn scores(&self, mut labels: Vec<f32>) -> Vec<f32> {
         if self.model.shape().score_is_softmax {

@@ -84,6 +84,20 @@ impl Template {
         }
     }
 
+    /// Whether it tells the model how hard to think, where that is asked for.
+    pub fn has_think_levels(&self) -> bool {
+        match self {
+            Template::Go(_) => self.source().contains("ThinkLevel"),
+            Template::Jinja(_) => {
+                ["reasoning_effort", "thinking_budget"].iter().any(|name| self.source().contains(name))
+            }
+            Template::BuiltIn(renderer) => {
+                let name = renderer.name();
+                matches!(name, "glimmer" | "harmony" | "qwen3.8") || name.starts_with("nemotron")
+            }
+        }
+    }
+
     /// The text that opens a tool call in the model's output; known for Go templates.
     pub fn tool_tag(&self) -> Option<String> {
         match self {

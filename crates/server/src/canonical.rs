@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, Message, Think, Tool, ToolCall, ToolChoice};
+use puna_api::native::{Logprob, Message, PromptLogprob, Think, Tool, ToolCall, ToolChoice};
 use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -76,6 +76,10 @@ pub struct Generate {
     pub shift: bool,
     /// Report log-probabilities, with this many alternatives each.
     pub logprobs: Option<usize>,
+    /// Report log-probabilities of the prompt, with this many alternatives each.
+    pub prompt_logprobs: Option<usize>,
+    /// Tell of calls while their arguments come ([`Event::CallBegins`]).
+    pub stream_calls: bool,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
 }
@@ -200,6 +204,8 @@ pub struct RunOptions {
     pub speculate: Mode,
     /// Guesses a step at most; `None` is automatic.
     pub draft_num_predict: Option<u32>,
+    /// Tokens that a thought may have before it is ended; `None` is no limit, or the limit of a level of thinking.
+    pub think_budget: Option<u32>,
 }
 
 /// Texts to turn into vectors.
@@ -281,11 +287,25 @@ pub enum Event {
         /// Prompt tokens in all.
         total: u64,
     },
+    /// Log-probabilities of the prompt's next tokens, where they were asked for.
+    Prompt(Vec<PromptLogprob>),
     /// A piece of what the model thinks.
     Thinking(Piece),
     /// A piece of the answer.
     Content(Piece),
-    /// A function that the model wants to be called.
+    /// A call begins, where calls were to be told of early. Unless a [`Event::ToolCall`] with its id comes before anything
+    /// else but its arguments, it breaks off.
+    CallBegins {
+        /// The call's id.
+        id: String,
+        /// Its number in the answer.
+        index: usize,
+        /// The function.
+        name: String,
+    },
+    /// More of the JSON text of the arguments of the call that has begun.
+    CallArguments(String),
+    /// A function that the model wants to be called, whole.
     ToolCall(ToolCall),
     /// The end: the rendered prompt, where only that was asked for.
     Rendered(String),
@@ -312,8 +332,11 @@ impl Event {
             self,
             Self::Started { .. }
                 | Self::Progress { .. }
+                | Self::Prompt(_)
                 | Self::Thinking(_)
                 | Self::Content(_)
+                | Self::CallBegins { .. }
+                | Self::CallArguments(_)
                 | Self::ToolCall(_)
         )
     }

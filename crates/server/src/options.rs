@@ -60,6 +60,8 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "logit_bias" => sampling.logit_bias = biases(name, value)?,
         // Negative is automatic, as absent is; 0 switches speculation off.
         "draft_num_predict" => run.draft_num_predict = u32::try_from(integer(name, value)?).ok(),
+        // Not in the original. Negative is no limit, as absent is.
+        "think_budget" => run.think_budget = u32::try_from(integer(name, value)?).ok(),
         // Not in the original; named as in llama.cpp's server.
         "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
         "dry_base" => sampling.dry_base = float(name, value)?,

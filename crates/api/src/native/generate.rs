@@ -63,6 +63,9 @@ pub struct GenerateRequest {
     /// With this many alternatives each.
     #[serde(skip_serializing_if = "is_default")]
     pub top_logprobs: i64,
+    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<i64>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
@@ -116,6 +119,9 @@ pub struct ChatRequest {
     /// With this many alternatives each.
     #[serde(skip_serializing_if = "is_default")]
     pub top_logprobs: i64,
+    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<i64>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
@@ -207,6 +213,36 @@ pub struct Logprob {
     pub top_logprobs: Vec<TopLogprob>,
 }
 
+/// A token of the prompt, and how likely it is behind those before it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptLogprob {
+    /// The token's text.
+    pub token: String,
+    /// Its number.
+    pub id: u32,
+    /// Its log-probability; `null` for the first, of which nothing is known.
+    pub logprob: Option<f32>,
+    /// Its place among all tokens by likelihood, from 1; 0 for the first.
+    pub rank: u32,
+    /// The text's bytes.
+    #[serde(default)]
+    pub bytes: Vec<u8>,
+    /// The likeliest tokens at this place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top_logprobs: Vec<PromptTopLogprob>,
+}
+
+/// A likely token at some place of the prompt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptTopLogprob {
+    /// The token's text.
+    pub token: String,
+    /// Its number.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+}
+
 /// A piece or the end of a generated text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -241,6 +277,9 @@ pub struct GenerateResponse {
     /// Log-probabilities of this piece.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<Logprob>,
+    /// Log-probabilities of the next tokens of the prompt; of all, where the answer is one object.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prompt_logprobs: Vec<PromptLogprob>,
 }
 
 /// A piece or the end of an answer.
@@ -265,6 +304,9 @@ pub struct ChatResponse {
     /// Log-probabilities of this piece.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<Logprob>,
+    /// Log-probabilities of the next tokens of the prompt; of all, where the answer is one object.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prompt_logprobs: Vec<PromptLogprob>,
     /// Figures; only in the last object.
     #[serde(flatten)]
     pub metrics: Metrics,

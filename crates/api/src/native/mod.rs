@@ -8,7 +8,8 @@ mod tokens;
 
 pub use generate::{
     ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest,
-    EmbeddingsResponse, GenerateRequest, GenerateResponse, Logprob, Metrics, TopLogprob,
+    EmbeddingsResponse, GenerateRequest, GenerateResponse, Logprob, Metrics, PromptLogprob, PromptTopLogprob,
+    TopLogprob,
 };
 pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction, ToolChoice};
 pub use models::{

@@ -89,7 +89,7 @@ fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
     let (mut text, mut pieces) = (String::new(), Vec::new());
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
-            Event::Prefill { .. } => {}
+            Event::Prefill { .. } | Event::Prompt(_) => {}
             Event::Piece(piece) => {
                 text.push_str(&piece.text);
                 pieces.push((piece.token, piece.logprobs));

@@ -5,6 +5,7 @@ mod deterministic;
 mod fairness;
 mod memory;
 mod progress;
+mod prompts;
 mod scarce_pages;
 
 use std::path::Path;
@@ -61,7 +62,7 @@ fn finish(events: &Receiver<Event>) -> (String, Summary) {
     let mut text = String::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
-            Event::Prefill { .. } => {}
+            Event::Prefill { .. } | Event::Prompt(_) => {}
             Event::Piece(piece) => text.push_str(&piece.text),
             Event::Done(summary) => return (text, summary),
             Event::Failed(reason) => panic!("{reason}"),

@@ -1,6 +1,8 @@
 //! What parsers give.
 
 use super::FunctionCall;
+use super::early::{Early, Form, News};
+use super::tools::Tools;
 
 /// A part of the output, in the order of the text.
 #[derive(Debug, Clone, PartialEq)]
@@ -9,11 +11,15 @@ pub enum Part {
     Thinking(String),
     /// New text of the answer.
     Content(String),
-    /// A tool call.
+    /// A tool call begins, and is of this tool. Only of parsers that tell of calls early.
+    CallBegins(String),
+    /// More of the JSON text of the arguments of the call that has begun.
+    Arguments(String),
+    /// A tool call, whole. One that has begun is this one.
     Call(FunctionCall),
-    /// Text that was meant as a call, or broke off in one, and cannot be read.
+    /// Text that was meant as a call, or broke off in one, and cannot be read. One that has begun is over.
     Malformed {
-        /// The text, tags included.
+        /// The text, tags included; empty where a call that has begun is none, and its text may still become something else.
         text: String,
         /// Why.
         error: CallError,
@@ -52,6 +58,9 @@ pub enum CallError {
     /// It is written otherwise than the model's calls are.
     #[error("a call has the form {0}")]
     Form(&'static str),
+    /// It came to another call than the one that it began as.
+    #[error("a name or arguments come twice")]
+    Changed,
     /// The text ends before the call does.
     #[error("the text ends inside of the call")]
     Unclosed,
@@ -65,9 +74,41 @@ pub enum CallError {
 pub(super) struct Out {
     parts: Vec<Part>,
     calls: usize,
+    /// The present call, where calls are told of early.
+    early: Option<Early>,
 }
 
 impl Out {
+    /// Tells of calls while their arguments come.
+    pub(super) fn tell_early(&mut self) {
+        self.early = Some(Early::default());
+    }
+
+    /// Gets ready for the next call; what was told of the present one.
+    fn renew(&mut self) -> Option<Early> {
+        self.early.as_mut().map(std::mem::take)
+    }
+
+    /// The text of the present call as far as it has come.
+    pub(super) fn follow(&mut self, form: Form<'_>, text: &str, tools: &Tools) {
+        let Some(early) = &mut self.early else { return };
+        let News { begun, arguments } = early.follow(form, text, tools);
+        self.parts.extend(begun.map(Part::CallBegins));
+        match self.parts.last_mut() {
+            _ if arguments.is_empty() => {}
+            Some(Part::Arguments(last)) => last.push_str(&arguments),
+            _ => self.parts.push(Part::Arguments(arguments)),
+        }
+    }
+
+    /// The present call is none.
+    pub(super) fn forget(&mut self) {
+        if self.renew().is_some_and(|early| early.has_told()) {
+            let error = CallError::Form("a tool's name and a JSON object");
+            self.parts.push(Part::Malformed { text: String::new(), error });
+        }
+    }
+
     pub(super) fn content(&mut self, text: &str) {
         match self.parts.last_mut() {
             _ if text.is_empty() => {}
@@ -90,7 +131,10 @@ impl Out {
         calls: Result<Vec<FunctionCall>, CallError>,
         text: impl FnOnce() -> String,
     ) {
+        let told = self.renew();
+        let is_other = |call: &FunctionCall| told.as_ref().is_some_and(|told| !told.is_told_of(call));
         match calls {
+            Ok(calls) if calls.first().is_some_and(is_other) => self.malformed(text(), CallError::Changed),
             Ok(calls) => {
                 for mut call in calls {
                     call.index = self.calls;
@@ -103,6 +147,7 @@ impl Out {
     }
 
     pub(super) fn malformed(&mut self, text: String, error: CallError) {
+        self.renew();
         if !text.is_empty() {
             self.parts.push(Part::Malformed { text, error });
         }

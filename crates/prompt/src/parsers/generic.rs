@@ -4,9 +4,10 @@ use serde_json::{Map, Value as Json};
 
 use super::body::{arguments, call};
 use super::call::{CallError, Out};
+use super::early::Form;
 use super::pending::{Found, Pending, first_tag};
 use super::tools::Tools;
-use super::{Grammar, ParserInput, Stage, shapes};
+use super::{Grammar, ParserInput, Stage, closing, is_free_of, shapes};
 use crate::{Template, ThinkTags};
 
 pub(super) fn for_template(
@@ -122,6 +123,16 @@ impl Grammar for Generic {
             State::Thinking => Stage::Thinking,
             State::Answer => Stage::Answer,
         }
+    }
+
+    fn thought_end(&self) -> Option<String> {
+        let thinks = self.state == State::Thinking;
+        self.tags.as_ref().filter(|_| thinks).map(|tags| closing(&tags.close))
+    }
+
+    fn keeps_thinking(&self, piece: &str) -> bool {
+        let close = self.tags.iter().map(|tags| tags.close.as_str());
+        self.state == State::Thinking && is_free_of(piece, close)
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {
@@ -268,9 +279,11 @@ impl Scan {
             let Some(to) = ended else {
                 let length = self.text.rest().len();
                 self.text.set_seen(length);
+                self.follow(length, out);
                 break;
             };
             self.text.set_seen(to);
+            self.follow(to, out);
             self.object(to, out);
             if self.tag == "{" {
                 self.finish_bracket(out);
@@ -281,6 +294,19 @@ impl Scan {
             self.rest(out);
         }
         false
+    }
+
+    /// Tells of the call that the present object may be, if it comes right behind the tag: others may be parts of something
+    /// else.
+    fn follow(&self, to: usize, out: &mut Out) {
+        let Some(from) = self.object else { return };
+        let text = self.text.rest();
+        // At the end all text is gone.
+        let (Some(before), Some(inside)) = (text.get(..from), text.get(from..to)) else { return };
+        let before = before.trim_start();
+        if before.strip_prefix(&self.tag).unwrap_or(before).trim().is_empty() {
+            out.follow(Form::Object, inside, &self.tools);
+        }
     }
 
     /// The tag has been closed, and no call was in it: it is searched anew behind.
@@ -306,8 +332,11 @@ impl Scan {
     fn object(&mut self, to: usize, out: &mut Out) {
         let from = self.object.take().unwrap_or(0);
         self.find_name(to);
-        let Ok(value) = serde_json::from_str::<Json>(&self.text.rest()[from..to]) else { return };
-        let Some((name, given)) = self.call_in(value) else { return };
+        let value = serde_json::from_str::<Json>(&self.text.rest()[from..to]).ok();
+        let Some((name, given)) = value.and_then(|value| self.call_in(value)) else {
+            out.forget();
+            return;
+        };
         self.calls += 1;
         out.calls(Ok(vec![call(name, given)]), String::new);
         let bracket = self.tag == "[";

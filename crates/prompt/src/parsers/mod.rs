@@ -8,6 +8,7 @@
 
 mod body;
 mod call;
+mod early;
 mod families;
 mod forced;
 mod generic;
@@ -80,10 +81,31 @@ trait Grammar: std::fmt::Debug + Send {
 
     fn stage(&self) -> Stage;
 
+    /// The text that ends the thought and lets the answer begin, while the model thinks.
+    fn thought_end(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether the model thinks, and nothing that may end its thought stands or begins in `piece`, with nothing undecided
+    /// before it.
+    fn keeps_thinking(&self, _piece: &str) -> bool {
+        false
+    }
+
     /// Texts of special tokens that must be left in the output for this parser.
     fn preserved(&self) -> Vec<String>;
 
     fn boxed(&self) -> Box<dyn Grammar>;
+}
+
+/// The text that ends a thought with a tag: names of thoughts stand on lines of their own, as templates write them.
+fn closing(tag: &str) -> String {
+    if tag.to_lowercase().contains("think") { format!("\n{tag}\n\n") } else { tag.to_owned() }
+}
+
+/// Whether none of some tags begins in a text.
+fn is_free_of<'t>(text: &str, mut tags: impl Iterator<Item = &'t str>) -> bool {
+    tags.all(|tag| tag.chars().next().is_none_or(|first| !text.contains(first)))
 }
 
 /// Turns a model's text, as it streams, into thoughts, answer and tool calls.
@@ -119,6 +141,12 @@ impl OutputParser {
 
     fn new(grammar: Box<dyn Grammar>) -> Self {
         Self { grammar, text: Pending::default(), out: Out::default() }
+    }
+
+    /// Tells of calls while their arguments come ([`Part::CallBegins`]), where these are JSON.
+    pub fn telling_early(mut self) -> Self {
+        self.out.tell_early();
+        self
     }
 
     /// Takes the next piece of output.
@@ -161,6 +189,17 @@ impl OutputParser {
     /// Does it think?
     pub fn is_thinking(&self) -> bool {
         self.stage() == Stage::Thinking
+    }
+
+    /// While the model thinks, the text by which it ends the thought and begins to answer; `None` where that is not known.
+    pub fn thought_end(&self) -> Option<String> {
+        self.grammar.thought_end()
+    }
+
+    /// Whether the model surely still thinks after `piece`; false where that is not certain. Costs next to nothing, unlike
+    /// [`peek_stage`](Self::peek_stage).
+    pub fn keeps_thinking(&self, piece: &str) -> bool {
+        self.text.rest().trim_start().is_empty() && self.grammar.keeps_thinking(piece)
     }
 
     /// Texts of special tokens that must be left in the output: without them calls and thoughts cannot be told from the

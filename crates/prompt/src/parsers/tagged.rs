@@ -2,9 +2,10 @@
 
 use super::body::{Body, Text};
 use super::call::{CallError, Out};
+use super::early::Form;
 use super::pending::{Brackets, Found, Pending};
 use super::tools::Tools;
-use super::{Grammar, Stage};
+use super::{Grammar, Stage, closing, is_free_of};
 
 /// What a family's output looks like.
 #[derive(Debug, Clone)]
@@ -301,10 +302,15 @@ impl Tagged {
     fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
         let Some(calls) = &self.rules.calls else { return self.go(State::Answer, false) };
         let (length, closing) = match &calls.end {
-            End::Tag(tag) => match text.find(&[tag]) {
-                Found::Tag { at, .. } => (Some(at), tag.len()),
-                _ => (None, 0),
-            },
+            End::Tag(tag) => {
+                let (length, known) = match text.find(&[tag]) {
+                    Found::Tag { at, .. } => (Some(at), at),
+                    Found::Perhaps(at) => (None, at),
+                    Found::None => (None, text.rest().len()),
+                };
+                self.follow(calls, &text.rest()[..known], out);
+                (length, if length.is_some() { tag.len() } else { 0 })
+            }
             End::Json(separator) => {
                 if let Some(separator) = separator.as_ref().filter(|_| !self.in_json) {
                     let Found::Tag { at, .. } = text.find(&[separator]) else {
@@ -316,6 +322,7 @@ impl Tagged {
                 let seen = text.seen();
                 let length = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length);
                 text.set_seen(text.rest().len());
+                self.follow(calls, &text.rest()[..length.unwrap_or(text.rest().len())], out);
                 (length, 0)
             }
         };
@@ -332,6 +339,16 @@ impl Tagged {
         out.calls(read, || format!("{blank}{}{}", calls.open, &text.rest()[..length + closing]));
         text.take(length + closing);
         self.go(if in_section { State::Section } else { State::Answer }, trim)
+    }
+
+    /// Tells of a call as far as it has come.
+    fn follow(&self, calls: &Calls, inside: &str, out: &mut Out) {
+        let form = match &calls.body {
+            Body::Json => Form::Object,
+            Body::NameJson(form) => Form::NameJson(form),
+            _ => return,
+        };
+        out.follow(form, inside, &self.tools);
     }
 
     fn wait(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
@@ -415,6 +432,19 @@ impl Grammar for Tagged {
             State::Start | State::Thought => Stage::Thinking,
             _ => Stage::Answer,
         }
+    }
+
+    fn thought_end(&self) -> Option<String> {
+        let thinks = self.stage() == Stage::Thinking;
+        self.rules.think.as_ref().filter(|_| thinks).map(|think| closing(&think.close))
+    }
+
+    fn keeps_thinking(&self, piece: &str) -> bool {
+        let Some(think) = self.rules.think.as_ref().filter(|_| self.state == State::Thought) else {
+            return false;
+        };
+        let call = self.call_tag().filter(|_| think.call_ends);
+        is_free_of(piece, call.into_iter().chain([think.close.as_ref()]))
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
-use puna_api::native::{Logprob, Metrics, Think, ToolCall};
+use puna_api::native::{Logprob, Metrics, PromptLogprob, Think, ToolCall};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
@@ -153,6 +153,7 @@ pub(crate) struct Collected {
     pub(crate) thinking: String,
     pub(crate) content: String,
     pub(crate) tool_calls: Vec<ToolCall>,
+    pub(crate) prompt_logprobs: Vec<PromptLogprob>,
     pub(crate) logprobs: Vec<Logprob>,
     /// How many of the log-probabilities, at their head, are of thoughts.
     pub(crate) thought_tokens: usize,
@@ -171,6 +172,7 @@ pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> 
                 all.thought_tokens += piece.logprobs.len();
                 all.logprobs.extend(piece.logprobs);
             }
+            Event::Prompt(tokens) => all.prompt_logprobs.extend(tokens),
             Event::Content(piece) => {
                 all.content.push_str(&piece.text);
                 all.logprobs.extend(piece.logprobs);
@@ -277,6 +279,15 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure>
     match usize::try_from(top) {
         Ok(top @ 0..=20) => Ok(wanted.then_some(top)),
         _ => Err(Failure::bad_request("top_logprobs must be between 0 and 20")),
+    }
+}
+
+/// How many alternatives to report with each token of the prompt, if any.
+pub(crate) fn prompt_logprobs(wanted: Option<i64>) -> Result<Option<usize>, Failure> {
+    match wanted.map(usize::try_from) {
+        None => Ok(None),
+        Some(Ok(top @ 0..=20)) => Ok(Some(top)),
+        Some(_) => Err(Failure::bad_request("prompt_logprobs must be between 0 and 20")),
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     Collected, Encoder, Times, check_capability, check_completion, check_images, check_think, format,
-    logprobs, metrics, model_text,
+    logprobs, metrics, model_text, prompt_logprobs,
 };
 use crate::canonical::{Done, Event, Failure, Generate, Input, Prompt, RunOptions};
 use crate::config::Config;
@@ -49,6 +49,8 @@ pub(crate) fn generate(
         truncate: request.truncate.unwrap_or(true),
         shift: shift(request.shift, model),
         logprobs: logprobs(request.logprobs, request.top_logprobs)?,
+        prompt_logprobs: prompt_logprobs(request.prompt_logprobs)?,
+        stream_calls: false,
         render_only: request.debug_render_only,
         input: Input::Prompt(Prompt {
             text: request.prompt,
@@ -93,6 +95,8 @@ pub(crate) fn chat(
         truncate: request.truncate.unwrap_or(true),
         shift: shift(request.shift, model),
         logprobs: logprobs(request.logprobs, request.top_logprobs)?,
+        prompt_logprobs: prompt_logprobs(request.prompt_logprobs)?,
+        stream_calls: false,
         render_only: request.debug_render_only,
         tool_choice,
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
@@ -162,7 +166,8 @@ impl GenerateEncoder {
             None => self.object(),
         };
         let (response, thinking, logprobs) = (all.content, all.thinking, all.logprobs);
-        let answer = GenerateResponse { response, thinking, logprobs, tool_calls: all.tool_calls, ..end };
+        let (tool_calls, prompt_logprobs) = (all.tool_calls, all.prompt_logprobs);
+        let answer = GenerateResponse { response, thinking, logprobs, tool_calls, prompt_logprobs, ..end };
         json(StatusCode::OK, &answer)
     }
 
@@ -177,6 +182,7 @@ impl Encoder for GenerateEncoder {
 
     fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
         let line = match event {
+            Event::Prompt(prompt_logprobs) => GenerateResponse { prompt_logprobs, ..self.object() },
             Event::Thinking(piece) => {
                 GenerateResponse { thinking: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
@@ -226,6 +232,7 @@ impl ChatEncoder {
         answer.message.thinking = all.thinking;
         answer.message.tool_calls = all.tool_calls;
         answer.logprobs = all.logprobs;
+        answer.prompt_logprobs = all.prompt_logprobs;
         json(StatusCode::OK, &answer)
     }
 
@@ -241,6 +248,7 @@ impl Encoder for ChatEncoder {
     fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
         let mut line = self.object();
         match event {
+            Event::Prompt(tokens) => line.prompt_logprobs = tokens,
             Event::Thinking(piece) => {
                 line.message.thinking = piece.text;
                 line.logprobs = piece.logprobs;
@@ -255,7 +263,8 @@ impl Encoder for ChatEncoder {
             _ => return,
         }
         // Here, unlike with generate, lines with nothing in them are not sent.
-        if line.done || !line.message.is_empty() || !line.logprobs.is_empty() {
+        let has_logprobs = !line.logprobs.is_empty() || !line.prompt_logprobs.is_empty();
+        if line.done || !line.message.is_empty() || has_logprobs {
             push_line(&line, out);
         }
     }

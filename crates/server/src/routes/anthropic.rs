@@ -26,7 +26,7 @@ pub(super) async fn messages(
     let stop = request.stop_sequences.clone().unwrap_or_default();
     let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
     let (model, stream) = (request.model.clone(), request.stream);
-    let running = prepare(&app, client, request).await?.start();
+    let running = prepare(&app, client, request).await?.streaming(stream).start();
     let encoder = MessagesEncoder::new(model, stop, searches);
     if stream {
         return Ok(respond(vec![running], encoder).await?);

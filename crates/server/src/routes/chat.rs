@@ -60,6 +60,12 @@ impl Prepared {
         self.loaded.run(Task::Generate(self.generate))
     }
 
+    /// Has calls told of while their arguments come, if that is so.
+    pub(super) fn streaming(mut self, streams: bool) -> Self {
+        self.generate.stream_calls = streams;
+        self
+    }
+
     /// Starts so many answers side by side.
     ///
     /// # Errors

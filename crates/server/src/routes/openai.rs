@@ -35,7 +35,7 @@ pub(super) async fn chat_completions(
     let (name, model) = chat::find(&app, &request.model).await?;
     let prepared = chat::prepare(&app, client, request, &name, &model).await?;
     let encoder = ChatEncoder::new(name.given, include_usage, answers);
-    let running = prepared.start_several(answers)?;
+    let running = prepared.streaming(stream).start_several(answers)?;
     if stream {
         return Ok(respond(running, encoder).await?);
     }

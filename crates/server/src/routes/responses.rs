@@ -38,7 +38,7 @@ pub(super) async fn create(
     if empty {
         return Ok(encoder.empty());
     }
-    let running = prepared.start();
+    let running = prepared.streaming(stream).start();
     if stream {
         return Ok(respond(vec![running], encoder).await?);
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_api::json::MAX_DEPTH;
-use puna_api::native::{Logprob, ToolCall, ToolCallFunction, TopLogprob};
-use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, Sink, Stage, Summary};
+use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, ToolCall, ToolCallFunction, TopLogprob};
+use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary};
 use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
 use puna_sampler::TokenLogprobs;
 use serde_json::{Value, json};
@@ -34,12 +34,19 @@ pub(super) struct Answer {
     formed: bool,
     /// Calls so far.
     calls: usize,
+    /// The id of the call that has begun and is not complete.
+    open_call: Option<String>,
     prompt: Vec<u32>,
     stop: Vec<String>,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
     /// The answer that has a form has begun.
     begun: bool,
+    /// Tokens that thoughts may have, and those that they had.
+    think_budget: Option<u64>,
+    thought: u64,
+    /// The thought is being ended.
+    closing: bool,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -67,10 +74,14 @@ impl Answer {
             parser,
             formed: false,
             calls: 0,
+            open_call: None,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
             forced: None,
             begun: false,
+            think_budget: None,
+            thought: 0,
+            closing: false,
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -86,6 +97,12 @@ impl Answer {
     /// Remembers that the answer must be a call, and how that begins.
     pub(super) fn with_forced(mut self, beginning: Option<String>) -> Self {
         self.forced = beginning;
+        self
+    }
+
+    /// Remembers how many tokens thoughts may have.
+    pub(super) fn with_think_budget(mut self, budget: Option<u64>) -> Self {
+        self.think_budget = budget;
         self
     }
 
@@ -110,6 +127,7 @@ impl Answer {
 
     fn piece(&mut self, piece: EnginePiece) -> bool {
         self.generated += 1;
+        self.thought += u64::from(self.is_thinking());
         self.first.get_or_insert_with(Instant::now);
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
         if !self.begun && self.repeats_itself(&piece.text) {
@@ -136,6 +154,10 @@ impl Answer {
         self.send_parts(parts, logprobs)
     }
 
+    fn is_thinking(&self) -> bool {
+        self.parser.as_ref().is_some_and(OutputParser::is_thinking)
+    }
+
     /// Whether the answer is what its grammar allows, and nothing in it is a tag.
     fn is_verbatim(&self) -> bool {
         self.begun && self.forced.is_none()
@@ -147,13 +169,35 @@ impl Answer {
         let mut texts: Vec<(bool, String)> = Vec::new();
         let mut listened = !self.handle.state.is_cancelled();
         for part in parts {
+            let begun = match part {
+                Part::CallBegins(_) | Part::Arguments(_) => None,
+                _ => self.open_call.take(),
+            };
             let (is_thought, text) = match part {
                 Part::Thinking(text) => (true, text),
                 Part::Content(text) => (false, text),
+                Part::CallBegins(name) => {
+                    listened = self.send_texts(&mut texts, &mut logprobs);
+                    listened &= self.begin_call(name);
+                    continue;
+                }
+                Part::Arguments(text) => {
+                    if self.open_call.is_some() {
+                        listened &= self.handle.send(Event::CallArguments(text));
+                    }
+                    continue;
+                }
                 Part::Call(call) if self.calls < CALLS_MAX && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
-                    listened &= self.handle.send(Event::ToolCall(wire_call(call)));
+                    let id = begun.unwrap_or_else(ids::call);
+                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id)));
+                    continue;
+                }
+                // What was sent of it is all that there is.
+                Part::Malformed { text, error } if begun.is_some() => {
+                    let (task, bytes) = (self.handle.id, text.len());
+                    tracing::warn!(task, %error, bytes, "a tool call that was begun cannot be read; it breaks off");
                     continue;
                 }
                 Part::Call(call) => {
@@ -176,10 +220,19 @@ impl Answer {
             }
         }
         if texts.is_empty() && !logprobs.is_empty() {
-            let thinks = self.parser.as_ref().is_some_and(OutputParser::is_thinking);
-            texts.push((thinks, String::new()));
+            texts.push((self.is_thinking(), String::new()));
         }
         if texts.is_empty() { listened } else { self.send_texts(&mut texts, &mut logprobs) }
+    }
+
+    /// Sends the beginning of a call, unless there are too many.
+    fn begin_call(&mut self, name: String) -> bool {
+        if self.calls >= CALLS_MAX {
+            return true;
+        }
+        let id = ids::call();
+        self.open_call = Some(id.clone());
+        self.handle.send(Event::CallBegins { id, index: self.calls, name })
     }
 
     fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
@@ -227,6 +280,20 @@ impl Answer {
         let top_logprobs = logprobs.top.iter().map(top).collect();
         let (token, bytes) = text(token);
         Logprob { token, logprob: logprobs.logprob, bytes, top_logprobs }
+    }
+
+    fn prompt_logprob(&self, of: &PromptToken) -> PromptLogprob {
+        let text = |token| String::from_utf8_lossy(&self.generator.token_bytes(token)).into_owned();
+        let top = of.logprobs.iter().flat_map(|logprobs| &logprobs.top);
+        let top = top.map(|&(id, logprob)| PromptTopLogprob { token: text(id), id, logprob });
+        PromptLogprob {
+            token: text(of.token),
+            id: of.token,
+            logprob: of.logprobs.as_ref().map(|logprobs| logprobs.logprob),
+            rank: of.rank,
+            bytes: self.generator.token_bytes(of.token),
+            top_logprobs: top.collect(),
+        }
     }
 
     fn done(&self, summary: Summary) -> Done {
@@ -297,11 +364,11 @@ pub(super) fn no_tokens(answer: Answer) -> Done {
     Done { reason: Reason::Length, ..answer.broken_off() }
 }
 
-/// A call as it goes to the client, with an id of its own.
-fn wire_call(call: FunctionCall) -> ToolCall {
+/// A call as it goes to the client.
+fn wire_call(call: FunctionCall, id: String) -> ToolCall {
     let FunctionCall { index, name, arguments } = call;
     let function = ToolCallFunction { index: index as i64, name, arguments };
-    ToolCall { id: ids::call(), function }
+    ToolCall { id, function }
 }
 
 impl Sink for Answer {
@@ -318,6 +385,9 @@ impl Sink for Answer {
     /// was held back was no tag: what was drawn freely cannot be part of the answer.
     fn stage(&self, text: &str) -> Stage {
         let Some(parser) = &self.parser else { return Stage::Answer };
+        if !text.is_empty() && parser.keeps_thinking(text) {
+            return Stage::Before;
+        }
         if let (Some(beginning), false) = (&self.forced, text.is_empty()) {
             let solid = text.trim();
             return match parser.peek_stage(text) == Place::Answer && !solid.is_empty() {
@@ -337,7 +407,7 @@ impl Sink for Answer {
         }
         let content = parser.peek(text).into_iter().filter_map(|part| match part {
             Part::Content(text) => Some(text),
-            Part::Thinking(_) | Part::Call(_) | Part::Malformed { .. } => None,
+            _ => None,
         });
         let content: String = content.collect();
         match (content.is_empty(), content.trim_start() == text.trim_start()) {
@@ -345,6 +415,26 @@ impl Sink for Answer {
             (false, true) => Stage::Answer,
             (false, false) => Stage::Mixed,
         }
+    }
+
+    /// The end of a thought that has had its tokens, once; where that does not end it, it goes on.
+    fn forced(&mut self) -> Vec<u32> {
+        let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
+        if !spent || !self.is_thinking() {
+            self.closing = false;
+            return Vec::new();
+        }
+        if std::mem::replace(&mut self.closing, true) {
+            return Vec::new();
+        }
+        let Some(end) = self.parser.as_ref().and_then(OutputParser::thought_end) else {
+            tracing::warn!(
+                task = self.handle.id,
+                "it is not known how this model ends a thought; it goes on"
+            );
+            return Vec::new();
+        };
+        self.generator.encode_parts(&[(&end, true)])
     }
 
     fn begin_answer(&mut self) {
@@ -359,6 +449,10 @@ impl Sink for Answer {
                 }
                 self.progress = Instant::now();
                 self.handle.send(Event::Progress { done: done as u64, total: total as u64 })
+            }
+            EngineEvent::Prompt(tokens) => {
+                let tokens = tokens.iter().map(|token| self.prompt_logprob(token)).collect();
+                self.handle.send(Event::Prompt(tokens))
             }
             EngineEvent::Piece(piece) => self.piece(piece),
             EngineEvent::Done(summary) => {

@@ -129,9 +129,9 @@ impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
-        // parts), calls that come all at once with text between them, and an error that ends everything always find
-        // room.
-        let (tx, rx) = mpsc::channel(WINDOW as usize + 8 + 2 * CALLS_MAX);
+        // parts), calls that come all at once (begun, with arguments, whole) with text between them, and an error that
+        // ends everything always find room.
+        let (tx, rx) = mpsc::channel(WINDOW as usize + 8 + 4 * CALLS_MAX);
         let mut tasks = lock(&self.0.tasks);
         match &tasks.ended {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),

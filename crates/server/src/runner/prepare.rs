@@ -23,6 +23,15 @@ use crate::lock::lock;
 /// Parsed templates that are kept.
 const TEMPLATES: usize = 8;
 
+/// Tokens of a thought at the level `low`, for models that know no levels.
+const LOW_BUDGET: u64 = 1024;
+
+/// The same at the level `medium`.
+const MEDIUM_BUDGET: u64 = 4096;
+
+/// Log-probabilities of a prompt that are told at most, alternatives included.
+const PROMPT_LOGPROBS: usize = 1 << 20;
+
 /// The template of a model that has none.
 const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
 
@@ -131,13 +140,16 @@ impl Preparer {
             return Ok(());
         }
         let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
+        check_prompt_logprobs(&task, tokens.tokens.len())?;
         let parser = parser(&task, &text);
+        let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let num_ctx = self.generator.facts().num_ctx;
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = parser.iter().flat_map(OutputParser::preserved);
         let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
         let tags: Vec<(String, u32)> = tags.collect();
+        let think_budget = think_budget(&task, &text);
         let (call, beginning) = self.demanded_call(&task, &text, &tags)?.unzip();
         let grammar = call.or(task.format).map(|form| self.generator.grammar(&form)).transpose();
         let grammar = grammar.map_err(Failure::bad_request)?;
@@ -147,8 +159,9 @@ impl Preparer {
             .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(beginning)
+            .with_think_budget(think_budget)
             .with_dropped(text.dropped_messages, tokens.cut);
-        if num_predict == 0 {
+        if num_predict == 0 && task.prompt_logprobs.is_none() {
             handle.send(Event::Done(Box::new(no_tokens(answer))));
             return Ok(());
         }
@@ -164,6 +177,7 @@ impl Preparer {
             keep: tokens.keep,
             shift: task.shift,
             logprobs: task.logprobs,
+            prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
             speculation: Some(speculate.speculation(draft_num_predict)),
             grammar,
@@ -501,6 +515,31 @@ fn think(task: &Generate) -> Option<Think> {
         Some(native::Think::On) => Some(Think::Switch(true)),
         Some(level) => Some(Think::Level(level.level().to_owned())),
     }
+}
+
+/// Refuses what would be too much of an answer.
+fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), Failure> {
+    let Some(top) = task.prompt_logprobs else { return Ok(()) };
+    if tokens.saturating_mul(top + 1) <= PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    Err(Failure::bad_request(format!(
+        "prompt_logprobs: {top} alternatives for each of {tokens} tokens are too many: together they may be {PROMPT_LOGPROBS}"
+    )))
+}
+
+/// Tokens that the thought may have: as asked for, or as a level means where the template knows no levels.
+fn think_budget(task: &Generate, text: &Text) -> Option<u64> {
+    if let Some(budget) = task.options.think_budget {
+        return Some(budget.into());
+    }
+    let level = match task.think {
+        Some(native::Think::Low) => LOW_BUDGET,
+        Some(native::Think::Medium) => MEDIUM_BUDGET,
+        _ => return None,
+    };
+    let known = text.template.as_deref().is_none_or(Template::has_think_levels);
+    (!known).then_some(level)
 }
 
 fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {

@@ -2,6 +2,7 @@
 
 mod calls;
 mod ranks;
+mod thinks;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use puna_engine::{Event as EngineEvent, Finish, Job, Piece, Sink, Summary};
+use puna_engine::{Event as EngineEvent, Finish, Job, Piece, PromptToken, Sink, Summary};
 use puna_sampler::{Constraint, Grammar, TokenLogprobs};
 use tokio::sync::oneshot;
 
@@ -53,7 +54,7 @@ pub(crate) struct Fake {
     rounds: AtomicU64,
     pub(crate) works: AtomicU64,
     /// What it says instead, piece by piece, if that is not nothing.
-    says: Mutex<Vec<String>>,
+    pub(crate) says: Mutex<Vec<String>>,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -196,10 +197,20 @@ impl Generator for FakeEngine {
                 thread::sleep(Duration::from_millis(10));
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
             }
+            if let Some(top) = job.prompt_logprobs {
+                let likely = |top| TokenLogprobs { logprob: -1.5, top: vec![(119, -0.5); top] };
+                let scored = job.prompt.iter().enumerate().map(|(i, &token)| PromptToken {
+                    token,
+                    logprobs: (i > 0).then(|| likely(top.min(1))),
+                    rank: 2 * (i > 0) as u32,
+                });
+                sink.send(EngineEvent::Prompt(scored.collect()));
+            }
             let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
             let says = fake.says.lock().unwrap().clone();
             let most = if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
-            let (mut finish, mut generated) = (Finish::Length, 0);
+            let whole = if says.is_empty() { Finish::Length } else { Finish::End };
+            let (mut finish, mut generated) = (whole, 0);
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
                     fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -305,6 +316,8 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
         truncate,
         shift,
         logprobs: None,
+        prompt_logprobs: None,
+        stream_calls: false,
         render_only: false,
         tool_choice: Default::default(),
         parallel_tool_calls: true,

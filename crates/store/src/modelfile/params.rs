@@ -15,7 +15,7 @@ enum Kind {
 }
 
 /// Every parameter with its type.
-const PARAMETERS: [(&str, Kind); 23] = [
+const PARAMETERS: [(&str, Kind); 24] = [
     ("num_ctx", Kind::Int),
     ("num_batch", Kind::Int),
     ("num_gpu", Kind::Int),
@@ -27,6 +27,7 @@ const PARAMETERS: [(&str, Kind); 23] = [
     // Not in the original.
     ("draft_model", Kind::Text),
     ("speculate", Kind::Text),
+    ("think_budget", Kind::Int),
     ("num_keep", Kind::Int),
     ("seed", Kind::Int),
     ("num_predict", Kind::Int),

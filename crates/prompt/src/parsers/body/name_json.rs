@@ -22,14 +22,24 @@ pub(in super::super) struct NameJson {
 impl NameJson {
     pub(super) fn read(&self, text: &str) -> Result<FunctionCall, CallError> {
         let form = || CallError::Form("NAME, a separator, {…}");
-        let text = match &self.before {
-            Some(before) => text.split_once(before.as_ref()).ok_or_else(form)?.1,
-            None => text,
-        };
-        let (mut name, mut rest) = text.split_once(self.separator.as_ref()).ok_or_else(form)?;
+        let (name, from) = self.head(text).ok_or_else(form)?;
+        let mut rest = &text[from..];
         if let Some(after) = &self.after {
             rest = rest.rsplit_once(after.as_ref()).ok_or_else(form)?.0;
         }
+        let arguments = serde_json::from_str(rest.trim())
+            .map_err(|e: serde_json::Error| CallError::Json(e.to_string()))?;
+        Ok(call(name, arguments))
+    }
+
+    /// The name, and where what is behind the separator begins; `None` without one.
+    pub(in super::super) fn head<'t>(&self, text: &'t str) -> Option<(&'t str, usize)> {
+        let from = match &self.before {
+            Some(before) => text.find(before.as_ref())? + before.len(),
+            None => 0,
+        };
+        let end = from + text[from..].find(self.separator.as_ref())?;
+        let mut name = &text[from..end];
         if let Some(id) = &self.id {
             name = name.split_once(id.as_ref()).map_or(name, |(name, _)| name);
         }
@@ -39,9 +49,7 @@ impl NameJson {
             let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
             name = name.rsplit_once(':').filter(|(_, n)| is_number(n)).map_or(name, |(name, _)| name);
         }
-        let arguments = serde_json::from_str(rest.trim())
-            .map_err(|e: serde_json::Error| CallError::Json(e.to_string()))?;
-        Ok(call(name, arguments))
+        Some((name, end + self.separator.len()))
     }
 
     pub(super) fn tags(&self) -> Vec<&str> {

@@ -137,6 +137,10 @@ impl Grammar for Cohere {
         if self.state == State::Thinking { Stage::Thinking } else { Stage::Answer }
     }
 
+    fn thought_end(&self) -> Option<String> {
+        (self.state == State::Thinking).then(|| END_THINKING.to_owned())
+    }
+
     fn boxed(&self) -> Box<dyn Grammar> {
         Box::new(self.clone())
     }

@@ -2,9 +2,10 @@
 
 use super::super::body::call;
 use super::super::call::{CallError, Out};
+use super::super::early::Form;
 use super::super::pending::{Found, Pending};
 use super::super::tools::Tools;
-use super::super::{Grammar, ParserInput, Stage};
+use super::super::{Grammar, ParserInput, Stage, is_free_of};
 
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
@@ -89,7 +90,16 @@ impl Harmony {
     }
 
     fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let (length, tag) = match text.find(&[END, CALL]) {
+        let found = text.find(&[END, CALL]);
+        let known = match found {
+            Found::Tag { at, .. } | Found::Perhaps(at) => at,
+            Found::None => text.rest().len(),
+        };
+        if let State::Call(recipient) = &self.state {
+            let name = self.declared(recipient.strip_prefix("functions.").unwrap_or(recipient));
+            out.follow(Form::Arguments(&name), &text.rest()[..known], &self.tools);
+        }
+        let (length, tag) = match found {
             Found::Tag { at, tag } => (at, [END, CALL][tag].len()),
             _ if end => (text.rest().len(), 0),
             _ => return false,
@@ -178,6 +188,15 @@ impl Grammar for Harmony {
 
     fn stage(&self) -> Stage {
         if self.answers { Stage::Answer } else { Stage::Thinking }
+    }
+
+    fn thought_end(&self) -> Option<String> {
+        let thinks = self.state == State::Thinking;
+        thinks.then(|| format!("{END}{START}assistant{CHANNEL}final{MESSAGE}"))
+    }
+
+    fn keeps_thinking(&self, piece: &str) -> bool {
+        self.state == State::Thinking && is_free_of(piece, [END].into_iter())
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {

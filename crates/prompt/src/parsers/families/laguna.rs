@@ -264,6 +264,10 @@ impl Grammar for Laguna {
         }
     }
 
+    fn thought_end(&self) -> Option<String> {
+        (self.stage() == Stage::Thinking).then(|| format!("\n{END_THINK}\n\n"))
+    }
+
     fn boxed(&self) -> Box<dyn Grammar> {
         Box::new(self.clone())
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 /// Tags and bits of all families, and what stands between them.
-const BITS: [&str; 62] = [
+pub(super) const BITS: [&str; 62] = [
     "<think>",
     "</think>",
     "<tool_call>",

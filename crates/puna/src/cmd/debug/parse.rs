@@ -47,6 +47,8 @@ fn show(parts: Vec<Part>, as_json: bool) -> Result<()> {
             Part::Thinking(text) => thinking.push_str(&text),
             Part::Content(text) => content.push_str(&text),
             Part::Call(call) => calls.push(json!({"function": call})),
+            // Calls are told of when they are complete.
+            Part::CallBegins(_) | Part::Arguments(_) => {}
             Part::Malformed { text, error } => {
                 malformed.push(json!({"text": text, "error": error.to_string()}))
             }

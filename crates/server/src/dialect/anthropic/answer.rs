@@ -31,10 +31,12 @@ pub(crate) struct MessagesEncoder {
 }
 
 /// A block that is still open.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Open {
     Thinking,
     Text,
+    /// The call of this id.
+    Call(String),
 }
 
 impl MessagesEncoder {
@@ -180,6 +182,16 @@ impl MessagesEncoder {
         }
     }
 
+    /// Begins the block of a call. One of a search that the server should do has an answer of its own once it is complete.
+    fn begin_call(&mut self, id: String, name: &str, out: &mut Vec<u8>) {
+        if self.searches && name == SEARCH {
+            return;
+        }
+        self.called = true;
+        self.begin(value!({"type": "tool_use", "id": id, "name": name, "input": Map::new()}), out);
+        self.open = Some(Open::Call(id));
+    }
+
     fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
         self.close(out);
         let (stop_reason, stop_sequence) = self.end_reason(done, self.called);
@@ -208,13 +220,20 @@ impl Encoder for MessagesEncoder {
             match &event {
                 Event::Started { prompt_tokens } => return self.start(*prompt_tokens, out),
                 Event::Done(done) => self.start(done.prompt_tokens, out),
-                Event::Thinking(_) | Event::Content(_) | Event::ToolCall(_) => self.start(0, out),
+                Event::Thinking(_) | Event::Content(_) | Event::CallBegins { .. } | Event::ToolCall(_) => {
+                    self.start(0, out)
+                }
                 _ => {}
             }
         }
         match event {
             Event::Thinking(piece) if !piece.text.is_empty() => self.thinking(&piece.text, out),
             Event::Content(piece) if !piece.text.is_empty() => self.text(&piece.text, out),
+            Event::CallBegins { id, name, .. } => self.begin_call(id, &name, out),
+            Event::CallArguments(text) if matches!(self.open, Some(Open::Call(_))) => {
+                self.delta(value!({"type": "input_json_delta", "partial_json": text}), out);
+            }
+            Event::ToolCall(call) if self.open == Some(Open::Call(call.id.clone())) => self.close(out),
             Event::ToolCall(call) => self.calls(call, out),
             Event::Done(done) => self.end(&done, out),
             Event::Error(failure) => {

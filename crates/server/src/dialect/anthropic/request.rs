@@ -21,7 +21,7 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
             return Err(Failure::bad_request(format!("{field} is not supported")));
         }
     }
-    let options = options(&request);
+    let options = options(&request)?;
     let think = think(&request);
     let mut messages: Vec<_> = system(&request.system)?.into_iter().collect();
     let before = messages.len();
@@ -51,7 +51,12 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
 }
 
 /// Options by their native names: only what the client said, so that the model's own values hold otherwise.
-fn options(request: &MessagesRequest) -> Map<String, Value> {
+fn options(request: &MessagesRequest) -> Result<Map<String, Value>, Failure> {
+    let budget = request.thinking.as_ref().filter(|thinking| thinking.kind == "enabled");
+    let budget = budget.and_then(|thinking| thinking.budget_tokens);
+    if budget.is_some_and(|tokens| tokens < 1) {
+        return Err(Failure::bad_request("thinking.budget_tokens must be at least 1"));
+    }
     let mut options = request.options.clone().unwrap_or_default();
     let given = [
         ("num_predict", (request.max_tokens > 0).then(|| request.max_tokens.into())),
@@ -59,11 +64,12 @@ fn options(request: &MessagesRequest) -> Map<String, Value> {
         ("top_p", request.top_p.map(Value::from)),
         ("top_k", request.top_k.map(Value::from)),
         ("stop", request.stop_sequences.clone().map(Value::from)),
+        ("think_budget", budget.map(Value::from)),
     ];
     for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         options.insert(name.into(), value);
     }
-    options
+    Ok(options)
 }
 
 fn think(request: &MessagesRequest) -> Option<Think> {

@@ -5,10 +5,11 @@ use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{DebugInfo, Logprob};
 use puna_api::openai::{
-    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta, Usage,
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta, ToolCall,
+    ToolCallFunction, Usage,
 };
 
-use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call};
+use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
 use crate::canonical::{Done, Event, Piece};
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
@@ -26,10 +27,12 @@ pub(crate) struct ChatEncoder {
 }
 
 /// How far one of the answers is.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct State {
     started: bool,
     called: bool,
+    /// The call whose arguments come: its id and its number.
+    open: Option<(String, usize)>,
 }
 
 impl ChatEncoder {
@@ -59,6 +62,13 @@ impl ChatEncoder {
         push_event(&self.chunk(vec![choice]), out);
     }
 
+    /// A call, or its beginning.
+    fn call(&mut self, from: usize, call: ToolCall, out: &mut Vec<u8>) {
+        self.choices[from].called = true;
+        let (content, tool_calls) = (Some(String::new()), vec![call]);
+        self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+    }
+
     fn end(&mut self, from: usize, done: &Done, out: &mut Vec<u8>) {
         if !self.choices[from].started {
             self.delta(from, Delta { content: Some(String::new()), ..Delta::default() }, Vec::new(), out);
@@ -84,6 +94,7 @@ impl ChatEncoder {
         for (i, done) in answers.iter().filter_map(|answer| answer.done.as_deref()).enumerate() {
             add_usage(&mut usage, done, i == 0);
         }
+        let prompt_logprobs = answers.first().and_then(|answer| wire_prompt(&answer.prompt_logprobs));
         let rendered = answers.first().and_then(|answer| answer.rendered.clone());
         let answer = ChatCompletion {
             id: self.id.clone(),
@@ -92,6 +103,7 @@ impl ChatEncoder {
             model: self.model.clone(),
             system_fingerprint: "fp_ollama".into(),
             usage,
+            prompt_logprobs,
             debug_info: rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
             choices: answers.into_iter().zip(0..).map(choice).collect(),
         };
@@ -134,11 +146,23 @@ impl Encoder for ChatEncoder {
             Event::Content(Piece { text, logprobs }) => {
                 self.delta(from, Delta { content: Some(text), ..Delta::default() }, logprobs, out);
             }
-            Event::ToolCall(call) => {
-                self.choices[from].called = true;
-                let (content, tool_calls) = (Some(String::new()), vec![wire_call(call)]);
-                self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+            Event::CallBegins { id, index, name } => {
+                self.choices[from].open = Some((id.clone(), index));
+                let function = ToolCallFunction { name, arguments: String::new() };
+                self.call(from, ToolCall { id, index: index as i64, kind: "function".into(), function }, out);
             }
+            Event::CallArguments(arguments) => {
+                let Some((_, index)) = self.choices[from].open else { return };
+                let function = ToolCallFunction { arguments, ..ToolCallFunction::default() };
+                let call = ToolCall { index: index as i64, function, ..ToolCall::default() };
+                let delta = Delta { tool_calls: vec![call], ..Delta::default() };
+                self.delta(from, delta, Vec::new(), out);
+            }
+            Event::ToolCall(call) => match self.choices[from].open.take() {
+                // All of it was sent.
+                Some((id, _)) if id == call.id => {}
+                _ => self.call(from, wire_call(call), out),
+            },
             Event::Done(done) => self.end(from, &done, out),
             Event::Error(failure) => push_failure(failure, out),
             _ => {}

@@ -3,13 +3,13 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{GenerateRequest, Logprob};
+use puna_api::native::{GenerateRequest, Logprob, PromptLogprob};
 use puna_api::openai::{
     Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Usage,
 };
 use serde_json::{Map, Value, json as value};
 
-use super::{DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure};
+use super::{DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, whole_only, wire_prompt};
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
 use crate::dialect::{Collected, Encoder, Times, go_type};
 use crate::http::{Wire, json_plain};
@@ -24,6 +24,7 @@ pub(crate) struct Wanted {
     of: usize,
     echo: bool,
     logprobs: bool,
+    prompt_logprobs: bool,
 }
 
 /// A prompt.
@@ -57,11 +58,9 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
         return wrong("suffix needs a prompt of text, not of tokens".into());
     }
     let (echo, logprobs) = (request.echo == Some(true), request.logprobs.is_some());
-    if echo && logprobs {
-        return wrong(
-            "echo with logprobs is not supported: there are none of the prompt's own tokens".into(),
-        );
-    }
+    let asked = whole_only(request.prompt_logprobs, request.stream)?;
+    // Who has the prompt repeated gets its log-probabilities, too.
+    let prompt_logprobs = asked.max(request.logprobs.filter(|_| echo));
     let options = options(&request)?;
     let native = GenerateRequest {
         model: request.model,
@@ -76,10 +75,12 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
         // What is the best is told by them.
         logprobs: logprobs || of > answers,
         top_logprobs: request.logprobs.unwrap_or(0),
+        prompt_logprobs,
         debug_render_only: request.debug_render_only,
         ..GenerateRequest::default()
     };
-    Ok((native, Wanted { prompts, answers, of, echo, logprobs }))
+    let prompt_logprobs = asked.is_some();
+    Ok((native, Wanted { prompts, answers, of, echo, logprobs, prompt_logprobs }))
 }
 
 /// A text, a list of them, the tokens of one, or a list of those.
@@ -261,9 +262,21 @@ impl CompletionEncoder {
 
     fn choice(&self, echo: &str, answer: Collected) -> CompletionChoice {
         let thoughts = answer.thought_tokens.min(answer.logprobs.len());
-        let logprobs = self.wanted.logprobs.then(|| legacy(&answer.logprobs[thoughts..], 0));
+        let mut all = CompletionLogprobs::default();
+        if self.wanted.echo {
+            add_prompt(&mut all, &answer.prompt_logprobs, 0);
+        }
+        let offset = all.tokens.iter().map(|token| token.chars().count()).sum();
+        add(&mut all, &answer.logprobs[thoughts..], offset);
         let finish_reason = answer.done.map(|done| done.reason.as_str().to_owned());
-        CompletionChoice { text: format!("{echo}{}", answer.content), index: 0, logprobs, finish_reason }
+        let prompt = self.wanted.prompt_logprobs.then(|| wire_prompt(&answer.prompt_logprobs));
+        CompletionChoice {
+            text: format!("{echo}{}", answer.content),
+            index: 0,
+            logprobs: self.wanted.logprobs.then_some(all),
+            finish_reason,
+            prompt_logprobs: prompt.flatten(),
+        }
     }
 
     /// The answer where nothing was to be generated.
@@ -273,12 +286,20 @@ impl CompletionEncoder {
         self.answer(vec![choice], Usage::default())
     }
 
-    fn piece(&mut self, from: usize, text: String, logprobs: &[Logprob], out: &mut Vec<u8>) {
+    /// A piece of text with the log-probabilities that `add` adds, given where it begins.
+    fn piece(
+        &mut self,
+        from: usize,
+        text: String,
+        add: impl FnOnce(&mut CompletionLogprobs, usize),
+        out: &mut Vec<u8>,
+    ) {
         let offset = self.sent[from].get_or_insert(0);
-        let legacy = (self.wanted.logprobs && !logprobs.is_empty()).then(|| legacy(logprobs, *offset));
-        *offset += logprobs.iter().map(|l| l.token.chars().count()).sum::<usize>();
-        let choice =
-            CompletionChoice { text, index: from as u32, logprobs: legacy, ..CompletionChoice::default() };
+        let mut all = CompletionLogprobs::default();
+        add(&mut all, *offset);
+        *offset += all.tokens.iter().map(|token| token.chars().count()).sum::<usize>();
+        let logprobs = (self.wanted.logprobs && !all.tokens.is_empty()).then_some(all);
+        let choice = CompletionChoice { text, index: from as u32, logprobs, ..CompletionChoice::default() };
         push_event(&self.chunk(vec![choice], Usage::default()), out);
     }
 }
@@ -289,18 +310,28 @@ fn likelihood(answer: &Collected) -> f32 {
     answer.logprobs.iter().map(|l| l.logprob).sum::<f32>() / count
 }
 
-/// Log-probabilities in this dialect's form, of tokens that begin at a character.
-fn legacy(logprobs: &[Logprob], mut offset: usize) -> CompletionLogprobs {
-    let mut all = CompletionLogprobs::default();
+/// Adds log-probabilities in this dialect's form, of tokens that begin at a character.
+fn add(all: &mut CompletionLogprobs, logprobs: &[Logprob], mut offset: usize) {
     for logprob in logprobs {
         all.tokens.push(logprob.token.clone());
-        all.token_logprobs.push(logprob.logprob);
+        all.token_logprobs.push(Some(logprob.logprob));
         let top = logprob.top_logprobs.iter().map(|top| (top.token.clone(), value!(top.logprob)));
-        all.top_logprobs.push(top.collect());
+        all.top_logprobs.push(Some(top.collect()));
         all.text_offset.push(offset);
         offset += logprob.token.chars().count();
     }
-    all
+}
+
+/// The same of a prompt's tokens.
+fn add_prompt(all: &mut CompletionLogprobs, logprobs: &[PromptLogprob], mut offset: usize) {
+    for of in logprobs {
+        all.tokens.push(of.token.clone());
+        all.token_logprobs.push(of.logprob);
+        let top = of.top_logprobs.iter().map(|top| (top.token.clone(), value!(top.logprob)));
+        all.top_logprobs.push(of.logprob.map(|_| top.collect()));
+        all.text_offset.push(offset);
+        offset += of.token.chars().count();
+    }
 }
 
 impl Encoder for CompletionEncoder {
@@ -308,16 +339,20 @@ impl Encoder for CompletionEncoder {
 
     fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
         let echo = &self.echoes[from / self.wanted.of];
-        if matches!(event, Event::Content(_) | Event::Done(_))
+        if matches!(event, Event::Content(_) | Event::Prompt(_) | Event::Done(_))
             && self.sent[from].is_none()
             && !echo.is_empty()
         {
             let echo = echo.clone();
-            self.piece(from, echo, &[], out);
+            self.piece(from, echo, |_, _| {}, out);
         }
         match event {
             Event::Content(piece) if !piece.text.is_empty() || !piece.logprobs.is_empty() => {
-                self.piece(from, piece.text, &piece.logprobs, out);
+                let add = |all: &mut _, at| add(all, &piece.logprobs, at);
+                self.piece(from, piece.text, add, out);
+            }
+            Event::Prompt(tokens) if self.wanted.echo => {
+                self.piece(from, String::new(), |all, at| add_prompt(all, &tokens, at), out);
             }
             Event::Done(done) => {
                 let finish_reason = Some(done.reason.as_str().to_owned());

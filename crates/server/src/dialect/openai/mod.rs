@@ -5,12 +5,12 @@ pub(crate) mod completions;
 mod request;
 pub(crate) mod responses;
 
-use puna_api::native;
+use puna_api::native::{self, PromptLogprob};
 use puna_api::openai::{
-    CompletionTokensDetails, ErrorBody, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
+    CompletionTokensDetails, ErrorBody, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
 };
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json as value};
 
 pub(crate) use chat::ChatEncoder;
 pub(crate) use request::to_native;
@@ -45,6 +45,29 @@ fn add_usage(usage: &mut Usage, done: &Done, first_of_prompt: bool) {
     usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
     usage.truncated_messages = usage.truncated_messages.max(done.dropped_messages);
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
+}
+
+/// Refuses log-probabilities of the prompt in a stream, which has no place for them.
+fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, Failure> {
+    match prompt_logprobs {
+        Some(_) if stream => {
+            Err(Failure::bad_request("prompt_logprobs are not told in a stream: set stream to false"))
+        }
+        other => Ok(other),
+    }
+}
+
+/// Log-probabilities of a prompt in vLLM's form, where there are any.
+fn wire_prompt(tokens: &[PromptLogprob]) -> Option<PromptLogprobs> {
+    let entry = |logprob: f32, rank: u32, token: &str| value!({"logprob": logprob, "rank": rank, "decoded_token": token});
+    let one = |of: &PromptLogprob| {
+        let own = (of.id, entry(of.logprob?, of.rank, &of.token));
+        let top = of.top_logprobs.iter().zip(1..);
+        let top = top.map(|(top, rank)| (top.id, entry(top.logprob, rank, &top.token)));
+        // What the token itself has counts: of equals all have the rank of the first.
+        Some(top.chain([own]).map(|(id, entry)| (id.to_string(), entry)).collect())
+    };
+    (!tokens.is_empty()).then(|| tokens.iter().map(one).collect())
 }
 
 fn wire_call(call: native::ToolCall) -> ToolCall {

@@ -6,6 +6,7 @@ use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
 use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
 use serde_json::{Map, Value, json as value};
 
+use super::whole_only;
 use crate::canonical::Failure;
 use crate::dialect::go_type;
 use crate::options::effort;
@@ -32,6 +33,7 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         shift: None,
         logprobs: request.logprobs.unwrap_or(false),
         top_logprobs: request.top_logprobs,
+        prompt_logprobs: whole_only(request.prompt_logprobs, request.stream)?,
         debug_render_only: request.debug_render_only,
     })
 }

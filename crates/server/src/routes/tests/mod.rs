@@ -2,9 +2,11 @@
 
 mod anthropic;
 mod bodies;
+mod calls;
 mod description;
 mod metrics;
 mod openai;
+mod prompts;
 mod rerank;
 mod responses;
 

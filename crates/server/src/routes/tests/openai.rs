@@ -136,7 +136,6 @@ async fn what_cannot_be_combined_is_refused() {
     for (extra, want) in [
         (json!({"n": 3, "best_of": 2}), "best_of must be at least n"),
         (json!({"best_of": 2, "stream": true}), "best_of greater than n cannot be streamed"),
-        (json!({"echo": true, "logprobs": 1}), "echo with logprobs is not supported"),
         (json!({"prompt": [1], "suffix": "x"}), "suffix needs a prompt of text"),
         (
             json!({"prompt": ["a", 5]}),

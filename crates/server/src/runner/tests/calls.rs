@@ -8,6 +8,10 @@ use crate::runner::answer::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
 async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
+    ask_with(parser, says, |_| {}).await
+}
+
+async fn ask_with(parser: &str, says: Vec<String>, change: impl FnOnce(&mut Generate)) -> Vec<Event> {
     let fake = Arc::<Fake>::default();
     *fake.says.lock().unwrap() = says;
     let link = loaded(&fake, 128).await;
@@ -18,6 +22,7 @@ async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
     if let Input::Chat { tools, .. } = &mut generate.input {
         tools.push(Tool(tool));
     }
+    change(&mut generate);
     let mut events = link.submit(1, Task::Generate(generate));
     let mut all = Vec::new();
     loop {
@@ -73,4 +78,88 @@ async fn any_number_of_calls_may_come_at_once() {
     assert_eq!(calls(&events).len(), CALLS_MAX);
     let rest = "{\"name\":\"f\",\"arguments\":{\"a\":2}}";
     assert_eq!(content(&events), rest.repeat(2));
+}
+
+/// Calls of a stream: name and arguments as they came, and whether they were completed.
+fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
+    let mut calls: Vec<(String, String, bool)> = Vec::new();
+    let mut open = None;
+    for event in events {
+        match event {
+            Event::CallBegins { id, name, .. } => {
+                open = Some(id.clone());
+                calls.push((name.clone(), String::new(), false));
+            }
+            Event::CallArguments(text) => {
+                assert!(open.is_some());
+                calls.last_mut().unwrap().1.push_str(text);
+            }
+            Event::ToolCall(call) => {
+                let last = calls.last_mut().unwrap();
+                assert_eq!(
+                    (open.take(), call.function.name.as_str()),
+                    (Some(call.id.clone()), last.0.as_str())
+                );
+                assert_eq!(
+                    json!(call.function.arguments),
+                    serde_json::from_str::<serde_json::Value>(&last.1).unwrap()
+                );
+                last.2 = true;
+            }
+            _ => {}
+        }
+    }
+    calls
+}
+
+#[tokio::test]
+async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let broken = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_call>";
+    let text = format!("Hm. {call}{broken} So {call}");
+    let says: Vec<String> = text.chars().map(String::from).collect();
+    let events = ask_with("qwen3", says.clone(), |task| task.stream_calls = true).await;
+    let whole = ("f".to_owned(), "{\"a\": 1}".to_owned(), true);
+    let half = ("f".to_owned(), "{\"a\": ".to_owned(), false);
+    assert_eq!(streamed(&events), [whole.clone(), half, whole]);
+    assert_eq!(calls(&events).len(), 2);
+    assert!(events.iter().filter(|event| matches!(event, Event::CallArguments(_))).count() > 15);
+    // What was begun is not told again as text.
+    assert!(!content(&events).contains("tool_call"), "{}", content(&events));
+    let plain = ask("qwen3", says).await;
+    assert!(!plain.iter().any(|event| matches!(event, Event::CallBegins { .. } | Event::CallArguments(_))));
+    assert!(content(&plain).contains(broken) && calls(&plain).len() == 2);
+}
+
+#[tokio::test]
+async fn a_demanded_call_of_the_embedded_model_is_streamed() {
+    let link = loaded_file(None, 512).await;
+    let Task::Generate(mut generate) = task("", 100, 4, true, true) else { panic!() };
+    let question = puna_api::native::Message {
+        role: "user".into(),
+        content: "What is the weather in Paris?".into(),
+        ..Default::default()
+    };
+    let parameters =
+        json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let tool = json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}});
+    generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool)] };
+    generate.tool_choice = puna_api::native::ToolChoice::Required;
+    generate.parallel_tool_calls = false;
+    generate.options.sampling.temperature = 0.0;
+    generate.stream_calls = true;
+    let mut events = link.submit(1, Task::Generate(generate));
+    let mut all = Vec::new();
+    loop {
+        match events.next().await.unwrap() {
+            Event::Error(failure) => panic!("{failure}"),
+            event if event.is_end() => break,
+            event => all.push(event),
+        }
+    }
+    let calls = streamed(&all);
+    assert_eq!(calls.len(), 1, "{all:?}");
+    assert!(calls[0].0 == "get_weather" && calls[0].1.contains("\"city\"") && calls[0].2, "{calls:?}");
+    let pieces = all.iter().filter(|event| matches!(event, Event::CallArguments(_))).count();
+    assert!(pieces > 2, "{all:?}");
 }

@@ -48,12 +48,15 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+    /// The id and the function of a call, else empty.
+    call: (String, String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reasoning,
     Message,
+    Call,
 }
 
 impl ResponseEncoder {
@@ -176,24 +179,26 @@ impl ResponseEncoder {
         self.close(out);
         let (id, index) = (ids::new(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
         let item = match kind {
-            Kind::Reasoning => value!({"id": id, "type": "reasoning", "summary": []}),
             Kind::Message => message(&id, "in_progress", None),
+            _ => value!({"id": id, "type": "reasoning", "summary": []}),
         };
         self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
         let (name, place, part) = match kind {
-            Kind::Reasoning => ("response.reasoning_summary_part.added", "summary_index", summary("")),
             Kind::Message => ("response.content_part.added", "content_index", part("")),
+            _ => ("response.reasoning_summary_part.added", "summary_index", summary("")),
         };
         let mut event = value!({"item_id": id, "output_index": index, "part": part});
         event[place] = 0.into();
         self.send(name, event, out);
-        self.open = Some(Open { kind, id, text: String::new() });
+        self.open = Some(Open { kind, id, text: String::new(), call: Default::default() });
     }
 
     fn piece(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
-        self.begin(kind, out);
+        if kind != Kind::Call {
+            self.begin(kind, out);
+        }
         let index = self.output.len();
-        let Some(open) = &mut self.open else { return };
+        let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
         open.text.push_str(text);
         let id = open.id.clone();
         match kind {
@@ -209,12 +214,16 @@ impl ResponseEncoder {
                 });
                 self.send("response.output_text.delta", event, out);
             }
+            Kind::Call => {
+                let delta = value!({"item_id": id, "output_index": index, "delta": text});
+                self.send("response.function_call_arguments.delta", delta, out);
+            }
         }
     }
 
     /// Ends the open item, if there is one.
     fn close(&mut self, out: &mut Vec<u8>) {
-        let Some(Open { kind, id, text }) = self.open.take() else { return };
+        let Some(Open { kind, id, text, call }) = self.open.take() else { return };
         let index = self.output.len();
         let item = match kind {
             Kind::Reasoning => {
@@ -237,6 +246,8 @@ impl ResponseEncoder {
                 self.send("response.content_part.done", place("part", part(&text)), out);
                 message(&id, "completed", Some(&text))
             }
+            // One that is complete is ended by its own event.
+            Kind::Call => function_call(&id, "incomplete", &call, &text),
         };
         self.item_done(item, out);
     }
@@ -248,23 +259,26 @@ impl ResponseEncoder {
     }
 
     fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
-        self.close(out);
-        let (id, index) = (ids::new("fc_"), self.output.len());
-        let arguments = Value::Object(call.function.arguments.clone()).to_string();
-        let item = |status: &str, arguments: &str| {
-            value!({
-                "id": id, "type": "function_call", "status": status, "call_id": call.id,
-                "name": call.function.name, "arguments": arguments,
-            })
-        };
-        let (begun, complete) = (item("in_progress", ""), item("completed", &arguments));
-        self.send("response.output_item.added", value!({"output_index": index, "item": begun}), out);
-        let delta = value!({"item_id": id, "output_index": index, "delta": arguments});
-        self.send("response.function_call_arguments.delta", delta, out);
-        let done = value!({"item_id": id, "output_index": index, "arguments": arguments});
-        self.send("response.function_call_arguments.done", done, out);
-        self.item_done(complete, out);
+        if !self.open.as_ref().is_some_and(|open| open.call.0 == call.id) {
+            self.begin_call(call.id.clone(), call.function.name.clone(), out);
+            self.piece(Kind::Call, &Value::Object(call.function.arguments.clone()).to_string(), out);
+        }
+        if let Some(Open { id, text, call, .. }) = self.open.take() {
+            let index = self.output.len();
+            let done = value!({"item_id": id, "output_index": index, "arguments": text});
+            self.send("response.function_call_arguments.done", done, out);
+            self.item_done(function_call(&id, "completed", &call, &text), out);
+        }
         self.said.tool_calls.push(call);
+    }
+
+    /// Begins the item of a call.
+    fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
+        self.close(out);
+        let (id, index, call) = (random_id("fc_"), self.output.len(), (call_id, name));
+        let item = function_call(&id, "in_progress", &call, "");
+        self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
+        self.open = Some(Open { kind: Kind::Call, id, text: String::new(), call });
     }
 
     fn empty_message(&mut self, out: &mut Vec<u8>) {
@@ -302,6 +316,13 @@ fn message(id: &str, status: &str, text: Option<&str>) -> Value {
     value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
 }
 
+/// The item of a call, with the call's own id and its function.
+fn function_call(id: &str, status: &str, (call_id, name): &(String, String), arguments: &str) -> Value {
+    value!({
+        "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
+    })
+}
+
 fn part(text: &str) -> Value {
     value!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
@@ -332,6 +353,8 @@ impl Encoder for ResponseEncoder {
         match event {
             Event::Thinking(piece) if !piece.text.is_empty() => self.piece(Kind::Reasoning, &piece.text, out),
             Event::Content(piece) if !piece.text.is_empty() => self.piece(Kind::Message, &piece.text, out),
+            Event::CallBegins { id, name, .. } => self.begin_call(id, name, out),
+            Event::CallArguments(text) => self.piece(Kind::Call, &text, out),
             Event::ToolCall(call) => self.call(call, out),
             Event::Done(done) => self.end(&done, out),
             Event::Error(failure) => self.fail(&failure, out),

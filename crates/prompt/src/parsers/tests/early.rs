@@ -1,0 +1,103 @@
+//! Calls that are told of while their arguments come.
+
+use serde_json::json;
+
+use super::*;
+
+fn tools() -> Vec<Json> {
+    vec![json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})]
+}
+
+/// What comes of a text in single characters, pieces of arguments joined by `|`; a call is `f{…}`, its whole `!`.
+fn told(name: &str, text: &str) -> String {
+    let tools = tools();
+    let input = ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+    let parser = match Template::parse(crate::Kind::Go, name) {
+        Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
+        _ => OutputParser::by_name(name, &input).expect("a name"),
+    };
+    let mut parser = parser.telling_early();
+    let mut parts = Vec::new();
+    for piece in pieces(text, 1) {
+        parts.extend(parser.push(piece));
+    }
+    parts.extend(parser.finish());
+    let mut out = String::new();
+    for part in parts {
+        match part {
+            Part::CallBegins(name) => out += &name,
+            Part::Arguments(text) => out += &format!("|{text}"),
+            Part::Call(_) => out += "!",
+            Part::Malformed { error, .. } => out += &format!("<{error}>"),
+            Part::Thinking(text) | Part::Content(text) => out += &text,
+        }
+    }
+    out
+}
+
+#[test]
+fn arguments_pass_as_they_are_written() {
+    let all = r#"|{|"|a|"|:| |"|}|"|}!"#;
+    for (name, text) in [
+        ("qwen3", r#"<tool_call>{"name": "f", "arguments": {"a": "}"}}</tool_call>"#),
+        ("qwen3", r#"<tool_call>[{"id": "x", "name": "f", "parameters": {"a": "}"}}]</tool_call>"#),
+        ("ministral", r#"[TOOL_CALLS]f[ARGS]{"a": "}"}"#),
+        (
+            "deepseek3",
+            r#"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "}"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"#,
+        ),
+        ("harmony", r#"<|channel|>commentary to=functions.f<|message|>{"a": "}"}<|call|>"#),
+        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "parameters": {"a": "}"}}</call>"#),
+        ("{{ if .ToolCalls }}{ {{ end }}", r#"{"name": "f", "parameters": {"a": "}"}}"#),
+    ] {
+        assert_eq!(told(name, text), format!("f{all}"), "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_certain_is_told_when_it_is_complete() {
+    for (name, text) in [
+        // Arguments before the name, as text, in another form; a wrapped call.
+        ("qwen3", r#"<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>"#),
+        ("qwen3", r#"<tool_call>{"name": "f", "arguments": "{}"}</tool_call>"#),
+        ("qwen3", r#"<tool_call>{"function": {"name": "f", "arguments": {"a": 1}}}</tool_call>"#),
+        ("qwen3", r#"<tool_call>{"f": {"a": 1}}</tool_call>"#),
+        ("qwen3-coder", "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"),
+        // No tool that is known.
+        ("qwen3", r#"<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>"#),
+    ] {
+        assert_eq!(told(name, text), "!", "{text}");
+    }
+}
+
+#[test]
+fn a_call_that_breaks_off_or_changes_after_it_was_told_of_is_malformed() {
+    for (text, want) in [
+        (r#"<tool_call>{"name": "f", "arguments": {"a"#, "f|{|\"|a<the text ends inside of the call>"),
+        (r#"<tool_call>{"name": "f", "arguments": {a}}</tool_call>"#, "f|{|a|}<failed to parse JSON: "),
+        (
+            r#"<tool_call>{"name": "f", "arguments": {}, "name": "g"}</tool_call> so"#,
+            "f|{|}<a name or arguments come twice>so",
+        ),
+        (r#"<tool_call>{"name": "f", "arguments": {</tool_call>}}"#, "f|{<failed to parse JSON: "),
+    ] {
+        let told = told("qwen3", text);
+        assert!(told.starts_with(want), "{told} instead of {want}");
+    }
+}
+
+#[test]
+fn an_object_that_is_no_call_after_all_is_over_before_the_next_one() {
+    let text = r#"<call>{"name": "f", "arguments": {"a": 1},} {"name": "f", "arguments": {"a": 2}}</call>"#;
+    let told = told("{{ if .ToolCalls }}<call>{{ end }}", text);
+    assert!(told.starts_with("f|{|\"|a|\"|:| |1|}<a call has the form") && told.contains("!"), "{told}");
+}
+
+#[test]
+fn calls_in_a_row_begin_one_after_the_other() {
+    let call = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
+    assert_eq!(told("qwen3", &format!("{call}\n{call} so")), "f|{|}!f|{|}!so");
+    let call = r#"{"name": "f", "arguments": {}}"#;
+    let list = format!("<tool_call>[{call}, {call}]</tool_call>");
+    assert_eq!(told("qwen3", &list), "f|{|}!!", "of a list the first is told of early");
+}

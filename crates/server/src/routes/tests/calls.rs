@@ -1,0 +1,123 @@
+//! Streamed calls in each dialect, from what the model says in single characters.
+
+use super::*;
+
+const CALL: &str = r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#;
+/// It breaks off in its arguments.
+const BROKEN: &str = r#"<tool_call>{"name": "f", "arguments": {"a": "#;
+
+fn parameters() -> Value {
+    json!({"type": "object", "properties": {"a": {"type": "integer"}}})
+}
+
+/// The data of a stream's events.
+async fn events(path: &str, says: &str, body: Value) -> Vec<Value> {
+    let b = Bench::new();
+    let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
+    assert_eq!(b.post("/api/create", made).await.status, 200);
+    *b.fake.says.lock().unwrap() = says.chars().map(String::from).collect();
+    let answer = b.post(path, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let data = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+async fn chat_deltas(says: &str) -> (Vec<Value>, Value) {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters()}});
+    let chunks = events(
+        "/v1/chat/completions",
+        says,
+        chat(json!({"model": "caller", "stream": true, "tools": [tool]})),
+    )
+    .await;
+    let reason = chunks.last().unwrap()["choices"][0]["finish_reason"].clone();
+    let calls = chunks.into_iter().map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0].clone());
+    (calls.filter(|call| !call.is_null()).collect(), reason)
+}
+
+#[tokio::test]
+async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
+    let (deltas, reason) = chat_deltas(&format!("{CALL}{CALL}")).await;
+    assert_eq!(reason, "tool_calls");
+    let mut calls: Vec<(Value, String)> = Vec::new();
+    for delta in &deltas {
+        let function = &delta["function"];
+        if let Some(id) = delta["id"].as_str() {
+            assert!(id.starts_with("call_") && delta["type"] == "function" && function["name"] == "f");
+            assert_eq!(
+                (function["arguments"].as_str(), delta["index"].as_u64()),
+                (Some(""), Some(calls.len() as u64))
+            );
+            calls.push((delta["index"].clone(), String::new()));
+            continue;
+        }
+        let keys: Vec<&String> = delta.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["index", "function"], "the rest is not said again");
+        assert_eq!(function.as_object().unwrap().len(), 1);
+        let (index, arguments) = calls.last_mut().unwrap();
+        assert_eq!(delta["index"], *index);
+        arguments.push_str(function["arguments"].as_str().unwrap());
+    }
+    let arguments: Vec<&str> = calls.iter().map(|(_, arguments)| arguments.as_str()).collect();
+    assert_eq!(arguments, [r#"{"a": 1}"#; 2]);
+    assert_eq!(deltas.len(), 2 * (1 + r#"{"a": 1}"#.len()));
+}
+
+#[tokio::test]
+async fn a_chat_whose_call_breaks_off_ends_with_half_of_its_arguments() {
+    let (deltas, reason) = chat_deltas(BROKEN).await;
+    let arguments: String = deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
+    assert_eq!((arguments.as_str(), reason), (r#"{"a": "#, json!("tool_calls")));
+}
+
+#[tokio::test]
+async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
+    let body = json!({"model": "caller", "max_tokens": 9, "stream": true,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "f", "input_schema": parameters()}]});
+    for (says, whole) in [(format!("Hm. {CALL}{CALL}"), true), (format!("Hm. {BROKEN}"), false)] {
+        let events = events("/v1/messages", &says, body.clone()).await;
+        let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).collect::<Vec<_>>();
+        let starts = of("content_block_start");
+        assert_eq!(starts.len(), if whole { 3 } else { 2 });
+        assert_eq!(of("content_block_stop").len(), starts.len());
+        assert_eq!(
+            (&starts[1]["content_block"]["type"], &starts[1]["content_block"]["input"]),
+            (&json!("tool_use"), &json!({}))
+        );
+        let deltas = of("content_block_delta").into_iter().filter(|e| e["index"] == 1);
+        let pieces: Vec<&str> = deltas.map(|e| e["delta"]["partial_json"].as_str().unwrap()).collect();
+        assert!(pieces.len() > 5);
+        assert_eq!(pieces.concat(), if whole { r#"{"a": 1}"# } else { r#"{"a": "# });
+        assert_eq!(of("message_delta")[0]["delta"]["stop_reason"], "tool_use");
+    }
+}
+
+#[tokio::test]
+async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
+    let body = json!({"model": "caller", "stream": true, "input": "hi",
+        "tools": [{"type": "function", "name": "f", "parameters": parameters()}]});
+    for (says, whole) in [(format!("{CALL}{CALL}"), true), (BROKEN.to_owned(), false)] {
+        let events = events("/v1/responses", &says, body.clone()).await;
+        let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).collect::<Vec<_>>();
+        let numbers: Vec<u64> = events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
+        assert!(numbers.iter().copied().eq(0..numbers.len() as u64), "{numbers:?}");
+        let added = of("response.output_item.added");
+        assert_eq!(
+            (added.len(), &added[0]["item"]["status"]),
+            (if whole { 2 } else { 1 }, &json!("in_progress"))
+        );
+        let item = &added[0]["item"]["id"];
+        let deltas =
+            of("response.function_call_arguments.delta").into_iter().filter(|e| e["item_id"] == *item);
+        let pieces: Vec<&str> = deltas.map(|e| e["delta"].as_str().unwrap()).collect();
+        let wanted = if whole { r#"{"a": 1}"# } else { r#"{"a": "# };
+        assert!(pieces.len() > 5 && pieces.concat() == wanted, "{pieces:?}");
+        let done = of("response.output_item.done");
+        assert_eq!(done[0]["item"]["arguments"], wanted);
+        assert_eq!(done[0]["item"]["status"], if whole { "completed" } else { "incomplete" });
+        assert_eq!(of("response.function_call_arguments.done").len(), if whole { 2 } else { 0 });
+        let last = events.last().unwrap();
+        assert_eq!(last["response"]["output"].as_array().unwrap().len(), added.len());
+    }
+}

@@ -1,0 +1,72 @@
+//! Thoughts that may have so many tokens, with the embedded model.
+
+use puna_api::native::{Message, Think};
+use puna_sampler::Constraint;
+use serde_json::json;
+
+use super::*;
+
+/// A question that the model thinks about.
+fn question(change: impl FnOnce(&mut Generate)) -> Task {
+    let Task::Generate(mut generate) = task("", 200, 4, true, true) else { panic!() };
+    let question =
+        Message { role: "user".into(), content: "What's 13 + 8 + 34?".into(), ..Message::default() };
+    generate.model = ModelText { thinking: true, ..ModelText::default() };
+    generate.input = Input::Chat { messages: vec![question], tools: Vec::new() };
+    generate.think = Some(Think::On);
+    generate.options.sampling.temperature = 0.0;
+    change(&mut generate);
+    Task::Generate(generate)
+}
+
+/// The thought, the number of its events, the answer, and the tokens of all.
+async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
+    let mut events = link.submit(1, task);
+    let (mut thought, mut pieces, mut content) = (String::new(), 0, String::new());
+    loop {
+        match events.next().await.unwrap() {
+            Event::Thinking(piece) => {
+                thought.push_str(&piece.text);
+                pieces += usize::from(!piece.text.trim().is_empty());
+            }
+            Event::Content(piece) => content.push_str(&piece.text),
+            Event::Done(done) => return (thought, pieces, content, done.generated_tokens),
+            Event::Error(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_thought_that_has_had_its_tokens_is_ended_and_the_answer_comes() {
+    let link = loaded_file(None, 512).await;
+    let (whole, pieces, content, _) = answer(&link, question(|_| {})).await;
+    assert!(whole.contains("= 55") && content.starts_with("55") && pieces > 8, "{whole:?} {content:?}");
+    for budget in [0, 1, 5] {
+        let (thought, pieces, content, tokens) =
+            answer(&link, question(|task| task.options.think_budget = Some(budget))).await;
+        assert!(pieces <= budget as usize, "{thought:?}");
+        assert!(whole.starts_with(thought.trim_end()), "{thought:?} is no beginning of {whole:?}");
+        assert!(!content.is_empty() && !content.contains("think"), "{content:?}");
+        assert!(tokens < 40, "{tokens}");
+    }
+    let enough = answer(&link, question(|task| task.options.think_budget = Some(500))).await;
+    assert_eq!((enough.0, enough.2), (whole, content));
+}
+
+#[tokio::test]
+async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
+    let link = loaded_file(None, 512).await;
+    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    for budget in [0, 5] {
+        let wish = question(|task| {
+            task.format = Some(Constraint::Schema(schema.clone()));
+            task.options.think_budget = Some(budget);
+        });
+        let (thought, pieces, content, _) = answer(&link, wish).await;
+        assert!(pieces <= budget as usize, "{thought:?}");
+        let value: serde_json::Value =
+            serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
+        assert!(value["sum"].is_i64(), "{content}");
+    }
+}
