@@ -200,6 +200,8 @@ pub struct Options {
     speculate: Option<Value>,
     /// An answer that depends on nothing else that is done (Puna's addition). Loads the model anew.
     deterministic: Option<bool>,
+    /// Tokens that thoughts may have before they are ended; negative is no limit (Puna's addition).
+    think_budget: Option<f64>,
     /// Strength of DRY, which penalises repeated runs of tokens; 0 is off (Puna's addition).
     dry_multiplier: Option<f64>,
     /// Base of DRY's penalty (Puna's addition).

@@ -180,6 +180,7 @@ pub(crate) static OPTIONS: Shape = Shape::of(&[
     "draft_num_predict",
     "speculate",
     "deterministic",
+    "think_budget",
     "dry_multiplier",
     "dry_base",
     "dry_allowed_length",

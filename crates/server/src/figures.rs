@@ -232,7 +232,9 @@ impl Tally {
     /// Takes note of an event on its way to the client.
     pub(crate) fn take(&mut self, event: &Event) {
         match event {
-            Event::Thinking(_) | Event::Content(_) | Event::ToolCall(_) if self.first.is_none() => {
+            Event::Thinking(_) | Event::Content(_) | Event::CallBegins { .. } | Event::ToolCall(_)
+                if self.first.is_none() =>
+            {
                 let now = Instant::now();
                 self.first = Some(now);
                 self.model.first_token.observe(now.duration_since(self.arrived));

@@ -215,6 +215,7 @@ pub struct Logprob {
 
 /// A token of the prompt, and how likely it is behind those before it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PromptLogprob {
     /// The token's text.
     pub token: String,
@@ -234,6 +235,7 @@ pub struct PromptLogprob {
 
 /// A likely token at some place of the prompt.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PromptTopLogprob {
     /// The token's text.
     pub token: String,

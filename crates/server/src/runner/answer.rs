@@ -42,9 +42,8 @@ pub(super) struct Answer {
     forced: Option<String>,
     /// The answer that has a form has begun.
     begun: bool,
-    /// Tokens that thoughts may have, and those that they had.
+    /// Tokens that thoughts may have.
     think_budget: Option<u64>,
-    thought: u64,
     /// The thought is being ended.
     closing: bool,
     dropped_messages: u64,
@@ -80,7 +79,6 @@ impl Answer {
             forced: None,
             begun: false,
             think_budget: None,
-            thought: 0,
             closing: false,
             dropped_messages: 0,
             cut_tokens: 0,
@@ -127,7 +125,6 @@ impl Answer {
 
     fn piece(&mut self, piece: EnginePiece) -> bool {
         self.generated += 1;
-        self.thought += u64::from(self.is_thinking());
         self.first.get_or_insert_with(Instant::now);
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
         if !self.begun && self.repeats_itself(&piece.text) {

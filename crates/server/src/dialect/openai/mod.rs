@@ -7,7 +7,8 @@ pub(crate) mod responses;
 
 use puna_api::native::{self, PromptLogprob};
 use puna_api::openai::{
-    CompletionTokensDetails, ErrorBody, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
+    CompletionTokensDetails, ErrorBody, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction,
+    Usage,
 };
 use serde::Serialize;
 use serde_json::{Value, json as value};

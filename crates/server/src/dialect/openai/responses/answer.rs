@@ -275,7 +275,7 @@ impl ResponseEncoder {
     /// Begins the item of a call.
     fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
         self.close(out);
-        let (id, index, call) = (random_id("fc_"), self.output.len(), (call_id, name));
+        let (id, index, call) = (ids::new("fc_"), self.output.len(), (call_id, name));
         let item = function_call(&id, "in_progress", &call, "");
         self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
         self.open = Some(Open { kind: Kind::Call, id, text: String::new(), call });

@@ -123,6 +123,27 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         GENERATE,
+        "`prompt_logprobs` beyond 0 to 20",
+        r#"{"model": "cria", "prompt": "x", "prompt_logprobs": 21}"#,
+        400,
+        "prompt_logprobs must be between 0 and 20",
+    ),
+    refusal(
+        CHAT_COMPLETIONS,
+        "`prompt_logprobs` with `stream`",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1, "stream": true}"#,
+        400,
+        "prompt_logprobs are not told in a stream: set stream to false",
+    ),
+    refusal(
+        MESSAGES,
+        "`thinking.budget_tokens` below 1",
+        r#"{"model": "cria", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "thinking": {"type": "enabled", "budget_tokens": 0}}"#,
+        400,
+        "thinking.budget_tokens must be at least 1",
+    ),
+    refusal(
+        GENERATE,
         "`format` of another kind",
         r#"{"model": "cria", "prompt": "x", "format": "xml"}"#,
         400,
