@@ -259,7 +259,7 @@ impl ResponseEncoder {
     }
 
     fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
-        if !self.open.as_ref().is_some_and(|open| open.call.0 == call.id) {
+        if self.open.as_ref().is_none_or(|open| open.call.0 != call.id) {
             self.begin_call(call.id.clone(), call.function.name.clone(), out);
             self.piece(Kind::Call, &Value::Object(call.function.arguments.clone()).to_string(), out);
         }
