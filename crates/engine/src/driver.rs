@@ -272,7 +272,7 @@ impl Driver {
         let n_ctx = self.stepper.info.n_ctx;
         let mut at = 0;
         while at < self.running.len() {
-            if self.running[at].tokens.len() <= n_ctx {
+            if self.running[at].tokens.len() <= self.running[at].context(n_ctx) {
                 at += 1;
                 continue;
             }

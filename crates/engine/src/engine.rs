@@ -152,7 +152,7 @@ impl Engine {
         if !info.can_generate {
             return Err(EngineError::CannotGenerate);
         }
-        self.check(&job.prompt)?;
+        self.check(&job.prompt, job.context_in(info.n_ctx))?;
         let id = self.next_id();
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
@@ -173,7 +173,7 @@ impl Engine {
     /// One vector for each input, pooled as the file says and not normalised; scores for rerankers.
     pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<JobId, EngineError> {
         for input in &inputs {
-            self.check(input)?;
+            self.check(input, self.inner.info.n_ctx)?;
         }
         let id = self.next_id();
         self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done, long: None }))?;
@@ -204,8 +204,8 @@ impl Engine {
         *self.inner.stats.lock().expect("nobody panics with the statistics")
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        let ModelInfo { n_ctx, n_vocab, .. } = self.inner.info;
+    fn check(&self, tokens: &[u32], n_ctx: usize) -> Result<(), EngineError> {
+        let n_vocab = self.inner.info.n_vocab;
         match tokens {
             [] => Err(EngineError::EmptyPrompt),
             _ if tokens.len() > n_ctx => Err(EngineError::PromptTooLong { tokens: tokens.len(), n_ctx }),

@@ -21,6 +21,9 @@ pub struct Job {
     pub shown: Vec<u32>,
     /// Prompt tokens that survive a context shift.
     pub keep: usize,
+    /// Tokens of prompt and answer that the context holds; `None` is as many as the engine's does, and never more than
+    /// those.
+    pub context: Option<usize>,
     /// Whether to drop the older half when the context is full, rather than to end with [`Finish::Length`].
     pub shift: bool,
     /// Report log-probabilities, with this many alternatives each.
@@ -47,6 +50,7 @@ impl Job {
             max_tokens: None,
             shown: Vec::new(),
             keep: 0,
+            context: None,
             shift: true,
             logprobs: None,
             prompt_logprobs: None,
@@ -54,6 +58,11 @@ impl Job {
             speculation: None,
             grammar: None,
         }
+    }
+
+    /// Tokens that its context holds, in an engine whose contexts hold `n_ctx`.
+    pub(crate) fn context_in(&self, n_ctx: usize) -> usize {
+        self.context.map_or(n_ctx, |tokens| tokens.clamp(1, n_ctx))
     }
 }
 

@@ -95,6 +95,11 @@ impl Sequence {
         }
     }
 
+    /// Tokens that its context holds, in an engine whose contexts hold `n_ctx`.
+    pub fn context(&self, n_ctx: usize) -> usize {
+        self.job.context_in(n_ctx)
+    }
+
     /// Whether the listener takes another event now.
     pub fn ready(&self) -> bool {
         self.sink.ready()
@@ -172,7 +177,7 @@ impl Sequence {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
         let room = self.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
-        most.min(room).min(left.saturating_sub(1)).min(n_ctx.saturating_sub(self.tokens.len()))
+        most.min(room).min(left.saturating_sub(1)).min(self.context(n_ctx).saturating_sub(self.tokens.len()))
     }
 
     /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row

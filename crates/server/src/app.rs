@@ -24,11 +24,17 @@ use crate::runner::protocol::LoadSpec;
 use crate::scheduler::{Key, Limits, LoadOptions};
 use crate::speculate::{Draft, Wish};
 
-/// Context of a model when nobody says otherwise and there is no large graphics card.
+/// Context of a model that does not say what it was trained with.
 const DEFAULT_CONTEXT: u32 = 4096;
 
-/// Conversations of a model at once when nobody says otherwise and memory suffices.
-const PARALLEL: u32 = 4;
+/// Conversations of a model at once when nobody says otherwise: more than a processor has use for.
+const PARALLEL: u32 = 32;
+
+/// Tokens of a context at least where images may be in it.
+const VISION_CONTEXT: u32 = 2048;
+
+/// Tokens that there is room for beside a single conversation: so that several short ones, or what they leave behind, fit.
+const SHARED: u32 = 16384;
 
 /// What all routes share. Cheap to clone.
 #[derive(Clone)]
@@ -118,26 +124,38 @@ impl App {
     ) -> Result<(LoadOptions, RunOptions), Failure> {
         let config = self.config();
         let embeds = model.facts.pooling.is_some();
+        let parallel = if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) };
+        let trained = u32::try_from(model.facts.context_length).ok().filter(|tokens| *tokens > 0);
+        let num_ctx = trained.unwrap_or(DEFAULT_CONTEXT);
         let mut load = LoadOptions {
-            num_ctx: config.context_length.unwrap_or(DEFAULT_CONTEXT),
-            num_ctx_auto: config.context_length.is_none(),
-            num_ctx_train: u32::try_from(model.facts.context_length).unwrap_or(0),
+            num_ctx,
+            cache: num_ctx.saturating_mul(parallel).min(SHARED).max(num_ctx),
             num_batch: None,
             num_gpu: -1,
             main_gpu: None,
             use_mmap: None,
             num_thread: 0,
-            parallel: if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) },
-            parallel_auto: config.num_parallel.is_none(),
+            parallel,
             adapters: model.adapters.clone(),
             deterministic: config.deterministic,
             draft: None,
         };
-        let mut run = RunOptions { num_predict: -1, num_keep: 4, ..RunOptions::default() };
+        let mut run = RunOptions {
+            num_predict: -1,
+            num_keep: 4,
+            num_ctx: config.context_length,
+            ..RunOptions::default()
+        };
         if let Wish::Mode(mode) = config.speculate {
             run.speculate = mode;
         }
         let asked = options::apply(&model.params, request, &mut load, &mut run)?;
+        if let Some(tokens) = &mut run.num_ctx
+            && *tokens < VISION_CONTEXT
+            && model.capabilities().iter().any(|capability| capability == "vision")
+        {
+            *tokens = VISION_CONTEXT;
+        }
         if !embeds && run.speculate.takes_drafts() && run.draft_num_predict != Some(0) {
             load.draft = self.draft(model, asked).await?;
         }
@@ -178,11 +196,11 @@ impl App {
         Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
     }
 
-    /// Waits until a model is in memory for a client.
+    /// Waits until a model is in memory for a client, whose context is limited to some tokens, if it says so.
     pub(crate) async fn load(
         &self,
         model: &Model,
-        options: LoadOptions,
+        (options, num_ctx): (LoadOptions, Option<u32>),
         keep_alive: Option<KeepAlive>,
         client: Client,
     ) -> Result<Loaded, Failure> {
@@ -203,8 +221,8 @@ impl App {
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
         let figures = self.figures().of(&about.name);
         let waiting = figures.clone().wait();
-        let lease =
-            self.models().acquire(Ask { client: client.0, key: key(model), spec, keep_alive, about }).await;
+        let ask = Ask { client: client.0, key: key(model), spec, num_ctx, keep_alive, about };
+        let lease = self.models().acquire(ask).await;
         waiting.over(lease.is_ok());
         Ok(Loaded { lease: Arc::new(lease?), client, arrived, load: arrived.elapsed(), figures })
     }

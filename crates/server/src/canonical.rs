@@ -206,6 +206,8 @@ pub struct RunOptions {
     pub draft_num_predict: Option<u32>,
     /// Tokens that a thought may have before it is ended; `None` is no limit, or the limit of a level of thinking.
     pub think_budget: Option<u32>,
+    /// Tokens of prompt and answer that the context holds; `None` is as many as the runner can give, and never more.
+    pub num_ctx: Option<u32>,
 }
 
 /// Texts to turn into vectors.
@@ -215,6 +217,8 @@ pub struct Embed {
     pub inputs: Vec<EmbedText>,
     /// Whether what is too long is cut at its end.
     pub truncate: bool,
+    /// Tokens of a text at most; `None` is as many as the runner takes, and never more.
+    pub num_ctx: Option<u32>,
 }
 
 /// A text to turn into a vector.

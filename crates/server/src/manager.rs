@@ -17,7 +17,8 @@ use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
 use crate::scheduler::{
-    Action, Event, Exit, Key, Limits, Memory, Phase, Refusal, Request, RequestId, RunId, Scheduler, Unload,
+    Action, Event, Exit, Key, Limits, Memory, Need, Phase, Refusal, Request, RequestId, RunId, Scheduler,
+    Unload,
 };
 
 /// How long runners may take to end with the server.
@@ -37,6 +38,8 @@ pub(crate) struct Ask {
     pub(crate) key: Key,
     /// What to load.
     pub(crate) spec: LoadSpec,
+    /// Tokens of its context at most, if it says so.
+    pub(crate) num_ctx: Option<u32>,
     /// How long it stays afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
     /// What a list of loaded models shows.
@@ -56,6 +59,7 @@ pub(crate) struct About {
 pub(crate) struct Running {
     pub(crate) about: About,
     pub(crate) size: u64,
+    /// Tokens of one conversation, as the last request had it.
     pub(crate) context: u32,
     /// When it goes unless it is used; `None` is never.
     pub(crate) expires: Option<SystemTime>,
@@ -275,8 +279,9 @@ impl Manager {
     fn take(&mut self, command: Command) {
         match command {
             Command::Acquire(id, ask, reply) => {
-                let (client, key, keep_alive) = (ask.client, ask.key.clone(), ask.keep_alive);
-                let request = Request { id, client, key, options: ask.spec.options.clone(), keep_alive };
+                let (options, key) = (ask.spec.options.clone(), ask.key.clone());
+                let Ask { client, num_ctx, keep_alive, .. } = *ask;
+                let request = Request { id, client, key, options, num_ctx, keep_alive };
                 self.waiting.insert(id, Waiting { ask: *ask, reply });
                 self.read_memory();
                 self.event(Event::Request(request));
@@ -294,7 +299,8 @@ impl Manager {
                     runner.phase += 1;
                 }
                 self.read_memory();
-                self.event(Event::Planned(run, memory.total()));
+                let need = Need { total: memory.total(), cache: memory.kv };
+                self.event(Event::Planned(run, need));
             }
             Command::Notice(run, Notice::Loaded(loaded)) => {
                 if let Some(runner) = self.runners.get_mut(&run) {

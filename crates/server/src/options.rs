@@ -7,6 +7,9 @@ use crate::canonical::{Failure, RunOptions};
 use crate::scheduler::LoadOptions;
 use crate::speculate::{Mode, Wish};
 
+/// Tokens of the smallest context.
+const LEAST_CONTEXT: u32 = 4;
+
 /// Reads the parameters of a model and then the options of a request; unknown names are logged and ignored, `null` is
 /// as good as absent. `load` and `run` hold the defaults. Returns the name of the draft model that is asked for.
 pub fn apply(
@@ -27,7 +30,7 @@ pub fn apply(
             _ => one(name, value, load, run)?,
         }
     }
-    load.num_ctx = load.num_ctx.max(4);
+    run.num_ctx = run.num_ctx.map(|tokens| tokens.max(LEAST_CONTEXT));
     Ok(draft)
 }
 
@@ -35,8 +38,7 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
     let sampling = &mut run.sampling;
     match name {
         "num_ctx" => {
-            load.num_ctx = u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX);
-            load.num_ctx_auto = false;
+            run.num_ctx = Some(u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX));
         }
         "num_batch" => load.num_batch = Some(positive(name, value)?),
         "num_gpu" => load.num_gpu = int32(name, value)?,
@@ -163,10 +165,8 @@ mod tests {
     use serde_json::json;
 
     fn read(params: Value, options: Value) -> Result<(LoadOptions, RunOptions), String> {
-        let (mut load, mut run) = (
-            LoadOptions { num_ctx_auto: true, num_ctx: 4096, ..LoadOptions::default() },
-            RunOptions::default(),
-        );
+        let (mut load, mut run) =
+            (LoadOptions { num_ctx: 4096, ..LoadOptions::default() }, RunOptions::default());
         apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run)
             .map_err(|e| e.message)?;
         Ok((load, run))
@@ -181,7 +181,11 @@ mod tests {
         .unwrap();
         assert_eq!((run.sampling.temperature, run.sampling.top_k, run.num_predict), (0.5, 20, 2));
         assert_eq!(run.stop, ["X"], "the request's list replaces the model's");
-        assert_eq!((load.num_ctx, load.num_ctx_auto), (8192, false));
+        assert_eq!(
+            (run.num_ctx, load.num_ctx),
+            (Some(8192), 4096),
+            "a limit of the request, and no reason to load"
+        );
     }
 
     #[test]
@@ -200,10 +204,10 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_brought_into_range() {
-        let (load, _) = read(json!({}), json!({"num_ctx": -5, "num_thread": 1e300})).unwrap();
-        assert_eq!((load.num_ctx, load.num_thread), (4, 0));
-        let (load, _) = read(json!({}), json!({"num_ctx": 1e300})).unwrap();
-        assert_eq!(load.num_ctx, u32::MAX);
+        let (load, run) = read(json!({}), json!({"num_ctx": -5, "num_thread": 1e300})).unwrap();
+        assert_eq!((run.num_ctx, load.num_thread), (Some(4), 0));
+        let (_, run) = read(json!({}), json!({"num_ctx": 1e300})).unwrap();
+        assert_eq!(run.num_ctx, Some(u32::MAX));
         assert!(read(json!({}), json!({"num_batch": 0})).is_err());
     }
 

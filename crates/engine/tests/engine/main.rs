@@ -186,6 +186,26 @@ fn a_full_context_shifts_or_ends() {
 }
 
 #[test]
+fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
+    let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
+    let small = |shift| {
+        let job = job(&engine, "1, 2, 3, 4,");
+        let sampling = Params { ignore_eos: true, ..greedy() };
+        Job { context: Some(32), max_tokens: Some(60), shift, sampling, ..job }
+    };
+    let (_, ended) = run(&engine, small(false));
+    assert_eq!(ended.finish, Finish::Length);
+    assert_eq!(ended.tokens.len(), 33, "the last one is drawn, and does not fit");
+    let (_, shifted) = run(&engine, small(true));
+    assert!(shifted.generated_tokens == 60 && shifted.shifted_tokens > 0, "{shifted:?}");
+    let (_, whole) = run(&engine, Job { context: None, ..small(false) });
+    assert_eq!((whole.generated_tokens, whole.shifted_tokens), (60, 0));
+    let long = Job { context: Some(4), ..small(true) };
+    let refused = engine.submit(long, Box::new(|_| true)).unwrap_err();
+    assert!(matches!(refused, puna_engine::EngineError::PromptTooLong { n_ctx: 4, .. }), "{refused}");
+}
+
+#[test]
 fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
     let engine = cria(&EngineOptions::default());
     let (sender, receiver) = channel();

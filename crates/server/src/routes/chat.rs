@@ -93,8 +93,8 @@ pub(super) async fn prepare(
 ) -> Result<Prepared, Failure> {
     native::check_chat(&request, model, name)?;
     let (load, run) = app.options(model, request.options.as_ref()).await?;
-    let keep_alive = request.keep_alive;
+    let (keep_alive, num_ctx) = (request.keep_alive, run.num_ctx);
     let generate = Box::new(native::chat(request, model, run, app.config())?);
-    let loaded = app.load(model, load, keep_alive, client).await?;
+    let loaded = app.load(model, (load, num_ctx), keep_alive, client).await?;
     Ok(Prepared { loaded, generate })
 }

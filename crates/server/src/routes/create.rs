@@ -63,7 +63,7 @@ fn make(
 fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     options::apply(&Map::new(), parameters, &mut load, &mut run)?;
-    run.sampling.normalize(load.num_ctx).map_err(|e| Failure::bad_request(e.to_string()))
+    run.sampling.normalize(run.num_ctx.unwrap_or(u32::MAX)).map_err(|e| Failure::bad_request(e.to_string()))
 }
 
 /// What the store asks of the crates that know templates and versions.

@@ -99,12 +99,12 @@ pub(super) async fn vectors(
     if !has(&model, "embedding") {
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
-    let (load, _) = app.options(&model, wanted.options.as_ref()).await?;
-    let loaded = app.load(&model, load, wanted.keep_alive, client).await?;
+    let (load, run) = app.options(&model, wanted.options.as_ref()).await?;
+    let loaded = app.load(&model, (load, run.num_ctx), wanted.keep_alive, client).await?;
     if wanted.inputs.is_empty() {
         return Ok(Vectors::default());
     }
-    let embed = Embed { inputs: wanted.inputs, truncate: wanted.truncate };
+    let embed = Embed { inputs: wanted.inputs, truncate: wanted.truncate, num_ctx: run.num_ctx };
     finish(loaded.run(Task::Embed(embed))).await
 }
 

@@ -55,9 +55,9 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     }
     native::check_generate(&request, &model, &name)?;
     let (load, run) = app.options(&model, request.options.as_ref()).await?;
-    let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
+    let (empty, keep_alive, num_ctx) = (request.prompt.is_empty(), request.keep_alive, run.num_ctx);
     let generate = native::generate(request, &model, run, app.config())?;
-    let loaded = app.load(&model, load, keep_alive, client).await?;
+    let loaded = app.load(&model, (load, num_ctx), keep_alive, client).await?;
     if empty {
         return Ok(Started::Nothing("load"));
     }

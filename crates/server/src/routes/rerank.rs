@@ -27,7 +27,7 @@ pub(super) async fn rerank<D: Dialect>(
     let keep_alive = request.keep_alive;
     let task = task(request)?;
     let documents = wish.return_documents.then(|| task.documents.clone());
-    let mut running = app.load(&model, load, keep_alive, client).await?.run(Task::Rank(task));
+    let mut running = app.load(&model, (load, None), keep_alive, client).await?.run(Task::Rank(task));
     let Event::Ranked(ranked) = running.end().await? else {
         return Err(Failure::internal("the model runner sent no scores").into());
     };

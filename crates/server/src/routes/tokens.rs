@@ -53,8 +53,8 @@ async fn run(
     task: Task,
 ) -> Result<(Event, Times), Failure> {
     let (_, model) = chat::find(app, model).await?;
-    let (load, _) = app.options(&model, options.as_ref()).await?;
-    let mut running = app.load(&model, load, keep_alive, client).await?.run(task);
+    let (load, run) = app.options(&model, options.as_ref()).await?;
+    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task);
     let event = running.end().await?;
     Ok((event, Times::of(&running)))
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    DraftModel, Engine, EngineError, EngineOptions, Job, Pooling, Sink, plan_memory, plan_memory_with_draft,
+    DraftModel, Engine, EngineError, EngineOptions, Job, PAGE_TOKENS, Pooling, Sink, plan_memory,
+    plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
@@ -197,6 +198,8 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
         cache_k: kind,
         cache_v: kind,
         max_sequences: options.parallel.max(1) as usize,
+        // One more, so that a sequence that shares all but its last page can still copy one.
+        cache_pages: Some((options.cache.max(options.num_ctx) as usize).div_ceil(PAGE_TOKENS) + 1),
         ..EngineOptions::default()
     })
 }

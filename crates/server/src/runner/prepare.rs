@@ -143,7 +143,7 @@ impl Preparer {
         check_prompt_logprobs(&task, tokens.tokens.len())?;
         let parser = parser(&task, &text);
         let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
-        let num_ctx = self.generator.facts().num_ctx;
+        let num_ctx = self.context(task.options.num_ctx);
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = parser.iter().flat_map(OutputParser::preserved);
@@ -175,6 +175,7 @@ impl Preparer {
             max_tokens: Some(u64::try_from(num_predict).unwrap_or(most).min(most) as usize),
             shown,
             keep: tokens.keep,
+            context: Some(num_ctx as usize),
             shift: task.shift,
             logprobs: task.logprobs,
             prompt_logprobs: task.prompt_logprobs,
@@ -217,6 +218,12 @@ impl Preparer {
         let text = self.text(handle, &task)?;
         listening(handle)?;
         self.end(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
+    }
+
+    /// Tokens that the context of a request holds: what it asks for, as far as there are so many.
+    fn context(&self, asked: Option<u32>) -> u32 {
+        let most = self.generator.facts().num_ctx;
+        asked.map_or(most, |tokens| tokens.min(most))
     }
 
     fn end(&self, handle: &Handle, event: Event) -> Result<(), Failure> {
@@ -316,7 +323,7 @@ impl Preparer {
     ) -> Result<Text, Failure> {
         let chat = self.template_input(task, chat);
         let (prompt, dropped_messages) = if task.truncate {
-            let limit = self.generator.facts().num_ctx as usize;
+            let limit = self.context(task.options.num_ctx) as usize;
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
                 listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
@@ -391,7 +398,7 @@ impl Preparer {
 
     /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
     fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, Failure> {
-        let (length, num_ctx) = (tokens.len(), self.generator.facts().num_ctx as usize);
+        let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
         let keep =
             usize::try_from(task.options.num_keep).map_or(length, |n| n.saturating_add(bos)).min(length);
@@ -427,7 +434,7 @@ impl Preparer {
         }
         let tokens = |text: &EmbedText| {
             listening(&handle)?;
-            self.embed_tokens(text, task.truncate)
+            self.embed_tokens(text, &task)
         };
         let inputs = task.inputs.iter().map(tokens);
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
@@ -452,8 +459,8 @@ impl Preparer {
     }
 
     /// Tokens of a text to embed; what is too long loses its end, but not the token that ends every text.
-    fn embed_tokens(&self, text: &EmbedText, truncate: bool) -> Result<Vec<u32>, Failure> {
-        let limit = self.generator.facts().num_ctx as usize;
+    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<Vec<u32>, Failure> {
+        let limit = self.context(task.num_ctx) as usize;
         let mut tokens = match text {
             EmbedText::Text(text) => self.generator.encode(text),
             EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
@@ -466,7 +473,7 @@ impl Preparer {
         if tokens.len() <= limit {
             return Ok(tokens);
         }
-        if !truncate {
+        if !task.truncate {
             return Err(Failure::bad_request("the input length exceeds the context length"));
         }
         let frame = self.generator.encode("");

@@ -473,6 +473,27 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
 }
 
 #[tokio::test]
+async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
+    let link = loaded(&Arc::default(), 128).await;
+    let limited = |num_ctx, truncate| {
+        let Task::Generate(mut generate) = task(&"x".repeat(100), 5, 4, truncate, true) else { panic!() };
+        generate.options.num_ctx = num_ctx;
+        Task::Generate(generate)
+    };
+    let lengths = async |task| match end(&link, task).await {
+        Event::Done(done) => Ok((done.prompt_tokens, done.dropped_tokens)),
+        Event::Error(failure) => Err((failure.status, failure.message)),
+        event => panic!("{event:?}"),
+    };
+    assert_eq!(lengths(limited(None, true)).await, Ok((100, 0)));
+    assert_eq!(lengths(limited(Some(1_000_000), true)).await, Ok((100, 0)), "no more than there is");
+    assert_eq!(lengths(limited(Some(64), true)).await, Ok((34, 66)), "what is cut is told");
+    let told = "prompt is too long: 100 tokens, context is 64".to_owned();
+    assert_eq!(lengths(limited(Some(64), false)).await, Err((400, told)));
+    assert_eq!(lengths(limited(None, true)).await, Ok((100, 0)), "others have what they had");
+}
+
+#[tokio::test]
 async fn dropping_the_events_stops_the_generation() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
@@ -568,7 +589,11 @@ async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_han
 async fn embeddings_keep_their_head_when_they_are_cut() {
     let link = loaded(&Arc::default(), 128).await;
     let embed = |truncate| {
-        Task::Embed(crate::canonical::Embed { inputs: vec![EmbedText::Text("x".repeat(200))], truncate })
+        Task::Embed(crate::canonical::Embed {
+            inputs: vec![EmbedText::Text("x".repeat(200))],
+            truncate,
+            num_ctx: None,
+        })
     };
     // This fake has no embeddings of its own kind.
     assert!(

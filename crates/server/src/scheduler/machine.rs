@@ -11,8 +11,8 @@ use puna_api::KeepAlive;
 use super::queue::{Queue, Waiting};
 use super::run::{Run, expiry};
 use super::{
-    Action, Event, Exit, Key, Limits, LoadOptions, Memory, Phase, Refusal, Request, RequestId, RunId, State,
-    Unload, View,
+    Action, Event, Exit, Key, Limits, LoadOptions, Memory, Need, Phase, Refusal, Request, RequestId, RunId,
+    State, Unload, View,
 };
 
 /// A request that has waited for so long has models leave as soon as it can, and nobody passes it any more.
@@ -93,7 +93,7 @@ impl Scheduler {
             key: key.clone(),
             run: run.id,
             size: run.size,
-            context: run.context,
+            context: run.limit.map_or(run.context, |limit| limit.min(run.context)),
             expires: if run.is_idle() { run.expires } else { expiry(now, run.keep) },
             phase: match run.state {
                 State::Planning => Phase::Planning,
@@ -178,11 +178,11 @@ impl Scheduler {
         unwanted.iter().for_each(|key| self.stop(key));
     }
 
-    fn planned(&mut self, id: RunId, need: u64) {
+    fn planned(&mut self, id: RunId, need: Need) {
         if let Some((_, run)) = self.find(id)
             && run.state == State::Planning
         {
-            run.size = need;
+            (run.size, run.cache) = (need.total, need.cache);
             run.state = State::Waiting;
         }
     }
@@ -206,13 +206,15 @@ impl Scheduler {
         self.runs.remove(&key);
         match state {
             State::Ready if exit.out_of_memory => self.expire_all(now),
-            State::Planning | State::Waiting | State::Loading if exit.out_of_memory && options.reduce() => {
-                self.waits_for(&key, &asked).for_each(|waiting| waiting.reduced = Some(options.clone()));
-                self.expire_all(now);
-            }
             State::Planning | State::Waiting | State::Loading => {
-                let is_next =
-                    self.next.and_then(|id| self.queue.get(id)).is_some_and(|w| w.request.key == key);
+                let first = !self.queue.iter().any(|w| w.request.key == key && w.reduced.is_some());
+                if exit.out_of_memory && first && options.reduce_once() {
+                    let all = self.waits_for(&key, &asked);
+                    all.for_each(|waiting| waiting.reduced = Some(options.clone()));
+                    return self.expire_all(now);
+                }
+                let next = self.next.and_then(|id| self.queue.get(id));
+                let is_next = next.is_some_and(|w| w.request.key == key);
                 if exit.out_of_memory && is_next && !self.retried && !self.runs.is_empty() {
                     self.retried = true;
                     return self.expire_all(now);
@@ -400,28 +402,41 @@ impl Scheduler {
         let since = self.queue.get(id).map_or(now, |waiting| waiting.since);
         let Some(run) = self.runs.get_mut(key) else { return Progress::Again };
         let (run_id, need) = (run.id, run.size);
+        // Nobody has to leave for a context longer than most are ever used, and others are going to want memory, too.
+        let for_contexts = room.saturating_sub(need.saturating_sub(run.cache));
+        let fits_beside_nobody = need > total;
+        if run.options.is_generous() && run.cache > for_contexts / 2 {
+            run.options.halve_context();
+            return self.replan(key);
+        }
         if need <= room {
             if !is_busy {
                 self.load(key, run_id);
             }
             return Progress::UnderWay;
         }
-        if !alone && need <= total {
+        if !alone && !fits_beside_nobody {
             self.evict_one(now, since, key, need - room);
             return Progress::Blocked;
         }
         if run.options.reduce() {
-            let options = run.options.clone();
-            run.context = options.num_ctx;
-            run.state = State::Planning;
-            self.actions.push(Action::Replan(run_id, options));
-            return Progress::UnderWay;
+            return self.replan(key);
         }
         let asked = run.asked.clone();
         self.stop(key);
         let available = if need <= total { available } else { total };
         self.refuse_all(key, &asked, &Refusal::TooLarge { need, available });
         Progress::Again
+    }
+
+    /// Has a runner plan with its reduced options.
+    fn replan(&mut self, key: &Key) -> Progress {
+        if let Some(run) = self.runs.get_mut(key) {
+            run.context = run.options.num_ctx;
+            run.state = State::Planning;
+            self.actions.push(Action::Replan(run.id, run.options.clone()));
+        }
+        Progress::UnderWay
     }
 
     /// Makes the least valuable model leave, unless one is leaving already: of idle ones that one alone which makes room

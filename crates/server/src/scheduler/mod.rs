@@ -26,7 +26,7 @@ use std::time::Instant;
 use puna_api::KeepAlive;
 
 pub use machine::Scheduler;
-pub use options::{LoadOptions, REDUCED_CONTEXTS};
+pub use options::LoadOptions;
 
 /// A request's number.
 pub type RequestId = u64;
@@ -60,6 +60,8 @@ pub struct Request {
     pub key: Key,
     /// How the model is to be loaded.
     pub options: LoadOptions,
+    /// Tokens of its own context at most, if it says so. It does not matter for loading.
+    pub num_ctx: Option<u32>,
     /// How long it stays afterwards.
     pub keep_alive: Option<KeepAlive>,
 }
@@ -71,8 +73,8 @@ pub enum Event {
     Request(Request),
     /// A request has ended, or whoever waits for it has gone.
     Finished(RequestId),
-    /// A runner knows how many bytes it is going to need.
-    Planned(RunId, u64),
+    /// A runner knows how much memory it is going to need.
+    Planned(RunId, Need),
     /// A runner is ready, with this context length and this many bytes.
     Loaded(RunId, u32, u64),
     /// A runner has ended, wanted or not.
@@ -92,6 +94,15 @@ pub struct Exit {
     pub reason: String,
     /// Whether it was for want of memory.
     pub out_of_memory: bool,
+}
+
+/// Bytes that a runner is going to need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// All together.
+    pub total: u64,
+    /// Those for contexts, of which there could be fewer.
+    pub cache: u64,
 }
 
 /// The machine's memory in bytes.
@@ -173,7 +184,7 @@ pub struct View {
     pub run: RunId,
     /// Bytes it uses, or is going to use.
     pub size: u64,
-    /// Tokens of one conversation.
+    /// Tokens of one conversation at most, as the last request had it.
     pub context: u32,
     /// When it goes unless it is used; `None` is never.
     pub expires: Option<Instant>,

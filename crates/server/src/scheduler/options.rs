@@ -6,18 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::speculate::Draft;
 
-/// Contexts to which an automatic one is reduced when memory does not suffice, in order.
-pub const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];
+/// Contexts to which one is reduced when memory did not suffice after all, in order.
+const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];
+
+/// Contexts are not made smaller than this: with less, conversations are cut that nobody would call long.
+const LEAST_CONTEXT: u32 = 4096;
 
 /// Options that are fixed when a model is loaded.
+///
+/// The context is none of them as far as requests go: what a request names is a limit of its own. Here it is what the
+/// runner is to have room for, which is all that the model was trained with, or as much as memory has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOptions {
     /// Tokens of one conversation at most.
     pub num_ctx: u32,
-    /// Nobody asked for that number.
-    pub num_ctx_auto: bool,
-    /// Tokens the model was trained for; 0 if unknown.
-    pub num_ctx_train: u32,
+    /// Tokens of all conversations together, and of what is kept of earlier ones; at least `num_ctx`.
+    pub cache: u32,
     /// Prompt tokens a step; `None` is automatic.
     pub num_batch: Option<u32>,
     /// Layers on graphics cards; negative is automatic.
@@ -30,8 +34,6 @@ pub struct LoadOptions {
     pub num_thread: u32,
     /// Conversations at once.
     pub parallel: u32,
-    /// Nobody asked for that number.
-    pub parallel_auto: bool,
     /// Adapters to apply.
     pub adapters: Vec<PathBuf>,
     /// Whether answers do not depend on what else is computed.
@@ -41,14 +43,11 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Whether a model that was loaded with `self` must be loaded anew for a request with `wanted`.
+    /// Whether a model that was loaded with `self` must be loaded anew for a request with `wanted`. Room for contexts does
+    /// not count: it is as much as could be had.
     pub fn needs_reload(&self, wanted: &Self) -> bool {
-        let cut = |n: u32| if wanted.num_ctx_train > 0 { n.min(wanted.num_ctx_train) } else { n };
-        let context = cut(wanted.num_ctx) != cut(self.num_ctx) && !(self.num_ctx_auto && wanted.num_ctx_auto);
         let gpu = wanted.num_gpu >= 0 && wanted.num_gpu != self.num_gpu;
-        context
-            || gpu
-            || self.num_batch != wanted.num_batch
+        gpu || self.num_batch != wanted.num_batch
             || self.main_gpu != wanted.main_gpu
             || self.use_mmap.unwrap_or(true) != wanted.use_mmap.unwrap_or(true)
             || self.num_thread != wanted.num_thread
@@ -58,26 +57,41 @@ impl LoadOptions {
             || (wanted.draft.is_some() && wanted.draft != self.draft)
     }
 
-    /// Takes less memory, as far as its size is automatic: first without a draft model that nobody asked for, then one
-    /// conversation at a time, then the next smaller context. Returns whether that was possible.
+    /// Whether there is room for contexts longer than most conversations.
+    pub fn is_generous(&self) -> bool {
+        self.num_ctx > REDUCED_CONTEXTS[0]
+    }
+
+    /// Takes less memory: first without a draft model that nobody asked for, then with less room beside one conversation,
+    /// then with half of the context. Returns whether that was possible.
     pub fn reduce(&mut self) -> bool {
         if self.draft.as_ref().is_some_and(|draft| draft.optional) {
             self.draft = None;
-            return true;
+        } else if self.cache > self.num_ctx {
+            self.cache = (self.cache / 2).max(self.num_ctx);
+        } else if self.num_ctx > LEAST_CONTEXT {
+            self.halve_context();
+        } else {
+            return false;
         }
-        if self.parallel_auto && self.parallel > 1 {
-            self.parallel = 1;
-            return true;
+        true
+    }
+
+    /// Has room for half of the context.
+    pub fn halve_context(&mut self) {
+        self.num_ctx = (self.num_ctx.next_power_of_two() / 2).max(LEAST_CONTEXT).min(self.num_ctx);
+        self.cache = self.num_ctx;
+    }
+
+    /// Takes much less memory, as what was planned did not suffice. Returns whether that was possible.
+    pub fn reduce_once(&mut self) -> bool {
+        let before = self.clone();
+        self.draft = self.draft.take().filter(|draft| !draft.optional);
+        if let Some(smaller) = REDUCED_CONTEXTS.into_iter().find(|smaller| *smaller < self.num_ctx) {
+            self.num_ctx = smaller;
         }
-        let present =
-            if self.num_ctx_train > 0 { self.num_ctx.min(self.num_ctx_train) } else { self.num_ctx };
-        match REDUCED_CONTEXTS.into_iter().find(|smaller| *smaller < present) {
-            Some(smaller) if self.num_ctx_auto => {
-                self.num_ctx = smaller;
-                true
-            }
-            _ => false,
-        }
+        self.cache = self.num_ctx;
+        *self != before
     }
 }
 
@@ -86,22 +100,13 @@ mod tests {
     use super::*;
 
     fn loaded() -> LoadOptions {
-        LoadOptions { num_ctx: 2048, num_ctx_train: 2048, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
+        LoadOptions { num_ctx: 2048, cache: 2048, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
     }
 
     #[test]
-    fn a_context_is_compared_after_it_is_cut_to_the_trained_one() {
-        let run = loaded();
-        assert!(!run.needs_reload(&LoadOptions { num_ctx: 262144, ..loaded() }));
-        assert!(run.needs_reload(&LoadOptions { num_ctx: 1024, ..loaded() }));
-    }
-
-    #[test]
-    fn two_automatic_contexts_are_equal_and_an_explicit_one_is_not() {
-        let run = LoadOptions { num_ctx: 131072, num_ctx_train: 0, num_ctx_auto: true, ..loaded() };
-        let auto = LoadOptions { num_ctx: 262144, ..run.clone() };
-        assert!(!run.needs_reload(&auto));
-        assert!(run.needs_reload(&LoadOptions { num_ctx_auto: false, ..auto }));
+    fn room_for_contexts_is_no_reason_to_load_anew() {
+        assert!(!loaded().needs_reload(&LoadOptions { num_ctx: 262144, cache: 262144, ..loaded() }));
+        assert!(!loaded().needs_reload(&LoadOptions { num_ctx: 1024, cache: 1024, ..loaded() }));
     }
 
     #[test]
@@ -128,34 +133,45 @@ mod tests {
         let with = LoadOptions { draft: draft("a", true), ..loaded() };
         assert!(loaded().needs_reload(&with) && !with.needs_reload(&loaded()));
         assert!(with.needs_reload(&LoadOptions { draft: draft("b", true), ..loaded() }));
-        let mut reduced = LoadOptions { num_ctx: 8192, num_ctx_auto: true, num_ctx_train: 0, ..with };
+        let mut reduced = LoadOptions { num_ctx: 8192, cache: 8192, ..with };
         assert!(reduced.reduce());
         assert_eq!((reduced.draft, reduced.num_ctx), (None, 8192));
         let mut asked = LoadOptions { draft: draft("a", false), ..loaded() };
         assert!(!asked.reduce() && asked.draft.is_some());
     }
 
-    #[test]
-    fn conversations_at_once_are_given_up_before_context() {
-        let mut options =
-            LoadOptions { num_ctx: 8192, num_ctx_auto: true, parallel: 4, parallel_auto: true, ..loaded() };
-        options.num_ctx_train = 0;
-        assert!(options.reduce());
-        assert_eq!((options.parallel, options.num_ctx), (1, 8192));
-        assert!(options.reduce());
-        assert_eq!(options.num_ctx, 4096);
+    /// Contexts and tokens of all conversations as they are reduced.
+    fn steps(num_ctx: u32, cache: u32) -> Vec<(u32, u32)> {
+        let mut options = LoadOptions { num_ctx, cache, ..loaded() };
+        let steps = std::iter::from_fn(|| options.reduce().then_some((options.num_ctx, options.cache)));
+        steps.collect()
     }
 
     #[test]
-    fn only_automatic_contexts_shrink_and_never_below_4096() {
-        let mut options =
-            LoadOptions { num_ctx: 262144, num_ctx_train: 131072, num_ctx_auto: true, ..loaded() };
-        assert!(options.reduce());
-        assert_eq!(options.num_ctx, 32768);
-        assert!(options.reduce());
-        assert_eq!(options.num_ctx, 4096);
-        assert!(!options.reduce());
-        let mut explicit = LoadOptions { num_ctx: 262144, num_ctx_train: 0, ..loaded() };
-        assert!(!explicit.reduce());
+    fn room_beside_one_conversation_is_given_up_before_its_context() {
+        let expected = [(8192, 8192), (4096, 4096)];
+        assert_eq!(steps(8192, 16384), expected);
+        assert_eq!(steps(2048, 16384), [(2048, 8192), (2048, 4096), (2048, 2048)]);
+    }
+
+    #[test]
+    fn contexts_are_halved_down_to_4096() {
+        let expected = [65536, 32768, 16384, 8192, 4096].map(|n| (n, n));
+        assert_eq!(steps(131072, 131072), expected);
+        assert_eq!(steps(40960, 40960)[0], (32768, 32768));
+        assert_eq!(steps(5000, 5000), [(4096, 4096)]);
+    }
+
+    #[test]
+    fn what_did_not_suffice_is_reduced_to_32768_or_4096_at_once() {
+        let reduced = |num_ctx| {
+            let mut options = LoadOptions { num_ctx, cache: num_ctx.max(16384), ..loaded() };
+            options.reduce_once().then_some((options.num_ctx, options.cache))
+        };
+        assert_eq!(reduced(131072), Some((32768, 32768)));
+        assert_eq!(reduced(32768), Some((4096, 4096)));
+        assert_eq!(reduced(2048), Some((2048, 2048)));
+        let mut least = LoadOptions { num_ctx: 2048, cache: 2048, ..loaded() };
+        assert!(!least.reduce_once());
     }
 }

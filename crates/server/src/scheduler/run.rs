@@ -27,8 +27,12 @@ pub(super) struct Run {
     pub(super) options: LoadOptions,
     /// Tokens of one conversation; once it is loaded, what the runner says.
     pub(super) context: u32,
+    /// The part of them that the last request was content with, if it said so.
+    pub(super) limit: Option<u32>,
     pub(super) state: State,
     pub(super) size: u64,
+    /// The part of it that contexts take.
+    pub(super) cache: u64,
     pub(super) keep: KeepAlive,
     pub(super) in_flight: BTreeSet<RequestId>,
     pub(super) started: Instant,
@@ -55,9 +59,11 @@ impl Run {
             id,
             asked: request.options.clone(),
             context: options.num_ctx,
+            limit: request.num_ctx,
             options,
             state: State::Planning,
             size: 0,
+            cache: 0,
             keep,
             in_flight: BTreeSet::new(),
             started: now,
@@ -84,10 +90,7 @@ impl Run {
     /// Whether it serves requests with these options: those for which it was loaded, whatever came of them, and those that
     /// name what came of them.
     fn fits(&self, wanted: &LoadOptions) -> bool {
-        let actual = || LoadOptions { num_ctx: self.context, ..self.options.clone() };
-        !self.asked.needs_reload(wanted)
-            || !self.options.needs_reload(wanted)
-            || !actual().needs_reload(wanted)
+        !self.asked.needs_reload(wanted) || !self.options.needs_reload(wanted)
     }
 
     /// When it may be made to leave for somebody else.
@@ -114,6 +117,7 @@ impl Run {
         if let Some(keep) = request.keep_alive {
             self.keep = keep;
         }
+        self.limit = request.num_ctx;
         self.in_flight.insert(request.id);
         self.last_use = now;
         self.expires = expiry(now, self.keep);

@@ -1,5 +1,6 @@
 //! The behaviours of Ollama's scheduler tests, and those in which ours differs on purpose.
 
+mod contexts;
 mod fairness;
 mod room;
 
@@ -46,13 +47,13 @@ impl Bench {
 
     /// Brings a model that was just asked for into memory.
     fn load(&mut self, run: RunId, size: u64) -> Vec<Action> {
-        assert_eq!(self.event(Event::Planned(run, size)), [Action::Load(run)]);
+        assert_eq!(self.event(planned(run, size)), [Action::Load(run)]);
         self.event(Event::Loaded(run, 4096, size))
     }
 
     /// The same for a model that takes that long to load.
     fn load_slowly(&mut self, run: RunId, size: u64, seconds: u64) -> Vec<Action> {
-        assert_eq!(self.event(Event::Planned(run, size)), [Action::Load(run)]);
+        assert_eq!(self.event(planned(run, size)), [Action::Load(run)]);
         self.now += Duration::from_secs(seconds);
         self.event(Event::Loaded(run, 4096, size))
     }
@@ -77,11 +78,16 @@ impl Bench {
 }
 
 fn options() -> LoadOptions {
-    LoadOptions { num_ctx: 4096, num_ctx_auto: true, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
+    LoadOptions { num_ctx: 4096, cache: 4096, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
+}
+
+/// A plan of that many bytes, none of them for contexts.
+fn planned(run: RunId, total: u64) -> Event {
+    Event::Planned(run, Need { total, cache: 0 })
 }
 
 fn request(id: RequestId, model: &str) -> Request {
-    Request { id, client: 0, key: Key(model.into()), options: options(), keep_alive: None }
+    Request { id, client: 0, key: Key(model.into()), options: options(), num_ctx: None, keep_alive: None }
 }
 
 fn with_keep(id: RequestId, model: &str, keep: KeepAlive) -> Event {
@@ -147,10 +153,7 @@ fn changed_options_load_anew_after_running_requests_have_ended() {
     let mut b = Bench::new(3, 512);
     b.ask(1, "a");
     b.load(1, GB);
-    let other = Request {
-        options: LoadOptions { num_ctx: 1024, num_ctx_auto: false, ..options() },
-        ..request(2, "a")
-    };
+    let other = Request { options: LoadOptions { num_thread: 7, ..options() }, ..request(2, "a") };
     let new_options = other.options.clone();
     assert_eq!(b.event(Event::Request(other)), []);
     assert_eq!(b.ask(3, "a"), [], "nobody is let in any more, or the second request would wait for ever");
@@ -226,7 +229,7 @@ fn late_and_repeated_events_are_harmless() {
     b.load(1, GB);
     b.finish(1);
     assert_eq!(b.finish(1), []);
-    assert_eq!(b.event(Event::Planned(1, 7)), []);
+    assert_eq!(b.event(planned(1, 7)), []);
     assert_eq!(b.event(Event::Loaded(9, 1, 1)), []);
     assert_eq!(b.event(Event::Exited(9, Exit::default())), []);
     assert_eq!(b.loaded(), ["a"]);
@@ -302,18 +305,14 @@ fn models_coexist_as_far_as_memory_goes_and_then_the_oldest_leaves() {
         b.pass(1);
     }
     b.ask(3, "c");
-    assert_eq!(b.event(Event::Planned(3, 13 * GB)), [Action::Load(3)]);
+    assert_eq!(b.event(planned(3, 13 * GB)), [Action::Load(3)]);
     b.event(Event::Loaded(3, 4096, 13 * GB));
     assert_eq!(b.loaded(), ["a", "b", "c"]);
     b.finish(3);
     b.pass(1);
     assert_eq!(b.ask(4, "d"), [Action::Stop(1)], "three models at most");
     assert_eq!(b.gone(1), [start(4, "d")]);
-    assert_eq!(
-        b.event(Event::Planned(4, 13 * GB)),
-        [Action::Stop(3)],
-        "the one that makes room enough alone"
-    );
+    assert_eq!(b.event(planned(4, 13 * GB)), [Action::Stop(3)], "the one that makes room enough alone");
     assert_eq!(b.gone(3), [Action::Load(4)]);
     b.event(Event::Loaded(4, 4096, 13 * GB));
     assert_eq!(b.loaded(), ["b", "d"]);
@@ -324,11 +323,11 @@ fn a_model_larger_than_memory_is_refused_with_the_numbers() {
     let mut b = Bench::with_memory(8 * GB, 6 * GB);
     b.ask(1, "a");
     let refusal = |available| Refusal::TooLarge { need: 9 * GB, available };
-    assert_eq!(b.event(Event::Planned(1, 9 * GB)), [Action::Stop(1), Action::Refuse(1, refusal(8 * GB))]);
+    assert_eq!(b.event(planned(1, 9 * GB)), [Action::Stop(1), Action::Refuse(1, refusal(8 * GB))]);
     b.gone(1);
     b.ask(2, "b");
     let refusal = Refusal::TooLarge { need: 7 * GB, available: 6 * GB };
-    assert_eq!(b.event(Event::Planned(2, 7 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
+    assert_eq!(b.event(planned(2, 7 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
 }
 
 #[test]
@@ -339,43 +338,8 @@ fn a_model_larger_than_memory_evicts_nobody() {
     b.finish(1);
     b.ask(2, "b");
     let refusal = Refusal::TooLarge { need: 9 * GB, available: 8 * GB };
-    assert_eq!(b.event(Event::Planned(2, 9 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
+    assert_eq!(b.event(planned(2, 9 * GB)), [Action::Stop(2), Action::Refuse(2, refusal)]);
     assert_eq!(b.loaded(), ["a"]);
-}
-
-#[test]
-fn an_automatic_context_shrinks_until_it_fits_and_an_explicit_one_does_not() {
-    let large = LoadOptions { num_ctx: 262144, num_ctx_train: 131072, ..options() };
-    let mut b = Bench::with_memory(8 * GB, 8 * GB);
-    b.event(Event::Request(Request { options: large.clone(), ..request(1, "a") }));
-    let smaller = LoadOptions { num_ctx: 32768, ..large.clone() };
-    assert_eq!(b.event(Event::Planned(1, 20 * GB)), [Action::Replan(1, smaller)]);
-    assert_eq!(b.event(Event::Planned(1, 7 * GB)), [Action::Load(1)]);
-    assert_eq!(b.event(Event::Loaded(1, 32768, 7 * GB)), [Action::Grant(1, 1)]);
-    let again = Request { options: large.clone(), ..request(2, "a") };
-    assert_eq!(b.event(Event::Request(again)), [Action::Grant(2, 1)]);
-
-    let mut b = Bench::with_memory(8 * GB, 8 * GB);
-    let explicit = LoadOptions { num_ctx_auto: false, ..large };
-    b.event(Event::Request(Request { options: explicit, ..request(1, "a") }));
-    assert!(matches!(b.event(Event::Planned(1, 20 * GB))[..], [Action::Stop(1), Action::Refuse(1, _)]));
-}
-
-#[test]
-fn a_context_that_came_out_otherwise_than_asked_is_not_loaded_over_and_over() {
-    for actual in [1000, 4096, 100_000] {
-        let mut b = Bench::new(3, 512);
-        let asked = LoadOptions { num_ctx: 8192, num_ctx_auto: false, num_ctx_train: 4096, ..options() };
-        let ask = |id| Event::Request(Request { options: asked.clone(), ..request(id, "a") });
-        b.event(ask(1));
-        b.event(Event::Planned(1, GB));
-        assert_eq!(b.event(Event::Loaded(1, actual, GB)), [Action::Grant(1, 1)], "{actual}");
-        assert_eq!(b.event(ask(2)), [Action::Grant(2, 1)], "{actual}");
-        assert_eq!(b.scheduler.view(b.now)[0].context, actual);
-        let named = LoadOptions { num_ctx: actual, ..asked.clone() };
-        let named = Event::Request(Request { options: named, ..request(3, "a") });
-        assert_eq!(b.event(named), [Action::Grant(3, 1)], "{actual}");
-    }
 }
 
 #[test]
@@ -395,21 +359,11 @@ fn want_of_memory_at_load_evicts_all_others_and_tries_once_more() {
     b.load(1, GB);
     b.finish(1);
     b.ask(2, "b");
-    assert_eq!(b.event(Event::Planned(2, GB)), [Action::Load(2)]);
+    assert_eq!(b.event(planned(2, GB)), [Action::Load(2)]);
     assert_eq!(b.event(Event::Exited(2, oom())), [Action::Stop(1), start(3, "b")]);
     b.gone(1);
-    assert_eq!(b.event(Event::Planned(3, GB)), [Action::Load(3)]);
+    assert_eq!(b.event(planned(3, GB)), [Action::Load(3)]);
     assert_eq!(b.event(Event::Exited(3, oom())), [Action::Refuse(2, Refusal::LoadFailed(oom()))]);
-}
-
-#[test]
-fn want_of_memory_at_load_reduces_an_automatic_context_first() {
-    let large = LoadOptions { num_ctx: 131072, ..options() };
-    let mut b = Bench::new(3, 512);
-    b.event(Event::Request(Request { options: large.clone(), ..request(1, "a") }));
-    b.event(Event::Planned(1, GB));
-    let smaller = LoadOptions { num_ctx: 32768, ..large };
-    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), smaller)]);
 }
 
 #[test]
@@ -508,7 +462,7 @@ fn why_a_model_leaves_can_be_told() {
         b.ask(4, "a");
         b.load(4, GB);
         b.finish(4);
-        let options = LoadOptions { num_ctx: 99, num_ctx_auto: false, ..options() };
+        let options = LoadOptions { num_thread: 7, ..options() };
         b.event(Event::Request(Request { options, ..request(5, "a") }));
         4
     });

@@ -170,11 +170,11 @@ async fn crashes_failed_loads_reloads_and_errors_are_counted() {
         (Some(1.0), Some(1.0))
     );
 
-    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": 512}}))).await;
-    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": 1024}}))).await;
+    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 1}}))).await;
+    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 2}}))).await;
     assert_eq!(unloads(&b.metrics().await, "reload"), Some(1.0));
 
-    let body = chat(json!({"options": {"num_predict": 1_000_000, "num_ctx": 1024}}));
+    let body = chat(json!({"options": {"num_predict": 1_000_000, "num_thread": 2}}));
     let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
     let mut body = b.door.answer(request).await.into_body();
     body.frame().await.unwrap().unwrap();

@@ -123,6 +123,20 @@ async fn every_request_has_a_name_and_a_client_may_give_it() {
 }
 
 #[tokio::test]
+async fn contexts_of_different_size_share_a_runner() {
+    let b = Bench::new();
+    for num_ctx in [json!(512), json!(4096), json!(null), json!(4)] {
+        let answer =
+            b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": num_ctx}}))).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    }
+    assert_eq!(b.fake.started.load(Ordering::Relaxed), 1);
+    let ps = b.get("/api/ps").await.json();
+    assert_eq!(ps["models"][0]["context_length"], 2048, "what the model was trained with: {ps}");
+    assert!(ps["models"][0].get("state").is_none(), "only before it takes requests");
+}
+
+#[tokio::test]
 async fn unknown_paths_methods_and_spellings_have_their_texts() {
     let b = Bench::new();
     let nope = b.get("/nope").await;

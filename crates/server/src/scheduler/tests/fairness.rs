@@ -8,7 +8,7 @@ fn serve(b: &mut Bench, mut actions: Vec<Action>) -> Vec<RequestId> {
     let mut granted = Vec::new();
     while let Some(action) = actions.pop() {
         let more = match action {
-            Action::Start(run, ..) => b.event(Event::Planned(run, GB)),
+            Action::Start(run, ..) => b.event(planned(run, GB)),
             Action::Load(run) => b.event(Event::Loaded(run, 4096, GB)),
             Action::Stop(run) => b.gone(run),
             Action::Grant(id, _) => {

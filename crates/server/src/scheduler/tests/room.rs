@@ -114,7 +114,7 @@ fn two_models_with_requests_for_both_are_loaded_a_few_times_and_not_for_every_re
         }
         while let Some(action) = actions.pop() {
             match action {
-                Action::Start(run, ..) => actions.extend(b.event(Event::Planned(run, GB))),
+                Action::Start(run, ..) => actions.extend(b.event(planned(run, GB))),
                 Action::Load(run) => {
                     (loads, loading) = (loads + 1, Some((run, b.now + Duration::from_secs(2))))
                 }
@@ -138,10 +138,10 @@ fn a_small_model_passes_a_large_one_that_waits_for_room() {
     b.ask(1, "a");
     b.load(1, 6 * GB);
     assert_eq!(b.ask(2, "large"), [start(2, "large")]);
-    assert_eq!(b.event(Event::Planned(2, 8 * GB)), [], "a is busy");
+    assert_eq!(b.event(planned(2, 8 * GB)), [], "a is busy");
     assert_eq!(b.scheduler.view(b.now)[1].phase, Phase::Waiting);
     assert_eq!(b.ask(3, "small"), [start(3, "small")]);
-    assert_eq!(b.event(Event::Planned(3, GB)), [Action::Load(3)]);
+    assert_eq!(b.event(planned(3, GB)), [Action::Load(3)]);
     assert_eq!(b.event(Event::Loaded(3, 4096, GB)), [Action::Grant(3, 3)]);
     assert_eq!(b.finish(1), [Action::Stop(1)]);
     assert_eq!(b.gone(1), [Action::Load(2)], "beside the small one");
@@ -154,9 +154,9 @@ fn who_does_not_fit_beside_the_others_does_not_pass_and_is_served_in_turn() {
     b.ask(1, "a");
     b.load(1, 6 * GB);
     b.ask(2, "large");
-    b.event(Event::Planned(2, 8 * GB));
+    b.event(planned(2, 8 * GB));
     b.ask(3, "second");
-    assert_eq!(b.event(Event::Planned(3, 5 * GB)), [Action::Stop(3)]);
+    assert_eq!(b.event(planned(3, 5 * GB)), [Action::Stop(3)]);
     assert_eq!(b.gone(3), [], "it is not tried over and over");
     assert_eq!(b.finish(1), [Action::Stop(1)]);
     assert_eq!(b.gone(1), [Action::Load(2)]);
@@ -171,7 +171,7 @@ fn a_large_model_is_passed_for_a_while_only() {
     b.ask(1, "a");
     b.load(1, 6 * GB);
     b.ask(2, "large");
-    b.event(Event::Planned(2, 8 * GB));
+    b.event(planned(2, 8 * GB));
     b.pass(14);
     assert_eq!(b.ask(3, "small"), [start(3, "small")]);
     b.load(3, GB);
@@ -188,7 +188,7 @@ fn a_passing_model_that_nobody_waits_for_any_more_is_stopped() {
     b.ask(1, "a");
     b.load(1, 6 * GB);
     b.ask(2, "large");
-    b.event(Event::Planned(2, 8 * GB));
+    b.event(planned(2, 8 * GB));
     b.ask(3, "small");
     assert_eq!(b.finish(3), [Action::Stop(3)]);
     assert_eq!(b.finish(2), [Action::Stop(2)]);
@@ -220,23 +220,8 @@ fn what_memory_was_too_small_for_is_not_asked_for_again_with_every_request() {
     let ask = |id| Event::Request(Request { options: options.clone(), ..request(id, "a") });
     b.event(ask(1));
     let without = LoadOptions { draft: None, ..options.clone() };
-    assert_eq!(b.event(Event::Planned(1, 9 * GB)), [Action::Replan(1, without)]);
-    assert_eq!(b.event(Event::Planned(1, 7 * GB)), [Action::Load(1)]);
+    assert_eq!(b.event(planned(1, 9 * GB)), [Action::Replan(1, without)]);
+    assert_eq!(b.event(planned(1, 7 * GB)), [Action::Load(1)]);
     assert_eq!(b.event(Event::Loaded(1, 4096, 7 * GB)), [Action::Grant(1, 1)]);
     assert_eq!(b.event(ask(2)), [Action::Grant(2, 1)], "as if it had its draft model");
-}
-
-#[test]
-fn a_model_that_was_reduced_for_want_of_memory_at_load_serves_those_who_wait_for_the_whole() {
-    let large = LoadOptions { num_ctx: 131072, ..options() };
-    let mut b = Bench::new(3, 512);
-    let ask = |id| Event::Request(Request { options: large.clone(), ..request(id, "a") });
-    b.event(ask(1));
-    b.event(ask(2));
-    b.event(Event::Planned(1, GB));
-    let smaller = LoadOptions { num_ctx: 32768, ..large.clone() };
-    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), smaller)]);
-    b.event(Event::Planned(2, GB));
-    let granted = [Action::Grant(1, 2), Action::Grant(2, 2)];
-    assert_eq!(b.event(Event::Loaded(2, 32768, GB)), granted);
 }

@@ -1,0 +1,129 @@
+//! How much context there is room for: as much as the model has, as far as memory goes.
+
+use super::*;
+
+/// A plan in which every 1024 tokens of context take 100 MB and the rest takes `rest` GB.
+fn plan_of(run: RunId, rest: u64, options: &LoadOptions) -> Event {
+    let cache = u64::from(options.cache) / 1024 * 100 * (GB / 1000);
+    Event::Planned(run, Need { total: rest * GB + cache, cache })
+}
+
+fn with_context(tokens: u32) -> LoadOptions {
+    LoadOptions { num_ctx: tokens, cache: tokens, ..options() }
+}
+
+/// Plans a runner anew until it is loaded or refused. Returns the context it then has, and the last actions.
+fn settle(b: &mut Bench, run: RunId, rest: u64, mut options: LoadOptions) -> (u32, Vec<Action>) {
+    loop {
+        let actions = b.event(plan_of(run, rest, &options));
+        match &actions[..] {
+            [Action::Replan(_, less)] => options = less.clone(),
+            _ => return (options.num_ctx, actions),
+        }
+    }
+}
+
+fn ask_with(b: &mut Bench, id: RequestId, model: &str, options: &LoadOptions) -> Vec<Action> {
+    b.event(Event::Request(Request { options: options.clone(), ..request(id, model) }))
+}
+
+#[test]
+fn a_model_has_all_its_context_where_memory_has_room_for_twice_as_much() {
+    let mut b = Bench::with_memory(64 * GB, 64 * GB);
+    let all = with_context(131072);
+    ask_with(&mut b, 1, "a", &all);
+    let (context, actions) = settle(&mut b, 1, 4, all);
+    assert_eq!((context, actions), (131072, vec![Action::Load(1)]));
+}
+
+#[test]
+fn contexts_longer_than_most_take_half_of_the_room_at_most() {
+    // 12.8 GB for all of it, 6.4 GB for half, 3.2 GB for a quarter.
+    for (memory, expected) in [(32, 131072), (20, 65536), (10, 32768), (6, 16384), (5, 8192)] {
+        let mut b = Bench::with_memory(memory * GB, memory * GB);
+        ask_with(&mut b, 1, "a", &with_context(131072));
+        let (context, actions) = settle(&mut b, 1, 4, with_context(131072));
+        assert_eq!((context, actions), (expected, vec![Action::Load(1)]), "{memory} GB");
+    }
+}
+
+#[test]
+fn nobody_leaves_for_a_context_longer_than_most_but_for_the_first_32768_tokens() {
+    let mut b = Bench::with_memory(20 * GB, 20 * GB);
+    b.ask(1, "a");
+    b.load(1, 8 * GB);
+    b.finish(1);
+    ask_with(&mut b, 2, "b", &with_context(131072));
+    assert_eq!(settle(&mut b, 2, 4, with_context(131072)), (32768, vec![Action::Load(2)]));
+
+    let mut b = Bench::with_memory(14 * GB, 14 * GB);
+    b.ask(1, "a");
+    b.load(1, 8 * GB);
+    b.finish(1);
+    ask_with(&mut b, 2, "b", &with_context(131072));
+    assert_eq!(settle(&mut b, 2, 4, with_context(131072)), (32768, vec![Action::Stop(1)]));
+    assert_eq!(b.gone(1), [Action::Load(2)]);
+}
+
+#[test]
+fn requests_of_any_context_share_a_runner_whatever_it_came_to() {
+    for actual in [1000, 4096, 100_000] {
+        let mut b = Bench::new(3, 512);
+        let asked = with_context(8192);
+        ask_with(&mut b, 1, "a", &asked);
+        b.event(planned(1, GB));
+        assert_eq!(b.event(Event::Loaded(1, actual, GB)), [Action::Grant(1, 1)], "{actual}");
+        assert_eq!(ask_with(&mut b, 2, "a", &asked), [Action::Grant(2, 1)], "{actual}");
+        let shown = |b: &Bench| b.scheduler.view(b.now)[0].context;
+        assert_eq!(shown(&b), actual, "what the runner says is shown");
+        for (asked, context) in [(300, 300), (1_000_000, actual)] {
+            let limited = Request { num_ctx: Some(asked), ..request(u64::from(asked), "a") };
+            b.event(Event::Request(limited));
+            assert_eq!(shown(&b), context, "or the last request's limit");
+        }
+    }
+}
+
+#[test]
+fn want_of_memory_at_load_reduces_the_context_once_then_evicts_and_then_is_an_error() {
+    let large = with_context(262144);
+    let mut b = Bench::new(3, 512);
+    b.ask(9, "busy");
+    b.load(1, GB);
+    ask_with(&mut b, 1, "a", &large);
+    b.event(planned(2, GB));
+    let smaller = with_context(32768);
+    let again = |run| Action::Start(run, Key("a".into()), smaller.clone());
+    assert_eq!(b.event(Event::Exited(2, oom())), [again(3)]);
+    b.event(planned(3, GB));
+    assert_eq!(b.event(Event::Exited(3, oom())), [again(4)], "the other is told to go, and still there");
+    assert_eq!(b.finish(9), [Action::Stop(1)]);
+    b.gone(1);
+    b.event(planned(4, GB));
+    assert_eq!(b.event(Event::Exited(4, oom())), [Action::Refuse(1, Refusal::LoadFailed(oom()))]);
+}
+
+#[test]
+fn a_first_load_that_wants_memory_is_tried_with_less_context_and_then_fails() {
+    let mut b = Bench::new(3, 512);
+    ask_with(&mut b, 1, "a", &with_context(131072));
+    b.event(planned(1, GB));
+    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), with_context(32768))]);
+    b.event(planned(2, GB));
+    assert_eq!(b.event(Event::Exited(2, oom())), [Action::Refuse(1, Refusal::LoadFailed(oom()))]);
+}
+
+#[test]
+fn a_model_that_was_reduced_for_want_of_memory_at_load_serves_those_who_wait_for_the_whole() {
+    let large = with_context(131072);
+    let mut b = Bench::new(3, 512);
+    let ask = |id| Event::Request(Request { options: large.clone(), ..request(id, "a") });
+    b.event(ask(1));
+    b.event(ask(2));
+    b.event(planned(1, GB));
+    let smaller = with_context(32768);
+    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), smaller)]);
+    b.event(planned(2, GB));
+    let granted = [Action::Grant(1, 2), Action::Grant(2, 2)];
+    assert_eq!(b.event(Event::Loaded(2, 32768, GB)), granted);
+}

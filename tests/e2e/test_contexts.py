@@ -1,0 +1,39 @@
+"""Contexts that fit the request: nothing is cut that the model has room for, and `num_ctx` limits its own request only."""
+import json
+import pathlib
+
+
+def rss(pid):
+    [line] = [line for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) << 10
+
+
+def generate(server, **options):
+    body = {"model": "smollm2", "prompt": "word " * 5000, "raw": True, "stream": False, "options": {"num_predict": 1, **options}}
+    status, answer = server.post("/api/generate", body)
+    assert status == 200, answer
+    return answer
+
+
+def test_nothing_is_cut_that_fits_and_limits_of_clients_load_nothing_anew(server, smollm2):
+    server.post("/api/generate", {"model": smollm2, "options": {"num_ctx": 64}})
+    [shown] = [m for m in json.loads(server.get("/api/ps")[1])["models"] if m["name"] == "smollm2:latest"]
+    assert shown["context_length"] == 64, "as the request had it"
+    runners = server.runners()
+    whole = generate(server)
+    assert whole["prompt_eval_count"] > 5000 and "truncated_tokens" not in whole, whole
+    cut = generate(server, num_ctx=2048)
+    assert cut["prompt_eval_count"] < 2048, cut
+    assert cut["prompt_eval_count"] + cut["truncated_tokens"] == whole["prompt_eval_count"], "what is cut is told"
+    [shown] = [m for m in json.loads(server.get("/api/ps")[1])["models"] if m["name"] == "smollm2:latest"]
+    assert shown["context_length"] == 2048
+    assert generate(server)["prompt_eval_count"] == whole["prompt_eval_count"]
+    assert server.runners() == runners, "one runner for all of them"
+
+
+def test_an_idle_runner_takes_no_memory_for_a_context_that_nobody_uses(fresh):
+    server = fresh()
+    server.post("/api/generate", {"model": "cria"})
+    [runner] = server.runners()
+    planned = json.loads(server.get("/api/ps")[1])["models"][0]["size"]
+    assert rss(runner) < planned // 2 + (16 << 20), (rss(runner), planned)
