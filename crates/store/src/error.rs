@@ -156,6 +156,17 @@ impl StoreError {
         )
     }
 
+    /// Whether a file is not there, or no more.
+    pub(crate) fn is_absence(&self) -> bool {
+        let gone =
+            |kind: &io::ErrorKind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        match self {
+            Self::Io { kind, .. } => gone(kind),
+            Self::BlobMissing(_) | Self::Incomplete { .. } => true,
+            _ => false,
+        }
+    }
+
     /// A blob that is missing from a model that exists is not the caller's to upload.
     pub(crate) fn of_model(self, name: &crate::name::ModelName) -> Self {
         match self {

@@ -86,7 +86,19 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], blobs that are missing or broken, a model that somebody else executes.
     pub fn resolve(&self, name: &ModelName) -> Result<Model, StoreError> {
-        self.resolve_entry(&self.get(name)?)
+        let mut entry = self.get(name)?;
+        loop {
+            let error = match self.resolve_entry(&entry) {
+                Err(error) if error.is_absence() => error,
+                done => return done,
+            };
+            // It may have been removed or replaced while it was read.
+            let now = self.get(name)?;
+            if now.digest == entry.digest {
+                return Err(error);
+            }
+            entry = now;
+        }
     }
 
     /// The model of a list's entry.

@@ -18,12 +18,36 @@ use crate::name::{ModelName, part_from_file_name};
 /// A folder of models. Reading never writes, not even folders; any number of stores may be open on one folder.
 pub struct Store {
     root: PathBuf,
-    /// Blobs that this process has stored or taken over for models whose manifest is still to come.
-    pins: Mutex<HashSet<Digest>>,
+    pins: Mutex<Pins>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
     /// What the files of models say, by their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
+}
+
+/// Blobs that must not be cleared away.
+#[derive(Default)]
+struct Pins {
+    /// What this process has stored or taken over for models whose manifest is still to come.
+    pinned: HashSet<Digest>,
+    /// What somebody needs no more while somebody else is at work, who may have pinned it too.
+    released: Vec<Digest>,
+    works: usize,
+}
+
+/// Somebody at work on a model: what was pinned stays so until it is dropped.
+pub(crate) struct Work<'a>(&'a Store);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        let mut pins = self.0.pins();
+        pins.works -= 1;
+        if pins.works == 0 {
+            for digest in std::mem::take(&mut pins.released) {
+                pins.pinned.remove(&digest);
+            }
+        }
+    }
 }
 
 /// Troubles that are remembered as reported.
@@ -146,11 +170,13 @@ impl Store {
     /// The manifest is there but is none, or the store cannot be read.
     pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
         let exact = name.manifest_path(&self.manifests());
-        if exact.is_file() {
-            return self.read_entry(name, &exact).map(Some);
+        if let Some(entry) = self.read_if_there(name, &exact)? {
+            return Ok(Some(entry));
         }
-        if let Some((name, path)) = self.scan()?.models.into_iter().find(|(other, _)| other.same(name)) {
-            return self.read_entry(&name, &path).map(Some);
+        if let Some((name, path)) = self.scan()?.models.into_iter().find(|(other, _)| other.same(name))
+            && let Some(entry) = self.read_if_there(&name, &path)?
+        {
+            return Ok(Some(entry));
         }
         Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
     }
@@ -188,6 +214,34 @@ impl Store {
         let mut parts = name.parts();
         parts[..n].copy_from_slice(&model.parts()[..n]);
         Ok(ModelName::from_parts(parts[0], parts[1], parts[2], parts[3])?)
+    }
+
+    /// `None` where there is no such file, or no more.
+    fn read_if_there(&self, name: &ModelName, path: &Path) -> Result<Option<Entry>, StoreError> {
+        match self.read_entry(name, path) {
+            Err(error) if error.is_absence() => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
+    /// The model of a name, whose blobs are pinned and all there.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], also where it is removed meanwhile; [`StoreError::Incomplete`].
+    pub(crate) fn hold(&self, name: &ModelName) -> Result<Entry, StoreError> {
+        loop {
+            let entry = self.get(name)?;
+            if entry.embedded {
+                embedded::store_blobs(self)?;
+            }
+            entry.manifest.blobs().for_each(|layer| self.pin(&layer.digest));
+            let missing = entry.manifest.blobs().find_map(|layer| self.layer_path(layer).err());
+            let Some(missing) = missing else { return Ok(entry) };
+            self.release(entry.manifest.blobs().map(|layer| layer.digest));
+            if self.get(name)?.digest == entry.digest {
+                return Err(missing.of_model(&entry.name));
+            }
+        }
     }
 
     fn read_entry(&self, name: &ModelName, path: &Path) -> Result<Entry, StoreError> {
@@ -275,20 +329,29 @@ impl Store {
     /// Copies a model under another name. A name that exists is replaced; a model onto itself is left alone.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], or the store cannot be written.
+    /// [`StoreError::NotFound`], [`StoreError::Incomplete`], or the store cannot be written.
     pub fn copy(&self, source: &ModelName, target: &ModelName) -> Result<(), StoreError> {
-        let source = self.get(source)?;
+        let _work = self.work();
+        let source = self.hold(source)?;
+        let copied = self.copy_held(&source, target);
+        self.release(source.manifest.blobs().map(|layer| layer.digest));
+        copied
+    }
+
+    fn copy_held(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
         let target = self.spelling(target)?;
         if source.name.same(&target) && !source.embedded {
             return Ok(());
         }
-        let bytes = if source.embedded {
-            embedded::store_blobs(self)?;
-            embedded::manifest_bytes()
-        } else {
-            read_limited(&source.name.manifest_path(&self.manifests()), TEXT_LIMIT)?
+        let path = source.name.manifest_path(&self.manifests());
+        let bytes = match source.embedded {
+            true => embedded::manifest_bytes(),
+            false => read_limited(&path, TEXT_LIMIT).map_err(|error| match error.is_absence() {
+                true => StoreError::NotFound(source.name.to_string()),
+                false => error,
+            })?,
         };
-        self.write_manifest(&target, &bytes, false).map_err(|error| error.of_model(&source.name))
+        self.write_manifest(&target, &bytes, false)
     }
 
     /// Removes a model, and the blobs that no other model uses.
@@ -296,19 +359,22 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
     pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
-        let entry = match self.find(name) {
+        match self.find(name) {
             // A broken manifest can be removed, too.
             Err(StoreError::Manifest { path, .. }) => {
                 let _lock = self.lock()?;
                 self.remove_manifest(&path)?;
                 return Ok(Deleted { kept: self.used_blobs()?.err() });
             }
-            found => found?.ok_or_else(|| StoreError::NotFound(name.to_string()))?,
-        };
-        if entry.embedded {
-            return Err(StoreError::BuiltIn { name: entry.name.to_string() });
+            Ok(Some(entry)) if !entry.embedded => {}
+            found => return Err(not_removable(found?, name)),
         }
         let _lock = self.lock()?;
+        // As it is now that nobody else writes.
+        let entry = match self.find(name)? {
+            Some(entry) if !entry.embedded => entry,
+            found => return Err(not_removable(found, name)),
+        };
         self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
         Ok(Deleted { kept: self.remove_unused(&entry.manifest)? })
     }
@@ -336,7 +402,8 @@ impl Store {
         let pins = self.pins();
         let mut done = HashSet::new();
         for layer in manifest.blobs() {
-            if !used.contains(&layer.digest) && !pins.contains(&layer.digest) && done.insert(layer.digest) {
+            let pinned = pins.pinned.contains(&layer.digest);
+            if !used.contains(&layer.digest) && !pinned && done.insert(layer.digest) {
                 files::remove(&self.blob_path(&layer.digest))?;
             }
         }
@@ -381,25 +448,44 @@ impl Store {
         open().map_err(|e| StoreError::io("lock", &path, &e))
     }
 
-    fn pins(&self) -> MutexGuard<'_, HashSet<Digest>> {
+    fn pins(&self) -> MutexGuard<'_, Pins> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
+    pub(crate) fn work(&self) -> Work<'_> {
+        self.pins().works += 1;
+        Work(self)
     }
 
     /// Keeps a blob from being removed by this process until a manifest with it is written.
     pub(crate) fn pin(&self, digest: &Digest) {
-        self.pins().insert(*digest);
+        let mut pins = self.pins();
+        pins.pinned.insert(*digest);
+        pins.released.retain(|released| released != digest);
     }
 
     pub(crate) fn is_pinned(&self, digest: &Digest) -> bool {
-        self.pins().contains(digest)
+        self.pins().pinned.contains(digest)
     }
 
     /// Lets go of blobs that were pinned.
     pub(crate) fn release(&self, digests: impl IntoIterator<Item = Digest>) {
         let mut pins = self.pins();
-        digests.into_iter().for_each(|digest| {
-            pins.remove(&digest);
-        });
+        for digest in digests {
+            match pins.works {
+                0 => _ = pins.pinned.remove(&digest),
+                _ => pins.released.push(digest),
+            }
+        }
+    }
+}
+
+/// Why there is nothing to remove: no such model, or one that is part of the program.
+fn not_removable(found: Option<Entry>, name: &ModelName) -> StoreError {
+    match found {
+        Some(entry) => StoreError::BuiltIn { name: entry.name.to_string() },
+        None => StoreError::NotFound(name.to_string()),
     }
 }
 

@@ -15,7 +15,7 @@ pub use request::{
 
 use crate::builtin;
 use crate::digest::Digest;
-use crate::embedded::{self, params_bytes};
+use crate::embedded::params_bytes;
 use crate::error::StoreError;
 use crate::facts::{Facts, parameter_size};
 use crate::gojson;
@@ -43,6 +43,7 @@ impl Store {
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         check::check(request, hooks)?;
+        let _work = self.work();
         let mut draft = Draft::default();
         let made = self.make(name, request, hooks, progress, &mut draft);
         // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
@@ -119,23 +120,19 @@ struct Draft {
 impl Draft {
     /// Takes over all layers of a model.
     fn take_model(&mut self, store: &Store, from: &str) -> Result<(), StoreError> {
-        let entry = store.get(&ModelRef::parse(from)?.name)?;
-        if entry.embedded {
-            embedded::store_blobs(store)?;
-        }
+        let entry = store.hold(&ModelRef::parse(from)?.name)?;
+        self.taken = entry.manifest.blobs().map(|layer| layer.digest).collect();
         let model = store.resolve_entry(&entry)?;
         let short = entry.name.to_string();
         if !model.adapters.is_empty() {
             return Err(StoreError::Adapter { model: short });
         }
         let take = |layer: &Layer| {
-            store.pin(&layer.digest);
             store.touch_blob(&layer.digest);
             let layer = Layer { from: Some(short.clone()), ..layer.clone() };
             DraftLayer { layer, is_new: false, status: None }
         };
         self.layers = entry.manifest.layers.iter().map(take).collect();
-        self.taken = self.layers.iter().map(|l| l.layer.digest).collect();
         self.config = Config {
             model_format: model.config.model_format,
             renderer: model.config.renderer,

@@ -5,6 +5,7 @@ mod create;
 mod draft;
 mod layout;
 mod minilm;
+mod races;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,0 +1,85 @@
+//! Several at work on one store at once.
+
+use super::{Kit, from_files, name};
+use crate::{CreateRequest, StoreError};
+
+/// A model made from another one, with a system text that others have too.
+fn child(system: &str) -> CreateRequest {
+    CreateRequest { from: Some("base".into()), system: Some(system.into()), ..CreateRequest::default() }
+}
+
+#[test]
+fn layers_that_models_share_outlive_the_removal_of_any_of_them() {
+    let kit = Kit::new();
+    kit.model("base", 1);
+    std::thread::scope(|scope| {
+        for worker in 0..6 {
+            let kit = &kit;
+            scope.spawn(move || {
+                for _ in 0..60 {
+                    let own = format!("m{worker}");
+                    kit.create(&own, &child("the same for all")).unwrap();
+                    kit.store.copy(&name(&own), &name(&format!("copy{worker}"))).unwrap();
+                    kit.store.resolve(&name(&own)).unwrap();
+                    kit.store.delete(&name(&own)).unwrap();
+                    kit.store.resolve(&name(&format!("copy{worker}"))).unwrap();
+                    kit.store.delete(&name(&format!("copy{worker}"))).unwrap();
+                }
+            });
+        }
+    });
+    // Nothing is kept for anybody any more.
+    kit.create("last", &child("the same for all")).unwrap();
+    let before = kit.blob_count();
+    kit.store.delete(&name("last")).unwrap();
+    assert!(kit.blob_count() < before, "a blob is still pinned");
+    assert_eq!(kit.names(), ["base:latest", "cria:latest"]);
+}
+
+#[test]
+fn a_model_that_goes_while_it_is_looked_at_is_not_there() {
+    let kit = Kit::new();
+    kit.model("base", 1);
+    let gone = |error: StoreError| assert!(matches!(error, StoreError::NotFound(_)), "{error}");
+    std::thread::scope(|scope| {
+        let kit = &kit;
+        for _ in 0..2 {
+            scope.spawn(move || {
+                for n in 0..120 {
+                    kit.create("m", &child(&format!("text {n}"))).unwrap();
+                    let _ = kit.store.delete(&name("m")).map_err(gone);
+                }
+            });
+        }
+        for worker in 0..3 {
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    let _ = kit.store.resolve(&name("m")).map_err(gone);
+                    let _ = kit.store.copy(&name("m"), &name(&format!("c{worker}"))).map_err(gone);
+                    let from = CreateRequest { from: Some("m".into()), ..CreateRequest::default() };
+                    let _ = kit.create(&format!("d{worker}"), &from).map_err(gone);
+                }
+            });
+        }
+    });
+    // What was copied is whole.
+    for entry in kit.store.list().unwrap() {
+        kit.store.resolve_entry(&entry).unwrap();
+    }
+}
+
+#[test]
+fn a_model_that_misses_a_blob_says_so_and_is_no_source() {
+    let kit = Kit::new();
+    let weights = kit.model("m", 1);
+    std::fs::remove_file(kit.store.blob_path(&weights)).unwrap();
+    let incomplete = |error: StoreError| assert!(matches!(error, StoreError::Incomplete { .. }), "{error}");
+    incomplete(kit.store.copy(&name("m"), &name("n")).unwrap_err());
+    incomplete(
+        kit.create("n", &CreateRequest { from: Some("m".into()), ..CreateRequest::default() }).unwrap_err(),
+    );
+    assert!(!kit.store.is_pinned(&weights));
+    let upload = kit.upload(1).digest;
+    kit.create("n", &from_files(&[("m.gguf", upload)])).unwrap();
+    kit.store.resolve(&name("m")).unwrap();
+}
