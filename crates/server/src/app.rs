@@ -13,7 +13,7 @@ use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
 use crate::dialect::openai::responses::Responses;
 use crate::figures::{Figures, OfModel, Tally};
-use crate::http::Client;
+use crate::http::{Client, note_ignored};
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
@@ -149,7 +149,8 @@ impl App {
         if let Wish::Mode(mode) = config.speculate {
             run.speculate = mode;
         }
-        let asked = options::apply(&model.params, request, &mut load, &mut run)?;
+        let mut unknown = |name: &str| note_ignored(format!("options.{name}"));
+        let asked = options::apply(&model.params, request, &mut load, &mut run, &mut unknown)?;
         if let Some(tokens) = &mut run.num_ctx
             && *tokens < VISION_CONTEXT
             && model.capabilities().iter().any(|capability| capability == "vision")

@@ -57,6 +57,7 @@ pub(crate) struct About {
 /// A model in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Running {
+    pub(crate) key: Key,
     pub(crate) about: About,
     pub(crate) size: u64,
     /// Tokens of one conversation, as the last request had it.
@@ -480,7 +481,7 @@ impl Manager {
             let size =
                 if view.phase == Phase::Ready && memory.total() > 0 { memory.total() } else { view.size };
             let (about, context) = (runner.about.clone(), view.context);
-            Some(Running { about, size, context, expires, phase: view.phase })
+            Some(Running { key: view.key, about, size, context, expires, phase: view.phase })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }

@@ -10,16 +10,19 @@ use crate::speculate::{Mode, Wish};
 /// Tokens of the smallest context.
 const LEAST_CONTEXT: u32 = 4;
 
-/// Reads the parameters of a model and then the options of a request; unknown names are logged and ignored, `null` is
-/// as good as absent. `load` and `run` hold the defaults. Returns the name of the draft model that is asked for.
+/// Reads the parameters of a model and then the options of a request; unknown names are left aside, those of the request
+/// after `unknown` was told of them; `null` is as good as absent. `load` and `run` hold the defaults. Returns the name of
+/// the draft model that is asked for.
 pub fn apply(
     params: &Map<String, Value>,
     options: Option<&Map<String, Value>>,
     load: &mut LoadOptions,
     run: &mut RunOptions,
+    unknown: &mut dyn FnMut(&str),
 ) -> Result<Option<String>, Failure> {
     let mut draft = None;
-    for (name, value) in params.iter().chain(options.into_iter().flatten()) {
+    let asked = options.into_iter().flatten().map(|option| (option, true));
+    for ((name, value), asked) in params.iter().map(|parameter| (parameter, false)).chain(asked) {
         match name.as_str() {
             _ if value.is_null() => {}
             "draft_model" => draft = Some(string(name, value)?),
@@ -27,14 +30,17 @@ pub fn apply(
                 Wish::Mode(mode) => run.speculate = mode,
                 Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
             },
-            _ => one(name, value, load, run)?,
+            _ if one(name, value, load, run)? => {}
+            _ if asked => unknown(name),
+            _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
         }
     }
     run.num_ctx = run.num_ctx.map(|tokens| tokens.max(LEAST_CONTEXT));
     Ok(draft)
 }
 
-fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<(), Failure> {
+/// Takes an option, if its name is known.
+fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<bool, Failure> {
     let sampling = &mut run.sampling;
     match name {
         "num_ctx" => {
@@ -76,9 +82,9 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "dynatemp_range" => sampling.dynatemp_range = float(name, value)?,
         "dynatemp_exponent" => sampling.dynatemp_exponent = float(name, value)?,
         "ignore_eos" => sampling.ignore_eos = value.as_bool().ok_or_else(|| wrong(name, "boolean"))?,
-        _ => tracing::warn!(option = name, "invalid option provided"),
+        _ => return Ok(false),
     }
-    Ok(())
+    Ok(true)
 }
 
 fn wrong(name: &str, kind: &str) -> Failure {
@@ -167,7 +173,7 @@ mod tests {
     fn read(params: Value, options: Value) -> Result<(LoadOptions, RunOptions), String> {
         let (mut load, mut run) =
             (LoadOptions { num_ctx: 4096, ..LoadOptions::default() }, RunOptions::default());
-        apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run)
+        apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run, &mut |_| {})
             .map_err(|e| e.message)?;
         Ok((load, run))
     }
@@ -216,7 +222,9 @@ mod tests {
         let of = |options: Value| {
             let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
             let params = json!({"draft_num_predict": 3});
-            let draft = apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run).unwrap();
+            let draft =
+                apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run, &mut |_| {})
+                    .unwrap();
             (draft, run.speculate, run.draft_num_predict)
         };
         assert_eq!(of(json!({})), (None, Mode::Auto, Some(3)));

@@ -37,6 +37,9 @@ const MAX_WINDOW: u64 = 8 << 20;
 /// How every frame of zstd begins.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
+/// Ignored fields that are told at most.
+const MAX_IGNORED: usize = 32;
+
 /// Characters of an ignored field's name that are told.
 const MAX_NAME: usize = 64;
 
@@ -61,14 +64,13 @@ impl<D: Dialect, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D,
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
-        let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
         let decoded = read_body(request).await.and_then(|mut body| {
             body.share.take(cost(&body.bytes))?;
             decode::<D, T>(&body.bytes)
         });
         match decoded {
             Ok((value, fields)) => {
-                ignored.note(fields);
+                fields.into_iter().for_each(note_ignored);
                 Ok(Self(value, PhantomData))
             }
             Err(failure) => Err(Refused::<D>::from(failure).into_response()),
@@ -76,13 +78,28 @@ impl<D: Dialect, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D,
     }
 }
 
-/// Fields of a request's body that nobody looked at, for the answer to name.
+tokio::task_local! {
+    static IGNORED: Ignored;
+}
+
+/// Notes a field of the request that is being answered, for the answer's header to name.
+pub(crate) fn note_ignored(field: String) {
+    let _ = IGNORED.try_with(|ignored| {
+        let mut fields = lock(&ignored.0);
+        if fields.len() < MAX_IGNORED && !fields.contains(&field) {
+            fields.push(field);
+        }
+    });
+}
+
+/// Fields of a request that nobody looked at.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ignored(Arc<Mutex<Vec<String>>>);
 
 impl Ignored {
-    fn note(&self, fields: Vec<String>) {
-        *lock(&self.0) = fields;
+    /// Waits for an answer; what is noted meanwhile is in here.
+    pub(crate) async fn during<T>(&self, answer: impl Future<Output = T>) -> T {
+        IGNORED.scope(self.clone(), answer).await
     }
 
     /// As a header's value, if there are any.

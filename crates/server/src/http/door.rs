@@ -20,7 +20,7 @@ use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
 use super::origins::Origins;
-use super::paths::{Table, Verdict, decoded};
+use super::paths::{Table, Verdict, decoded, respelt};
 use super::reply::{Anthropic, Dialect, Native, OpenAi};
 use super::room::Room;
 use crate::app::App;
@@ -33,7 +33,11 @@ use crate::routes;
 const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\
 X-Stainless-Arch,X-Stainless-Async,X-Stainless-Custom-Poll-Interval,X-Stainless-Helper-Method,X-Stainless-Lang,\
 X-Stainless-Os,X-Stainless-Package-Version,X-Stainless-Poll-Helper,X-Stainless-Retry-Count,X-Stainless-Runtime,\
-X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version";
+X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version,Anthropic-Beta,\
+Anthropic-Dangerous-Direct-Browser-Access,X-Request-Id";
+
+/// Headers of answers that pages may read.
+const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,Retry-After";
 
 /// Everything a connection needs to answer requests. Cheap to clone.
 #[derive(Clone)]
@@ -115,7 +119,7 @@ impl Door {
         response
     }
 
-    async fn inside(&self, request: Request, path: &str, verdict: &Verdict) -> Response {
+    async fn inside(&self, mut request: Request, path: &str, verdict: &Verdict) -> Response {
         if self.0.guarded {
             match judge(host(&request), &self.0.machine) {
                 Host::Foreign => return StatusCode::FORBIDDEN.into_response(),
@@ -131,7 +135,13 @@ impl Door {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
             }
             Verdict::Redirect { status, path } => redirect(*status, path, &request),
-            Verdict::Route(access) => self.guarded(request, path, *access).await,
+            Verdict::Route(access) => {
+                // The router goes by the path that was judged, however it was spelt.
+                if let Some(uri) = respelt(request.uri(), path) {
+                    *request.uri_mut() = uri;
+                }
+                self.guarded(request, path, *access).await
+            }
         }
     }
 
@@ -171,9 +181,8 @@ impl Door {
     /// The route's answer. Where it left fields of the request aside, a header says so.
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
-        request.extensions_mut().insert(ignored.clone());
         request.extensions_mut().insert(self.0.room.clone());
-        let mut response = self.handle(request).await;
+        let mut response = ignored.during(self.handle(request)).await;
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);
         }
@@ -210,6 +219,7 @@ impl Door {
     }
 
     fn mark(&self, headers: &mut HeaderMap, origin: HeaderValue) {
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED_HEADERS));
         if self.0.origins.allows_any() {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
             headers.remove(header::VARY);

@@ -18,7 +18,7 @@ pub mod serve;
 mod tests;
 pub mod tls;
 
-pub(crate) use body::{Json, next_piece, read_body};
+pub(crate) use body::{Json, next_piece, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use reply::{
     Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,

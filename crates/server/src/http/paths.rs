@@ -1,6 +1,6 @@
 //! The table of routes, and what becomes of paths and methods that are not in it.
 
-use axum::http::Method;
+use axum::http::{Method, Uri};
 use axum::routing::MethodRouter;
 
 use crate::app::App;
@@ -130,6 +130,27 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// An address with its decoded path written anew, if that was written with escapes.
+pub(crate) fn respelt(uri: &Uri, path: &str) -> Option<Uri> {
+    if !uri.path().contains('%') {
+        return None;
+    }
+    let mut spelt = String::with_capacity(path.len());
+    for b in path.bytes() {
+        match b {
+            b'/' | b':' | b'-' | b'.' | b'_' | b'~' => spelt.push(char::from(b)),
+            b if b.is_ascii_alphanumeric() => spelt.push(char::from(b)),
+            b => spelt.push_str(&format!("%{b:02X}")),
+        }
+    }
+    if let Some(query) = uri.query() {
+        spelt = format!("{spelt}?{query}");
+    }
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(spelt.parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +184,21 @@ mod tests {
         assert_eq!(judge("PUT", "/api/blobs/sha256:00"), Verdict::NotAllowed("HEAD, POST".into()));
         assert_eq!(judge("GET", "/v1/models/ns/name"), Verdict::Route(USE));
         assert_eq!(judge("POST", "/api/blobs/sha256:00"), Verdict::Route(CHANGE));
+    }
+
+    #[test]
+    fn escapes_are_written_anew_as_they_were_judged() {
+        let spelt = |uri: &str| {
+            let uri: Uri = uri.parse().unwrap();
+            respelt(&uri, &decoded(uri.path()).unwrap()).map(|uri| uri.to_string())
+        };
+        assert_eq!(spelt("/api/%67enerate?a=%20").as_deref(), Some("/api/generate?a=%20"));
+        assert_eq!(spelt("/api%2Fchat").as_deref(), Some("/api/chat"));
+        assert_eq!(
+            spelt("http://h:1/v1/models/a%25b%3Fc").as_deref(),
+            Some("http://h:1/v1/models/a%25b%3Fc")
+        );
+        assert_eq!(spelt("/api/chat"), None);
     }
 
     #[test]

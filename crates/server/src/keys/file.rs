@@ -13,6 +13,10 @@ use super::Scope;
 /// What every key begins with, so that people and scanners know what it is.
 const PREFIX: &str = "puna-";
 
+/// A file without keys may be one that a full disk has emptied.
+const NO_KEYS: &str =
+    "there is no key in it: restore it, or remove it if nobody is to be asked for a key, and start again";
+
 /// Random bytes of a key. As many as that cannot be guessed, so that a plain hash keeps them.
 const RANDOM_BYTES: usize = 32;
 
@@ -74,6 +78,9 @@ impl Key {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFile {
+    /// Nobody is asked for a key, though there is a file: its last key was removed. Without this a file without keys is a broken one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
     /// In the order in which they were made.
     #[serde(default, rename = "key")]
     pub keys: Vec<Key>,
@@ -87,7 +94,11 @@ impl KeyFile {
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let failed = |reason: String| KeyError::File { what: "read", path: path.to_owned(), reason };
         match std::fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text).map_err(|e| failed(e.message().to_owned())),
+            Ok(text) => match toml::from_str::<Self>(&text) {
+                Err(e) => Err(failed(e.message().to_owned())),
+                Ok(file) if file.keys.is_empty() && !file.open => Err(failed(NO_KEYS.to_owned())),
+                Ok(file) => Ok(file),
+            },
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(failed(e.to_string())),
         }
@@ -151,6 +162,7 @@ impl KeyFile {
         let created = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let (requests_per_minute, concurrent) = (None, None);
         let hash = hash(&secret);
+        self.open = false;
         self.keys.push(Key { name: name.to_owned(), hash, scopes, created, requests_per_minute, concurrent });
         Ok(secret)
     }
@@ -162,6 +174,7 @@ impl KeyFile {
     pub fn remove(&mut self, name: &str) -> Result<(), KeyError> {
         let before = self.keys.len();
         self.keys.retain(|key| key.name != name);
+        self.open = self.keys.is_empty();
         if self.keys.len() == before { Err(KeyError::Unknown(name.to_owned())) } else { Ok(()) }
     }
 

@@ -57,6 +57,32 @@ fn of_keys_made_at_the_same_time_none_is_lost() {
 }
 
 #[test]
+fn a_file_that_lost_its_keys_opens_no_door_but_one_whose_last_key_was_removed_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    KeyFile::change(&path, |file| file.add("one", vec![])).unwrap();
+    let guard = Guard::new(&path).unwrap();
+    let status = || {
+        guard.reload();
+        status(&guard, "/api/tags", &HeaderMap::new(), HERE)
+    };
+    for emptied in ["", "# nothing\n", "key = []\n"] {
+        std::fs::write(&path, emptied).unwrap();
+        assert_eq!(status(), 401, "{emptied:?}");
+        let refused = Guard::new(&path).err().expect("a server starts").to_string();
+        assert!(refused.contains("there is no key in it"), "{refused}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    KeyFile::change(&path, |file| file.add("two", vec![])).unwrap();
+    assert_eq!(status(), 401);
+    KeyFile::change(&path, |file| file.remove("two")).unwrap();
+    assert_eq!(status(), 200);
+    Guard::new(&path).unwrap();
+    KeyFile::change(&path, |file| file.add("three", vec![])).unwrap();
+    assert_eq!(status(), 401);
+}
+
+#[test]
 fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new").join("keys.toml");
@@ -169,7 +195,7 @@ fn keys_come_and_go_while_the_server_runs_and_a_broken_file_changes_nothing() {
     // Nor does one that is gone, until it is back.
     std::fs::remove_file(&path).unwrap();
     assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
-    KeyFile::default().write(&path).unwrap();
+    KeyFile { open: true, ..KeyFile::default() }.write(&path).unwrap();
     assert_eq!(seen(&HeaderMap::new()), 200);
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
     let error = Guard::new(&path).err().unwrap().to_string();

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::lines::{self, Line, WAITING};
 use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
-use crate::http::{Json, Native, Refused};
+use crate::http::{Json, Native, Refused, note_ignored};
 use crate::options;
 use crate::scheduler::LoadOptions;
 
@@ -62,7 +62,8 @@ fn make(
 /// Refuses parameters that every request to the model would fail with.
 fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
-    options::apply(&Map::new(), parameters, &mut load, &mut run)?;
+    let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
+    options::apply(&Map::new(), parameters, &mut load, &mut run, &mut unknown)?;
     run.sampling.normalize(run.num_ctx.unwrap_or(u32::MAX)).map_err(|e| Failure::bad_request(e.to_string()))
 }
 

@@ -104,7 +104,16 @@ pub(super) async fn delete(
     }
     let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
     let name = ModelRef::parse(&given).map_err(invalid)?.name;
-    match app.store(move |store| store.delete(&name)).await? {
+    let deleted = name.to_string();
+    let done = app.store(move |store| store.delete(&name)).await?;
+    if done.is_ok() {
+        // Nobody could ask for its end by name any more.
+        let running = app.models().list().await.into_iter();
+        running
+            .filter(|model| model.about.name.eq_ignore_ascii_case(&deleted))
+            .for_each(|model| app.models().expire(model.key));
+    }
+    match done {
         Ok(Deleted { kept: None }) => Ok(StatusCode::OK.into_response()),
         Ok(Deleted { kept: Some(error) }) => {
             let warning = format!(

@@ -72,14 +72,19 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
     let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
     match &request.stop {
         Some(Value::String(stop)) => set("stop", value!([stop])),
-        Some(Value::Array(list)) => set("stop", list.iter().filter(|s| s.is_string()).cloned().collect()),
-        _ => {}
+        Some(Value::Array(list)) if list.iter().all(Value::is_string) => set("stop", list.clone().into()),
+        None | Some(Value::Null) => {}
+        Some(_) => return Err(Failure::bad_request("stop must be a string or a list of strings")),
     }
-    let limit = request.max_tokens.or(request.max_completion_tokens);
+    // The newer name wins.
+    let limits =
+        [("max_completion_tokens", request.max_completion_tokens), ("max_tokens", request.max_tokens)];
+    let limit = limits.into_iter().find_map(|(name, n)| Some((name, n?)));
     // Less than none is how other servers are told that there is no limit.
-    if limit == Some(0) {
-        return Err(Failure::bad_request("max_tokens must be at least 1"));
+    if let Some((name, 0)) = limit {
+        return Err(Failure::bad_request(format!("{name} must be at least 1")));
     }
+    let limit = limit.map(|(_, n)| n);
     let integers = [("num_predict", limit), ("seed", request.seed), ("top_k", request.top_k)];
     for (name, n) in integers.into_iter().filter_map(|(name, n)| Some((name, n?))) {
         set(name, n.into());

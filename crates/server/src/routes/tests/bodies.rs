@@ -9,6 +9,18 @@ async fn zstd(b: &Bench, path: &str, body: Vec<u8>) -> Answer {
 }
 
 #[tokio::test]
+async fn options_that_nobody_knows_are_named_in_every_dialect() {
+    let b = Bench::new();
+    let options = json!({"tempreture": 0, "num_predict": 2});
+    let native = b.post("/api/chat", chat(json!({"options": options}))).await;
+    assert_eq!((native.status.as_u16(), native.header("x-puna-ignored")), (200, "options.tempreture"));
+    let openai = b.post("/v1/chat/completions", chat(json!({"options": options, "foo": 1}))).await;
+    assert_eq!(openai.header("x-puna-ignored"), "foo, options.tempreture");
+    let create = json!({"model": "m", "from": "cria", "parameters": {"speed": 1}, "stream": false});
+    assert_eq!(b.post("/api/create", create).await.header("x-puna-ignored"), "parameters.speed");
+}
+
+#[tokio::test]
 async fn compressed_bodies_are_read_up_to_a_limit() {
     let b = Bench::new();
     let pack = |text: &[u8]| compress_to_vec(text, CompressionLevel::Fastest);

@@ -137,6 +137,33 @@ async fn contexts_of_different_size_share_a_runner() {
 }
 
 #[tokio::test]
+async fn a_path_is_the_same_however_it_is_escaped() {
+    let b = Bench::new();
+    for path in ["/api/%67enerate", "/api%2fgenerate"] {
+        let answer = b.post(path, json!({"model": "cria", "prompt": "hi", "stream": false})).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_is_deleted_leaves_memory() {
+    let b = Bench::new();
+    b.post("/api/create", json!({"model": "gone", "from": "cria", "stream": false})).await;
+    let asked = json!({"model": "gone", "prompt": "hi", "keep_alive": -1, "stream": false});
+    assert_eq!(b.post("/api/generate", asked).await.status, StatusCode::OK);
+    assert_eq!(b.get("/api/ps").await.json()["models"][0]["name"], "gone:latest");
+    let request = Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
+    assert_eq!(b.send(request.unwrap()).await.status, StatusCode::OK);
+    for _ in 0..200 {
+        if b.get("/api/ps").await.json()["models"] == json!([]) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{}", b.get("/api/ps").await.body);
+}
+
+#[tokio::test]
 async fn unknown_paths_methods_and_spellings_have_their_texts() {
     let b = Bench::new();
     let nope = b.get("/nope").await;
