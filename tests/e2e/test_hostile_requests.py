@@ -24,6 +24,8 @@ REQUESTS = {
     "/api/show": {"model": "cria", "verbose": False},
     "/api/tokenize": {"model": "cria", "text": "hi"},
     "/api/detokenize": {"model": "cria", "tokens": [1, 2]},
+    "/api/rerank": {"model": "cria", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1},
+    "/v1/rerank": {"model": "cria", "query": "q", "documents": ["a", "b"], "return_documents": True},
     "/api/copy": {"source": "nobody", "destination": "x"},
     "/api/create": {"model": "x", "from": "nobody", "stream": False, "parameters": {"seed": 1}},
     "/v1/chat/completions": {"model": "cria", "messages": CHAT, "max_tokens": 2, "temperature": 0.5, "stop": ["x"]},

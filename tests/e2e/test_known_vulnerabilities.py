@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import os
+import pathlib
 import socket
 import struct
 import time
@@ -162,7 +163,7 @@ def test_cve_2024_39722_a_name_is_never_a_path(server, name):
         ("POST", "/v1/messages", {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}),
     ]:
         status, answer = server.send(method, path, body)
-        assert status in (400, 404, 501), (path, status, answer)
+        assert status in (400, 404), (path, status, answer)
         assert b"No such file" not in answer and b"os error" not in answer, (path, answer)
 
 
@@ -187,11 +188,17 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_cve_2025_53630_counts_and_sizes_that_overflow_are_refused(server, name):
     """Also CVE-2024-21802, -21825, -21836, -23496, -23605, -32878, -41130, CVE-2026-27940, and o#17042 (lengths of arrays and strings)."""
-    before = peak_memory(server)
+    before = memory(server)
     status, answer = create(server, COUNTS[name])
     assert status == 400, answer
     assert peak_memory(server) - before < 64 << 20
     is_well(server)
+
+
+def memory(server):
+    """Bytes that it has now; what it had before is forgotten."""
+    pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+    return peak_memory(server)
 
 
 def peak_memory(server):
@@ -212,7 +219,7 @@ def llama_of(**changed):
 @pytest.mark.parametrize("value", [0, 2**31, 2**32 - 1])
 def test_cve_2024_8063_no_number_of_a_file_is_trusted(server, key, value):
     """Also CVE-2024-12055, CVE-2025-0312, -0315, -0317: division by zero, reads out of bounds, memory without a limit."""
-    before = peak_memory(server)
+    before = memory(server)
     status, answer = create(server, llama_of(**{key: value}))
     assert status >= 400 and answer, answer
     assert peak_memory(server) - before < 64 << 20

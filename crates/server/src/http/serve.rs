@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,7 +21,10 @@ use super::tls::{MAX_HANDSHAKES, PLAIN, Tls};
 use crate::config::Address;
 
 /// How long a client may take to send the head of a request.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
+
+/// How often connections that cannot be accepted are worth a line in the log.
+const COMPLAIN: Duration = Duration::from_secs(10);
 
 /// How long running requests may go on after the end was asked for.
 const GRACE: Duration = Duration::from_secs(5);
@@ -124,6 +127,7 @@ pub(crate) async fn run(
     let graceful = GracefulShutdown::new();
     let ending = Ending::new();
     let places = manner.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
+    let mut complained: Option<Instant> = None;
     tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
@@ -149,8 +153,11 @@ pub(crate) async fn run(
                 tokio::spawn(connection(stream, place, manner.tls.clone(), manner.write_timeout, answers));
             }
             Err(error) => {
-                // Out of file handles, mostly: others have to end first.
-                tracing::warn!(%error, "a connection could not be accepted");
+                // Out of file handles, mostly: others have to end first. The log needs to hear it once in a while only.
+                if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    complained = Some(Instant::now());
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

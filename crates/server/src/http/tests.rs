@@ -84,6 +84,32 @@ async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
     assert!(stubborn(address, start, 0, "\r\n").await.unwrap().starts_with("HTTP/1.1 200 "));
 }
 
+#[tokio::test]
+async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    let mut clients = Vec::new();
+    for sent in
+        ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+    {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(sent.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    // One that sends a little all the time is no better.
+    let mut dripping = TcpStream::connect(address).await.unwrap();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) && dripping.write_all(b"G").await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "it may drip for ever");
+    for mut client in clients {
+        let mut answer = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut answer)).await;
+        ended.expect("it is closed").unwrap();
+    }
+}
+
 /// A server whose sockets hold little, and a client of the same kind that has asked for an endless answer.
 async fn endless_answer(fake: &Arc<Fake>, models: &std::path::Path) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
