@@ -166,7 +166,7 @@ def test_text_that_is_none_is_read_as_something(wire, path):
         wire.ask(path, whole.replace(b'"model"', b'"' + text + b'"'), {400, 404})
 
 
-@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
 def test_bodies_of_100_megabytes_are_refused_and_leave_no_memory_behind(server, path):
     size = 100 << 20
     for body in (b" " * size, b"[" + b"0," * (size // 2), b'{"model": "' + b"x" * size + b'"}', b'{"' + b"x" * size):
