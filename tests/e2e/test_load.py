@@ -1,0 +1,26 @@
+"""The parts of benches/load that say whether things go right, in short: full lengths are in BENCHMARKS.md."""
+import json
+import subprocess
+import sys
+
+from conftest import BINARY, REPOSITORY
+
+
+def load(*arguments):
+    done = subprocess.run([sys.executable, REPOSITORY / "benches/load", BINARY, *arguments], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_two_hundred_streams_are_answered_or_refused_as_promised():
+    told = load("streams")
+    assert told["loaded"] == {"answered": 200}
+
+
+def test_memory_stays_flat():
+    load("memory", "--requests", "2000")
+
+
+def test_nothing_is_left_of_disturbed_traffic():
+    told = load("chaos", "--seconds", "45")
+    assert told["ends"]["answered"] > 0 and told["disturbed"], told
