@@ -15,5 +15,26 @@ pub fn run(data: &[u8]) {
     }
     let written = file.to_string();
     assert!(written.len() <= 16 * data.len() + 64, "{} bytes became {}", data.len(), written.len());
+    // Three quotes within a text have no form in the language that holds everywhere.
+    if file.instructions.iter().any(|instruction| text(instruction).contains("\"\"\"")) {
+        return;
+    }
     assert_eq!(Modelfile::parse(&written).as_ref(), Ok(&file), "{written}");
+}
+
+/// What an instruction says.
+fn text(instruction: &Instruction) -> &str {
+    match instruction {
+        Instruction::From(text)
+        | Instruction::License(text)
+        | Instruction::Template(text)
+        | Instruction::System(text)
+        | Instruction::Adapter(text)
+        | Instruction::Draft(text)
+        | Instruction::Renderer(text)
+        | Instruction::Parser(text)
+        | Instruction::Requires(text)
+        | Instruction::Parameter { value: text, .. }
+        | Instruction::Message { content: text, .. } => text,
+    }
 }

@@ -13,19 +13,28 @@ impl fmt::Display for Modelfile {
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Paths may hold anything, but never quotes: other readers take them as they are.
-            Instruction::From(value) => write!(f, "FROM {value}"),
+            Instruction::From(value) => write!(f, "FROM {}", Path(value)),
             Instruction::License(value) => write!(f, "LICENSE {}", Quoted(value)),
             Instruction::Template(value) => write!(f, "TEMPLATE {}", Quoted(value)),
             Instruction::System(value) => write!(f, "SYSTEM {}", Quoted(value)),
-            Instruction::Adapter(value) => write!(f, "ADAPTER {value}"),
-            Instruction::Draft(value) => write!(f, "DRAFT {value}"),
+            Instruction::Adapter(value) => write!(f, "ADAPTER {}", Path(value)),
+            Instruction::Draft(value) => write!(f, "DRAFT {}", Path(value)),
             Instruction::Renderer(value) => write!(f, "RENDERER {}", Quoted(value)),
             Instruction::Parser(value) => write!(f, "PARSER {}", Quoted(value)),
             Instruction::Requires(value) => write!(f, "REQUIRES {}", Quoted(value)),
             Instruction::Parameter { name, value } => write!(f, "PARAMETER {name} {}", Quoted(value)),
             Instruction::Message { role, content } => write!(f, "MESSAGE {role} {}", Quoted(content)),
         }
+    }
+}
+
+/// A path or a name: without quotes, which other readers take for a part of it, unless it would be read as something else.
+struct Path<'a>(&'a str);
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = !self.0.contains(['\n', '\r']) && !self.0.starts_with('"') && self.0.trim() == self.0;
+        if plain { f.write_str(self.0) } else { write!(f, "{}", Quoted(self.0)) }
     }
 }
 
@@ -62,6 +71,8 @@ mod tests {
         assert_eq!(print("a\n\"b\" c"), "SYSTEM \"\"\"a\n\"b\" c\"\"\"");
         assert_eq!(print("\"a\""), "SYSTEM \"\"\"\"a\"\"\"\"");
         assert_eq!(Instruction::From("/a b/c".into()).to_string(), "FROM /a b/c");
+        assert_eq!(Instruction::From("/a \"b\"".into()).to_string(), "FROM /a \"b\"");
+        assert_eq!(Instruction::From("a\nSYSTEM b".into()).to_string(), "FROM \"a\nSYSTEM b\"");
     }
 
     proptest::proptest! {
@@ -70,7 +81,7 @@ mod tests {
             // Three quotes within a text have no form in the language that holds everywhere.
             proptest::prop_assume!(!text.contains("\"\"\""));
             let modelfile = Modelfile { instructions: vec![
-                Instruction::From("m".into()),
+                Instruction::From(text.clone()),
                 Instruction::System(text.clone()),
                 Instruction::Parameter { name: "stop".into(), value: text.clone() },
                 Instruction::Message { role: "user".into(), content: text },
