@@ -100,8 +100,8 @@ def test_errors_have_anthropic_s_shape(client):
     with pytest.raises(anthropic.NotFoundError) as error:
         ask(client, model="nothing")
     assert error.value.body["error"]["type"] == "not_found_error" and error.value.body["request_id"].startswith("req_")
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
-    with pytest.raises(anthropic.BadRequestError, match="document"):
+    document = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+    with pytest.raises(anthropic.BadRequestError, match="application/pdf"):
         ask(client, messages=[{"role": "user", "content": [document]}])
 
 

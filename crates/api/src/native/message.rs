@@ -176,12 +176,14 @@ impl<'de> Deserialize<'de> for ToolChoice {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let value = shape::tool_choice(d)?;
         let word = value.as_str().or(value["type"].as_str());
-        let name = value["name"].as_str().or(value["function"]["name"].as_str());
+        let named = ["function", "custom"].iter().find_map(|kind| value[*kind]["name"].as_str());
+        let name = value["name"].as_str().or(named);
         match (word, name.filter(|name| !name.is_empty())) {
             (Some("auto"), _) => Ok(Self::Auto),
             (Some("none"), _) => Ok(Self::None),
             (Some("required" | "any"), _) => Ok(Self::Required),
-            (Some("function" | "tool"), Some(name)) => Ok(Self::Named(name.to_owned())),
+            (Some("function" | "tool" | "custom"), Some(name)) => Ok(Self::Named(name.to_owned())),
+            (Some(name @ "local_shell"), None) => Ok(Self::Named(name.to_owned())),
             _ => Err(de::Error::custom(format_args!(
                 "invalid tool_choice: {value} (must be \"auto\", \"none\", \"required\", or name a function)"
             ))),

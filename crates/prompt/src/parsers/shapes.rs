@@ -173,6 +173,9 @@ pub(super) fn family(template: &Template, input: &ParserInput<'_>) -> Option<Box
     if has(&["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"]) {
         return families::by_name("glimmer", input);
     }
+    if has(&[">>>${recipient}", ">>>all"]) {
+        return Some(Box::new(families::Functionary::new(input)));
+    }
     None
 }
 

@@ -74,6 +74,7 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(USE, "/v1/chat/completions", POST, post(openai::chat_completions)),
         Route::new(USE, "/v1/completions", POST, post(openai::completions)),
         Route::new(USE, "/v1/responses", POST, post(responses::create)),
+        Route::new(USE, "/v1/responses/input_tokens", POST, post(responses::input_tokens)),
         Route::new(
             USE,
             "/v1/responses/{id}",

@@ -3,29 +3,26 @@
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::Message;
+use puna_api::native::{ChatRequest, Message};
 use puna_api::responses::ResponsesRequest;
 use serde_json::json;
 
 use super::chat;
 use crate::app::App;
 use crate::canonical::Failure;
-use crate::dialect::openai::responses::{Keep, ResponseEncoder, to_native};
+use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
 use crate::dialect::{collect, respond};
-use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain};
+use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
 
 /// `POST /v1/responses`
 pub(super) async fn create(
     State(app): State<App>,
     client: Client,
     owner: Owner,
-    Json(request, _): Json<OpenAi, ResponsesRequest>,
+    Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    if request.model.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
-    }
-    let earlier = earlier(&app, request.previous_response_id.as_deref(), owner)?;
-    let native = to_native(&request, &earlier)?;
+    let native = native(&app, &mut request, owner)?;
+    left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
     // The instructions are this response's alone.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
@@ -43,6 +40,35 @@ pub(super) async fn create(
         return Ok(respond(vec![running], encoder).await?);
     }
     Ok(encoder.whole(collect(running).await?))
+}
+
+/// `POST /v1/responses/input_tokens`
+pub(super) async fn input_tokens(
+    State(app): State<App>,
+    client: Client,
+    owner: Owner,
+    Json(mut request, _): Json<OpenAi, ResponsesRequest>,
+) -> Result<Response, Refused<OpenAi>> {
+    let native = native(&app, &mut request, owner)?;
+    let (name, model) = chat::find(&app, &request.model).await?;
+    let input_tokens = chat::prepare(&app, client, native, &name, &model).await?.count().await?;
+    let answer = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
+    Ok(json_plain(StatusCode::OK, &answer))
+}
+
+/// The native request that a request comes to, with what it only refers to.
+fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Result<ChatRequest, Failure> {
+    if request.model.is_empty() {
+        return Err(Failure::bad_request("model is required"));
+    }
+    let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
+    for item in request.input.as_array_mut().into_iter().flatten() {
+        let id = item["id"].as_str().filter(|_| item["type"] == "item_reference");
+        if let Some(kept) = id.and_then(|id| app.responses().item(id, owner)) {
+            *item = kept;
+        }
+    }
+    to_native(request, &earlier)
 }
 
 /// The conversation that a request goes on from.

@@ -2,6 +2,7 @@
 
 mod cohere;
 pub(super) mod deepseek;
+mod functionary;
 pub(super) mod gemma;
 mod glimmer;
 mod glm;
@@ -12,6 +13,7 @@ mod mistral;
 mod olmo3;
 mod qwen;
 
+pub(super) use functionary::Functionary;
 pub(super) use glimmer::Glimmer;
 pub(super) use harmony::Harmony;
 

@@ -122,6 +122,58 @@ fn what_a_template_only_mentions_is_read_as_well() {
 }
 
 #[test]
+fn recipients_of_functionary_get_what_is_theirs() {
+    // What tells the format, as the template of version 3.2 writes it.
+    let source = "Respond in this format:\n>>>${recipient}\n${content}\n{% for m in messages %}<{{ m.role }}>\
+                  {% if m.content %}{{ '>>>all\n' + m.content if m.role == 'assistant' else m.content }}{% endif %}\
+                  {% for c in m.tool_calls or [] %}{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}<|eot_id|>\
+                  {% endfor %}{% if add_generation_prompt %}<assistant>>>>{% endif %}";
+    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let tools = ["f", "all_of"]
+        .map(|name| serde_json::json!({"type": "function", "function": {"name": name, "parameters": {}}}));
+    let offered = ParserInput { tools: &tools, ..ParserInput::default() };
+    let read = |text: &str, input: &ParserInput<'_>| {
+        let whole =
+            |cut: usize| Whole::of(OutputParser::for_template(&template, None, input), pieces(text, cut));
+        assert_eq!(whole(1000), whole(1), "{text}");
+        whole(1)
+    };
+    let content = |text: &str| {
+        let whole = read(text, &offered);
+        assert!(whole.calls.is_empty() && whole.malformed.is_empty(), "{whole:?}");
+        whole.content
+    };
+    assert_eq!(content("all\nHello!\n>>> 1 + 1"), "Hello!\n>>> 1 + 1");
+    assert_eq!(content(">>>all\nHello!"), "Hello!");
+    assert_eq!(content("Hello!\nf"), "Hello!\nf", "it has forgotten the recipient");
+    assert_eq!(content("all"), "");
+    assert_eq!(content("all\na>>>>>b>>>"), "a>>>>>b>>>");
+    assert_eq!(read("all\nHello!", &ParserInput::default()).content, "Hello!", "without tools, too");
+
+    let arguments = serde_json::json!({"a": "}>>>all\n"});
+    let one = ("f".to_owned(), arguments.clone());
+    let called = read(&format!("f\n{arguments}"), &offered);
+    assert_eq!((called.content.as_str(), called.calls), ("", vec![one.clone()]));
+    let called = read(&format!("all\nI look.>>>f\n{arguments}\n>>>all_of\n{{}}>>>all\nSo."), &offered);
+    assert_eq!(
+        (called.content.as_str(), called.calls),
+        ("I look.So.", vec![one, ("all_of".into(), serde_json::json!({}))])
+    );
+    for (text, error) in [
+        ("f\n{\"a\": 1", "the text ends inside"),
+        ("f\n{x}", "failed to parse JSON"),
+        ("f\nprint()", "a call has the form"),
+    ] {
+        let whole = read(text, &offered);
+        assert!(whole.calls.is_empty() && whole.malformed[0].1.starts_with(error), "{whole:?}");
+        assert_eq!(whole.malformed[0].0.clone() + &whole.content, text);
+    }
+    let form =
+        crate::CallForm::of(&template, None, None, &["<|eot_id|>".to_owned()]).expect("it writes calls");
+    assert_eq!((form.before.as_str(), form.between.as_str(), form.after.as_deref()), ("", "\n", Some("")));
+}
+
+#[test]
 fn a_template_of_an_unknown_form_is_searched_for_json_behind_its_tag() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
                   %%call%% {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\

@@ -1,6 +1,7 @@
 //! Anthropic's dialect.
 
 mod answer;
+mod documents;
 mod request;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value, json as value};
 
+use super::documents;
 use crate::canonical::Failure;
 use crate::dialect::go_type;
 
@@ -197,6 +198,8 @@ impl Parts {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
         match text("type") {
             "text" => self.message.content.push_str(text("text")),
+            "document" => self.message.content.push_str(&documents::document(block)?),
+            "search_result" => self.message.content.push_str(&documents::search_result(block)?),
             "image" => self.message.images.push(image(block, "invalid image source")?),
             "thinking" => self.message.thinking = text("thinking").to_owned(),
             // Nobody but the service that wrote it can read it.
@@ -262,6 +265,8 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
             for block in blocks {
                 match block["type"].as_str().unwrap_or_default() {
                     "text" => result.content.push_str(block["text"].as_str().unwrap_or_default()),
+                    "document" => result.content.push_str(&documents::document(block)?),
+                    "search_result" => result.content.push_str(&documents::search_result(block)?),
                     "image" => result.images.push(image(block, "invalid tool_result image source")?),
                     kind => {
                         let text = format!("tool_result: content of type {kind:?} is not supported");

@@ -118,10 +118,34 @@ fn images_are_taken_in_base64_only() {
 }
 
 #[test]
+fn documents_are_the_text_in_them() {
+    let text = json!({"type": "document", "title": "a.txt", "source": {"type": "text", "media_type": "text/plain", "data": "x\n"}});
+    let base64 =
+        json!({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "eQ=="}});
+    let list = json!({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "z"}]}});
+    let found = json!({"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "w"}]});
+    let got = blocks("user", json!([text, base64, {"type": "text", "text": "?"}])).unwrap();
+    let want = "<document title=\"a.txt\">\nx\n</document>\n<document>\ny\n</document>\n?";
+    assert_eq!(got, json!([{"role": "user", "content": want}]));
+    let got = blocks("user", json!([{"type": "tool_result", "tool_use_id": "t", "content": [list, found]}]))
+        .unwrap();
+    let want = "<document>\nz\n</document>\n<search_result title=\"T\" source=\"u\">\nw\n</search_result>\n";
+    assert_eq!(got[0]["content"], want);
+}
+
+#[test]
 fn what_cannot_be_understood_is_refused_and_not_dropped() {
     for (block, want) in [
-        (json!({"type": "document"}), "content blocks of type document are not supported"),
-        (json!({"type": "search_result"}), "content blocks of type search_result are not supported"),
+        (json!({"type": "document"}), "a document's source of type \"\" is not supported: send its text"),
+        (
+            json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}),
+            "documents of type application/pdf are not supported: send their text, as text/plain",
+        ),
+        (
+            json!({"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}),
+            "content of type \"image\" in a document is not supported: only text is read",
+        ),
+        (json!({"type": "container_upload"}), "content blocks of type container_upload are not supported"),
         (json!({"text": "x"}), "a content block has no type"),
         (json!({"type": "tool_use", "name": "x"}), "tool_use block missing required 'id' field"),
         (json!({"type": "tool_use", "id": "x"}), "tool_use block missing required 'name' field"),
@@ -130,8 +154,8 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
             "tool_use block: input must be an object",
         ),
         (
-            json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}),
-            "tool_result: content of type \"document\" is not supported",
+            json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "tool_reference"}]}),
+            "tool_result: content of type \"tool_reference\" is not supported",
         ),
         (
             json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}),

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{DebugInfo, Message, ToolCall};
+use puna_api::native::{DebugInfo, Message, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
+use super::tools::Form;
 use super::{Kept, Responses};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Collected, Encoder, Times, push_named};
@@ -103,7 +104,7 @@ impl ResponseEncoder {
             "output": self.output,
             "error": null,
             "tools": request.tools.iter().map(tool).collect::<Vec<_>>(),
-            "tool_choice": request.tool_choice.clone().unwrap_or_default(),
+            "tool_choice": request.tool_choice.as_ref().map_or("auto".into(), |choice| self.choice(choice)),
             "truncation": request.truncation.as_deref().unwrap_or("disabled"),
             "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
             "text": {"format": text.cloned().unwrap_or_else(|| value!({"type": "text"}))},
@@ -123,6 +124,16 @@ impl ResponseEncoder {
             "safety_identifier": null,
             "prompt_cache_key": null,
         })
+    }
+
+    /// A choice of tools in this dialect's form.
+    fn choice(&self, choice: &ToolChoice) -> Value {
+        let ToolChoice::Named(name) = choice else { return value!(choice) };
+        match Form::of(&self.request.tools, name) {
+            Form::Function => value!({"type": "function", "name": name}),
+            Form::Custom => value!({"type": "custom", "name": name}),
+            Form::Shell => value!({"type": name}),
+        }
     }
 
     /// The answer in one object.
@@ -259,6 +270,14 @@ impl ResponseEncoder {
     }
 
     fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
+        match Form::of(&self.request.tools, &call.function.name) {
+            Form::Function => self.function(&call, out),
+            form => self.other(form, &call, out),
+        }
+        self.said.tool_calls.push(call);
+    }
+
+    fn function(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
         if self.open.as_ref().is_none_or(|open| open.call.0 != call.id) {
             self.begin_call(call.id.clone(), call.function.name.clone(), out);
             self.piece(Kind::Call, &Value::Object(call.function.arguments.clone()).to_string(), out);
@@ -269,11 +288,34 @@ impl ResponseEncoder {
             self.send("response.function_call_arguments.done", done, out);
             self.item_done(function_call(&id, "completed", &call, &text), out);
         }
-        self.said.tool_calls.push(call);
     }
 
-    /// Begins the item of a call.
+    /// A call of a tool that is no function, which is known only as a whole.
+    fn other(&mut self, form: Form, call: &ToolCall, out: &mut Vec<u8>) {
+        self.close(out);
+        let (id, index) = (ids::new(form.prefix()), self.output.len());
+        let complete = form.item(&id, call);
+        let text = complete.get("input").cloned();
+        let mut begun = complete.clone();
+        begun["status"] = "in_progress".into();
+        if text.is_some() {
+            begun["input"] = "".into();
+        }
+        self.send("response.output_item.added", value!({"output_index": index, "item": begun}), out);
+        if let Some(text) = text {
+            let delta = value!({"item_id": id, "output_index": index, "delta": text});
+            self.send("response.custom_tool_call_input.delta", delta, out);
+            let done = value!({"item_id": id, "output_index": index, "input": text});
+            self.send("response.custom_tool_call_input.done", done, out);
+        }
+        self.item_done(complete, out);
+    }
+
+    /// Begins the item of a call, if it is one of a function.
     fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
+        if Form::of(&self.request.tools, &name) != Form::Function {
+            return;
+        }
         self.close(out);
         let (id, index, call) = (ids::new("fc_"), self.output.len(), (call_id, name));
         let item = function_call(&id, "in_progress", &call, "");

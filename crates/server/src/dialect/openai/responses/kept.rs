@@ -72,6 +72,14 @@ impl Responses {
         kept.filter(|kept| kept.owner == owner)
     }
 
+    /// An item of any of an owner's kept responses.
+    pub(crate) fn item(&self, id: &str, owner: Owner) -> Option<Value> {
+        let inner = self.lock();
+        let kept = inner.known.values().map(|(kept, _)| kept).filter(|kept| kept.owner == owner);
+        let mut items = kept.filter_map(|kept| kept.response["output"].as_array()).flatten();
+        items.find(|item| item["id"] == id).cloned()
+    }
+
     /// Keeps a response; the oldest ones make room. One that is too large by itself is not kept.
     pub(crate) fn put(&self, id: &str, kept: Kept) {
         let bytes = kept.bytes();

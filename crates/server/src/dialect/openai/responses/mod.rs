@@ -5,7 +5,9 @@ mod kept;
 mod request;
 #[cfg(test)]
 mod tests;
+mod tools;
 
 pub(crate) use answer::{Keep, ResponseEncoder};
 pub(crate) use kept::{Kept, Responses};
 pub(crate) use request::to_native;
+pub(crate) use tools::left_out;

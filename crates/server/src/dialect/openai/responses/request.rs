@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use puna_api::native::{ChatRequest, Message, Tool, ToolCall, ToolCallFunction};
+use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
+use super::tools::{self, Form};
 use crate::canonical::Failure;
 use crate::dialect::openai::request::image;
 use crate::options::effort;
@@ -33,7 +34,7 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
     Ok(ChatRequest {
         model: request.model.clone(),
         messages,
-        tools: tools(&request.tools)?,
+        tools: tools::native(&request.tools)?,
         tool_choice: request.tool_choice.clone(),
         parallel_tool_calls: request.parallel_tool_calls,
         stream: Some(request.stream),
@@ -79,44 +80,6 @@ fn format(format: &Value) -> Result<Option<Value>, Failure> {
     }
 }
 
-fn tools(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
-    let mut all = Vec::new();
-    for (i, tool) in tools.iter().enumerate() {
-        match tool["type"].as_str().unwrap_or_default() {
-            "function" => all.push(function(i, tool, "")?),
-            "namespace" => {
-                let prefix = tool["name"].as_str().unwrap_or_default();
-                for member in tool["tools"].as_array().into_iter().flatten() {
-                    all.push(function(i, member, prefix)?);
-                }
-            }
-            kind if kind.starts_with("web_search") => {
-                return Err(Failure::bad_request("web_search tool is not supported"));
-            }
-            kind => {
-                return Err(Failure::bad_request(format!(
-                    "tools[{i}]: tools of type {kind:?} are not supported"
-                )));
-            }
-        }
-    }
-    Ok(all)
-}
-
-fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
-    let name = tool["name"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| Failure::bad_request(format!("tools[{i}]: a function has no name")))?;
-    let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
-    let mut function = Map::from_iter([("name".to_owned(), value!(name))]);
-    for field in ["description", "parameters", "strict"] {
-        if !tool[field].is_null() {
-            function.insert(field.into(), tool[field].clone());
-        }
-    }
-    serde_json::from_value(value!({"type": "function", "function": function}))
-        .map_err(|e| Failure::bad_request(format!("tools[{i}]: {e}")))
-}
-
 /// A conversation as its items come.
 struct Conversation {
     messages: Vec<Message>,
@@ -158,18 +121,26 @@ impl Conversation {
             return wrong(format!("json: cannot unmarshal {kind} into an input item, which is an object"));
         }
         let role = item["role"].as_str().unwrap_or_default();
-        match item["type"].as_str().unwrap_or_default() {
+        let kind = item["type"].as_str().unwrap_or_default();
+        if let Some(form) = Form::of_item(kind) {
+            return if kind.ends_with("_output") { self.result(i, item) } else { self.call(form, item) };
+        }
+        match kind {
             "message" => self.message(i, role, item),
             "" if !role.is_empty() => self.message(i, role, item),
             "" => wrong("input item missing required 'type' field".into()),
-            "function_call" => self.call(item),
-            "function_call_output" => self.result(i, item),
             "reasoning" => {
                 self.thinking = thoughts(item);
                 Ok(())
             }
-            // What it found was for the model that asked.
-            "web_search_call" => Ok(()),
+            // What they brought was for the model that asked.
+            "web_search_call" | "image_generation_call" => Ok(()),
+            "item_reference" => {
+                let id = item["id"].as_str().unwrap_or_default();
+                wrong(format!(
+                    "item {id:?} not found: its response was not stored, or has made room for newer ones"
+                ))
+            }
             other => wrong(format!("unknown input item type: {other:?}")),
         }
     }
@@ -193,40 +164,23 @@ impl Conversation {
         Ok(())
     }
 
-    fn call(&mut self, item: &Value) -> Result<(), Failure> {
-        let text = |field: &str| item[field].as_str().unwrap_or_default();
-        let arguments = match text("arguments") {
-            "" => Map::new(),
-            arguments => match puna_api::json::parse(arguments.as_bytes()) {
-                Ok(Value::Object(map)) => map,
-                Ok(_) => {
-                    return Err(Failure::bad_request("failed to parse function call arguments: no object"));
-                }
-                Err(e) => {
-                    return Err(Failure::bad_request(format!(
-                        "failed to parse function call arguments: {e}"
-                    )));
-                }
-            },
-        };
+    fn call(&mut self, form: Form, item: &Value) -> Result<(), Failure> {
+        let (name, arguments) = form.call(item)?;
+        let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default().to_owned();
         if self.messages.last().is_none_or(|last| last.role != "assistant") || !self.thinking.is_empty() {
             let thinking = std::mem::take(&mut self.thinking);
             self.messages.push(Message { thinking, ..Message::text("assistant", "") });
         }
         if let Some(last) = self.messages.last_mut() {
-            let function = ToolCallFunction {
-                index: last.tool_calls.len() as i64,
-                name: text("name").to_owned(),
-                arguments,
-            };
-            self.called.insert(text("call_id").to_owned(), function.name.clone());
-            last.tool_calls.push(ToolCall { id: text("call_id").to_owned(), function });
+            let index = last.tool_calls.len() as i64;
+            self.called.insert(id.clone(), name.clone());
+            last.tool_calls.push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
         }
         Ok(())
     }
 
     fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
-        let id = item["call_id"].as_str().unwrap_or_default();
+        let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
         let tool_name = self.called.get(id).cloned().unwrap_or_default();
         let mut message = Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
         content(i, &item["output"], &mut message)?;
@@ -235,14 +189,14 @@ impl Conversation {
     }
 }
 
+/// Thoughts in plain text where there are any: what another server has encrypted is of no use here.
 fn thoughts(item: &Value) -> String {
-    match item["encrypted_content"].as_str() {
-        Some(text) => text.to_owned(),
-        None => {
-            let parts = item["summary"].as_array().into_iter().flatten();
-            parts.filter_map(|part| part["text"].as_str()).collect()
-        }
-    }
+    let texts = |field: &str| -> String {
+        let parts = item[field].as_array().into_iter().flatten();
+        parts.filter_map(|part| part["text"].as_str()).collect()
+    };
+    let plain = [texts("content"), texts("summary")].into_iter().find(|text| !text.is_empty());
+    plain.unwrap_or_else(|| item["encrypted_content"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Text or a list of parts, into a message.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction};
+use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction, ToolChoice};
 use serde_json::{Value, json};
 
-use super::{Keep, ResponseEncoder, Responses, to_native};
+use super::{Keep, ResponseEncoder, Responses, left_out, to_native};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Encoder, Times};
 use crate::http::Owner;
@@ -62,6 +62,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
 #[test]
 fn items_that_cannot_be_understood_are_named() {
     for (given, want) in [
+        (json!([{"type": "item_reference", "id": "msg_1"}]), "input[0]: item \"msg_1\" not found"),
         (json!(5), "input must be a string or array: json: cannot unmarshal number"),
         (json!(["x"]), "input[0]: json: cannot unmarshal string"),
         (json!([{"foo": 1}]), "input[0]: input item missing required 'type' field"),
@@ -108,9 +109,79 @@ fn instructions_options_and_tools_have_their_places() {
     let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["f", "ns.g"]);
     let refused = |tool: Value| request(json!({"tools": [tool]})).unwrap_err();
-    assert_eq!(refused(json!({"type": "web_search_preview"})), "web_search tool is not supported");
     assert_eq!(refused(json!({"type": "mcp"})), "tools[0]: tools of type \"mcp\" are not supported");
     assert_eq!(request(json!({"max_output_tokens": 0})).unwrap_err(), "max_output_tokens must be at least 1");
+}
+
+#[test]
+fn tools_that_are_no_functions_are_offered_as_functions() {
+    let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
+    let tools = json!([
+        {"type": "custom", "name": "patch", "description": "Patches.", "format": grammar},
+        {"type": "local_shell"},
+        {"type": "web_search", "external_web_access": false},
+        {"type": "web_search_preview"},
+        {"type": "image_generation"},
+    ]);
+    let input = json!([
+        {"role": "user", "content": "x"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
+        {"type": "local_shell_call", "id": "c2", "action": {"type": "exec", "command": ["ls"], "timeout_ms": null}},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a"},
+        {"type": "web_search_call", "id": "w"},
+    ]);
+    let got =
+        request(json!({"tools": tools, "input": input, "tool_choice": {"type": "local_shell"}})).unwrap();
+    let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    assert_eq!(names, ["patch", "local_shell"]);
+    let function = &got.tools[0].0["function"];
+    assert!(function["description"].as_str().unwrap().ends_with("start: \"x\""), "{function}");
+    assert_eq!(function["parameters"]["required"], json!(["input"]));
+    assert_eq!(got.tool_choice, Some(ToolChoice::Named("local_shell".into())));
+    let calls: Vec<_> = got.messages.iter().flat_map(|m| &m.tool_calls).map(|c| &c.function).collect();
+    assert_eq!((calls[0].name.as_str(), &calls[0].arguments["input"]), ("patch", &json!("x")));
+    assert_eq!((calls[1].name.as_str(), &calls[1].arguments["command"]), ("local_shell", &json!(["ls"])));
+    assert_eq!(calls[1].arguments.len(), 1);
+    let results: Vec<_> = got.messages.iter().filter(|m| m.role == "tool").collect();
+    assert_eq!([&results[0].tool_name, &results[1].tool_name], ["patch", "local_shell"]);
+    assert_eq!(
+        left_out(tools.as_array().unwrap()),
+        ["tools.web_search", "tools.web_search_preview", "tools.image_generation"]
+    );
+    assert!(request(json!({"tools": tools, "tool_choice": {"type": "web_search"}})).is_err());
+}
+
+#[test]
+fn calls_have_the_form_of_their_tool() {
+    let tools = json!([{"type": "custom", "name": "f"}, {"type": "local_shell"}]);
+    let called = |name: &str, arguments: Value| {
+        let request = json!({"model": "m", "input": "x", "tools": tools});
+        let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&request).unwrap(), None);
+        let arguments = arguments.as_object().unwrap().clone();
+        let function = ToolCallFunction { index: 0, name: name.into(), arguments };
+        let call = Event::ToolCall(ToolCall { id: "call_1".into(), function });
+        events(&mut encoder, [call, done(Reason::Stop)])
+    };
+    let got = called("f", json!({"input": "a\nb"}));
+    let want = "created in_progress output_item.added custom_tool_call_input.delta custom_tool_call_input.done output_item.done completed";
+    assert_eq!(kinds(&got).join(" "), want);
+    assert_eq!(
+        (&got[2]["item"]["input"], &got[3]["delta"], &got[4]["input"]),
+        (&json!(""), &json!("a\nb"), &json!("a\nb"))
+    );
+    let item = &got[5]["item"];
+    assert_eq!(
+        (&item["type"], &item["call_id"], &item["name"]),
+        (&json!("custom_tool_call"), &json!("call_1"), &json!("f"))
+    );
+    assert_eq!(called("f", json!({"other": 1}))[5]["item"]["input"], r#"{"other":1}"#);
+    let got = called("local_shell", json!({"command": ["ls", "-l"], "timeout_ms": 5}));
+    assert_eq!(kinds(&got).join(" "), "created in_progress output_item.added output_item.done completed");
+    let action = json!({"type": "exec", "command": ["ls", "-l"], "env": {}, "working_directory": null, "timeout_ms": 5});
+    assert_eq!((&got[3]["item"]["action"], got[3]["item"].get("name")), (&action, None));
+    let line = called("local_shell", json!({"command": "ls -l"}));
+    assert_eq!(line[3]["item"]["action"]["command"], json!(["sh", "-c", "ls -l"]));
 }
 
 fn piece(text: &str) -> Piece {
@@ -139,11 +210,15 @@ fn done(reason: Reason) -> Event {
     }))
 }
 
-fn stream(events: impl IntoIterator<Item = Event>, keep: Option<Keep>) -> Vec<Value> {
+fn stream(given: impl IntoIterator<Item = Event>, keep: Option<Keep>) -> Vec<Value> {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
-    let mut encoder = ResponseEncoder::new(request, keep);
+    events(&mut ResponseEncoder::new(request, keep), given)
+}
+
+/// What events come to.
+fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> Vec<Value> {
     let mut out = Vec::new();
-    for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(events) {
+    for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(given) {
         encoder.encode(0, event, Times::default(), &mut out);
     }
     let text = String::from_utf8(out).unwrap();

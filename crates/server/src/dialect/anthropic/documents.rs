@@ -1,0 +1,65 @@
+//! Documents and results of searches in a conversation: the text in them, which is all that can be read here.
+
+use serde_json::Value;
+
+use crate::canonical::Failure;
+
+/// The text that stands for a document.
+pub(super) fn document(block: &Value) -> Result<String, Failure> {
+    let source = &block["source"];
+    let text = match source["type"].as_str().unwrap_or_default() {
+        "text" => source["data"].as_str().unwrap_or_default().to_owned(),
+        "content" => content(&source["content"])?,
+        "base64" => decoded(source)?,
+        kind => {
+            return Err(Failure::bad_request(format!(
+                "a document's source of type {kind:?} is not supported: send its text"
+            )));
+        }
+    };
+    Ok(framed("document", &[("title", &block["title"]), ("context", &block["context"])], &text))
+}
+
+/// The text that stands for the result of a search.
+pub(super) fn search_result(block: &Value) -> Result<String, Failure> {
+    let text = content(&block["content"])?;
+    Ok(framed("search_result", &[("title", &block["title"]), ("source", &block["source"])], &text))
+}
+
+/// A text, or a list of blocks of text.
+fn content(content: &Value) -> Result<String, Failure> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let one = |block: &Value| match block["text"].as_str() {
+                Some(text) if block["type"] == "text" => Ok(text.to_owned()),
+                _ => Err(Failure::bad_request(format!(
+                    "content of type {} in a document is not supported: only text is read",
+                    block["type"]
+                ))),
+            };
+            blocks.iter().map(one).collect()
+        }
+        _ => Err(Failure::bad_request("a document's content must be a string or a list of text blocks")),
+    }
+}
+
+fn decoded(source: &Value) -> Result<String, Failure> {
+    let kind = source["media_type"].as_str().unwrap_or_default();
+    if !kind.starts_with("text/") {
+        return Err(Failure::bad_request(format!(
+            "documents of type {kind} are not supported: send their text, as text/plain"
+        )));
+    }
+    let bytes = puna_api::base64_decode(source["data"].as_str().unwrap_or_default()).map_err(|at| {
+        Failure::bad_request(format!("invalid base64 document data: illegal base64 data at input byte {at}"))
+    })?;
+    String::from_utf8(bytes).map_err(|_| Failure::bad_request("a document's text is not UTF-8"))
+}
+
+/// A text between tags, with what is known about it.
+fn framed(tag: &str, attributes: &[(&str, &Value)], text: &str) -> String {
+    let attribute = |(name, value): &(&str, &Value)| value.as_str().map(|value| format!(" {name}={value:?}"));
+    let attributes: String = attributes.iter().filter_map(attribute).collect();
+    format!("<{tag}{attributes}>\n{}\n</{tag}>\n", text.trim_end())
+}

@@ -1,0 +1,193 @@
+//! Tools of the newer dialect, of which not all are functions. The model is offered a function for each that the client
+//! runs itself, and its calls go back in the form that the tool has.
+
+use puna_api::native::{Tool, ToolCall};
+use serde_json::{Map, Value, json as value};
+
+use crate::canonical::Failure;
+
+/// The function that stands for the client's shell.
+const SHELL: &str = "local_shell";
+
+/// Argument of the function that stands for a tool that takes free text.
+const INPUT: &str = "input";
+
+/// Tools of the service itself that agents name by habit and do without: they are left out, and the answer says so.
+const LEFT_OUT: [&str; 3] = ["web_search", "image_generation", "tool_search"];
+
+/// The form of a tool's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Arguments as JSON.
+    Function,
+    /// A text.
+    Custom,
+    /// A command for the client's own shell.
+    Shell,
+}
+
+impl Form {
+    /// The form of the tool that goes by a name.
+    pub(super) fn of(tools: &[Value], name: &str) -> Self {
+        let is = |tool: &&Value| tool["type"] == "custom" && tool["name"] == name;
+        match tools.iter().find(is) {
+            Some(_) => Self::Custom,
+            None if name == SHELL && tools.iter().any(|tool| tool["type"] == SHELL) => Self::Shell,
+            None => Self::Function,
+        }
+    }
+
+    /// The form of a call, or of the result of one, among the items of a conversation.
+    pub(super) fn of_item(kind: &str) -> Option<Self> {
+        match kind.strip_suffix("_output").unwrap_or(kind) {
+            "function_call" => Some(Self::Function),
+            "custom_tool_call" => Some(Self::Custom),
+            "local_shell_call" => Some(Self::Shell),
+            _ => None,
+        }
+    }
+
+    /// How ids of its calls begin.
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::Function => "fc_",
+            Self::Custom => "ctc_",
+            Self::Shell => "lsh_",
+        }
+    }
+
+    /// A call as an item: with the command of a shell, or with a text.
+    pub(super) fn item(self, id: &str, call: &ToolCall) -> Value {
+        let ToolCall { id: call_id, function } = call;
+        match self {
+            Self::Shell => value!({
+                "id": id, "type": "local_shell_call", "status": "completed", "call_id": call_id,
+                "action": action(&function.arguments),
+            }),
+            Self::Function | Self::Custom => value!({
+                "id": id, "type": "custom_tool_call", "status": "completed", "call_id": call_id,
+                "name": function.name, INPUT: input(&function.arguments),
+            }),
+        }
+    }
+
+    /// Name and arguments of the call that an item of a conversation is.
+    pub(super) fn call(self, item: &Value) -> Result<(String, Map<String, Value>), Failure> {
+        let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
+        match self {
+            Self::Function => Ok((text("name"), read_arguments(&text("arguments"))?)),
+            Self::Custom => Ok((text("name"), Map::from_iter([(INPUT.into(), text(INPUT).into())]))),
+            Self::Shell => {
+                let mut arguments = item["action"].as_object().cloned().unwrap_or_default();
+                arguments.retain(|field, value| field != "type" && !value.is_null());
+                Ok((SHELL.to_owned(), arguments))
+            }
+        }
+    }
+}
+
+fn read_arguments(arguments: &str) -> Result<Map<String, Value>, Failure> {
+    let wrong = |why: String| Failure::bad_request(format!("failed to parse function call arguments: {why}"));
+    match arguments {
+        "" => Ok(Map::new()),
+        arguments => match puna_api::json::parse(arguments.as_bytes()) {
+            Ok(Value::Object(map)) => Ok(map),
+            Ok(_) => Err(wrong("no object".into())),
+            Err(e) => Err(wrong(e.to_string())),
+        },
+    }
+}
+
+/// The text of a call, however the model wrote it.
+fn input(arguments: &Map<String, Value>) -> String {
+    match arguments.get(INPUT) {
+        Some(Value::String(text)) => text.clone(),
+        _ => Value::Object(arguments.clone()).to_string(),
+    }
+}
+
+fn action(arguments: &Map<String, Value>) -> Value {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let command = match arguments.get("command") {
+        Some(Value::Array(words)) => words.iter().map(text).collect(),
+        // A line, as a model may write it in spite of everything.
+        Some(line) => vec!["sh".to_owned(), "-c".to_owned(), text(line)],
+        None => Vec::new(),
+    };
+    value!({
+        "type": "exec", "command": command, "env": {},
+        "working_directory": arguments.get("working_directory").filter(|folder| folder.is_string()),
+        "timeout_ms": arguments.get("timeout_ms").filter(|time| time.is_u64()),
+    })
+}
+
+/// The functions that stand for a request's tools.
+pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
+    let mut all = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        match tool["type"].as_str().unwrap_or_default() {
+            "function" => all.push(function(i, tool, "")?),
+            "namespace" => {
+                let prefix = tool["name"].as_str().unwrap_or_default();
+                for member in tool["tools"].as_array().into_iter().flatten() {
+                    all.push(function(i, member, prefix)?);
+                }
+            }
+            "custom" => all.push(function(i, &custom(tool), "")?),
+            SHELL => all.push(function(i, &shell(), "")?),
+            kind if is_left_out(kind) => {}
+            kind => {
+                let text = format!("tools[{i}]: tools of type {kind:?} are not supported");
+                return Err(Failure::bad_request(text));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn is_left_out(kind: &str) -> bool {
+    LEFT_OUT.iter().any(|known| kind.starts_with(known))
+}
+
+/// The tools of a request that the model is not offered.
+pub(crate) fn left_out(tools: &[Value]) -> Vec<String> {
+    let kinds = tools.iter().filter_map(|tool| tool["type"].as_str());
+    kinds.filter(|kind| is_left_out(kind)).map(|kind| format!("tools.{kind}")).collect()
+}
+
+fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
+    let name = tool["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| Failure::bad_request(format!("tools[{i}]: a function has no name")))?;
+    let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
+    let mut function = Map::from_iter([("name".to_owned(), value!(name))]);
+    for field in ["description", "parameters", "strict"] {
+        if !tool[field].is_null() {
+            function.insert(field.into(), tool[field].clone());
+        }
+    }
+    serde_json::from_value(value!({"type": "function", "function": function}))
+        .map_err(|e| Failure::bad_request(format!("tools[{i}]: {e}")))
+}
+
+/// A tool that takes free text, as a function of one text. A grammar is a part of its description.
+fn custom(tool: &Value) -> Value {
+    let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
+    let (format, definition) = (&tool["format"], tool["format"]["definition"].as_str());
+    if let Some(definition) = definition.filter(|_| format["type"] == "grammar") {
+        let syntax = format["syntax"].as_str().unwrap_or("a");
+        description += &format!("\n\nThe text of {INPUT} follows this grammar ({syntax}):\n{definition}");
+    }
+    let text = value!({"type": "string", "description": "The whole input, as it is"});
+    let parameters = value!({"type": "object", "properties": {INPUT: text}, "required": [INPUT]});
+    value!({"name": tool["name"], "description": description, "parameters": parameters})
+}
+
+fn shell() -> Value {
+    let properties = value!({
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments"},
+        "working_directory": {"type": "string", "description": "Where to run it"},
+        "timeout_ms": {"type": "integer", "description": "How long it may take"},
+    });
+    let parameters = value!({"type": "object", "properties": properties, "required": ["command"]});
+    value!({"name": SHELL, "description": "Runs a command in the user's shell and returns its output", "parameters": parameters})
+}
