@@ -6,7 +6,7 @@ use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value, json as value};
 
-use super::documents;
+use super::{defined, documents};
 use crate::canonical::Failure;
 use crate::dialect::go_type;
 
@@ -107,6 +107,7 @@ fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, Failure> {
     let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
     let any_searches = tools.iter().any(searches);
     let offered = tools.iter().filter(|tool| !any_searches || searches(tool) || tool.name != SEARCH);
+    let offered = offered.filter(|tool| !defined::is_left_out(tool));
     offered.map(|tool| if searches(tool) { Ok(search()) } else { function(tool) }).collect()
 }
 
@@ -116,8 +117,12 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
     }
     let wrong =
         |text: String| Failure::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name));
+    let known = defined::described(&tool.kind).filter(|_| tool.input_schema.is_null());
+    let description = known.as_ref().map_or(tool.description.as_str(), |(description, _)| description);
     let schema = match &tool.input_schema {
-        Value::Null => value!({"type": "object", "properties": {}}),
+        Value::Null => {
+            known.map_or_else(|| value!({"type": "object", "properties": {}}), |(_, schema)| schema)
+        }
         schema @ Value::Object(_) => schema.clone(),
         other => {
             let error = puna_api::decode::kind(other);
@@ -125,7 +130,7 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
             return Err(wrong(format!("json: cannot unmarshal {error} into Go value of type {want}")));
         }
     };
-    let function = value!({"name": tool.name, "description": tool.description, "parameters": schema});
+    let function = value!({"name": tool.name, "description": description, "parameters": schema});
     serde_json::from_value(value!({"type": "function", "function": function}))
         .map_err(|e| wrong(e.to_string()))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use puna_api::native::{ChatRequest, Think, ToolCall, ToolCallFunction, ToolChoice};
 use serde_json::{Value, json};
 
-use super::{MessagesEncoder, to_native};
+use super::{MessagesEncoder, left_out, to_native};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Encoder, Times};
 
@@ -195,6 +195,26 @@ fn tools_keep_their_schemas_and_bad_ones_are_named() {
         got.as_array().unwrap().iter().map(|t| t["function"]["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["web_search", "bash"], "the server's search stands instead of a user's");
     assert_eq!(got[0]["function"]["parameters"]["required"], json!(["query"]));
+    assert!(
+        got[1]["function"]["parameters"]["properties"]["command"].is_object(),
+        "it has no schema of its own"
+    );
+    let own = json!({"type": "object", "properties": {"x": {}}});
+    let defined = json!([
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}, {"type": "memory_20250818", "name": "memory"},
+        {"type": "code_execution_20250825", "name": "code_execution"}, {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+        {"type": "custom", "name": "bash", "description": "mine", "input_schema": own},
+    ]);
+    let got = tools(defined.clone()).unwrap();
+    let functions: Vec<_> = got.as_array().unwrap().iter().map(|t| &t["function"]).collect();
+    assert_eq!((functions.len(), &functions[0]["parameters"]["required"]), (3, &json!(["command", "path"])));
+    assert!(functions[1]["parameters"]["properties"]["new_path"].is_object());
+    assert_eq!((&functions[2]["description"], &functions[2]["parameters"]), (&json!("mine"), &own));
+    let defined: Vec<_> = puna_api::decode::from_value(&defined).unwrap();
+    assert_eq!(
+        left_out(&defined),
+        ["tools.code_execution_20250825", "tools.tool_search_tool_regex_20251119"]
+    );
 }
 
 #[test]

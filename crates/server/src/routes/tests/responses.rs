@@ -89,6 +89,41 @@ async fn errors_before_the_first_event_have_their_own_status() {
         (empty.status.as_u16(), &empty.json()["error"]["message"]),
         (400, &json!("model is required"))
     );
+    let files = respond(&b, json!({"tools": [{"type": "file_search"}]})).await;
+    assert_eq!(files.json()["error"]["message"], "tools[0]: tools of type \"file_search\" are not supported");
+    let item = respond(&b, json!({"input": [{"type": "item_reference", "id": "msg_1"}]})).await;
+    assert!(
+        item.json()["error"]["message"].as_str().unwrap().starts_with("input[0]: item \"msg_1\" not found")
+    );
+}
+
+#[tokio::test]
+async fn what_the_model_is_not_offered_is_named() {
+    let b = Bench::new();
     let search = respond(&b, json!({"tools": [{"type": "web_search"}]})).await;
-    assert_eq!(search.json()["error"]["message"], "web_search tool is not supported");
+    assert_eq!((search.status.as_u16(), search.header("x-puna-ignored")), (200, "tools.web_search"));
+}
+
+#[tokio::test]
+async fn items_of_kept_responses_are_referred_to_by_their_owner() {
+    let b = Bench::new();
+    let first = respond(&b, json!({})).await.json();
+    let id = &first["output"].as_array().unwrap().last().unwrap()["id"];
+    let input = json!([{"type": "item_reference", "id": id}, {"role": "user", "content": "again"}]);
+    let said =
+        first["output"].as_array().unwrap().last().unwrap()["content"][0]["text"].as_str().unwrap().trim();
+    let prompt = prompt(&b, json!({"input": input})).await;
+    assert!(!said.is_empty() && prompt.contains(said), "{said:?} in {prompt:?}");
+}
+
+#[tokio::test]
+async fn tokens_are_counted_as_the_prompt_has_them() {
+    let b = Bench::new();
+    let body = json!({"model": "cria", "input": "hi", "instructions": "Be brief.", "max_output_tokens": 1});
+    let counted = b.post("/v1/responses/input_tokens", body.clone()).await.json();
+    let answered = b.post("/v1/responses", body).await.json();
+    assert_eq!(
+        counted,
+        json!({"object": "response.input_tokens", "input_tokens": answered["usage"]["input_tokens"]})
+    );
 }
