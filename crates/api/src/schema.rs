@@ -91,11 +91,25 @@ schemas! {
                 },
             },
             {
+                "type": "object", "required": ["type", "custom"],
+                "properties": {
+                    "type": {"const": "custom", "description": "`custom`."},
+                    "custom": {
+                        "type": "object", "required": ["name"], "description": "The tool that takes free text.",
+                        "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
+                    },
+                },
+            },
+            {
                 "type": "object", "required": ["type", "name"],
                 "properties": {
-                    "type": {"const": "function", "description": "`function`."},
+                    "type": {"enum": ["function", "custom"], "description": "`function` or `custom`."},
                     "name": {"type": "string", "minLength": 1, "description": "The function's name."},
                 },
+            },
+            {
+                "type": "object", "required": ["type"],
+                "properties": {"type": {"const": "local_shell", "description": "`local_shell`."}},
             },
         ],
     }
@@ -304,12 +318,16 @@ pub enum AnthropicContent {
 /// A block of a message.
 #[derive(JsonSchema)]
 pub struct AnthropicPart {
-    /// `text`, `image`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, `server_tool_use` or `web_search_tool_result`.
+    /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, `server_tool_use` or `web_search_tool_result`.
     r#type: String,
     /// Of a `text`: the text.
     text: Option<String>,
-    /// Of an `image`: the image.
-    source: Option<AnthropicSource>,
+    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
+    source: Option<AnthropicOrigin>,
+    /// Of a `document` or a `search_result`: its title, for the model.
+    title: Option<String>,
+    /// Of a `document`: what it is about, for the model.
+    context: Option<String>,
     /// Of a `thinking`: the thoughts.
     thinking: Option<String>,
     /// Of a `tool_use`: the call's id.
@@ -320,7 +338,7 @@ pub struct AnthropicPart {
     input: Option<Map<String, Value>>,
     /// Of a `tool_result`: the id of the call that it answers.
     tool_use_id: Option<String>,
-    /// Of a `tool_result`: text, or a list of blocks of type `text` or `image`.
+    /// Of a `tool_result`: text, or a list of blocks of type `text`, `image`, `document` or `search_result`; of a `search_result`: blocks of type `text`.
     content: Option<AnthropicResult>,
     /// Of a `tool_result`: whether the call failed, which the model is told.
     is_error: Option<bool>,
@@ -339,14 +357,18 @@ enum AnthropicResult {
 /// A block of a result.
 #[derive(JsonSchema)]
 struct AnthropicResultPart {
-    /// `text` or `image`; of a search `web_search_result`.
+    /// `text`, `image`, `document` or `search_result`; of a search on the web `web_search_result`.
     r#type: String,
     /// Of a `text`: the text.
     text: Option<String>,
-    /// Of an `image`: the image.
-    source: Option<AnthropicSource>,
-    /// Of a search: the page's title.
+    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
+    source: Option<AnthropicOrigin>,
+    /// Its title, for the model.
     title: Option<String>,
+    /// Of a `document`: what it is about, for the model.
+    context: Option<String>,
+    /// Of a `search_result`: blocks of type `text`.
+    content: Option<Vec<AnthropicSystemPart>>,
     /// Of a search: the page's address.
     url: Option<String>,
 }
@@ -360,13 +382,26 @@ struct AnthropicSearchError {
     error_code: String,
 }
 
-/// Bytes of an image.
+/// What is in something, or where it was found.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+enum AnthropicOrigin {
+    Bytes(AnthropicSource),
+    Place(String),
+}
+
+/// What is in an image or a document.
 #[derive(JsonSchema)]
 pub struct AnthropicSource {
-    /// `base64`; addresses of other servers are refused.
+    /// `base64`, of a document also `text` or `content`; addresses of other servers are refused.
     r#type: String,
-    /// The bytes in base64.
-    data: String,
+    /// Of a document in base64: `text/plain`, or another kind of text.
+    media_type: Option<String>,
+    /// The bytes in base64, or the text.
+    data: Option<String>,
+    /// Of a `content`: text, or a list of text blocks.
+    content: Option<AnthropicSystem>,
 }
 
 /// A system text, or a list of text blocks.
@@ -399,24 +434,30 @@ pub enum ResponsesInput {
 /// Something that was said, called or thought.
 #[derive(JsonSchema)]
 pub struct ResponsesItem {
-    /// `message` (also where it is missing), `function_call`, `function_call_output`, `reasoning` or `web_search_call`, which says nothing to the model.
+    /// `message` (also where it is missing), `function_call`, `custom_tool_call`, `local_shell_call`, these with `_output` behind, `reasoning`, `item_reference`, or `web_search_call` and `image_generation_call`, which say nothing to the model.
     r#type: Option<String>,
+    /// Of an `item_reference`: the id of an item of a response that is kept.
+    id: Option<String>,
     /// Of a `message`: `system`, `developer`, `user` or `assistant`.
     role: Option<String>,
     /// Of a `message`: text or a list of parts.
     content: Option<ResponsesContent>,
-    /// Of a `function_call` or its output: the call's id.
+    /// Of a call or its output: the call's id.
     call_id: Option<String>,
-    /// Of a `function_call`: the function's name.
+    /// Of a `function_call` or a `custom_tool_call`: the function's name.
     name: Option<String>,
     /// Of a `function_call`: the arguments as JSON text.
     arguments: Option<String>,
-    /// Of a `function_call_output`: text or a list of parts.
+    /// Of a `custom_tool_call`: the text.
+    input: Option<String>,
+    /// Of a `local_shell_call`: `command` and what else belongs to it.
+    action: Option<Map<String, Value>>,
+    /// Of an output: text or a list of parts.
     output: Option<ResponsesContent>,
     /// Of a `reasoning`: the thoughts.
-    encrypted_content: Option<String>,
-    /// Of a `reasoning`: the thoughts, where there is no `encrypted_content`.
     summary: Option<Vec<ResponsesSummary>>,
+    /// Of a `reasoning`: the thoughts, where there are none in `content` or `summary`.
+    encrypted_content: Option<String>,
 }
 
 /// Text or a list of parts.
@@ -451,7 +492,7 @@ pub struct ResponsesSummary {
 /// A function that the model may call, or a group of them.
 #[derive(JsonSchema)]
 pub struct ResponsesTool {
-    /// `function` or `namespace`; searches and other tools of the service are refused.
+    /// `function`, `namespace`, `custom` or `local_shell`; `web_search`, `image_generation` and `tool_search` are left out, other tools of the service refused.
     r#type: String,
     /// The function's name, or that of the group, which comes before the names of its functions.
     name: Option<String>,
@@ -461,6 +502,8 @@ pub struct ResponsesTool {
     parameters: Option<Map<String, Value>>,
     /// Handed to the template.
     strict: Option<bool>,
+    /// Of a `custom`: the form of its text; a grammar becomes part of the description.
+    format: Option<Map<String, Value>>,
     /// Of a `namespace`: its functions.
     tools: Option<Vec<ResponsesFunction>>,
 }
@@ -516,7 +559,7 @@ pub struct Response {
     error: Option<Map<String, Value>>,
     /// The model's name as the client wrote it.
     model: String,
-    /// Thoughts (`reasoning`), messages (`message`) and calls (`function_call`) in their order.
+    /// Thoughts (`reasoning`), messages (`message`) and calls (`function_call`, `custom_tool_call`, `local_shell_call`) in their order.
     output: Vec<ResponseItem>,
     /// Token counts.
     usage: Option<ResponseUsage>,
@@ -534,20 +577,26 @@ pub struct Response {
 pub struct ResponseItem {
     /// Its id.
     id: String,
-    /// `reasoning`, `message` or `function_call`.
+    /// `reasoning`, `message`, `function_call`, `custom_tool_call` or `local_shell_call`.
     r#type: String,
     /// Of a `message`: parts of type `output_text`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     content: Option<Vec<Value>>,
-    /// Of a `function_call`: its id.
+    /// Of a call: its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     call_id: Option<String>,
-    /// Of a `function_call`: the function's name.
+    /// Of a `function_call` or a `custom_tool_call`: the function's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     /// Of a `function_call`: arguments as JSON text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
+    /// Of a `custom_tool_call`: the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    input: Option<String>,
+    /// Of a `local_shell_call`: what to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    action: Option<Map<String, Value>>,
     /// Of a `reasoning`: the thoughts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Vec<Value>>,

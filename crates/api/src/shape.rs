@@ -116,8 +116,8 @@ macro_rules! shapes {
 shapes! {
     /// What the model may or must call, in the forms of all dialects.
     tool_choice TOOL_CHOICE = Shape {
-        fields: &["type", "name", "function", "disable_parallel_tool_use"],
-        inside: &[("function", &Shape::of(&["name"]))],
+        fields: &["type", "name", "function", "custom", "disable_parallel_tool_use"],
+        inside: &[("function", &Shape::of(&["name"])), ("custom", &Shape::of(&["name"]))],
     };
 
     /// Parts of a message for a chat completion.
@@ -128,7 +128,10 @@ shapes! {
 
     /// Parts of a message for Anthropic's dialect.
     anthropic_content ANTHROPIC_CONTENT = Shape {
-        fields: &["type", "text", "source", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error"],
+        fields: &[
+            "type", "text", "source", "title", "context", "thinking", "id", "name", "input", "tool_use_id", "content",
+            "is_error",
+        ],
         inside: &[("source", &ANTHROPIC_SOURCE), ("content", &ANTHROPIC_RESULT)],
     };
 
@@ -141,7 +144,8 @@ shapes! {
     /// Items that a response is to answer.
     responses_input RESPONSES_INPUT = Shape {
         fields: &[
-            "type", "role", "content", "call_id", "name", "arguments", "output", "encrypted_content", "summary",
+            "type", "id", "role", "content", "call_id", "name", "arguments", "input", "action", "output",
+            "encrypted_content", "summary",
         ],
         inside: &[
             ("content", &RESPONSES_CONTENT),
@@ -207,16 +211,19 @@ pub(crate) static INFO: Shape = Shape::of(&[
 
 /// Functions that a response may call.
 pub(crate) static RESPONSES_TOOL: Shape = Shape {
-    fields: &["type", "name", "description", "parameters", "strict", "tools"],
+    fields: &["type", "name", "description", "parameters", "strict", "format", "tools"],
     inside: &[("tools", &Shape::of(&["name", "description", "parameters", "strict"]))],
 };
 
-static ANTHROPIC_SOURCE: Shape = Shape::of(&["type", "data"]);
+static ANTHROPIC_SOURCE: Shape = Shape {
+    fields: &["type", "media_type", "data", "content"],
+    inside: &[("content", &Shape::of(&["type", "text"]))],
+};
 
-/// Of a tool (`text`, `image`) or of a search on the web.
+/// Of a tool (`text`, `image`, `document`, `search_result`) or of a search on the web.
 static ANTHROPIC_RESULT: Shape = Shape {
-    fields: &["type", "text", "source", "title", "url", "error_code"],
-    inside: &[("source", &ANTHROPIC_SOURCE)],
+    fields: &["type", "text", "source", "title", "context", "content", "url", "error_code"],
+    inside: &[("source", &ANTHROPIC_SOURCE), ("content", &Shape::of(&["type", "text"]))],
 };
 
 static RESPONSES_CONTENT: Shape = Shape::of(&["type", "text", "refusal", "image_url"]);

@@ -51,6 +51,16 @@ enum AnyModel {
     Anthropic(anthropic::Model),
 }
 
+/// Tokens of a response that was not asked for yet.
+#[derive(JsonSchema)]
+#[allow(dead_code)]
+struct CountedResponse {
+    /// `response.input_tokens`.
+    object: String,
+    /// Tokens of the prompt.
+    input_tokens: u64,
+}
+
 /// What was deleted.
 #[derive(JsonSchema)]
 #[allow(dead_code)]
@@ -277,6 +287,11 @@ fn openai() -> Vec<Operation> {
                 Content::Json(of::<Response>),
                 Content::Events(of::<ResponseEvent>),
             ])
+            .loads(),
+        Operation::post("/v1/responses/input_tokens", "count_response", "Count the tokens of a prompt")
+            .about("Of the very prompt that the model would get.")
+            .json::<responses::ResponsesRequest>(&["model"], r#"{"model": "cria", "input": "Hello!"}"#)
+            .object::<CountedResponse>("Their number.")
             .loads(),
         id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
             .object::<Response>("The response.")
