@@ -1,6 +1,5 @@
 //! Routes of Anthropic's dialect.
 
-use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -13,16 +12,15 @@ use crate::app::App;
 use crate::canonical::Failure;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native};
 use crate::dialect::{collect, has, respond};
-use crate::http::{Anthropic, Client, Ignored, Json, Refused, json_plain};
+use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
 
 /// `POST /v1/messages`
 pub(super) async fn messages(
     State(app): State<App>,
     client: Client,
-    Extension(ignored): Extension<Ignored>,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, Refused<Anthropic>> {
-    ignored.add(left_out(&request.tools));
+    left_out(&request.tools).into_iter().for_each(note_ignored);
     if !request.model.is_empty() && request.max_tokens < 1 {
         return Err(Failure::bad_request("max_tokens is required and must be positive").into());
     }
