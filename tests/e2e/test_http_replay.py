@@ -17,7 +17,7 @@ EXTRA += ",ngram_draft_count,ngram_accepted_count,model_draft_count,model_accept
 # What needs no grammar, no images and no network.
 GROUPS = """
 methods hosts cors json-errors names tags show show.errors ps blobs create create.errors copy copy.errors delete generate generate.errors
-generate.load chat chat.errors chat.load render jinja options logprobs truncate embed embed.errors openai.chat openai.stream
+generate.load pull pull.errors push push.errors chat chat.errors chat.load render jinja options logprobs truncate embed embed.errors openai.chat openai.stream
 openai.models openai.embeddings openai.errors openai.completions openai.responses anthropic anthropic.errors anthropic.stream audio cloud tools thinking openai.tools anthropic.tools
 """.split()
 

@@ -289,8 +289,11 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
         puna.fails(&["create", "x", "-f", &file])
     };
     assert_eq!(create("./nope.gguf"), "Error: ./nope.gguf: no such file");
-    let text = create("nope");
-    assert!(text.starts_with("Error: FROM nope: no file or folder here") && !text.contains("pull"), "{text}");
+    // Nobody listens there.
+    let text = create("http://127.0.0.1:1/x/nope");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("Error: FROM http://127.0.0.1:1/x/nope: no file or folder here"), "{text}");
+    assert!(last.contains("cannot be pulled: pull model manifest: Get "), "{text}");
     assert_eq!(create("/dev/zero"), "Error: /dev/zero is not a regular file");
     assert!(create(&puna.write("text.gguf", "no model")).contains("not in GGUF format"));
     let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();

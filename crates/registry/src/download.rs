@@ -184,12 +184,13 @@ impl Work {
             let work = self.clone();
             tokio::task::spawn_blocking(move || work.hash())
         };
+        // However this ends, also by being dropped with the whole program: nothing waits for a thread that waits.
+        let _hashing = EndsHashing(self);
         let fetched = tokio::select! {
             fetched = self.fetch() => fetched,
             () = self.state.closed() => Err(RegistryError::Cancelled),
         };
         if let Err(error) = fetched {
-            self.end_hashing();
             // What has arrived counts next time, whatever happened.
             self.checkpoint().await?;
             return Err(error);
@@ -464,11 +465,6 @@ impl Work {
         }
     }
 
-    fn end_hashing(&self) {
-        self.over.store(true, Ordering::Relaxed);
-        self.arrived.notify_one();
-    }
-
     fn show(&self) {
         let completed = self.table().completed();
         self.state.send_modify(|state| state.completed = completed);
@@ -484,6 +480,16 @@ impl Work {
 
     fn io(&self, error: &io::Error) -> RegistryError {
         StoreError::io("write", self.partial.data(), error).into()
+    }
+}
+
+/// Ends the thread that computes the digest when this is dropped.
+struct EndsHashing<'a>(&'a Work);
+
+impl Drop for EndsHashing<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+        self.0.arrived.notify_one();
     }
 }
 

@@ -108,12 +108,13 @@ impl Source {
 
     fn check_whole(&self, response: &Response, url: &Url) -> Result<(), RegistryError> {
         let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let len = response.content_length().filter(|len| *len != self.total);
-        match len {
-            Some(len) if kind.starts_with("text/html") => Err(RegistryError::Answer {
-                url: shown(url),
-                what: format!("instead of the blob comes a page for browsers of {len} bytes"),
-            }),
+        match response.content_length() {
+            Some(len) if len == self.total => Ok(()),
+            len if kind.starts_with("text/html") => {
+                let bytes = len.map(|len| format!(" of {len} bytes")).unwrap_or_default();
+                let what = format!("instead of the blob comes a page for browsers{bytes}");
+                Err(RegistryError::Answer { url: shown(url), what })
+            }
             Some(len) => Err(self.size(len)),
             None => Ok(()),
         }

@@ -46,9 +46,12 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             Ok::<_, ClientError>(())
         };
         match created.await {
-            Err(_) if is_missing(service.client(), &request.from).await => {
+            Err(error) if is_missing(service.client(), &request.from).await => {
                 let from = &request.from;
-                bail!("FROM {from}: no file or folder here, and no stored model (`puna list`), is called so")
+                bail!(
+                    "FROM {from}: no file or folder here, and no stored model (`puna list`), is called so, and it cannot be \
+                     pulled: {error}"
+                )
             }
             created => Ok(created?),
         }

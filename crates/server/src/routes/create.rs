@@ -1,13 +1,16 @@
 //! Making models: `POST /api/create`.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
-use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Store, StoreError};
+use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Source, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
 use super::lines::{self, Line, WAITING};
+use super::transfer;
 use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
 use crate::http::{Json, Native, Refused, note_ignored};
@@ -27,17 +30,44 @@ pub(super) async fn create(
     check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
     let (to, lines) = mpsc::channel::<Line>(WAITING);
-    let keep_unused = app.config().no_prune;
     // Goes on when the client leaves: what was asked for is made.
     let work = app.clone();
     tokio::spawn(async move {
-        let end = to.clone();
-        let made = work.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await;
-        if let Err(failure) = made.and_then(|made| made.map_err(|e| create_failure(&e))) {
-            let _ = end.send(Err(failure)).await;
+        if let Err(failure) = make_or_fetch(&work, name, wanted, &to).await {
+            let _ = to.send(Err(failure)).await;
         }
     });
     lines::answer(lines, whole).await
+}
+
+/// Makes the model; the one that it is made from is pulled where it is not stored.
+async fn make_or_fetch(
+    app: &App,
+    name: ModelName,
+    wanted: puna_store::CreateRequest,
+    to: &mpsc::Sender<Line>,
+) -> Result<(), Failure> {
+    let wanted = Arc::new(wanted);
+    let missing = match attempt(app, &name, &wanted, to).await? {
+        Err(error @ StoreError::NotFound(_)) => error,
+        made => return made.map_err(|e| create_failure(&e)),
+    };
+    let from = wanted.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
+    let Some(from) = from.filter(|from| from.source == Source::Any) else {
+        return Err(create_failure(&missing));
+    };
+    transfer::fetch(app, &from, to).await?;
+    attempt(app, &name, &wanted, to).await?.map_err(|e| create_failure(&e))
+}
+
+async fn attempt(
+    app: &App,
+    name: &ModelName,
+    wanted: &Arc<puna_store::CreateRequest>,
+    to: &mpsc::Sender<Line>,
+) -> Result<Result<(), StoreError>, Failure> {
+    let (name, wanted, to, keep_unused) = (name.clone(), wanted.clone(), to.clone(), app.config().no_prune);
+    app.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await
 }
 
 fn make(

@@ -41,6 +41,22 @@ pub(super) async fn push(
     lines::answer(lines, whole).await
 }
 
+/// Fetches a model for other work, telling it to a client that need not stay.
+pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -> Result<(), Failure> {
+    let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
+    let options = Options { insecure: false, keep_unused: app.config().no_prune };
+    let forward = async {
+        while let Some(progress) = progress.recv().await {
+            // "success" is the end of the client's own work.
+            if progress.status != "success" {
+                let _ = to.send(Ok(line(progress))).await;
+            }
+        }
+    };
+    let pulled = app.registry().pull(app.shared_store(), from, &options, report);
+    tokio::join!(pulled, forward).0.map_err(|error| Failure::internal(error.to_string()))
+}
+
 /// The model, whether one object is wanted instead of lines, and how to go about it.
 fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };

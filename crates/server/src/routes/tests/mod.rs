@@ -9,6 +9,7 @@ mod openai;
 mod prompts;
 mod rerank;
 mod responses;
+mod transfer;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,0 +1,122 @@
+//! Pull and push behind the door. What registries do is tested in the crate `registry`.
+
+use std::sync::Mutex;
+
+use puna_store::{Digest, ModelName, Store};
+
+use super::*;
+
+/// A registry with one model of one blob; what it was asked.
+async fn registry(pause: Duration) -> (String, Arc<Mutex<Vec<String>>>) {
+    let blob = b"not weights, but bytes".to_vec();
+    let digest = Digest::of(&blob).to_string();
+    let manifest =
+        json!({"layers": [{"mediaType": "x/y", "digest": digest, "size": blob.len()}]}).to_string();
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let noted = asked.clone();
+    let router = axum::Router::new().fallback(move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        noted.lock().unwrap().push(format!("{} {path}", request.method()));
+        let (manifest, blob) = (manifest.clone(), blob.clone());
+        async move {
+            match path.contains("/manifests/") {
+                true if path.ends_with("/absent") => (StatusCode::NOT_FOUND, Body::empty()),
+                true => (StatusCode::OK, Body::from(manifest)),
+                false => {
+                    tokio::time::sleep(pause).await;
+                    (StatusCode::OK, Body::from(blob))
+                }
+            }
+        }
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (host, asked)
+}
+
+fn stored(b: &Bench, name: &str) -> bool {
+    let store = Store::open(b._models.path()).unwrap();
+    store.find(&ModelName::parse(name).unwrap()).unwrap().is_some()
+}
+
+#[tokio::test]
+async fn a_pull_streams_its_lines_or_answers_with_the_last() {
+    let (host, _) = registry(Duration::ZERO).await;
+    let b = Bench::new();
+    let name = format!("{host}/me/m");
+    let streamed = b.post("/api/pull", json!({"name": name, "insecure": true, "username": "x"})).await;
+    assert_eq!((streamed.status, streamed.header("content-type")), (StatusCode::OK, "application/x-ndjson"));
+    let lines = streamed.lines();
+    assert_eq!(lines[0], json!({"status": "pulling manifest"}));
+    let blob = lines.iter().rfind(|line| line["total"] == 22).unwrap();
+    assert_eq!(blob["completed"], 22);
+    assert_eq!(lines.last().unwrap(), &json!({"status": "success"}));
+    assert!(stored(&b, &name));
+    let whole = b.post("/api/pull", json!({"model": name, "insecure": true, "stream": false})).await;
+    assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, "application/json"));
+    assert_eq!(whole.json(), json!({"status": "success"}));
+}
+
+#[tokio::test]
+async fn failures_are_the_status_or_the_last_line() {
+    let (host, _) = registry(Duration::ZERO).await;
+    let b = Bench::new();
+    let absent = json!({"model": format!("{host}/me/m:absent"), "insecure": true, "stream": false});
+    let answer = b.post("/api/pull", absent.clone()).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(answer.json(), json!({"error": "pull model manifest: file does not exist"}));
+    let streamed = b.post("/api/pull", json!({"model": absent["model"], "insecure": true})).await;
+    assert_eq!(streamed.status, StatusCode::OK);
+    assert_eq!(streamed.lines().last().unwrap(), &answer.json());
+    for (path, body, status, error) in [
+        ("/api/pull", json!({"model": "../x"}), 400, "invalid model name"),
+        ("/api/pull", json!({}), 400, "invalid model name"),
+        ("/api/push", json!({}), 400, "model is required"),
+        ("/api/push", json!({"model": "../../etc/passwd"}), 400, "invalid model name"),
+        (
+            "/api/pull",
+            json!({"model": "m:cloud"}),
+            403,
+            "ollama cloud is disabled: remote model is unavailable",
+        ),
+        ("/api/push", json!({"model": "me/none", "stream": false}), 500, "model 'me/none:latest' not found"),
+    ] {
+        let answer = b.post(path, body).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.json()["error"].as_str().unwrap()),
+            (status, error),
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_its_pull() {
+    let (host, asked) = registry(Duration::from_millis(200)).await;
+    for stream in [true, false] {
+        let b = Bench::new();
+        let name = format!("{host}/me/m");
+        let body = json!({"model": name, "insecure": true, "stream": stream});
+        let gone = tokio::time::timeout(Duration::from_millis(100), b.post("/api/pull", body)).await;
+        assert!(gone.is_err());
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        assert!(!stored(&b, &name));
+        assert!(asked.lock().unwrap().last().unwrap().contains("/blobs/"));
+    }
+}
+
+#[tokio::test]
+async fn create_fetches_what_a_model_is_made_from() {
+    let (host, asked) = registry(Duration::ZERO).await;
+    let b = Bench::new();
+    let from = format!("http://{host}/me/m");
+    let answer = b.post("/api/create", json!({"model": "mine", "from": from})).await;
+    let lines = answer.lines();
+    assert_eq!(lines[0], json!({"status": "pulling manifest"}));
+    assert!(asked.lock().unwrap().iter().any(|line| line.contains("/blobs/")));
+    assert!(stored(&b, &from), "{lines:?}");
+    let absent = json!({"model": "mine", "from": format!("{from}:absent"), "stream": false});
+    let answer = b.post("/api/create", absent).await;
+    assert_eq!(answer.json()["error"], "pull model manifest: file does not exist");
+}
