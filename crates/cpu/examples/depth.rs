@@ -105,7 +105,8 @@ fn main() {
     );
     for name in arg(4, "f16").split(',') {
         let ty = KvType::ALL.into_iter().find(|ty| ty.name() == name).expect("f32, f16, bf16, q8_0 or q4_0");
-        let config = Config { threads: Some(threads), kernels: kernels.clone(), deterministic: false };
+        let config =
+            Config { threads: Some(threads), kernels: kernels.clone(), deterministic: false, capped: false };
         let mut backend = CpuBackend::new(&config).expect("a backend");
         let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
         let pages = most.div_ceil(PAGE);

@@ -17,7 +17,7 @@ use crate::memory::Arena;
 use crate::pool::Pool;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
 use crate::topology::{self, System};
-use crate::watch::Watch;
+use crate::watch::{Wanted, Watch};
 
 /// How the CPU is to be used.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +25,8 @@ pub struct Config {
     /// Threads, 512 at most; `None` takes one a physical core that this process may use and has time for, and follows
     /// when that changes.
     pub threads: Option<usize>,
+    /// Whether that is cut to what there are processors for, which is followed, too.
+    pub capped: bool,
     /// Kernel level by name; `None` takes the best.
     pub kernels: Option<String>,
     /// Whether each row gets the same bits whatever rows come with it: prompts then take about twice the time.
@@ -83,12 +85,17 @@ impl CpuBackend {
             Some(name) => kernels::level(name)?,
             None => kernels::best(),
         };
-        let backend = Self::on(System::real(), config.threads.filter(|&n| n > 0), level)?;
+        let wanted = match config.threads.filter(|&n| n > 0) {
+            None => Wanted::Automatic,
+            Some(threads) if config.capped => Wanted::AtMost(threads),
+            Some(threads) => Wanted::Exactly(threads),
+        };
+        let backend = Self::on(System::real(), wanted, level)?;
         Ok(Self { deterministic: config.deterministic, ..backend })
     }
 
-    fn on(system: System, threads: Option<usize>, level: &'static Level) -> Result<Self, CpuError> {
-        let watch = Watch::new(system, threads, Instant::now());
+    fn on(system: System, wanted: Wanted, level: &'static Level) -> Result<Self, CpuError> {
+        let watch = Watch::new(system, wanted, Instant::now());
         let threads = watch.layout().threads();
         let pool = Pool::new(watch.layout())
             .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?;

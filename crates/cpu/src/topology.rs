@@ -119,6 +119,12 @@ impl Topology {
         self.nodes.iter().map(|node| node.cores).sum()
     }
 
+    /// More threads than this would wait for each other.
+    pub fn most_threads(&self) -> usize {
+        let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
+        self.cpus().min(paid).max(1)
+    }
+
     /// One thread a physical core, but no more than the quota pays for, rounded down: threads beyond it use it up early and
     /// then all stand still until the next period, in the middle of a step.
     pub fn default_threads(&self) -> usize {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::future::join_all;
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use tokio::sync::{mpsc, oneshot};
@@ -120,6 +121,7 @@ enum Command {
     Notice(RunId, Notice),
     Stalled(RunId, u32),
     List(oneshot::Sender<Vec<Running>>),
+    Links(oneshot::Sender<Vec<Link>>),
     Runners(oneshot::Sender<Runners>),
     Shutdown(oneshot::Sender<()>),
 }
@@ -194,6 +196,9 @@ impl Models {
 
     /// What all runners do and have done.
     pub(crate) async fn runners(&self) -> Runners {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.to.send(Command::Links(reply));
+        join_all(answer.await.unwrap_or_default().iter().map(Link::refresh)).await;
         let (reply, answer) = oneshot::channel();
         let _ = self.to.send(Command::Runners(reply));
         answer.await.unwrap_or_default()
@@ -329,6 +334,10 @@ impl Manager {
             }
             Command::Stalled(run, phase) => self.stalled(run, phase),
             Command::List(reply) => drop(reply.send(self.list())),
+            Command::Links(reply) => {
+                let loaded = self.runners.values().filter(|runner| runner.loaded && !runner.stopping);
+                let _ = reply.send(loaded.map(|runner| runner.link.clone()).collect());
+            }
             Command::Runners(reply) => drop(reply.send(self.runners())),
             Command::Shutdown(_) => {}
         }

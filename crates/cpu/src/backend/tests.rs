@@ -76,7 +76,8 @@ struct Model {
 
 impl Model {
     fn new(system: System, threads: Option<usize>, level: &'static Level) -> Self {
-        let mut backend = CpuBackend::on(system, threads, level).unwrap();
+        let mut backend =
+            CpuBackend::on(system, threads.map_or(Wanted::Automatic, Wanted::Exactly), level).unwrap();
         let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
         backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
         let layer = CacheLayer { kv_heads: HEADS / 2, key_dim: HEAD, value_dim: HEAD };

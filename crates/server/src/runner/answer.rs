@@ -358,7 +358,7 @@ fn is_shallow(call: &FunctionCall) -> bool {
 
 /// The figures of an answer of which nothing was wanted.
 pub(super) fn no_tokens(answer: Answer) -> Done {
-    Done { reason: Reason::Length, ..answer.broken_off() }
+    Done { reason: Reason::Length, prefill: Duration::ZERO, ..answer.broken_off() }
 }
 
 /// A call as it goes to the client.

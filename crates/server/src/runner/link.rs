@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
@@ -27,8 +27,14 @@ use crate::scheduler::Exit;
 /// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// More time than this does not pass between two signs of life, whatever the clock says.
+const BEAT_MAX: Duration = Duration::from_secs(5);
+
 /// Silence is measured in this many pieces.
 const PIECES: u32 = 4;
+
+/// How long a runner may take to say what it is doing, where somebody wants to know now.
+const REFRESH: Duration = Duration::from_millis(200);
 
 /// How long a runner whose connection has ended may take to end itself.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -59,6 +65,8 @@ struct Shared {
     /// What the generations it finished come to.
     finished: Mutex<Counts>,
     next_task: AtomicU64,
+    /// Told of every sign of life.
+    beats: Notify,
 }
 
 #[derive(Default)]
@@ -80,10 +88,11 @@ impl Link {
             pulse: Mutex::default(),
             finished: Mutex::default(),
             next_task: AtomicU64::new(1),
+            beats: Notify::new(),
         }));
         let (read, write) = launched.stream.into_split();
         tokio::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
-        let watch = StepWatch { limit: step_timeout, rounds: 0, since: None };
+        let watch = StepWatch { limit: step_timeout, rounds: 0, seen: Duration::ZERO, last: None };
         let reader = Reader { link: link.clone(), failed: None, loaded: false, watch };
         // On its own, since it is what ends the process when that is asked for.
         let exit = tokio::spawn(launched.exit);
@@ -117,6 +126,13 @@ impl Link {
     /// Where its memory goes, as it last said.
     pub(crate) fn memory(&self) -> MemoryParts {
         lock(&self.0.pulse).memory
+    }
+
+    /// Asks what it is doing, and waits a moment for the answer.
+    pub(crate) async fn refresh(&self) {
+        let beats = self.0.beats.notified();
+        self.send(ToRunner::Beat);
+        let _ = timeout(REFRESH, beats).await;
     }
 
     /// What it said last about itself. What it has done is at least what finished generations tell, which come sooner.
@@ -179,8 +195,10 @@ impl Link {
 }
 
 fn counts(done: &Done) -> Counts {
+    // A prompt of which no answer was wanted is counted, and not computed.
+    let computed = if done.generated_tokens == 0 && done.prefill.is_zero() { 0 } else { done.prompt_tokens };
     Counts {
-        prompt_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
+        prompt_tokens: computed.saturating_sub(done.cached_tokens),
         generated_tokens: done.generated_tokens,
         guesses: done.guesses,
         ..Counts::default()
@@ -229,20 +247,25 @@ struct Reader {
 struct StepWatch {
     limit: Option<Duration>,
     rounds: u64,
-    /// When the present round was first seen, if there is work.
-    since: Option<Instant>,
+    /// For how long the present round has been seen, if there is work.
+    seen: Duration,
+    /// The last sign of life.
+    last: Option<Instant>,
 }
 
 impl StepWatch {
     /// Takes a sign of life; the error is the reason to end the runner.
     fn take(&mut self, now: Instant, pulse: &Pulse) -> Result<(), String> {
+        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
         if !pulse.works || pulse.rounds != self.rounds {
-            (self.rounds, self.since) = (pulse.rounds, pulse.works.then_some(now));
+            (self.rounds, self.seen) = (pulse.rounds, Duration::ZERO);
             return Ok(());
         }
-        let since = *self.since.get_or_insert(now);
+        // Signs of life are seconds apart: where more time has passed, one of the processes was stopped, and the clock has
+        // jumped for a model that did not hang.
+        self.seen += passed.min(BEAT_MAX);
         match self.limit {
-            Some(limit) if now.duration_since(since) > limit => Err(format!(
+            Some(limit) if self.seen > limit => Err(format!(
                 "the model was busy with a single step for more than {} seconds and was ended; PUNA_STEP_TIMEOUT sets the limit",
                 limit.as_secs_f64().ceil()
             )),
@@ -324,6 +347,7 @@ impl Reader {
             FromRunner::Event(id, event) => self.link.deliver(id, event),
             FromRunner::Heartbeat(pulse) => {
                 *lock(&self.link.0.pulse) = pulse;
+                self.link.0.beats.notify_waiters();
                 self.watch.take(Instant::now(), &pulse)?;
             }
         }
@@ -375,6 +399,21 @@ mod tests {
     use tokio::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn time_for_which_a_process_was_stopped_is_no_step_that_hangs() {
+        let limit = Some(Duration::from_secs(60));
+        let mut watch = StepWatch { limit, rounds: 0, seen: Duration::ZERO, last: None };
+        let pulse = Pulse { works: true, rounds: 7, ..Pulse::default() };
+        let mut now = Instant::now();
+        let mut after = |seconds| {
+            now += Duration::from_secs(seconds);
+            watch.take(now, &pulse)
+        };
+        assert_eq!([after(0), after(2), after(3600), after(2)], [Ok(()), Ok(()), Ok(()), Ok(())]);
+        let told = (0..30).find_map(|_| after(2).err());
+        assert!(told.unwrap().contains("busy with a single step"), "it hangs all the same");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_was_stopped_for_long_hears_its_runners_again() {

@@ -54,7 +54,8 @@ impl Loader for LocalLoader {
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
         let config = Config {
-            threads: threads.map(usable_threads),
+            threads: threads.inspect(|wanted| warn_of_threads(*wanted)),
+            capped: true,
             kernels: spec.kernels.clone(),
             deterministic: spec.options.deterministic,
         };
@@ -88,9 +89,8 @@ fn pair_form(tokenizer: &Tokenizer, template: Option<String>) -> PairForm {
     }
 }
 
-/// `wanted`, or as many as there are processors: more threads only wait for each other, and a model made on a larger
-/// machine may ask for more.
-fn usable_threads(wanted: usize) -> usize {
+/// More threads than processors only wait for each other, and a model made on a larger machine may ask for more.
+fn warn_of_threads(wanted: usize) {
     let processors = std::thread::available_parallelism().map_or(wanted, |n| n.get());
     if wanted > processors {
         tracing::warn!(
@@ -99,7 +99,6 @@ fn usable_threads(wanted: usize) -> usize {
             "fewer processors than threads asked for: one thread a processor is used"
         );
     }
-    wanted.min(processors)
 }
 
 fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {

@@ -12,7 +12,7 @@ use crate::scheduler::LoadOptions;
 use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -40,6 +40,8 @@ pub enum ToRunner {
     Credit(u64, u32),
     /// Nobody listens to a request any more.
     Cancel(u64),
+    /// A sign of life is wanted now.
+    Beat,
 }
 
 /// From a runner.

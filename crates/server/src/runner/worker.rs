@@ -56,7 +56,14 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
                 Err(error) => return fail(error, out, sender),
             },
             // Meant for a model that is not loaded yet: a task that was given up in time.
-            (ToRunner::Load | ToRunner::Submit { .. } | ToRunner::Credit(..) | ToRunner::Cancel(_), _) => {}
+            (
+                ToRunner::Load
+                | ToRunner::Submit { .. }
+                | ToRunner::Credit(..)
+                | ToRunner::Cancel(_)
+                | ToRunner::Beat,
+                _,
+            ) => {}
         }
     }
     Ok(())
@@ -218,6 +225,9 @@ fn serve(
                         generator.cancel(job);
                     }
                 }
+            }
+            ToRunner::Beat => {
+                let _ = out.send(FromRunner::Heartbeat(generator.pulse()));
             }
             ToRunner::Plan(_) | ToRunner::Load => {}
         }

@@ -1,0 +1,154 @@
+//! A server whose runners say what time it is, a given number of times a second: what HTTP adds can be measured without
+//! a model. `benches/load … layer` drives it.
+//!
+//! It takes its settings from the environment, as `puna serve` does; the rate is a stream's own, 20 pieces a second.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use puna_engine::{Event, Finish, Job, Piece, Sink, Summary};
+use puna_sampler::{Constraint, Grammar};
+use puna_server::canonical::Tokenize;
+use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
+use puna_server::runner::protocol::{LoadSpec, MemoryParts, Pulse};
+use puna_server::runner::worker;
+
+/// Between two pieces of a stream.
+const PERIOD: Duration = Duration::from_millis(50);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    if std::env::args().nth(1).as_deref() == Some("runner") {
+        let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+        return Ok(worker::run(socket, &Clocks)?);
+    }
+    let config = puna_server::Config::from_env()?;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let listener = puna_server::listen(&config.address).await?;
+        Ok(puna_server::serve(config, listener, std::future::pending()).await?)
+    })
+}
+
+struct Clocks;
+
+impl Loader for Clocks {
+    fn plan(&self, _: &LoadSpec) -> Result<MemoryParts, LoadError> {
+        Ok(MemoryParts::default())
+    }
+
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+        let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
+        Ok(Box::new(Clock { facts, cancelled: Mutex::default(), next: AtomicU64::new(1) }))
+    }
+}
+
+/// Tokens are bytes.
+struct Clock {
+    facts: Facts,
+    cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,
+    next: AtomicU64,
+}
+
+/// Sends pieces until they are enough or nobody listens.
+fn tick(job: &Job, sink: &mut dyn Sink, cancelled: &AtomicBool) {
+    let wanted = job.max_tokens.unwrap_or(usize::MAX);
+    let begun = Instant::now();
+    for n in 0..wanted {
+        let due = begun + PERIOD * u32::try_from(n).unwrap_or(u32::MAX);
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let piece = Piece { text: now.as_nanos().to_string(), token: 0, logprobs: None };
+        if cancelled.load(Ordering::Relaxed) || !sink.send(Event::Piece(piece)) {
+            return;
+        }
+    }
+    sink.send(Event::Done(Summary {
+        finish: Finish::Length,
+        prompt_tokens: job.prompt.len(),
+        cached_tokens: 0,
+        prefill: Duration::ZERO,
+        generated_tokens: wanted,
+        decode: begun.elapsed(),
+        queued: Duration::ZERO,
+        speculated: Default::default(),
+        shifted_tokens: 0,
+        tokens: job.prompt.clone(),
+    }));
+}
+
+impl Generator for Clock {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn encode(&self, text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).collect()
+    }
+
+    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+        self.encode(&text.text)
+    }
+
+    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        parts.iter().flat_map(|(text, _)| self.encode(text)).collect()
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        tokens.iter().map(|token| char::from(*token as u8)).collect()
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        vec![token as u8]
+    }
+
+    fn control_token(&self, _: &str) -> Option<u32> {
+        None
+    }
+
+    fn is_bos(&self, _: u32) -> bool {
+        false
+    }
+
+    fn vocab_size(&self) -> usize {
+        256
+    }
+
+    fn grammar(&self, _: &Constraint) -> Result<Grammar, String> {
+        Err("a clock has no grammar".into())
+    }
+
+    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, String> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let cancelled = Arc::<AtomicBool>::default();
+        self.cancelled.lock().map_err(|e| e.to_string())?.insert(id, cancelled.clone());
+        thread::spawn(move || tick(&job, sink.as_mut(), &cancelled));
+        Ok(id)
+    }
+
+    fn cancel(&self, job: u64) {
+        if let Some(cancelled) = self.cancelled.lock().ok().and_then(|mut jobs| jobs.remove(&job)) {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
+        done(Err("a clock makes no embeddings".into()));
+        Ok(0)
+    }
+
+    fn rank(&self, _: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String> {
+        done(Err("a clock scores nothing".into()));
+        Ok(0)
+    }
+
+    fn pulse(&self) -> Pulse {
+        Pulse::default()
+    }
+}
