@@ -126,7 +126,7 @@ async fn every_request_has_a_name_and_a_client_may_give_it() {
 #[tokio::test]
 async fn contexts_of_different_size_share_a_runner() {
     let b = Bench::new();
-    for num_ctx in [json!(512), json!(4096), json!(null), json!(4)] {
+    for num_ctx in [json!(512), json!(4096), json!(4), json!(null)] {
         let answer =
             b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": num_ctx}}))).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
