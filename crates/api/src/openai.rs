@@ -161,9 +161,9 @@ pub struct ResponseFormat {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct JsonSchema {
-    /// Its name.
+    /// A label, which changes nothing.
     pub name: String,
-    /// Whether it must be kept exactly.
+    /// A schema is always kept exactly, whatever this says.
     pub strict: Option<bool>,
     /// The schema itself.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]

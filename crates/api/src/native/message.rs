@@ -45,12 +45,17 @@ impl Serialize for Image {
 
 impl<'de> Deserialize<'de> for Image {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(d)?;
+        // Among images `null` is none.
+        let text = Option::<String>::deserialize(d)?.ok_or(0).map_err(illegal)?;
         match crate::base64_decode(&text) {
             Ok(bytes) => Ok(Self(bytes)),
-            Err(at) => Err(de::Error::custom(format_args!("illegal base64 data at input byte {at}"))),
+            Err(at) => Err(illegal(at)),
         }
     }
+}
+
+fn illegal<E: de::Error>(at: usize) -> E {
+    E::custom(format_args!("illegal base64 data at input byte {at}"))
 }
 
 /// A function call of the model.
@@ -134,6 +139,10 @@ impl<'de> Deserialize<'de> for Tool {
                 "ToolFunctionParameters.tools.function.parameters.required",
                 "[]string",
             ))
+        } else if let Some(other) =
+            parameters["required"].as_array().and_then(|l| l.iter().find(|v| !v.is_string()))
+        {
+            Err(wrong(other, "ToolFunctionParameters.tools.function.parameters.required", "string"))
         } else if !object_or_absent(&parameters["properties"]) {
             Err(wrong(
                 &parameters["properties"],

@@ -168,10 +168,15 @@ fn answers(operation: &Operation, access: Access, types: &mut Types) -> Value {
                 Content::Nothing => continue,
                 Content::Text(kind) => (*kind, json!({"schema": {"type": "string"}})),
                 Content::Json(schema) => ("application/json", json!({"schema": types.answer(*schema)})),
-                Content::Lines(schema) => ("application/x-ndjson", pieces(types.answer(*schema))),
-                Content::Events(schema) => ("text/event-stream", pieces(types.answer(*schema))),
+                Content::Lines(schema) => ("application/x-ndjson", lines(types.answer(*schema))),
+                Content::Events(schema) => ("text/event-stream", events(types.answer(*schema))),
             };
             answer["content"][kind] = schema;
+        }
+        if matches!(operation.body, Body::Json { .. }) {
+            answer["headers"]["X-Puna-Ignored"] = json!({
+                "description": "Fields of the request that nobody looked at.", "schema": {"type": "string"},
+            });
         }
         answers.insert(status.to_string(), answer);
     }
@@ -179,7 +184,7 @@ fn answers(operation: &Operation, access: Access, types: &mut Types) -> Value {
     let mut errors: Vec<u16> = operation.errors.iter().chain(door).copied().collect();
     errors.sort_unstable();
     errors.dedup();
-    let schema = types.answer(operations::error_of(operation.dialect));
+    let schema = types.answer(operations::error_of(operation));
     for status in errors {
         let mut answer = json!({"description": meaning(status)});
         if operation.method != "HEAD" {
@@ -190,9 +195,16 @@ fn answers(operation: &Operation, access: Access, types: &mut Types) -> Value {
     answers.into()
 }
 
-/// A stream is a text to OpenAPI 3.1; what its pieces are is said beside.
-fn pieces(schema: Value) -> Value {
+/// A stream of lines is a text to OpenAPI 3.1; what a line is, is said beside.
+fn lines(schema: Value) -> Value {
     json!({"schema": {"type": "string"}, "x-puna-pieces": schema})
+}
+
+/// An event has a name and data, which are JSON; but for the last one in OpenAI's streams, `[DONE]`.
+fn events(schema: Value) -> Value {
+    let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": schema});
+    let properties = json!({"event": {"type": "string"}, "data": data});
+    json!({"schema": {"type": "object", "properties": properties, "required": ["data"]}, "x-puna-pieces": schema})
 }
 
 fn meaning(status: u16) -> &'static str {

@@ -90,7 +90,7 @@ fn make(
 }
 
 /// Refuses parameters that every request to the model would fail with.
-fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
+pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
     options::apply(&Map::new(), parameters, &mut load, &mut run, &mut unknown)?;

@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use puna_api::native::{CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelSummary, ShowRequest};
 use puna_store::{Deleted, Entry, ModelRef, Store, StoreError};
 
+use super::create::check_parameters;
 use super::rfc3339;
 use crate::app::{App, details, store_failure};
 use crate::canonical::Failure;
@@ -64,6 +65,7 @@ pub(super) async fn show(
     if given.is_empty() {
         return Err(Failure::bad_request("model is required").into());
     }
+    check_parameters(request.options.as_ref())?;
     let name = Name::parse(given, "remote model details are unavailable")?;
     let model = app.find(&name, || format!("model '{}' not found", name.stored)).await?;
     let agent = headers.get(header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! Routes of OpenAI's dialect.
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -149,11 +150,13 @@ fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
 pub(super) async fn models(
     State(app): State<App>,
     headers: HeaderMap,
-    Query(page): Query<anthropic::Page>,
+    page: Result<Query<anthropic::Page>, QueryRejection>,
 ) -> Result<Response, Refused<OpenAi>> {
     let entries = app.store(|store| store.list()).await?.map_err(|e| store_failure(&e))?;
     if anthropic::is_meant(&headers) {
-        return Ok(anthropic::models(&entries, &page).unwrap_or_else(|failure| Anthropic::error(&failure)));
+        let page = page.map_err(|error| Failure::bad_request(error.body_text()));
+        let list = page.and_then(|Query(page)| anthropic::models(&entries, &page));
+        return Ok(list.unwrap_or_else(|failure| Anthropic::error(&failure)));
     }
     let data = entries.iter().map(|entry| wire_model(entry, entry.name.to_string())).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
