@@ -303,7 +303,7 @@ fn openai() -> Vec<Operation> {
             .about("No model here takes sound so far: a complete request is refused with 400.")
             .body(Body::Form(&[
                 ("file", true, "The sound."),
-                ("model", true, "The model's name."),
+                ("model", true, "The model's name."), ("response_format", false, "`text` or `json`."), ("language", false, "The language that is spoken."), ("prompt", false, "What was said before."),
             ]))
             .refused(400)
             .errors(&[403, 404, 500]),

@@ -44,7 +44,7 @@ async fn the_manual_lists_every_route_and_field() {
 fn manual(document: &Value) -> String {
     let mut out = HEAD.to_owned();
     let all = operations::all();
-    let mut types = BTreeSet::new();
+    let (mut types, mut answers) = (BTreeSet::new(), BTreeSet::new());
     for dialect in Dialect::ALL {
         let routes: Vec<&Operation> = all.iter().filter(|o| o.dialect == dialect).collect();
         let _ = writeln!(out, "## {}\n\n| route | state | scope | does |\n|---|---|---|---|", dialect.name());
@@ -59,16 +59,50 @@ fn manual(document: &Value) -> String {
         }
         out.push('\n');
         for operation in routes {
-            route(&mut out, document, operation, &mut types);
+            route(&mut out, document, operation, &mut types, &mut answers);
         }
     }
-    out.push_str("## Objects\n\nWhat stands in fields of more than one route.\n\n");
+    out.push_str("## Objects of requests\n\n");
+    objects(&mut out, document, types, "required");
+    out.push_str(
+        "## Objects of answers\n\nFields that are not always there are left out where they say nothing.\n\n",
+    );
+    objects(&mut out, document, answers, "always");
+    out
+}
+
+/// The types, and those that they consist of.
+fn objects(out: &mut String, document: &Value, mut types: BTreeSet<String>, must: &str) {
     let mut shown = BTreeSet::new();
     while let Some(name) = types.difference(&shown).next().cloned() {
         shown.insert(name.clone());
-        object(&mut out, document, &name, &mut types);
+        object(out, document, &name, must, &mut types);
     }
-    out
+}
+
+/// What a route answers where all goes well, and the statuses of its errors.
+fn answer(document: &Value, operation: &Operation, types: &mut BTreeSet<String>) -> String {
+    let mut answers = Vec::new();
+    let mut errors = Vec::new();
+    for (status, answer) in described(document, operation)["responses"].as_object().into_iter().flatten() {
+        if status.as_str() >= "400" {
+            errors.push(status.as_str());
+            continue;
+        }
+        for (media, content) in answer["content"].as_object().into_iter().flatten() {
+            let schema = if content["x-puna-pieces"].is_null() {
+                &content["schema"]
+            } else {
+                &content["x-puna-pieces"]
+            };
+            answers.push(format!("{} (`{media}`)", kind(schema, types)));
+        }
+    }
+    let answers = if answers.is_empty() { "nothing".to_owned() } else { answers.join(", ") };
+    match errors.is_empty() {
+        true => format!("Answer: {answers}."),
+        false => format!("Answer: {answers}. Errors: {}.", errors.join(", ")),
+    }
 }
 
 fn public(path: &str) -> String {
@@ -79,8 +113,14 @@ fn described<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
     &document["paths"][public(operation.path)][operation.method.to_lowercase()]
 }
 
-/// A route's fields, unless it has none.
-fn route(out: &mut String, document: &Value, operation: &Operation, types: &mut BTreeSet<String>) {
+/// A route's fields and answers.
+fn route(
+    out: &mut String,
+    document: &Value,
+    operation: &Operation,
+    types: &mut BTreeSet<String>,
+    answers: &mut BTreeSet<String>,
+) {
     let mut rows = String::new();
     for parameter in &operation.parameters {
         let place = if parameter.place == "header" { "header" } else { parameter.place };
@@ -90,7 +130,7 @@ fn route(out: &mut String, document: &Value, operation: &Operation, types: &mut 
         Body::Json { required, .. } if operation.state != State::Refused => {
             let content = &described(document, operation)["requestBody"]["content"];
             let schema = resolved(&content["application/json"]["schema"], document);
-            fields(&mut rows, &schema, required, types);
+            fields(&mut rows, &schema, required, "required", types);
         }
         Body::Form(all) => {
             for (name, _, about) in *all {
@@ -105,10 +145,8 @@ fn route(out: &mut String, document: &Value, operation: &Operation, types: &mut 
         .flat_map(|(_, fields)| fields.iter().map(|field| format!("`{field}`")))
         .collect();
     let refused: Vec<_> = REFUSED.iter().filter(|r| r.path == operation.path).collect();
-    if rows.is_empty() && named.is_empty() && refused.is_empty() {
-        return;
-    }
-    let _ = writeln!(out, "### `{} {}`\n", operation.method, public(operation.path));
+    let answer = answer(document, operation, answers);
+    let _ = writeln!(out, "### `{} {}`\n\n{answer}\n", operation.method, public(operation.path));
     if !rows.is_empty() {
         let _ = writeln!(out, "| field | type | state | what |\n|---|---|---|---|\n{rows}");
     }
@@ -125,13 +163,13 @@ fn route(out: &mut String, document: &Value, operation: &Operation, types: &mut 
     }
 }
 
-fn fields(rows: &mut String, schema: &Value, required: &[&str], types: &mut BTreeSet<String>) {
+fn fields(rows: &mut String, schema: &Value, required: &[&str], must: &str, types: &mut BTreeSet<String>) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let state = field["x-puna-state"].as_str().unwrap_or("supported");
         let about = field["description"].as_str().unwrap_or_default();
         let about =
             about.replace(" (Puna's addition)", "").replace("; Puna's addition)", ")").replace('|', "\\|");
-        let must = if required.contains(&name.as_str()) { "; required" } else { "" };
+        let must = if required.contains(&name.as_str()) { format!("; {must}") } else { String::new() };
         let kind = kind(field, types);
         let default = match &field["default"] {
             Value::Null | Value::Bool(false) => String::new(),
@@ -156,6 +194,9 @@ fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
     if schema["anyOf"].is_array() {
         return several(&schema["anyOf"], types);
     }
+    if !schema["const"].is_null() {
+        return format!("`{}`", schema["const"]);
+    }
     if let Some(values) = schema["enum"].as_array() {
         let values: Vec<String> = values.iter().filter(|v| !v.is_null()).map(|v| format!("`{v}`")).collect();
         return values.join(", ");
@@ -174,15 +215,26 @@ fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
     }
 }
 
-fn object(out: &mut String, document: &Value, name: &str, types: &mut BTreeSet<String>) {
+fn object(out: &mut String, document: &Value, name: &str, must: &str, types: &mut BTreeSet<String>) {
     let schema = &document["components"]["schemas"][name];
     let about = schema["description"].as_str().unwrap_or_default();
     let _ = writeln!(out, "### {name}\n\n{about}");
     let required: Vec<&str> =
         schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    for form in schema["oneOf"].as_array().into_iter().flatten() {
+        let mut rows = String::new();
+        fields(&mut rows, form, &[], must, types);
+        let tag = form["properties"]["type"]["const"].as_str().unwrap_or_default();
+        let about = form["description"].as_str().unwrap_or_default();
+        let _ =
+            writeln!(out, "\n`{tag}`: {about}\n\n| field | type | state | what |\n|---|---|---|---|\n{rows}");
+    }
+    if schema["oneOf"].is_array() {
+        return;
+    }
     if schema["properties"].is_object() {
         let mut rows = String::new();
-        fields(&mut rows, schema, &required, types);
+        fields(&mut rows, schema, &required, must, types);
         let _ = writeln!(out, "\n| field | type | state | what |\n|---|---|---|---|\n{rows}");
     } else {
         let _ = writeln!(out, "Type: {}.\n", kind(schema, types));
