@@ -34,7 +34,9 @@ impl std::fmt::Display for SyntaxError {
         match self {
             Self::Empty => f.write_str("EOF"),
             Self::UnexpectedEnd => f.write_str("unexpected EOF"),
-            Self::TooDeep => f.write_str("exceeded max depth"),
+            Self::TooDeep => {
+                write!(f, "exceeded max depth: lists and objects may be nested {MAX_DEPTH} times")
+            }
             Self::TooMany => write!(f, "the body holds more than {MAX_VALUES} JSON values"),
             Self::Unexpected(b, place) => match b {
                 b'\'' => write!(f, r"invalid character '\'' {place}"),
@@ -325,7 +327,7 @@ mod tests {
     #[test]
     fn deep_nesting_is_refused_and_not_followed() {
         let text = "[".repeat(1_000_000);
-        assert_eq!(error(&text), "exceeded max depth");
+        assert_eq!(error(&text), "exceeded max depth: lists and objects may be nested 100 times");
     }
 
     #[test]

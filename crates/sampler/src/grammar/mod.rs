@@ -7,8 +7,10 @@
 //! Constraints come from strangers: sizes are bounded here, the work of a step by `llguidance`'s own limits, and what
 //! cannot be enforced is refused rather than ignored.
 
+mod bounds;
 mod gbnf;
 mod lark;
+mod reason;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use reason::{NOTHING, reason};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -88,6 +91,12 @@ pub enum GrammarError {
     /// The grammar cannot follow the sequence any further.
     #[error("the grammar cannot be followed: {0}")]
     Stuck(String),
+    /// Finding what may come next takes more work than is allowed.
+    #[error(
+        "the form of the answer takes too much work ({0}); make it simpler: with smaller repetitions, fewer alternatives that \
+         begin alike, and no .* in front of them"
+    )]
+    TooHard(String),
 }
 
 /// A token as grammars see it.
@@ -116,7 +125,8 @@ impl Grammars {
         let count = u32::try_from(words.len()).map_err(|_| GrammarError::TooLarge(words.len()))?;
         let trie = TokTrie::from(&TokRxInfo::new(count, first), &words).with_eos_tokens(&ends);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut factory = ParserFactory::new_simple(&env).map_err(|e| GrammarError::Grammar(reason(&e)))?;
+        let mut factory =
+            ParserFactory::new_simple(&env).map_err(|e| GrammarError::Grammar(reason(&e, true)))?;
         factory.quiet();
         // A request's text does not belong into messages.
         factory.limits_mut().verbose_errors = false;
@@ -141,6 +151,7 @@ impl Grammars {
     }
 
     fn begin(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        let own = matches!(constraint, Constraint::Lark(_));
         let (source, blame): (_, fn(String) -> GrammarError) = match constraint {
             Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
             Constraint::Schema(schema) => {
@@ -153,12 +164,15 @@ impl Grammars {
                 (TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?), GrammarError::Grammar)
             }
         };
-        let parser = self.factory.create_parser(source).map_err(|e| blame(reason(&e)))?;
+        let parser = self.factory.create_parser(source).map_err(|e| blame(reason(&e, own)))?;
         let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
         // Some things are found only where the first token is looked for.
-        let first = grammar.find_next().map_err(|e| blame(e.to_string()))?;
+        let first = grammar.find_next().map_err(|error| match error {
+            GrammarError::Stuck(reason) => blame(reason),
+            other => other,
+        })?;
         if first.is_zero() {
-            return Err(blame("there is no text that it allows".into()));
+            return Err(blame(NOTHING.into()));
         }
         grammar.next = Some(first);
         Ok(grammar)
@@ -191,7 +205,7 @@ impl Grammar {
     /// Hides the tokens that may not come next: their logits become −∞.
     ///
     /// # Errors
-    /// [`GrammarError::Stuck`] where a step would take too much work.
+    /// [`GrammarError::TooHard`] where a step would take too much work.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let next = match self.next.take() {
             Some(next) => next,
@@ -212,7 +226,7 @@ impl Grammar {
             // Only the end can come after the end.
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|e| GrammarError::Stuck(reason(&e)))
+        self.matcher.consume_token(token).map_err(|e| Self::stuck(&e))
     }
 
     /// Whether the text may end here.
@@ -222,7 +236,16 @@ impl Grammar {
     }
 
     fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
-        self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Stuck(reason(&e)))
+        self.matcher.compute_mask_or_eos().map_err(|e| Self::stuck(&e))
+    }
+
+    fn stuck(error: &dyn fmt::Display) -> GrammarError {
+        let reason = reason(error, true);
+        // What it has failed of is known by its text only, once it has failed.
+        match reason.split_once("lexer error: ").or_else(|| reason.split_once("parser error: ")) {
+            Some((_, what)) => GrammarError::TooHard(what.to_owned()),
+            None => GrammarError::Stuck(reason),
+        }
     }
 }
 
@@ -271,11 +294,4 @@ fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
         return Err(GrammarError::Regex("it is empty".into()));
     }
     Ok(TopLevelGrammar { grammars: vec![GrammarWithLexer::from_regex(pattern)], max_tokens: None })
-}
-
-/// The first line of a chain of reasons; what follows is about the library's insides.
-fn reason(error: &dyn fmt::Display) -> String {
-    let whole = format!("{error:#}");
-    let line = whole.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
-    line.chars().take(300).collect()
 }

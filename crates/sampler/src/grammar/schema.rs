@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
+use super::bounds;
+
 /// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
 /// a bound, a model that is not sure how to go on may write white space for ever.
 const WHITE_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
@@ -17,6 +19,19 @@ const LIST: [&str; 2] = ["prefixItems", "items"];
 const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
+/// Formats that are enforced. Any other is only a remark, as JSON Schema has it.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Where the dialects of JSON Schema are described that are known here; another one is read as the newest of them.
+const DIALECTS: [&str; 5] = [
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+];
 
 /// The schema of any JSON object.
 pub fn any_object() -> Value {
@@ -34,6 +49,11 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
         return Err("the keyword \"x-guidance\" is not for requests".into());
     }
     let mut schema = schema.clone();
+    each(&mut schema, "#", &mut |schema, place| {
+        leave_out_remarks(schema);
+        bounds::check_values(schema, place)?;
+        bounds::tame(schema, place)
+    })?;
     let mut shared = HashSet::new();
     find_shared(&schema, false, &mut shared);
     close(&mut schema, false, "#", &shared);
@@ -43,8 +63,58 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
     Ok(schema)
 }
 
+/// `oneOf` is read as `anyOf` where its branches cannot be told apart: references to objects with a `const` to tell them
+/// apart, as most libraries write them, are among these.
 fn options() -> Value {
-    json!({ "whitespace_pattern": WHITE_SPACE, "json_allow_general_unicode_escapes": true })
+    json!({
+        "whitespace_pattern": WHITE_SPACE,
+        "json_allow_general_unicode_escapes": true,
+        "coerce_one_of": true,
+    })
+}
+
+/// Removes what says nothing that could be enforced, but would be refused.
+fn leave_out_remarks(schema: &mut Map<String, Value>) {
+    let is_other = |keyword: &str, known: &[&str]| {
+        let text = schema.get(keyword).and_then(Value::as_str);
+        text.is_some_and(|text| !known.contains(&text.trim_end_matches('#')))
+    };
+    let (format, dialect) = (is_other("format", &FORMATS), is_other("$schema", &DIALECTS));
+    if format {
+        schema.remove("format");
+    }
+    if dialect {
+        schema.remove("$schema");
+    }
+}
+
+/// Changes a schema and those inside of it. `place` is where it stands, as a `$ref` would name it.
+fn each(
+    schema: &mut Value,
+    place: &str,
+    change: &mut impl FnMut(&mut Map<String, Value>, &str) -> Result<(), String>,
+) -> Result<(), String> {
+    let Value::Object(map) = schema else { return Ok(()) };
+    change(map, place)?;
+    for (keyword, value) in map.iter_mut() {
+        let place = || format!("{place}/{keyword}");
+        let keyword = keyword.as_str();
+        match value {
+            Value::Object(_) if ONE.contains(&keyword) => each(value, &place(), change)?,
+            Value::Object(named) if NAMED.contains(&keyword) => {
+                for (name, schema) in named {
+                    each(schema, &format!("{}/{name}", place()), change)?;
+                }
+            }
+            Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
+                for (i, schema) in list.iter_mut().enumerate() {
+                    each(schema, &format!("{}/{i}", place()), change)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Whether a schema says more than one thing about the properties of a value.

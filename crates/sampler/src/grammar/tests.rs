@@ -228,7 +228,9 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         (json!({"type": "object", "not": {"required": ["a"]}}), "not"),
         (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
         (json!({"type": "object", "if": {}, "then": {}}), "if"),
-        (json!({"type": "string", "format": "color"}), "color"),
+        (json!({"type": "integer", "minimum": 1e19}), "minimum"),
+        (json!({"properties": {"id": {"enum": [9_007_199_254_740_993u64]}}}), "enum at #/properties/id"),
+        (json!({"const": {"a": [i64::MIN]}}), "-9223372036854775808"),
         (json!({"type": "nonsense"}), "nonsense"),
         (json!({"$ref": "https://example.com/a.json"}), "example.com"),
         (json!({"$ref": "#/$defs/nothing"}), "nothing"),
@@ -249,6 +251,158 @@ fn what_cannot_be_enforced_is_refused_by_name() {
             other => panic!("{given}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn formats_that_nobody_knows_are_remarks() {
+    let others = [
+        "password",
+        "binary",
+        "byte",
+        "path",
+        "file-path",
+        "decimal",
+        "ipv4network",
+        "json-string",
+        "regex",
+        "uuid4",
+        "color",
+        "phone",
+        "int64",
+    ];
+    for name in others {
+        check(
+            &schema(json!({"type": "string", "format": name, "maxLength": 2})),
+            &["\"ab\""],
+            &["\"abc\"", "1"],
+        );
+        let inside = json!({
+            "properties": {"format": {"type": "array", "items": {"anyOf": [{"type": "string", "format": name}]}}},
+            "required": ["format"],
+        });
+        check(&schema(inside), &["{\"format\":[\"a\"]}"], &["{\"format\":[1]}", "{}"]);
+    }
+    let date = json!({"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]});
+    check(&schema(date), &["{\"a\":\"2026-02-28\"}"], &["{\"a\":\"soon\"}"]);
+}
+
+#[test]
+fn bounds_of_the_types_of_other_languages_are_kept() {
+    let cases: [(Value, &[&str], &[&str]); 9] = [
+        (
+            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+            &["0", "-1", "9223372036854775807", "-9223372036854774784"],
+            &["9223372036854775808", "-9223372036854775809", "1.5"],
+        ),
+        (
+            json!({"type": "integer", "minimum": i64::MIN}),
+            &["-5", "123456789012345678901"],
+            &["-9223372036854775809"],
+        ),
+        (
+            json!({"type": ["integer", "null"], "minimum": 0, "maximum": u64::MAX}),
+            &["0", "null", "9223372036854775807"],
+            &["-1", "18446744073709551616"],
+        ),
+        (
+            json!({"type": "integer", "exclusiveMinimum": -1e30, "exclusiveMaximum": 1e30}),
+            &["-7", "7"],
+            &["x"],
+        ),
+        (json!({"type": "number", "maximum": f64::MAX, "minimum": f64::MIN}), &["1e300", "-2.5"], &["\"1\""]),
+        (json!({"type": "number", "minimum": 0, "maximum": f64::MAX}), &["0", "3.25"], &["-1"]),
+        (json!({"type": "number", "maximum": f32::MAX}), &["-1", "3.25", "1000000000000"], &["x"]),
+        (
+            json!({"type": "integer", "minimum": 2_000_000_000_000_000_000u64}),
+            &["2000000000000000000"],
+            &["1", "-1"],
+        ),
+        (json!({"type": "number", "maximum": -2e18}), &["-2000000000000000001"], &["1", "-1"]),
+    ];
+    for (given, yes, no) in cases {
+        let grammar = compile(&Constraint::Schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
+        check(&grammar, yes, no);
+    }
+}
+
+#[test]
+fn one_of_is_read_as_any_of_where_its_branches_overlap() {
+    let overlapping = schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}));
+    check(&overlapping, &["1", "1.5"], &["\"1\""]);
+    let animal = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind, "type": "string"}}, "required": ["kind"]});
+    let told_apart = schema(json!({
+        "$defs": {"Cat": animal("cat"), "Dog": animal("dog")},
+        "discriminator": {"propertyName": "kind"},
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    }));
+    check(&told_apart, &["{\"kind\":\"cat\"}", "{\"kind\":\"dog\"}"], &["{\"kind\":\"cow\"}"]);
+}
+
+#[test]
+fn dialects_that_nobody_knows_are_read_as_the_newest() {
+    for dialect in [
+        "http://json-schema.org/schema#",
+        "https://json-schema.org/draft-07/schema#",
+        "http://json-schema.org/draft-07/schema#",
+        "https://example.com/my-dialect",
+    ] {
+        let inner = json!({"$schema": dialect, "type": "integer"});
+        let given = json!({"$schema": dialect, "properties": {"a": inner}, "required": ["a"]});
+        check(&schema(given), &["{\"a\":1}"], &["{\"a\":true}"]);
+    }
+}
+
+#[test]
+fn objects_may_be_nested_as_deep_as_requests() {
+    let nested = |n: usize| {
+        let outer = |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]});
+        (0..n).fold(json!({"type": "integer"}), outer)
+    };
+    for n in [39, 41, 50] {
+        let text = format!("{}1{}", "{\"a\":".repeat(n), "}".repeat(n));
+        check(&schema(nested(n)), &[&text], &["1"]);
+        assert!(
+            compile(&Constraint::Lark(format!("start: a\na: {}", lark_json(&nested(n)).unwrap()))).is_ok(),
+            "{n}"
+        );
+    }
+}
+
+#[test]
+fn reasons_name_what_is_wrong_without_the_insides() {
+    let schema = |schema| Constraint::Schema(schema);
+    let cases: [(Constraint, &[&str]); 8] = [
+        (Constraint::Regex("(?=a)b".into()), &["\"(?=a)b\"", "look-ahead", "not supported"]),
+        (Constraint::Regex("a(".into()), &["\"a(\"", "unclosed group"]),
+        (Constraint::Regex("[^\\s\\S]".into()), &["no text that it allows"]),
+        (Constraint::Gbnf("root ::= root".into()), &["no text that it allows"]),
+        (schema(json!({"$ref": "#"})), &["no text that it allows"]),
+        (
+            schema(json!({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}})),
+            &["pattern", "\"(?=a)b\"", "look-ahead"],
+        ),
+        (Constraint::Lark("start: foo".into()), &["at 1(", "foo"]),
+        (Constraint::Lark("start: /(?=a)b/".into()), &["at 1(8): ", "\"(?=a)b\"", "look-ahead"]),
+    ];
+    for (constraint, words) in cases {
+        let text = compile(&constraint).unwrap_err().to_string();
+        for word in words {
+            assert!(text.contains(word), "{constraint:?}: {text}");
+        }
+        let own = matches!(constraint, Constraint::Lark(_));
+        for inside in ["NoExtensionBias", "\n", "coerce_one_of"].iter().chain((!own).then_some(&"at 1(")) {
+            assert!(!text.contains(inside), "{constraint:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_form_that_becomes_too_much_work_says_so() {
+    // Which one does depends on the vocabulary; this is what the library says.
+    let error = Grammar::stuck(&"lexer error: too many expressions constructed");
+    assert_eq!(error, GrammarError::TooHard("too many expressions constructed".into()));
+    assert!(error.to_string().contains("make it simpler"), "{error}");
+    assert!(matches!(Grammar::stuck(&"Parser Error: token \"x\""), GrammarError::Stuck(_)));
 }
 
 #[test]

@@ -1,0 +1,41 @@
+//! What the library says about a constraint, as a sentence for whoever wrote it.
+
+use std::fmt;
+
+/// Characters of a reason at most.
+const LENGTH: usize = 400;
+/// Said of a constraint that no text can have.
+pub const NOTHING: &str =
+    "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
+
+/// The reason that a chain of errors comes to. `own`: the text that was read is the client's own, so that places in it
+/// say something.
+pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
+    let whole = format!("{error:#}");
+    if whole.contains("NoExtensionBias") {
+        return NOTHING.into();
+    }
+    let line = whole.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
+    let (place, line) = split_place(line);
+    let text = expression(&whole).unwrap_or_else(|| line.to_owned());
+    let text = if own { format!("{place}{text}") } else { text };
+    text.chars().take(LENGTH).collect()
+}
+
+/// Splits `at 1(8): ` off, if it is there.
+fn split_place(line: &str) -> (&str, &str) {
+    let end = line.find("): ").filter(|end| {
+        let digits = |c: char| c.is_ascii_digit() || c == '(';
+        line.strip_prefix("at ").is_some_and(|rest| rest[..end - 3].chars().all(digits))
+    });
+    line.split_at(end.map_or(0, |end| end + 3))
+}
+
+/// What is wrong with a regular expression, which is told last: behind the expression itself, indented, with a mark under the
+/// place.
+fn expression(whole: &str) -> Option<String> {
+    let (_, report) = whole.split_once("regex parse error:")?;
+    let cause = report.lines().find_map(|line| line.trim().strip_prefix("error: "))?;
+    let pattern = report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
+    Some(format!("the pattern {:?} cannot be used: {cause}", pattern.trim()))
+}
