@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for event in events {
         match event {
             Event::Piece(piece) => print!("{}", piece.text),
-            Event::Failed(reason) => return Err(reason.into()),
+            Event::Failed(reason) | Event::Refused(reason) => return Err(reason.into()),
             Event::Done(_) => break,
             Event::Prefill { .. } | Event::Prompt(_) => {}
         }

@@ -93,6 +93,29 @@ pub struct Constrained {
     scratch: Vec<f32>,
 }
 
+/// Why no token was drawn.
+pub enum Undrawn {
+    /// The form that was asked for cannot be followed.
+    Form(String),
+    /// Anything else.
+    Other(String),
+}
+
+impl From<GrammarError> for Undrawn {
+    fn from(error: GrammarError) -> Self {
+        match error {
+            GrammarError::TooHard(_) => Self::Form(error.to_string()),
+            _ => Self::Other(error.to_string()),
+        }
+    }
+}
+
+impl From<&str> for Undrawn {
+    fn from(reason: &str) -> Self {
+        Self::Other(reason.to_owned())
+    }
+}
+
 /// Where the grammar is.
 enum Place {
     Here(Box<Grammar>),
@@ -120,14 +143,14 @@ impl Constrained {
         logits: &mut [f32],
         sampler: &mut Sampler,
         stage: impl Fn(u32) -> Stage,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, Undrawn> {
         if !self.open {
             if let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)? {
                 return Ok(token);
             }
             (self.open, self.scratch) = (true, Vec::new());
         }
-        self.grammar()?.mask(logits).map_err(|e| e.to_string())?;
+        self.grammar()?.mask(logits)?;
         sampler.try_sample(logits).ok_or_else(|| "no token of the model fits the grammar here".into())
     }
 
@@ -142,7 +165,7 @@ impl Constrained {
         };
     }
 
-    fn grammar(&mut self) -> Result<&mut Grammar, String> {
+    fn grammar(&mut self) -> Result<&mut Grammar, Undrawn> {
         if let Place::Away(back) = &self.place {
             self.place = back.recv().map_or(Place::Lost, Place::Here);
         }
@@ -159,7 +182,7 @@ fn draw_before(
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
     stage: impl Fn(u32) -> Stage,
-) -> Result<Option<u32>, String> {
+) -> Result<Option<u32>, Undrawn> {
     for _ in 0..MIXED_MAX {
         let mut drawer = sampler.clone();
         scratch.clear();

@@ -84,6 +84,8 @@ pub enum Event {
     Done(Summary),
     /// The end, by an error.
     Failed(String),
+    /// What was asked for cannot be done, as turned out on the way; the request would have to be another one.
+    Refused(String),
 }
 
 /// A token of the prompt, and what the model makes of it.
@@ -180,6 +182,12 @@ pub trait Sink: Send {
     /// Tokens that must come next instead of being drawn, such as the end of a thought that was long enough. Asked before
     /// every draw, but not within a character.
     fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Tokens that end a thought whose model would rather end the text than answer. Without any, the end is not drawn. Asked
+    /// of jobs with a [`Job::grammar`], once.
+    fn end_thought(&mut self) -> Vec<u32> {
         Vec::new()
     }
 

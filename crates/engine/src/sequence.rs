@@ -1,5 +1,6 @@
 //! One running sequence: its tokens, its pages, its sampler, and what it has told its listener.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, StopMatcher, Vocab, log_probs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
-use crate::constraint::Constrained;
+use crate::constraint::{Constrained, Undrawn};
 use crate::held::Held;
 use crate::job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 use crate::pages::PAGE_TOKENS;
@@ -37,6 +38,8 @@ pub struct Sequence {
     constrained: Option<Constrained>,
     /// Tokens that come next whatever the model would say.
     forced: VecDeque<u32>,
+    /// The thought was ended for the model.
+    thought_ended: bool,
     decoder: StreamDecoder,
     stop: StopMatcher,
     pub guesser: Guesser,
@@ -78,6 +81,7 @@ impl Sequence {
             sampler,
             constrained,
             forced: VecDeque::new(),
+            thought_ended: false,
             decoder: tokenizer.decoder().showing(&job.shown),
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
@@ -226,7 +230,11 @@ impl Sequence {
         };
         let token = match drawn {
             Ok(token) => token,
-            Err(reason) => {
+            Err(Undrawn::Form(reason)) => {
+                self.sink.send(Event::Refused(reason));
+                return false;
+            }
+            Err(Undrawn::Other(reason)) => {
                 self.fail(&reason);
                 return false;
             }
@@ -235,11 +243,7 @@ impl Sequence {
         self.generated += 1;
         self.tokens.push(token);
         if tokenizer.is_eog(token) {
-            let without_answer = self.constrained.as_ref().is_some_and(|c| !c.is_open());
-            match without_answer && self.sink.stage("") != Stage::Enough {
-                true => self.fail("the model ended its text before it came to the answer"),
-                false => self.finish(Finish::End),
-            }
+            self.finish(Finish::End);
             return false;
         }
         if let Some(constrained) = &mut self.constrained {
@@ -270,21 +274,33 @@ impl Sequence {
         self.forced.pop_front()
     }
 
-    /// Draws from `logits`, within the answer's form.
-    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, String> {
+    /// Draws from `logits`, within the answer's form. A thought that would be the end is ended, and the answer goes on.
+    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, Undrawn> {
         let Some(constrained) = &mut self.constrained else {
             let drawn = self.sampler.try_sample(logits);
             return drawn.ok_or_else(|| NOT_A_NUMBER.into());
         };
         let (sink, decoder) = (&self.sink, &self.decoder);
+        let breaks_off = Cell::new(false);
         let stage = |token| -> Stage {
-            let text = if tokenizer.is_eog(token) { String::new() } else { decoder.clone().push(token) };
-            sink.stage(&text)
+            if !tokenizer.is_eog(token) {
+                return sink.stage(&decoder.clone().push(token));
+            }
+            let stage = sink.stage("");
+            if stage != Stage::Before {
+                return stage;
+            }
+            breaks_off.set(true);
+            Stage::Mixed
         };
         let was_open = constrained.is_open();
         let drawn = constrained.draw(logits, &mut self.sampler, stage);
         if constrained.is_open() && !was_open {
             self.sink.begin_answer();
+        } else if breaks_off.get() && !self.thought_ended && self.decoder.held().is_empty() {
+            self.thought_ended = true;
+            self.forced.extend(self.sink.end_thought());
+            return self.forced.pop_front().map_or(drawn, Ok);
         }
         drawn
     }

@@ -99,7 +99,7 @@ fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
                     Heard { text, pieces, tokens: s.tokens, finish: s.finish, generated: s.generated_tokens };
                 return (heard, s.speculated);
             }
-            Event::Failed(reason) => panic!("{reason}"),
+            Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
         }
     }
 }

@@ -78,6 +78,7 @@ struct Thinker {
     events: Sender<Event>,
     text: String,
     mark: &'static str,
+    end: Vec<u32>,
 }
 
 impl Sink for Thinker {
@@ -88,6 +89,10 @@ impl Sink for Thinker {
             (false, Some((_, answer))) if !answer.trim().is_empty() => Stage::Mixed,
             _ => Stage::Before,
         }
+    }
+
+    fn end_thought(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.end)
     }
 
     fn send(&mut self, event: Event) -> bool {
@@ -103,21 +108,27 @@ fn a_thought_before_the_answer_is_free() {
     let engine = cria(&EngineOptions::default());
     let base = Job { max_tokens: Some(200), ..job(&engine, &chat("What is the capital of France?")) };
     let (free, _) = run(&engine, base.clone());
-    let think = |mark, constraint: &Constraint| {
+    let think = |mark, end: Option<&str>, constraint: &Constraint| {
         let (events, receiver) = channel();
-        let sink = Thinker { events, text: String::new(), mark };
+        let encode = Encode { add_special: false, parse_special: true };
+        let end = end.map(|end| engine.tokenizer().encode(end, encode)).unwrap_or_default();
+        let sink = Thinker { events, text: String::new(), mark, end };
         engine.submit(constrained(&engine, constraint, base.clone()), Box::new(sink)).unwrap();
         receiver
     };
     assert_eq!(free, "Paris.");
-    let (text, summary) = finish(&think("Paris", &Constraint::Regex("[0-9]{3}".into())));
+    let (text, summary) = finish(&think("Paris", None, &Constraint::Regex("[0-9]{3}".into())));
     let (thought, answer) = text.split_at(text.len() - 3);
     assert!(thought == "Paris" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
     assert_eq!(summary.finish, Finish::End);
-    // One that ends before it has answered has not done what it was asked for.
-    let events = think("never said", &person());
-    let end = std::iter::from_fn(|| events.recv_timeout(Duration::from_secs(60)).ok()).last();
-    assert!(matches!(end, Some(Event::Failed(reason)) if reason.contains("before it came to the answer")));
+    // One that would be the end goes on, until its tokens are spent.
+    let (text, summary) = finish(&think("never said", None, &person()));
+    assert!(text.starts_with("Paris.") && summary.finish == Finish::Length, "{text}");
+    // Or is ended, where it is known how.
+    let (text, summary) = finish(&think(" So:", Some(" So:"), &Constraint::Regex("[0-9]{3}".into())));
+    let (thought, answer) = text.split_at(text.len() - 3);
+    assert!(thought == "Paris. So:" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
+    assert_eq!(summary.finish, Finish::End);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn finish(events: &Receiver<Event>) -> (String, Summary) {
             Event::Prefill { .. } | Event::Prompt(_) => {}
             Event::Piece(piece) => text.push_str(&piece.text),
             Event::Done(summary) => return (text, summary),
-            Event::Failed(reason) => panic!("{reason}"),
+            Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
         }
     }
 }

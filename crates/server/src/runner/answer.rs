@@ -200,8 +200,8 @@ impl Answer {
                 Part::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
                 }
-                // An answer that has a form cannot have this before it.
-                Part::Malformed { text, error } if self.formed => {
+                // An answer that has a form cannot have this before it; one that had to be a call is nothing else.
+                Part::Malformed { text, error } if self.formed && self.forced.is_none() => {
                     let (task, bytes) = (self.handle.id, text.len());
                     tracing::warn!(task, %error, bytes, "a tool call cannot be read and is left out");
                     continue;
@@ -424,6 +424,10 @@ impl Sink for Answer {
         if std::mem::replace(&mut self.closing, true) {
             return Vec::new();
         }
+        self.end_thought()
+    }
+
+    fn end_thought(&mut self) -> Vec<u32> {
         let Some(end) = self.parser.as_ref().and_then(OutputParser::thought_end) else {
             tracing::warn!(
                 task = self.handle.id,
@@ -461,6 +465,7 @@ impl Sink for Answer {
                 let message = format!("an error was encountered while running the model: {message}");
                 self.handle.send(Event::Error(Failure::internal(message)))
             }
+            EngineEvent::Refused(message) => self.handle.send(Event::Error(Failure::bad_request(message))),
         }
     }
 }

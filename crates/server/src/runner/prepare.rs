@@ -8,7 +8,7 @@ use puna_prompt::{
     CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think,
     ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
 };
-use puna_sampler::Constraint;
+use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 use serde_json::Value;
 
 use super::answer::{Answer, no_tokens};
@@ -151,8 +151,9 @@ impl Preparer {
         let tags: Vec<(String, u32)> = tags.collect();
         let think_budget = think_budget(&task, &text);
         let (call, beginning) = self.demanded_call(&task, &text, &tags)?.unzip();
-        let grammar = call.or(task.format).map(|form| self.generator.grammar(&form)).transpose();
-        let grammar = grammar.map_err(Failure::bad_request)?;
+        let format = task.format.filter(|_| call.is_none());
+        let format = format.map(|form| self.generator.grammar(&form)).transpose();
+        let grammar = call.or(format.map_err(Failure::bad_request)?);
         listening(&handle)?;
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
@@ -190,13 +191,13 @@ impl Preparer {
         Ok(())
     }
 
-    /// The form of the call that the request demands, if it does, and how it begins.
+    /// The grammar of the call that the request demands, if it does, and how it begins.
     fn demanded_call(
         &self,
         task: &Generate,
         text: &Text,
         tags: &[(String, u32)],
-    ) -> Result<Option<(Constraint, String)>, Failure> {
+    ) -> Result<Option<(Grammar, String)>, Failure> {
         let Input::Chat { tools, .. } = &task.input else { return Ok(None) };
         let tools = forced::demanded(&task.tool_choice, tools);
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
@@ -208,8 +209,14 @@ impl Preparer {
                 "tool_choice: the form in which this model's template writes calls cannot be demanded; use \"auto\"",
             )
         })?;
+        forced::check_names(&form, &tools, || parser_after(task, text, ""))?;
         let constraint = forced::constraint(&form, &tools, task.parallel_tool_calls, tags)?;
-        Ok(Some((constraint, form.before)))
+        let grammar = self.generator.grammar(&constraint).map_err(|error| {
+            let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
+            let suspects = if small { tools.as_slice() } else { &[] };
+            forced::blame(suspects, &error, |form| self.generator.grammar(form).err())
+        })?;
+        Ok(Some((grammar, form.before)))
     }
 
     /// Counts a prompt's tokens, as many as they are.
@@ -235,6 +242,7 @@ impl Preparer {
         match &task.input {
             Input::Chat { messages, tools } => {
                 let offered = if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
+                forced::check_named(offered)?;
                 self.chat(handle, task, messages, offered)
             }
             Input::Prompt(prompt) => self.prompt(handle, task, prompt),
@@ -496,13 +504,18 @@ pub(super) fn listening(handle: &Handle) -> Result<(), Failure> {
 /// The parser of the model's output: the one that the model names, or what its template shows. Text without a template
 /// is the answer as it is.
 fn parser(task: &Generate, text: &Text) -> Option<OutputParser> {
+    parser_after(task, text, &text.prompt)
+}
+
+/// The same, behind another prompt.
+fn parser_after(task: &Generate, text: &Text, prompt: &str) -> Option<OutputParser> {
     let template = text.template.as_deref()?;
     let think = think(task);
     let input = ParserInput {
         tools: &text.tools,
         think: think.as_ref(),
         last: text.last.as_ref(),
-        prompt: &text.prompt,
+        prompt,
         formed: task.format.is_some()
             && !matches!(task.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),
     };

@@ -4,6 +4,7 @@ use puna_api::native::Tool;
 use serde_json::json;
 
 use super::*;
+use crate::canonical::Failure;
 use crate::runner::answer::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
@@ -162,4 +163,71 @@ async fn a_demanded_call_of_the_embedded_model_is_streamed() {
     assert!(calls[0].0 == "get_weather" && calls[0].1.contains("\"city\"") && calls[0].2, "{calls:?}");
     let pieces = all.iter().filter(|event| matches!(event, Event::CallArguments(_))).count();
     assert!(pieces > 2, "{all:?}");
+}
+
+/// Demands a call of the embedded model: what comes of it.
+async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, Failure> {
+    let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
+    let content = "What is the weather in Paris?".into();
+    let question = puna_api::native::Message { role: "user".into(), content, ..Default::default() };
+    let tool = |function| Tool(json!({"type": "function", "function": function}));
+    generate.input =
+        Input::Chat { messages: vec![question], tools: functions.into_iter().map(tool).collect() };
+    generate.tool_choice = puna_api::native::ToolChoice::Required;
+    generate.parallel_tool_calls = false;
+    generate.options.sampling.temperature = 0.0;
+    let mut events = link.submit(1, Task::Generate(generate));
+    let mut all = Vec::new();
+    loop {
+        match events.next().await.unwrap() {
+            Event::Error(failure) => return Err(failure),
+            event if event.is_end() => return Ok(all),
+            event => all.push(event),
+        }
+    }
+}
+
+#[tokio::test]
+async fn tools_that_cannot_be_called_are_refused_by_name() {
+    let link = loaded_file(None, 512).await;
+    let fine = json!({"name": "fine", "parameters": {"type": "object", "properties": {}}});
+    let f = |parameters| json!({"name": "f", "parameters": parameters});
+    let a = |schema| f(json!({"type": "object", "properties": {"a": schema}}));
+    let cases = [
+        (json!({"parameters": {}}), vec!["tools[1]", "no name"]),
+        (json!({"name": "a b\"c{}<tool_call>"}), vec!["a b\\\"c{}<tool_call>", "letters"]),
+        (f(json!({"type": "string"})), vec!["\"f\"", "\"string\"", "always an object"]),
+        (f(json!("x")), vec!["\"f\"", "JSON Schema"]),
+        (f(json!({"anyOf": [{"type": "integer"}, {"type": "null"}]})), vec!["\"f\""]),
+        (a(json!({"not": {}})), vec!["\"f\"", "not"]),
+        (a(json!({"type": "string", "pattern": "(?=a)b"})), vec!["\"f\"", "\"(?=a)b\"", "look-ahead"]),
+    ];
+    for (tool, words) in cases {
+        let failure = demand(&link, vec![fine.clone(), tool.clone()]).await.unwrap_err();
+        assert_eq!(failure.status, 400, "{tool}: {}", failure.message);
+        for word in words {
+            assert!(failure.message.contains(word), "{tool}: {}", failure.message);
+        }
+        for inside in ["at 1(", "at 4(", "in format", "invalid grammar"] {
+            assert!(!failure.message.contains(inside), "{tool}: {}", failure.message);
+        }
+    }
+}
+
+#[tokio::test]
+async fn arguments_of_a_demanded_call_are_an_object_whatever_else_is_allowed() {
+    let link = loaded_file(None, 512).await;
+    let allowed = [
+        json!({"type": ["object", "null"], "properties": {}}),
+        json!({"type": ["null", "object"], "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
+        json!({"properties": {"a": {"type": "string", "format": "password", "maxLength": 3}}, "required": ["a"]}),
+        json!({"anyOf": [{"type": "integer"}, {"properties": {"a": {"type": "null"}}, "required": ["a"]}]}),
+        json!({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}}),
+    ];
+    for parameters in allowed {
+        let events = demand(&link, vec![json!({"name": "f", "parameters": parameters})]).await;
+        let events = events.unwrap_or_else(|failure| panic!("{parameters}: {}", failure.message));
+        assert_eq!(calls(&events).len(), 1, "{parameters}: {events:?}");
+        assert_eq!(calls(&events)[0].function.name, "f");
+    }
 }
