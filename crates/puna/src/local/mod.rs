@@ -61,6 +61,7 @@ impl Compute {
             threads: self.threads,
             kernels: self.kernels.clone(),
             deterministic: self.deterministic,
+            capped: false,
         })?)
     }
 
