@@ -197,7 +197,6 @@ async fn tools_that_cannot_be_called_are_refused_by_name() {
         (json!({"parameters": {}}), vec!["tools[1]", "no name"]),
         (json!({"name": "a b\"c{}<tool_call>"}), vec!["a b\\\"c{}<tool_call>", "letters"]),
         (f(json!({"type": "string"})), vec!["\"f\"", "\"string\"", "always an object"]),
-        (f(json!("x")), vec!["\"f\"", "JSON Schema"]),
         (f(json!({"anyOf": [{"type": "integer"}, {"type": "null"}]})), vec!["\"f\""]),
         (a(json!({"not": {}})), vec!["\"f\"", "not"]),
         (a(json!({"type": "string", "pattern": "(?=a)b"})), vec!["\"f\"", "\"(?=a)b\"", "look-ahead"]),
