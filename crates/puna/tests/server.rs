@@ -255,8 +255,8 @@ fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
     let text = fails(&host, &["list"]);
     assert!(text.contains(&format!("the server at http://{host} is not a Puna or Ollama")), "{text}");
     assert!(!text.contains('<'), "{text}");
-    let text = fails("https://127.0.0.1:1", &["list"]);
-    assert!(text.contains("only http:// is supported"), "{text}");
+    let text = fails("ftp://127.0.0.1:1", &["list"]);
+    assert!(text.contains("it must be http:// or https://"), "{text}");
 }
 
 #[test]
