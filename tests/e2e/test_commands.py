@@ -39,8 +39,9 @@ def test_run_verbose_prints_statistics_on_standard_error(server):
 
 
 def test_run_of_an_unknown_model_fails(server):
-    done = server.cli("run", "nothing-like-this", "x")
-    assert done.returncode == 1 and done.stderr.startswith("Error: "), done
+    # It is looked for where its name says, and nobody is there.
+    done = server.cli("run", "127.0.0.1:1/library/nothing-like-this", "x")
+    assert done.returncode == 1 and "Error: pull model manifest: " in done.stderr, done
 
 
 def test_list_ps_cp_rm_show_stop(server):
