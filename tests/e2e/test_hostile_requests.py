@@ -27,7 +27,7 @@ REQUESTS = {
     "/api/rerank": {"model": "cria", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1},
     "/v1/rerank": {"model": "cria", "query": "q", "documents": ["a", "b"], "return_documents": True},
     "/api/copy": {"source": "nobody", "destination": "x"},
-    "/api/create": {"model": "x", "from": "nobody", "stream": False, "parameters": {"seed": 1}},
+    "/api/create": {"model": "x", "from": "cria", "stream": False, "parameters": {"seed": 1}},
     "/v1/chat/completions": {"model": "cria", "messages": CHAT, "max_tokens": 2, "temperature": 0.5, "stop": ["x"]},
     "/v1/completions": {"model": "cria", "prompt": "hi", "max_tokens": 2, "logprobs": 1},
     "/v1/responses": {"model": "cria", "input": "hi", "max_output_tokens": 2, "store": False},

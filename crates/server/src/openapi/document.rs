@@ -203,6 +203,7 @@ fn lines(schema: Value) -> Value {
 /// An event has a name and data, which are JSON; but for the last one in OpenAI's streams, `[DONE]`.
 fn events(schema: Value) -> Value {
     let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": schema});
+    let data = json!({"anyOf": [{"const": "[DONE]"}, data]});
     let properties = json!({"event": {"type": "string"}, "data": data});
     json!({"schema": {"type": "object", "properties": properties, "required": ["data"]}, "x-puna-pieces": schema})
 }
