@@ -9,8 +9,8 @@ use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::Deserialize;
 
+use crate::address::{authority, shown};
 use crate::error::RegistryError;
-use crate::http::{authority, shown};
 use crate::key::Identity;
 
 /// Bytes of a token server's answer at most.

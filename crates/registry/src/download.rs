@@ -14,22 +14,20 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::address::shown;
+use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::fetch::{Opened, Source};
-use crate::http::{Session, shown, stalled, transport};
+use crate::http::{Session, stalled, transport};
+use crate::lock::lock;
 use crate::parts::Table;
 use crate::settings::Settings;
+use crate::space::room;
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 20;
-/// Attempts at one part.
-const ATTEMPTS: u32 = 6;
 /// Bytes after which an attempt counts as a success, so that the next one is a first one.
 const PROGRESS: u64 = 1 << 20;
-/// The longest pause between two attempts.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// The longest pause that a registry may ask for.
-const MAX_ASKED: u64 = 120;
 /// How long somebody without work waits before he looks for some again.
 const IDLE: Duration = Duration::from_millis(200);
 /// A connection this many times slower than the others together on average is replaced…
@@ -88,12 +86,12 @@ pub(crate) async fn download(
     total: u64,
     state: &watch::Sender<State>,
 ) -> Result<(), RegistryError> {
-    let Some(lock) = lock(&store, digest, total, state).await? else { return Ok(()) };
+    let Some(lock) = right_to_download(&store, digest, total, state).await? else { return Ok(()) };
     let lock = Arc::new(lock);
     loop {
         let partial = store.partial(&digest)?;
         let (table, resumed) = open_table(&partial, total, session.settings().min_part)?;
-        crate::share::room(&store, &digest.to_string(), total - table.completed())?;
+        room(&store, &digest.to_string(), total - table.completed())?;
         let file = open_data(&partial, total)?;
         let work = Arc::new(Work {
             source: Source::new(session.clone(), digest, total),
@@ -128,7 +126,7 @@ pub(crate) async fn download(
 }
 
 /// The right to download; `None` when another process has finished the blob meanwhile.
-async fn lock(
+async fn right_to_download(
     store: &Store,
     digest: Digest,
     total: u64,
@@ -264,9 +262,9 @@ impl Work {
 
     /// Fetches a part, with several attempts. False: the server is busy, and one connection less will do.
     async fn part(&self, offset: u64) -> Result<bool, RegistryError> {
-        let (mut failures, mut slow) = (0, 0);
+        let (mut retry, mut slow) = (self.source.session().retry(), 0);
         loop {
-            let before = *lock_of(&self.fresh);
+            let before = *lock(&self.fresh);
             let error = match self.attempt(offset, slow < SLOW_TIMES).await {
                 Ok(Attempt::Done) => return Ok(true),
                 Ok(Attempt::More) => continue,
@@ -277,21 +275,16 @@ impl Work {
                 Err(error) if error.is_passing() => error,
                 Err(error) => return Err(error),
             };
-            if *lock_of(&self.fresh) - before >= PROGRESS {
-                failures = 0;
+            if *lock(&self.fresh) - before >= PROGRESS {
+                retry.forget();
             }
-            failures += 1;
-            tracing::debug!(digest = %self.digest, offset, failures, %error, "a part failed");
-            if failures >= ATTEMPTS {
-                return Err(RegistryError::Retries(Box::new(error)));
-            }
+            tracing::debug!(digest = %self.digest, offset, %error, "a part failed");
             let is_busy = matches!(error, RegistryError::Status { code: 429 | 503, .. });
-            let pause = (self.settings().pause * (1 << (failures - 1))).min(MAX_PAUSE);
-            let asked = error.retry_after().map(|s| Duration::from_secs(s.min(MAX_ASKED)));
+            let pause = retry.failed(error)?;
             if is_busy && self.workers.load(Ordering::Relaxed) > 1 {
                 return Ok(false);
             }
-            tokio::time::sleep(asked.unwrap_or_default().max(pause)).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -376,8 +369,7 @@ impl Work {
         if time < SLOW_AFTER || others < 2 {
             return false;
         }
-        let all =
-            u128::from(*lock_of(&self.fresh)) * time.as_millis() / self.begun.elapsed().as_millis().max(1);
+        let all = u128::from(*lock(&self.fresh)) * time.as_millis() / self.begun.elapsed().as_millis().max(1);
         u128::from(got) * u128::from(SLOW) < all / others
     }
 
@@ -394,7 +386,7 @@ impl Work {
         if at == begin {
             return Ok(());
         }
-        let (file, lock) = (self.file.try_clone().map_err(|e| self.io(&e))?, self.lock.clone());
+        let (file, right) = (self.file.try_clone().map_err(|e| self.io(&e))?, self.lock.clone());
         let written = blocking(move || {
             let mut at = begin;
             for piece in writes {
@@ -403,12 +395,12 @@ impl Work {
                 }
                 at += piece.len() as u64;
             }
-            drop(lock);
+            drop(right);
             Ok(Ok(()))
         });
         written.await?.map_err(|e| self.io(&e))?;
         self.table().advance(offset, at - begin);
-        *lock_of(&self.fresh) += at - begin;
+        *lock(&self.fresh) += at - begin;
         self.arrived.notify_one();
         self.show();
         Ok(())
@@ -471,7 +463,7 @@ impl Work {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        lock_of(&self.table)
+        lock(&self.table)
     }
 
     fn settings(&self) -> &Settings {
@@ -491,17 +483,6 @@ impl Drop for EndsHashing<'_> {
         self.0.over.store(true, Ordering::Relaxed);
         self.0.arrived.notify_one();
     }
-}
-
-fn lock_of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Does something on a thread that may wait for the disk.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
-) -> Result<T, RegistryError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
 }
 
 #[cfg(unix)]

@@ -1,13 +1,15 @@
 //! Ranges of one blob: found through redirects, each answer checked against what was asked for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use puna_store::Digest;
 use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, LOCATION, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 
+use crate::address::shown;
 use crate::error::RegistryError;
-use crate::http::{Ask, Session, shown};
+use crate::http::{Ask, Session};
+use crate::lock::lock;
 
 /// Where a blob comes from.
 pub(crate) struct Source {
@@ -125,11 +127,11 @@ impl Source {
     }
 
     fn direct(&self) -> Option<Url> {
-        self.direct.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.direct).clone()
     }
 
     fn set_direct(&self, url: Option<Url>) {
-        *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = url;
+        *lock(&self.direct) = url;
     }
 }
 

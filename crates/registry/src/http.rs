@@ -1,6 +1,6 @@
 //! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -11,9 +11,12 @@ use reqwest::header::{
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
 use crate::Registry;
+use crate::address::{authority, plain, shown, verb};
 use crate::auth::{self, Challenge, MAX_TOKEN};
 use crate::error::RegistryError;
 use crate::key::Identity;
+use crate::lock::lock;
+use crate::retry::Retry;
 use crate::settings::{Options, Settings};
 use crate::tls;
 
@@ -208,8 +211,7 @@ impl Session {
         let path = path.ok_or_else(|| RegistryError::NoKey { host: authority(&self.root) })?;
         let read = tokio::task::spawn_blocking(move || Identity::read_or_make(&path)).await;
         let identity = read.map_err(|e| RegistryError::Setup(e.to_string()))??;
-        let ask = Ask { follow: false, ..Ask::new(Method::GET, url.clone()) };
-        let mut ask = ask;
+        let mut ask = Ask { follow: false, ..Ask::new(Method::GET, url.clone()) };
         ask.headers.insert(AUTHORIZATION, sensitive(&auth::authorization(&identity, &url))?);
         let response = self.send_once(&ask, &url, None).await?;
         if !response.status().is_success() {
@@ -220,12 +222,12 @@ impl Session {
         }
         let bytes = self.read(response, MAX_TOKEN).await?;
         let token = auth::token(&bytes, &url)?;
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.into());
+        *lock(&self.token) = Some(token.into());
         Ok(())
     }
 
     fn token(&self) -> Option<Arc<str>> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.token).clone()
     }
 
     /// Whether an address is the registry's own, so that it may see the token.
@@ -256,6 +258,16 @@ impl Session {
         };
         let read = tokio::time::timeout(patience * WHOLE, whole).await;
         read.map_err(|_| stalled(&Method::GET, &url, patience * WHOLE))?
+    }
+
+    /// The attempts at one thing.
+    pub(crate) fn retry(&self) -> Retry {
+        Retry::new(self.settings().pause)
+    }
+
+    /// An answer that is a success.
+    pub(crate) async fn expect_success(&self, response: Response) -> Result<Response, RegistryError> {
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
     }
 
     /// The error of an answer that is no success.
@@ -295,23 +307,6 @@ fn sensitive(text: &str) -> Result<HeaderValue, RegistryError> {
     Ok(value)
 }
 
-/// Host and port of an address.
-pub(crate) fn authority(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
-}
-
-/// An address for messages: without its query, which may hold signatures, and without passwords.
-pub(crate) fn shown(url: &Url) -> String {
-    format!("{}://{}{}", url.scheme(), authority(url), url.path())
-}
-
-/// Text of others in one line, without control characters, and not for ever.
-fn plain(text: &str, limit: usize) -> String {
-    let line = text.trim().replace(['\r', '\n', '\t'], " ");
-    line.chars().filter(|c| !c.is_control()).take(limit).collect()
-}
-
 pub(crate) fn stalled(method: &Method, url: &Url, patience: Duration) -> RegistryError {
     RegistryError::Stalled { method: verb(method), url: shown(url), seconds: patience.as_secs() }
 }
@@ -320,13 +315,8 @@ pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> R
     RegistryError::Transport { method: verb(method), url: shown(url), cause: root_cause(error) }
 }
 
-/// `Get`, as Ollama's errors write it.
-fn verb(method: &Method) -> String {
-    let name = method.as_str();
-    name.get(..1).unwrap_or_default().to_owned() + &name.get(1..).unwrap_or_default().to_lowercase()
-}
-
-fn root_cause(error: &dyn std::error::Error) -> String {
+/// The words of the innermost cause, which is the one that tells something.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;

@@ -24,24 +24,29 @@
 //! # }
 //! ```
 //!
-//! A download ([`download`](crate)) is cut into parts that several connections fetch at once. What has arrived is noted
+//! A download is cut into parts that several connections fetch at once. What has arrived is noted
 //! beside the data in Ollama's format every two seconds, so that it goes on after a crash, here or there. Its digest is
 //! computed while it arrives, and only a blob whose digest is right gets its name.
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod auth;
+mod blocking;
 mod download;
 mod error;
 mod fetch;
 mod http;
 mod key;
+mod lock;
 mod md5;
 mod parts;
 mod pull;
 mod push;
+mod retry;
 mod settings;
 mod share;
+mod space;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -50,8 +55,10 @@ mod upload;
 use std::sync::{Arc, OnceLock};
 
 pub use error::RegistryError;
+pub use http::root_cause;
 pub use key::{Identity, KeyError};
 pub use settings::{Options, Progress, Proxies, Report, Settings};
+pub use tls::config as tls_config;
 
 /// A client of registries. Cheap to clone; clones share running downloads.
 #[derive(Clone)]

@@ -10,14 +10,16 @@ use reqwest::header::{ACCEPT, HeaderMap};
 use reqwest::{Method, StatusCode};
 
 use crate::Registry;
-use crate::download::blocking;
+use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session};
 use crate::settings::{Options, Progress, Report, tell};
-use crate::share::room;
+use crate::space::{on_disk, room};
 
 /// Bytes of a manifest at most.
 const MAX_MANIFEST: usize = 4 << 20;
+/// Attempts at it: somebody waits who has seen nothing yet.
+const MANIFEST_ATTEMPTS: u32 = 3;
 /// Layers of models in parts that no engine here runs.
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
 
@@ -34,6 +36,7 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
+        let _work = store.work();
         tell(&report, Progress::status("pulling manifest")).await;
         let (asked, at) = (reference.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
@@ -121,7 +124,7 @@ impl Session {
     /// The manifest as the registry has it.
     async fn manifest(&self) -> Result<Bytes, RegistryError> {
         let ask = Ask::new(Method::GET, self.manifest_url()).header(ACCEPT, media::MANIFEST);
-        let (mut failures, mut pause) = (0, self.settings().pause);
+        let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
         let response = loop {
             let error = match self.send(&ask).await {
                 Ok(response) if response.status().is_success() => break response,
@@ -131,13 +134,16 @@ impl Session {
                 Ok(response) => self.refusal(response).await,
                 Err(error) => error,
             };
-            failures += 1;
             // Who cannot be reached is not waited for: names are misspelt, and networks absent.
-            if failures >= 3 || !matches!(error, RegistryError::Status { .. }) || !error.is_passing() {
+            if !matches!(error, RegistryError::Status { .. }) {
                 return Err(error);
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            match retry.after(error).await {
+                Ok(()) => {}
+                // In the words of Ollama, which tries once.
+                Err(RegistryError::Retries(last)) => return Err(*last),
+                Err(error) => return Err(error),
+            }
         };
         let said = said_digest(response.headers());
         let bytes = self.read(response, MAX_MANIFEST).await?;
@@ -207,18 +213,4 @@ fn has_room(store: &Store, blobs: Vec<(Digest, u64)>) -> Result<(), RegistryErro
         needed = needed.saturating_add(size.saturating_sub(on_disk(store.partial(&digest)?.data())));
     }
     room(store, "the model", needed)
-}
-
-/// Bytes of the disk that a file with holes takes up.
-fn on_disk(path: &Path) -> u64 {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).map_or(0, |meta| meta.blocks().saturating_mul(512))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = path;
-        0
-    }
 }

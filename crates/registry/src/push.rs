@@ -9,7 +9,7 @@ use reqwest::{Body, Method};
 use serde::Deserialize;
 
 use crate::Registry;
-use crate::download::blocking;
+use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session, stalled};
 use crate::settings::{Options, Progress, Report, tell};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use puna_store::{Digest, Store};
 use tokio::sync::watch;
@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::download::{State, download};
 use crate::error::RegistryError;
 use crate::http::Session;
+use crate::lock::lock;
 
 /// How often a download that somebody else began is taken over after it failed or was given up.
 const TAKE_OVERS: usize = 5;
@@ -63,7 +64,7 @@ impl Downloads {
         total: u64,
     ) -> Share {
         let key = (store.root().to_owned(), digest);
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.0);
         if let Some(state) = running.get(&key).and_then(Weak::upgrade) {
             return Share { state: state.subscribe(), is_own: false };
         }
@@ -74,7 +75,7 @@ impl Downloads {
         tokio::spawn(async move {
             let end = download(session, store, digest, total, &sender).await;
             // Whoever comes from now on begins anew, or finds the blob.
-            all.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            lock(&all.0).remove(&key);
             sender.send_modify(|state| state.end = Some(end));
         });
         Share { state, is_own: true }
@@ -99,13 +100,5 @@ impl Downloads {
                 ended => return ended,
             }
         }
-    }
-}
-
-/// Whether a store has room for bytes.
-pub(crate) fn room(store: &Store, what: &str, needed: u64) -> Result<(), RegistryError> {
-    match store.free_bytes() {
-        Some(free) if free < needed => Err(RegistryError::Space { what: what.to_owned(), needed, free }),
-        _ => Ok(()),
     }
 }

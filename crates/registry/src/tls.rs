@@ -10,7 +10,10 @@ use crate::error::RegistryError;
 
 /// What connections are made with. The system's certificates are read now (on Linux from `SSL_CERT_FILE` or
 /// `SSL_CERT_DIR`, where these are set); a machine without any, such as a small container, gets Mozilla's list.
-pub(crate) fn config() -> Result<ClientConfig, RegistryError> {
+///
+/// # Errors
+/// The system's certificates cannot be used.
+pub fn config() -> Result<ClientConfig, RegistryError> {
     let setup = |e: rustls::Error| RegistryError::Setup(e.to_string());
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());

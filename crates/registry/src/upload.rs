@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use puna_store::{Digest, Layer, ModelName};
@@ -12,8 +11,10 @@ use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, He
 use reqwest::{Body, Method, Response, StatusCode, Url};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
+use crate::address::shown;
 use crate::error::RegistryError;
-use crate::http::{Ask, Session, shown, stalled};
+use crate::http::{Ask, Session, stalled};
+use crate::lock::lock;
 use crate::md5::Md5;
 
 /// Bytes of a piece, of which each is one request.
@@ -22,8 +23,6 @@ const PIECE: u64 = 100_000_000;
 const MAX_PIECE: u64 = 1_000_000_000;
 /// Pieces of a blob at most, before they grow.
 const PIECES: u64 = 16;
-/// Attempts at each request.
-pub(crate) const ATTEMPTS: u32 = 6;
 /// Bytes that are read from the disk at once.
 const BLOCK: usize = 1 << 18;
 /// How often a registry's answer may take us to another place before a blob is there.
@@ -140,7 +139,7 @@ impl<'a> Upload<'a> {
 
     /// Sends a piece, going on where the registry says that it stopped.
     async fn piece(&self, place: Place, end: u64, sums: &mut Sums) -> Result<Place, RegistryError> {
-        let (mut place, mut failures) = (place, 0);
+        let (mut place, mut retry) = (place, self.session.retry());
         loop {
             let error = match self.send_piece(&place, end).await {
                 Ok((url, at, sum)) => {
@@ -154,12 +153,8 @@ impl<'a> Upload<'a> {
                 }
                 Err(error) => return Err(error),
             };
-            failures += 1;
-            tracing::debug!(digest = %self.digest, at = place.at, failures, %error, "a piece failed");
-            if failures >= ATTEMPTS {
-                return Err(RegistryError::Retries(Box::new(error)));
-            }
-            self.session.pause(failures, &error).await;
+            tracing::debug!(digest = %self.digest, at = place.at, %error, "a piece failed");
+            tokio::time::sleep(retry.failed(error)?).await;
             // What arrived all the same need not be sent again, if the registry can say.
             if let Some(now) = self.progress(&place).await {
                 if now.at > place.at {
@@ -238,7 +233,7 @@ impl<'a> Upload<'a> {
                 }
             }
         };
-        let sum = sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).unwrap_or_default();
+        let sum = lock(&sum).unwrap_or_default();
         Ok((response, sum))
     }
 
@@ -335,56 +330,19 @@ impl Reading {
         if self.at >= self.end {
             // Nobody asks for more than was announced, so that this is the last call.
             let sum = std::mem::take(&mut self.md5).finish();
-            *self.sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(sum);
+            *lock(&self.sum) = Some(sum);
         }
         self.file = Some(file);
         Ok(Some((block.into(), self)))
     }
 }
 
-/// How often something failed.
-pub(crate) struct Retry<'a> {
-    session: &'a Session,
-    failures: u32,
-}
-
-impl Retry<'_> {
-    /// Waits, if trying again may help; otherwise that was it.
-    pub(crate) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
-        if !error.is_passing() {
-            return Err(error);
-        }
-        self.failures += 1;
-        if self.failures >= ATTEMPTS {
-            return Err(RegistryError::Retries(Box::new(error)));
-        }
-        self.session.pause(self.failures, &error).await;
-        Ok(())
-    }
-}
-
 impl Session {
-    /// The attempts at one thing.
-    pub(crate) fn retry(&self) -> Retry<'_> {
-        Retry { session: self, failures: 0 }
-    }
-
-    /// Waits before another attempt: twice as long each time, and at least as long as the registry asks for.
-    pub(crate) async fn pause(&self, failures: u32, error: &RegistryError) {
-        let pause = (self.settings().pause * (1 << (failures - 1))).min(Duration::from_secs(30));
-        let asked = Duration::from_secs(error.retry_after().unwrap_or(0).min(120));
-        tokio::time::sleep(pause.max(asked)).await;
-    }
-
     /// As [`Session::send`], for requests whose bodies are small.
     async fn send_patiently(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
         // A registry may compute the digest of a large blob before it answers.
         let patience = self.settings().patience * 20;
         let sent = tokio::time::timeout(patience, self.send(ask)).await;
         sent.map_err(|_| stalled(&ask.method, &ask.url, patience))?
-    }
-
-    pub(crate) async fn expect_success(&self, response: Response) -> Result<Response, RegistryError> {
-        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
     }
 }

@@ -68,5 +68,5 @@ pub use modelfile::{
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::Pruned;
 pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
-pub use store::{Deleted, Entry, Store, default_root};
+pub use store::{Deleted, Entry, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};

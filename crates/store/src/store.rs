@@ -36,7 +36,7 @@ struct Pins {
 }
 
 /// Somebody at work on a model: what was pinned stays so until it is dropped.
-pub(crate) struct Work<'a>(&'a Store);
+pub struct Work<'a>(&'a Store);
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
@@ -453,7 +453,7 @@ impl Store {
     }
 
     /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
-    pub(crate) fn work(&self) -> Work<'_> {
+    pub fn work(&self) -> Work<'_> {
         self.pins().works += 1;
         Work(self)
     }

@@ -105,8 +105,7 @@ async fn token_servers_that_refuse_flood_or_babble_are_understood() {
 #[tokio::test]
 async fn a_token_never_follows_a_redirect_to_another_host() {
     let model = Model::new(3 << 20);
-    let served = model.clone();
-    let storage = Server::start(move |seen| served.answer(&seen)).await;
+    let storage = Server::of(&model).await;
     let (served, target) = (model.clone(), storage.host.clone());
     let server = Server::start(move |seen| match seen.path.as_str() {
         "/token" => status(200, r#"{"token":"tok123"}"#),

@@ -296,6 +296,30 @@ async fn a_busy_server_is_given_time() {
 }
 
 #[tokio::test]
+async fn a_manifest_is_waited_for_as_long_as_the_registry_asks_and_no_more_than_three_times() {
+    let model = Model::new(1000);
+    let (served, times) = (model.clone(), Mutex::new(0));
+    let busy =
+        || Response::builder().status(429).header("Retry-After", "1").body("slow down".into()).unwrap();
+    let server = Server::start(move |seen| {
+        let mut times = times.lock().unwrap();
+        *times += 1;
+        if *times == 1 { busy() } else { served.answer(&seen) }
+    })
+    .await;
+    let (bench, begun) = (Bench::new(), std::time::Instant::now());
+    bench.pull_ok(&server.model()).await;
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+
+    let server = Server::start(|_| status(503, "closed")).await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert_eq!(
+        (text.as_str(), server.seen().len()),
+        ("pull model manifest: 503 Service Unavailable: closed", 3)
+    );
+}
+
+#[tokio::test]
 async fn a_model_larger_than_the_disk_is_not_begun() {
     let digest = Digest::of(b"x");
     let body = format!(

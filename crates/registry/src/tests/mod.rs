@@ -57,6 +57,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// A good registry with a model.
+    pub(crate) async fn of(model: &Model) -> Self {
+        let served = model.clone();
+        Self::start(move |seen| served.answer(&seen)).await
+    }
+
     pub(crate) async fn start(answer: impl Fn(Seen) -> Response + Send + Sync + 'static) -> Self {
         Self::start_async(move |seen| std::future::ready(answer(seen))).await
     }

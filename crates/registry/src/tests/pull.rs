@@ -5,8 +5,7 @@ use super::*;
 #[tokio::test]
 async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
     let model = Model::new(5 << 20);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     let lines = bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
@@ -42,8 +41,7 @@ impl Bench {
 #[tokio::test]
 async fn what_is_there_already_is_not_fetched_again() {
     let model = Model::new(3 << 20);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     let before = server.blob_requests().len();
@@ -98,8 +96,7 @@ async fn ollamas_registry_names_a_blobs_place_beside_a_success() {
 async fn every_kind_of_redirect_is_followed_and_its_target_is_remembered() {
     for code in [301, 302, 303, 307, 308] {
         let model = Model::new(4 << 20);
-        let served = model.clone();
-        let storage = Server::start(move |seen| served.answer(&seen)).await;
+        let storage = Server::of(&model).await;
         let (served, target) = (model.clone(), storage.host.replace("127.0.0.1", "localhost"));
         let server = Server::start(move |seen| {
             if !seen.is_blob() {
@@ -207,8 +204,7 @@ async fn a_pull_takes_over_where_another_ones_registry_fails() {
         }
     })
     .await;
-    let served = model.clone();
-    let good = Server::start(move |seen| served.answer(&seen)).await;
+    let good = Server::of(&model).await;
     let bench = Bench::new();
     let (bad, good_name) = (bad.model(), good.model());
     let late = async {
@@ -223,8 +219,7 @@ async fn a_pull_takes_over_where_another_ones_registry_fails() {
 #[tokio::test]
 async fn names_keep_the_case_in_which_they_are_stored() {
     let model = Model::new(1000);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     bench.pull_ok(&format!("{}/Test/M", server.host)).await;
     bench.pull_ok(&server.model()).await;
@@ -241,8 +236,7 @@ async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
         (media::PARAMS, same.clone()),
         (media::CONFIG, same),
     ]);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());

@@ -54,8 +54,7 @@ async fn a_cancelled_pull_keeps_what_arrived_and_goes_on_from_it() {
 #[tokio::test]
 async fn ollamas_bookkeeping_is_understood() {
     let model = Model::new(250_000);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     let blob = &model.blobs[&model.weights.to_string()];
     let partial = bench.store.partial(&model.weights).unwrap();
@@ -112,8 +111,7 @@ async fn what_ollama_would_read_adds_up_at_any_moment() {
 #[tokio::test]
 async fn bytes_that_were_lost_with_the_power_are_fetched_again() {
     let model = Model::new(3 << 20);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     let partial = bench.store.partial(&model.weights).unwrap();
     // Noted as complete, but the bytes are holes.
@@ -130,8 +128,7 @@ async fn bytes_that_were_lost_with_the_power_are_fetched_again() {
 #[tokio::test]
 async fn another_process_is_waited_for_and_its_blob_is_taken() {
     let model = Model::new(200_000);
-    let served = model.clone();
-    let server = Server::start(move |seen| served.answer(&seen)).await;
+    let server = Server::of(&model).await;
     let bench = Bench::new();
     let other = Store::open(bench.root()).unwrap();
     let lock = other.lock_download(&model.weights).unwrap().unwrap();
