@@ -2,7 +2,8 @@
 //!
 //! What a type of other languages can hold is written into many schemas (`minimum: -9223372036854775808`, `maximum:
 //! 1.7976931348623157e308`). A bound that lies farther out than the library's numbers is moved to their end, so that all
-//! that is written is still what the schema describes, and one that no double exceeds is left out.
+//! that is written is still what the schema describes, and one that no double exceeds is left out. So is a bound that lies
+//! next to 0 (the least double above it) moved to where it can be written.
 
 use serde_json::{Map, Value};
 
@@ -10,6 +11,8 @@ use serde_json::{Map, Value};
 const END: i64 = 9_223_372_036_854_774_784;
 /// A number from which on the library cannot count up without an end.
 const FAR: f64 = 1e18;
+/// A fraction below which the library's expressions of a bound become too deep.
+const NEAR: f64 = 1e-30;
 /// Whole numbers that doubles tell apart.
 const EXACT: u64 = 1 << 53;
 
@@ -25,6 +28,15 @@ pub fn tame(schema: &mut Map<String, Value>, place: &str) -> Result<(), String> 
     for (keyword, side) in LEAST.map(|k| (k, -1.0)).into_iter().chain(MOST.map(|k| (k, 1.0))) {
         let Some(bound) = schema.get(keyword).and_then(Value::as_f64) else { continue };
         let out = bound * side;
+        if 0.0 < bound.abs() && bound.abs() < NEAR {
+            if out > 0.0 {
+                let given = &schema[keyword];
+                return Err(format!(
+                    "{keyword} {given} at {place} is too close to 0 to be kept: let it be 0, or at least {NEAR:e} away from it"
+                ));
+            }
+            schema.insert(keyword.into(), Value::from(-side * NEAR));
+        }
         if out < -(END as f64) {
             let given = &schema[keyword];
             return Err(format!(

@@ -10,15 +10,17 @@
 mod bounds;
 mod gbnf;
 mod lark;
+mod multiples;
 mod reason;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::fmt;
 use std::sync::Arc;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use reason::{NOTHING, reason};
@@ -30,6 +32,9 @@ pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
 /// Bytes of the stack on which constraints are read: the library calls itself as deep as rules mention each other, and of
 /// the shortest rules so many fit into a constraint. Only what is used of it is memory.
 const STACK_BYTES: usize = 512 << 20;
+/// States of a grammar's expressions at most. Each takes one or two kilobytes, and hostile expressions find new ones with every
+/// token; the largest schemas in use come to a few thousand.
+const STATES_MAX: usize = 50_000;
 /// Marks a token that is no text, as `llguidance` has it: a byte that occurs in no UTF-8.
 const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
@@ -91,6 +96,12 @@ pub enum GrammarError {
     /// The grammar cannot follow the sequence any further.
     #[error("the grammar cannot be followed: {0}")]
     Stuck(String),
+    /// A text that the grammar allows only where it is written with tokens that the model does not have, or never draws.
+    #[error(
+        "no token of this model fits the form of the answer behind what it has written: the form asks for a text that the \
+         model has no tokens for, or that a bias forbids"
+    )]
+    NoToken,
     /// Finding what may come next takes more work than is allowed.
     #[error(
         "the form of the answer takes too much work ({0}); make it simpler: with smaller repetitions, fewer alternatives that \
@@ -130,6 +141,7 @@ impl Grammars {
         factory.quiet();
         // A request's text does not belong into messages.
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = STATES_MAX;
         Ok(Self { factory })
     }
 
@@ -158,17 +170,25 @@ impl Grammars {
                 (json(schema::prepare(schema).map_err(GrammarError::Schema)?), GrammarError::Schema)
             }
             Constraint::Regex(pattern) => (regex(pattern)?, GrammarError::Regex),
-            Constraint::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), GrammarError::Grammar),
+            Constraint::Lark(text) => {
+                schema::check_within(text).map_err(GrammarError::Grammar)?;
+                (TopLevelGrammar::from_lark(text.clone()), GrammarError::Grammar)
+            }
             Constraint::Gbnf(text) => {
                 let lark = gbnf::parse(text).and_then(|grammar| lark::write(&grammar));
                 (TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?), GrammarError::Grammar)
             }
         };
-        let parser = self.factory.create_parser(source).map_err(|e| blame(reason(&e, own)))?;
+        let parts = trial::parts(&self.factory, source, own).map_err(blame)?;
+        trial::begins_soon(&self.factory, &parts.1)?;
+        let parts = GrammarInit::Internal(parts.0, parts.1);
+        let parser =
+            self.factory.create_parser_from_init_default(parts).map_err(|e| blame(reason(&e, own)))?;
         let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
         // Some things are found only where the first token is looked for.
         let first = grammar.find_next().map_err(|error| match error {
             GrammarError::Stuck(reason) => blame(reason),
+            GrammarError::NoToken => blame(NOTHING.into()),
             other => other,
         })?;
         if first.is_zero() {
@@ -205,7 +225,7 @@ impl Grammar {
     /// Hides the tokens that may not come next: their logits become −∞.
     ///
     /// # Errors
-    /// [`GrammarError::TooHard`] where a step would take too much work.
+    /// [`GrammarError::TooHard`] where a step would take too much work, [`GrammarError::NoToken`] where nothing may come.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let next = match self.next.take() {
             Some(next) => next,
@@ -241,6 +261,9 @@ impl Grammar {
 
     fn stuck(error: &dyn fmt::Display) -> GrammarError {
         let reason = reason(error, true);
+        if reason == NOTHING {
+            return GrammarError::NoToken;
+        }
         // What it has failed of is known by its text only, once it has failed.
         match reason.split_once("lexer error: ").or_else(|| reason.split_once("parser error: ")) {
             Some((_, what)) => GrammarError::TooHard(what.to_owned()),

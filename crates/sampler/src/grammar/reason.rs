@@ -8,12 +8,23 @@ const LENGTH: usize = 400;
 pub const NOTHING: &str =
     "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
 
+/// Said of a string of which the expression is empty, or too hard to tell.
+const NO_STRING: &str =
+    "no string was found that its pattern, format, minLength and maxLength allow all at once";
+
 /// The reason that a chain of errors comes to. `own`: the text that was read is the client's own, so that places in it
 /// say something.
 pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
     let whole = format!("{error:#}");
     if whole.contains("NoExtensionBias") {
         return NOTHING.into();
+    }
+    if let Some((before, _)) = ["Regex is empty: ", "Unable to determine if regex is empty: "]
+        .iter()
+        .find_map(|inside| whole.split_once(inside))
+    {
+        let before: String = before.chars().take(LENGTH).collect();
+        return before + NO_STRING;
     }
     let line = whole.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
     let (place, line) = split_place(line);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::bounds;
+use super::{bounds, multiples};
 
 /// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
 /// a bound, a model that is not sure how to go on may write white space for ever.
@@ -19,6 +19,9 @@ const LIST: [&str; 2] = ["prefixItems", "items"];
 const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
+/// What may stand beside a list of names.
+const IN_NAMES: [&str; 3] = ["type", "title", "description"];
 
 /// Formats that are enforced. Any other is only a remark, as JSON Schema has it.
 const FORMATS: [&str; 10] =
@@ -51,9 +54,12 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
     let mut schema = schema.clone();
     each(&mut schema, "#", &mut |schema, place| {
         leave_out_remarks(schema);
+        list_names(schema);
+        multiples::spell(schema);
         bounds::check_values(schema, place)?;
         bounds::tame(schema, place)
     })?;
+    multiples::check(&schema)?;
     let mut shared = HashSet::new();
     find_shared(&schema, false, &mut shared);
     close(&mut schema, false, "#", &shared);
@@ -61,6 +67,21 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
         map.insert("x-guidance".into(), options());
     }
     Ok(schema)
+}
+
+/// Looks at the schemas within a Lark grammar, which nobody else reads but the library.
+///
+/// # Errors
+/// A sentence about what the library would count wrongly.
+pub fn check_within(lark: &str) -> Result<(), String> {
+    for (at, mark) in lark.match_indices("%json") {
+        let mut schemas = serde_json::Deserializer::from_str(&lark[at + mark.len()..]).into_iter::<Value>();
+        // What cannot be read is found by whoever compiles it, or is no schema.
+        if let Some(Ok(schema)) = schemas.next() {
+            multiples::check(&schema)?;
+        }
+    }
+    Ok(())
 }
 
 /// `oneOf` is read as `anyOf` where its branches cannot be told apart: references to objects with a `const` to tell them
@@ -86,6 +107,37 @@ fn leave_out_remarks(schema: &mut Map<String, Value>) {
     if dialect {
         schema.remove("$schema");
     }
+    // What is so anyway.
+    if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
+        schema.remove("uniqueItems");
+    }
+}
+
+/// Writes an object whose names are listed (`dict[Literal["a", "b"], int]`) as one with these properties, any of which may
+/// be left out.
+fn list_names(schema: &mut Map<String, Value>) {
+    let listed = match schema.get("propertyNames") {
+        Some(Value::Object(names)) => {
+            let only = |keyword: &str| names.keys().all(|k| k == keyword || IN_NAMES.contains(&k.as_str()));
+            match (names.get("enum"), names.get("const")) {
+                (Some(Value::Array(list)), None) if only("enum") => list.clone(),
+                (None, Some(one)) if only("const") => vec![one.clone()],
+                _ => return,
+            }
+        }
+        _ => return,
+    };
+    let more = ["properties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"];
+    if more.iter().any(|keyword| schema.contains_key(*keyword)) {
+        return;
+    }
+    let each = schema.remove("additionalProperties").unwrap_or(Value::Bool(true));
+    let is_false = each == Value::Bool(false);
+    let names = listed.iter().filter_map(Value::as_str).filter(|_| !is_false);
+    let properties = names.map(|name| (name.to_owned(), each.clone())).collect();
+    schema.remove("propertyNames");
+    schema.insert("properties".into(), Value::Object(properties));
+    schema.insert("additionalProperties".into(), Value::Bool(false));
 }
 
 /// Changes a schema and those inside of it. `place` is where it stands, as a `$ref` would name it.

@@ -1,9 +1,12 @@
+mod gbnf;
+mod limits;
+mod schemas;
+
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::gbnf::{self, Expr};
 use super::*;
 
 /// Every byte is a token, then some longer ones, a mark that is no text, and two ends.
@@ -121,254 +124,6 @@ fn longer_tokens_fit_as_a_whole_or_not_at_all_and_marks_never_do() {
 }
 
 #[test]
-fn schemas_are_enforced() {
-    let person = schema(json!({
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "minLength": 1},
-            "age": {"type": "integer", "minimum": 0, "maximum": 150},
-            "mood": {"enum": ["very good", "bad", null]},
-        },
-        "required": ["name", "age"],
-    }));
-    check(
-        &person,
-        &[
-            "{\"name\":\"Ann\",\"age\":31}",
-            "{\"name\": \"Ann\", \"age\": 0, \"mood\": \"very good\"}",
-            "{\"name\":\"A\",\"age\":150,\"mood\":null}",
-        ],
-        &[
-            "{\"name\":\"Ann\"}",
-            "{\"name\":\"\",\"age\":1}",
-            "{\"name\":\"A\",\"age\":151}",
-            "{\"name\":\"A\",\"age\":-1}",
-            "{\"name\":\"A\",\"age\":1.5}",
-            "{\"name\":\"A\",\"age\":1,\"mood\":\"fair\"}",
-            "{\"name\":\"A\",\"age\":1,\"size\":2}",
-        ],
-    );
-    let tree = schema(json!({
-        "$defs": {"node": {
-            "type": "object",
-            "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
-            "required": ["v", "next"],
-        }},
-        "$ref": "#/$defs/node",
-    }));
-    check(
-        &tree,
-        &["{\"v\":1,\"next\":null}", "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"],
-        &["{\"v\":1}", "{\"v\":1,\"next\":{}}", "{\"v\":1,\"next\":null,\"x\":1}"],
-    );
-}
-
-#[test]
-fn formats_patterns_bounds_and_unions_are_enforced() {
-    let cases: [(Value, &[&str], &[&str]); 8] = [
-        (json!({"type": "string", "format": "date"}), &["\"2026-02-28\""], &["\"2026-13-01\"", "\"soon\""]),
-        (json!({"type": "string", "pattern": "^[a-z]{2}-\\d+$"}), &["\"ab-12\""], &["\"ab-\"", "\"xab-1\""]),
-        (
-            json!({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}),
-            &["[1]", "[1.5,2]"],
-            &["[]", "[1,2,3]"],
-        ),
-        (
-            json!({"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 2}]}),
-            &["true", "\"ab\""],
-            &["1", "\"abc\""],
-        ),
-        (json!({"const": {"a": [1]}}), &["{\"a\":[1]}"], &["{\"a\":[2]}"]),
-        (json!({"type": "number", "multipleOf": 0.5}), &["1.5"], &["1.3"]),
-        (json!({"type": ["integer", "null"]}), &["7", "null"], &["\"7\"", "1.5"]),
-        (
-            json!({"allOf": [
-                {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]},
-            ]}),
-            &["{\"a\":1,\"b\":2}"],
-            &["{\"a\":1}"],
-        ),
-    ];
-    for (given, yes, no) in cases {
-        check(&schema(given), yes, no);
-    }
-}
-
-#[test]
-fn parts_of_one_object_do_not_shut_each_other_out() {
-    let part =
-        |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
-    let cases: [(Value, &[&str], &[&str]); 3] = [
-        (
-            json!({"$defs": {"A": part("a")}, "allOf": [{"$ref": "#/$defs/A"}, part("b")]}),
-            &["{\"a\":1,\"b\":2}"],
-            &["{\"a\":1}"],
-        ),
-        (
-            json!({"type": "object", "properties": {"kind": {"type": "string", "enum": ["x"]}}, "required": ["kind"], "anyOf": [part("x"), part("y")]}),
-            &["{\"kind\":\"x\",\"x\":1}", "{\"kind\":\"x\",\"y\":1}"],
-            &["{\"kind\":\"x\"}"],
-        ),
-        // Alone, a definition and the branches of a choice are closed.
-        (
-            json!({"$defs": {"A": part("a")}, "anyOf": [{"$ref": "#/$defs/A"}, part("b")]}),
-            &["{\"a\":1}", "{\"b\":1}"],
-            &["{\"a\":1,\"c\":1}", "{\"b\":1,\"c\":1}"],
-        ),
-    ];
-    for (given, yes, no) in cases {
-        check(&schema(given), yes, no);
-    }
-}
-
-#[test]
-fn what_cannot_be_enforced_is_refused_by_name() {
-    let refused = [
-        (json!({"type": "object", "not": {"required": ["a"]}}), "not"),
-        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
-        (json!({"type": "object", "if": {}, "then": {}}), "if"),
-        (json!({"type": "integer", "minimum": 1e19}), "minimum"),
-        (json!({"properties": {"id": {"enum": [9_007_199_254_740_993u64]}}}), "enum at #/properties/id"),
-        (json!({"const": {"a": [i64::MIN]}}), "-9223372036854775808"),
-        (json!({"type": "nonsense"}), "nonsense"),
-        (json!({"$ref": "https://example.com/a.json"}), "example.com"),
-        (json!({"$ref": "#/$defs/nothing"}), "nothing"),
-        (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),
-        (json!(["a"]), "object"),
-        (json!(true), "object"),
-        (json!({"type": "string", "pattern": "("}), ""),
-        (json!({"type": "integer", "minimum": 5, "maximum": 4}), ""),
-        (json!({"enum": []}), ""),
-    ];
-    for (given, word) in refused {
-        match compile(&Constraint::Schema(given.clone())) {
-            Err(error @ GrammarError::Schema(_)) => {
-                let text = error.to_string();
-                assert!(text.starts_with("invalid JSON schema in format: "), "{text}");
-                assert!(text.contains(word) && !text.contains('\n'), "{given}: {text}");
-            }
-            other => panic!("{given}: {other:?}"),
-        }
-    }
-}
-
-#[test]
-fn formats_that_nobody_knows_are_remarks() {
-    let others = [
-        "password",
-        "binary",
-        "byte",
-        "path",
-        "file-path",
-        "decimal",
-        "ipv4network",
-        "json-string",
-        "regex",
-        "uuid4",
-        "color",
-        "phone",
-        "int64",
-    ];
-    for name in others {
-        check(
-            &schema(json!({"type": "string", "format": name, "maxLength": 2})),
-            &["\"ab\""],
-            &["\"abc\"", "1"],
-        );
-        let inside = json!({
-            "properties": {"format": {"type": "array", "items": {"anyOf": [{"type": "string", "format": name}]}}},
-            "required": ["format"],
-        });
-        check(&schema(inside), &["{\"format\":[\"a\"]}"], &["{\"format\":[1]}", "{}"]);
-    }
-    let date = json!({"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]});
-    check(&schema(date), &["{\"a\":\"2026-02-28\"}"], &["{\"a\":\"soon\"}"]);
-}
-
-#[test]
-fn bounds_of_the_types_of_other_languages_are_kept() {
-    let cases: [(Value, &[&str], &[&str]); 9] = [
-        (
-            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
-            &["0", "-1", "9223372036854775807", "-9223372036854774784"],
-            &["9223372036854775808", "-9223372036854775809", "1.5"],
-        ),
-        (
-            json!({"type": "integer", "minimum": i64::MIN}),
-            &["-5", "123456789012345678901"],
-            &["-9223372036854775809"],
-        ),
-        (
-            json!({"type": ["integer", "null"], "minimum": 0, "maximum": u64::MAX}),
-            &["0", "null", "9223372036854775807"],
-            &["-1", "18446744073709551616"],
-        ),
-        (
-            json!({"type": "integer", "exclusiveMinimum": -1e30, "exclusiveMaximum": 1e30}),
-            &["-7", "7"],
-            &["x"],
-        ),
-        (json!({"type": "number", "maximum": f64::MAX, "minimum": f64::MIN}), &["1e300", "-2.5"], &["\"1\""]),
-        (json!({"type": "number", "minimum": 0, "maximum": f64::MAX}), &["0", "3.25"], &["-1"]),
-        (json!({"type": "number", "maximum": f32::MAX}), &["-1", "3.25", "1000000000000"], &["x"]),
-        (
-            json!({"type": "integer", "minimum": 2_000_000_000_000_000_000u64}),
-            &["2000000000000000000"],
-            &["1", "-1"],
-        ),
-        (json!({"type": "number", "maximum": -2e18}), &["-2000000000000000001"], &["1", "-1"]),
-    ];
-    for (given, yes, no) in cases {
-        let grammar = compile(&Constraint::Schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
-        check(&grammar, yes, no);
-    }
-}
-
-#[test]
-fn one_of_is_read_as_any_of_where_its_branches_overlap() {
-    let overlapping = schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}));
-    check(&overlapping, &["1", "1.5"], &["\"1\""]);
-    let animal = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind, "type": "string"}}, "required": ["kind"]});
-    let told_apart = schema(json!({
-        "$defs": {"Cat": animal("cat"), "Dog": animal("dog")},
-        "discriminator": {"propertyName": "kind"},
-        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
-    }));
-    check(&told_apart, &["{\"kind\":\"cat\"}", "{\"kind\":\"dog\"}"], &["{\"kind\":\"cow\"}"]);
-}
-
-#[test]
-fn dialects_that_nobody_knows_are_read_as_the_newest() {
-    for dialect in [
-        "http://json-schema.org/schema#",
-        "https://json-schema.org/draft-07/schema#",
-        "http://json-schema.org/draft-07/schema#",
-        "https://example.com/my-dialect",
-    ] {
-        let inner = json!({"$schema": dialect, "type": "integer"});
-        let given = json!({"$schema": dialect, "properties": {"a": inner}, "required": ["a"]});
-        check(&schema(given), &["{\"a\":1}"], &["{\"a\":true}"]);
-    }
-}
-
-#[test]
-fn objects_may_be_nested_as_deep_as_requests() {
-    let nested = |n: usize| {
-        let outer = |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]});
-        (0..n).fold(json!({"type": "integer"}), outer)
-    };
-    for n in [39, 41, 50] {
-        let text = format!("{}1{}", "{\"a\":".repeat(n), "}".repeat(n));
-        check(&schema(nested(n)), &[&text], &["1"]);
-        assert!(
-            compile(&Constraint::Lark(format!("start: a\na: {}", lark_json(&nested(n)).unwrap()))).is_ok(),
-            "{n}"
-        );
-    }
-}
-
-#[test]
 fn reasons_name_what_is_wrong_without_the_insides() {
     let schema = |schema| Constraint::Schema(schema);
     let cases: [(Constraint, &[&str]); 8] = [
@@ -423,147 +178,6 @@ fn expressions_and_grammars_that_are_none_are_refused() {
         assert!(refused.is_err(), "{constraint:?}");
     }
     assert!(matches!(Grammars::new(std::iter::empty(), &[]), Err(GrammarError::NoEnd)));
-}
-
-#[test]
-fn gbnf_mistakes_are_named_with_their_place() {
-    let cases = [
-        ("", "there is no rule named root"),
-        ("root = \"a\"", "expecting ::= at line 1, column 6"),
-        ("::= \"a\"", "expecting name at line 1, column 1"),
-        ("root ::= a", "Undefined rule identifier 'a'"),
-        ("root ::= \"a", "unexpected end of input"),
-        ("root ::= [a", "unexpected end of input"),
-        ("root ::= \"\\q\"", "unknown escape \\q at line 1, column 13"),
-        ("root ::= *", "expecting preceding item to * at line 1, column 10"),
-        ("root ::= (\"a\"", "expecting ')' at the end of the grammar"),
-        ("root ::= \"a\" )", "expecting newline or end at line 1, column 14"),
-        (
-            "root ::= \"a\"{2001}",
-            "number of repetitions exceeds sane defaults (at most 2000, rising) at line 1, column 13",
-        ),
-        ("# a\nroot ::= \"a\"{x}", "expecting integer at line 2, column 14"),
-        (
-            "root ::= !<a>",
-            "a token that may not come must be given by its number, as !<[id]>, at line 1, column 11",
-        ),
-        ("root ::= \"a\"*****", "more than 4 repetitions of each other at line 1, column 17"),
-        ("root ::= <a", "expecting a token such as <name> or <[id]> at line 1, column 10"),
-    ];
-    for (text, want) in cases {
-        assert_eq!(gbnf::parse(text).unwrap_err(), want, "{text}");
-    }
-}
-
-/// Where a GBNF expression can end that begins at a place of a text: the definition, without any thought for speed.
-fn ends(rules: &[Expr], expr: &Expr, text: &[char], at: usize, depth: usize) -> BTreeSet<usize> {
-    if depth > 200 {
-        return BTreeSet::new();
-    }
-    let one = |fits: bool| if fits { BTreeSet::from([at + 1]) } else { BTreeSet::new() };
-    let go = |expr: &Expr, from: &BTreeSet<usize>| -> BTreeSet<usize> {
-        from.iter().flat_map(|&at| ends(rules, expr, text, at, depth + 1)).collect()
-    };
-    match expr {
-        Expr::Text(word) => {
-            let word: Vec<char> = word.chars().collect();
-            if text[at..].starts_with(&word) { BTreeSet::from([at + word.len()]) } else { BTreeSet::new() }
-        }
-        Expr::Class { ranges, negated } => {
-            one(text.get(at).is_some_and(|c| ranges.iter().any(|(a, b)| (a..=b).contains(&c)) != *negated))
-        }
-        Expr::Any => one(at < text.len()),
-        Expr::Rule(index) => ends(rules, &rules[*index], text, at, depth + 1),
-        Expr::Token(_) => BTreeSet::new(),
-        Expr::Sequence(list) => list.iter().fold(BTreeSet::from([at]), |from, expr| go(expr, &from)),
-        Expr::Choice(list) => list.iter().flat_map(|expr| go(expr, &[at].into())).collect(),
-        Expr::Repeat { what, least, most } => {
-            let mut from = BTreeSet::from([at]);
-            let mut all = if *least == 0 { from.clone() } else { BTreeSet::new() };
-            for count in 1..=most.unwrap_or(text.len() as u32 + least) {
-                from = go(what, &from);
-                if count >= *least {
-                    let before = all.len();
-                    all.extend(&from);
-                    if all.len() == before {
-                        break;
-                    }
-                }
-            }
-            all
-        }
-    }
-}
-
-#[test]
-fn translated_grammars_take_what_gbnf_takes() {
-    let cases: [(&str, &[&str]); 9] = [
-        ("root ::= \"yes\" | \"no\"", &["yes", "no", "ye", "yesno", ""]),
-        ("root ::= ", &["", "a"]),
-        ("root ::= [0-9]+ (\".\" [0-9]{2,3})? # a price", &["1", "12.50", "12.5", "12.5000", ".50", "12."]),
-        ("root ::= \"a\"* [ab]* \"c\"", &["c", "aac", "abbac", "aab", "abcc"]),
-        (
-            "root ::= item{2}\nitem ::= \"- \" [^\\r\\n\\x22]+ \"\\n\"",
-            &["- a\n- b\n", "- a\n", "- \"\n- b\n"],
-        ),
-        (
-            "root ::= expr\nexpr ::= term ([-+*/] term)*\nterm ::= num | \"(\" expr \")\"\nnum ::= [0-9]+",
-            &["1", "1+2", "(1+2)*3", "((1))", "1+", "(1", "()", "1 + 2", "12+(3-4)/5"],
-        ),
-        (
-            "root ::= object\nvalue ::= object | array | string | number | (\"true\" | \"false\" | \"null\") ws\n\
-             object ::= \"{\" ws ( string \":\" ws value (\",\" ws string \":\" ws value)* )? \"}\" ws\n\
-             array ::= \"[\" ws ( value (\",\" ws value)* )? \"]\" ws\n\
-             string ::= \"\\\"\" ([^\"\\\\\\x7F\\x00-\\x1F] | \"\\\\\" ([\"\\\\bfnrt] | \"u\" [0-9a-fA-F]{4}))* \"\\\"\" ws\n\
-             number ::= (\"-\"? ([0-9] | [1-9] [0-9]{0,15})) (\".\" [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws\n\
-             ws ::= | \" \" | \"\\n\" [ \\t]{0,20}",
-            &[
-                "{}",
-                "{\"a\":1}",
-                "{ \"a\": [1, 2.5e-3, \"\u{e4}\\n\"] , \"b\":{}}",
-                "{\"a\":01}",
-                "{\"a\"}",
-                "[1]",
-                "{\"a\":[1,]}",
-                "{\"a\":\"x}",
-                "{\"a\":nul}",
-            ],
-        ),
-        (
-            "root ::= block\nblock ::= \"[\" (\n  block |\n  word  # inside\n)* \"]\"\nword ::= [a-z]+ \" \"?",
-            &["[]", "[a b]", "[a[b]c]", "[[[]]]", "[", "[A]", "[a][b]"],
-        ),
-        (
-            "root ::= \"\\u00e4\" [\u{4e00}-\u{9fff}]+ .",
-            &["\u{e4}\u{4e2d}!", "\u{e4}!", "\u{e4}\u{4e2d}\u{4e2d}", "a\u{4e2d}!"],
-        ),
-    ];
-    for (source, texts) in cases {
-        let grammar = compile(&Constraint::Gbnf(source.into())).unwrap_or_else(|e| panic!("{source}: {e}"));
-        let parsed = gbnf::parse(source).unwrap();
-        let mut verdicts = HashMap::new();
-        for text in texts {
-            let chars: Vec<char> = text.chars().collect();
-            let root = &parsed.rules[parsed.root];
-            let wanted = ends(&parsed.rules, root, &chars, 0, 0).contains(&chars.len());
-            assert_eq!(takes(&grammar, text), wanted, "{source}\n{text:?}");
-            *verdicts.entry(wanted).or_insert(0) += 1;
-        }
-        assert_eq!(verdicts.len(), 2, "{source}: a case that cannot fail");
-    }
-}
-
-#[test]
-fn gbnf_names_tokens() {
-    let mut grammar =
-        compile(&Constraint::Gbnf("root ::= <mark> \"a\" !<[97]> root | \"x\"".into())).unwrap();
-    assert!(allowed(&mut grammar).contains(&MARK));
-    grammar.accept(MARK).unwrap();
-    assert_eq!(allowed(&mut grammar), [u32::from(b'a')].into());
-    grammar.accept(u32::from(b'a')).unwrap();
-    let next = allowed(&mut grammar);
-    assert!(!next.contains(&97) && next.contains(&98) && next.contains(&257));
-    assert!(compile(&Constraint::Gbnf("root ::= <nothing>".into())).is_err());
 }
 
 #[test]
@@ -646,6 +260,33 @@ fn hostile_constraints_end_soon() {
         eprintln!("{name}: {:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_secs(20), "{name} took {:?}", start.elapsed());
     }
+}
+
+#[test]
+fn a_text_that_the_vocabulary_cannot_write_is_told_where_it_comes() {
+    let tokens =
+        ["a", "b", "<end>"].map(|name| Spelling { bytes: name.as_bytes(), is_text: name.len() == 1 });
+    let grammars = Grammars::new(tokens.into_iter(), &[2]).unwrap();
+    let mut grammar = grammars.compile(&Constraint::Regex("ab\u{2603}".into())).unwrap();
+    for token in [0, 1] {
+        grammar.mask(&mut [0.0; 3]).unwrap();
+        grammar.accept(token).unwrap();
+    }
+    assert_eq!(grammar.mask(&mut [0.0; 3]), Err(GrammarError::NoToken));
+}
+
+#[test]
+fn a_form_that_is_in_a_new_state_with_every_token_is_given_up_before_it_fills_the_memory() {
+    let mut grammar = compile(&Constraint::Regex(".*(a|e).{20}zz".into())).unwrap();
+    let mut bits = 88_172_645_463_325_252_u64;
+    let refused = (0..2 * STATES_MAX).find_map(|_| {
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        let byte = if bits >> 40 & 1 == 0 { b'a' } else { b'b' };
+        grammar.mask(&mut [0.0; TOKENS]).and_then(|()| grammar.accept(byte.into())).err()
+    });
+    assert!(matches!(&refused, Some(GrammarError::TooHard(what)) if what.contains("states")), "{refused:?}");
 }
 
 #[test]

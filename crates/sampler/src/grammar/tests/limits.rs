@@ -1,0 +1,81 @@
+//! What a schema's numbers, strings and names may ask for.
+
+use super::*;
+
+#[test]
+fn a_multiple_that_is_hard_to_find_is_refused_soon_and_others_can_be_written() {
+    let (grammars, start) = (grammars(), Instant::now());
+    let number = |kind: &str, n: Value| Constraint::Schema(json!({"type": kind, "multipleOf": n}));
+    for n in [json!(9_999_991), json!(62_615_533), json!(1_000_003), json!(1e-9)] {
+        let error = grammars.compile(&number("number", n)).unwrap_err().to_string();
+        assert!(error.contains("multipleOf"), "{error}");
+    }
+    let lark = Constraint::Lark("start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}".into());
+    assert!(grammars.compile(&lark).unwrap_err().to_string().contains("multipleOf"));
+    for (kind, n) in [("integer", json!(1999)), ("number", json!(1234.567)), ("number", json!(0.01))] {
+        let mut grammar = grammars.compile(&number(kind, n.clone())).unwrap();
+        for byte in b"9173648520551" {
+            grammar.mask(&mut [0.0; TOKENS]).unwrap_or_else(|error| panic!("{n}: {error}"));
+            grammar.accept(u32::from(*byte)).unwrap();
+        }
+    }
+    let grammar = grammars.compile(&number("number", json!(0.07))).unwrap();
+    check(&grammar, &["0.07", "0.14", "7", "-0.21"], &["0.08", "1"]);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_the_library_would_search_without_an_end_is_given_up() {
+    // As if nobody had looked at the number: the first byte's search is what the library does not bound.
+    let grammars = grammars();
+    let source = json(json!({"type": "integer", "multipleOf": 62_615_533, "x-guidance": {}}));
+    let (start, parts) = (Instant::now(), trial::parts(&grammars.factory, source, false).unwrap());
+    let refused = trial::begins_soon(&grammars.factory, &parts.1);
+    assert!(matches!(refused, Err(GrammarError::TooHard(_))), "{refused:?}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_is_so_anyway_and_listed_names_are_taken() {
+    check(
+        &schema(json!({"type": "array", "items": {"type": "null"}, "uniqueItems": false})),
+        &["[null, null]"],
+        &[],
+    );
+    let listed = json!({
+        "type": "object",
+        "propertyNames": {"enum": ["a", "b"]},
+        "additionalProperties": {"type": "integer"},
+    });
+    check(&schema(listed), &["{}", "{\"a\": 1}", "{\"a\": 1, \"b\": 2}"], &["{\"c\": 1}", "{\"a\": \"x\"}"]);
+    let other = json!({"type": "object", "propertyNames": {"pattern": "^a"}});
+    let error = compile(&Constraint::Schema(other)).unwrap_err().to_string();
+    assert!(error.contains("propertyNames"), "{error}");
+}
+
+#[test]
+fn bounds_and_strings_that_contradict_are_named() {
+    let cases = [
+        (json!({"type": "string", "format": "ipv4", "maxLength": 3}), "format"),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^aaa$", "maxLength": 2}}, "required": ["a"]}),
+            "maxLength",
+        ),
+        (json!({"type": "number", "minimum": -1e-300, "maximum": 1e300}), "minimum"),
+        (json!({"type": "number", "exclusiveMaximum": 4.9e-324}), "exclusiveMaximum"),
+    ];
+    for (given, word) in cases {
+        let text = compile(&Constraint::Schema(given.clone())).unwrap_err().to_string();
+        assert!(text.contains(word), "{given}: {text}");
+        assert!(
+            !["(And", "(Regex", "{299}", "the pattern"].iter().any(|inside| text.contains(inside)),
+            "{given}: {text}"
+        );
+    }
+    for small in [0.1 + 0.2, 1.2345678901234567e-29, 4.9e-324] {
+        let above = schema(json!({"type": "number", "minimum": small, "maximum": 1e300}));
+        check(&above, &["1", "0.5"], &["0", "-1", "0.0"]);
+        let below = schema(json!({"type": "number", "exclusiveMaximum": -small}));
+        check(&below, &["-1", "-0.5"], &["0", "1"]);
+    }
+}
