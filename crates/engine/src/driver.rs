@@ -36,6 +36,8 @@ const MIN_CHUNK: usize = 16;
 const SCORED_LOGITS: usize = 1 << 20;
 /// How long to wait when every listener is slow.
 const SLOW_LISTENER_PAUSE: Duration = Duration::from_millis(2);
+/// How long a step waits for what fits the forms of its answers; what takes longer is waited for beside the next steps.
+const FORM_WAIT: Duration = Duration::from_millis(20);
 
 /// What the handle asks of the loop.
 pub enum Command {
@@ -217,16 +219,34 @@ impl Driver {
         sequence.served = others.map(|s| s.served).min().unwrap_or(0);
     }
 
-    /// The first waiting sequence of the client with the fewest running ones.
+    /// The first waiting sequence of the client with the fewest running ones, but for those that are better off waiting.
     fn next_waiting(&self) -> Option<usize> {
         let running = |client| self.running.iter().filter(|s| s.job.client == client).count();
-        (0..self.waiting.len()).min_by_key(|&i| (running(self.waiting[i].job.client), i))
+        let mut all: Vec<usize> = (0..self.waiting.len()).collect();
+        all.sort_by_key(|&i| (running(self.waiting[i].job.client), i));
+        all.into_iter().find(|&i| !self.is_being_computed(&self.waiting[i]))
     }
 
-    /// Finds what the tree holds of a sequence's tokens. The last token is always computed: its logits are wanted.
+    /// Whether a running sequence of the same client is about to compute what another begins with, where that is a page or
+    /// more: who asks for several answers at once has the prompt computed once.
+    fn is_being_computed(&self, sequence: &Sequence) -> bool {
+        let known = &sequence.tokens[..sequence.known()];
+        let more = |than: usize| {
+            let reads = |s: &&Sequence| s.job.client == sequence.job.client && !s.is_decoding() && s.ready();
+            self.running.iter().filter(reads).any(|s| {
+                let common = s.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
+                common >= PAGE_TOKENS && common > than.max(s.computed)
+            })
+        };
+        // Most have nothing in common, and need not be looked for in the tree.
+        more(0) && more(self.pages.find(known).tokens())
+    }
+
+    /// Finds what there is of a sequence's tokens. The last token is always computed: its logits are wanted.
     fn begin(&mut self, sequence: &mut Sequence) {
         let known = &sequence.tokens[..sequence.known()];
-        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, known);
+        let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
+        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, known, others);
         sequence.held = held;
         sequence.start(computed);
     }
@@ -323,13 +343,18 @@ impl Driver {
     }
 
     fn step(&mut self) -> Result<(), EngineError> {
+        self.catch_up(Instant::now());
         self.check_context();
         if self.running.is_empty() {
             return Ok(());
         }
         let chosen = self.choose();
         if chosen.is_empty() {
-            std::thread::sleep(SLOW_LISTENER_PAUSE);
+            let end = Instant::now() + SLOW_LISTENER_PAUSE;
+            if self.catch_up(end) == 0 {
+                // Nothing is left of it where a form was waited for.
+                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            }
             return Ok(());
         }
         let guesses = self.guess(&chosen)?;
@@ -419,10 +444,38 @@ impl Driver {
         (input, parts)
     }
 
+    /// Makes up for postponed draws as far as that can be done by `end`; how many those were.
+    fn catch_up(&mut self, end: Instant) -> u64 {
+        let (mut ended, mut generated) = (Vec::new(), 0);
+        for s in &mut self.running {
+            let (drawn, open) = s.catch_up(&self.tokenizer, end);
+            generated += u64::from(drawn);
+            if !open {
+                ended.push(s.id);
+            }
+        }
+        self.dismiss(&ended);
+        if generated > 0 {
+            self.stats.lock().expect("nobody panics with the statistics").generated_tokens += generated;
+        }
+        generated
+    }
+
+    /// Lets go of sequences that have ended.
+    fn dismiss(&mut self, ended: &[JobId]) {
+        for id in ended {
+            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
+                let mut sequence = self.running.swap_remove(at);
+                self.release(&mut sequence);
+            }
+        }
+    }
+
     /// Advances the sequences of a step. Returns how many guessed tokens came true.
     fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) -> usize {
         let mut ended = Vec::new();
         let (mut generated, mut all_true) = (0, 0);
+        let end = Instant::now() + FORM_WAIT;
         for part in parts {
             let s = &mut self.running[part.running];
             let mut open = s.score(
@@ -434,11 +487,12 @@ impl Driver {
             if open && !part.outputs.is_empty() {
                 let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
                 let came_true;
-                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer);
-                if let Some(guess) = &part.guess {
+                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
+                // What was not drawn says nothing about guesses.
+                if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
                     self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
                 }
-                generated += 1 + came_true;
+                generated += came_true + usize::from(!s.is_postponed());
                 all_true += came_true;
             }
             if !open {
@@ -448,12 +502,7 @@ impl Driver {
         for s in &mut self.running {
             s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
         }
-        for id in &ended {
-            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
-                let mut sequence = self.running.swap_remove(at);
-                self.release(&mut sequence);
-            }
-        }
+        self.dismiss(&ended);
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += 1;
         stats.prompt_tokens += prompt_rows as u64;

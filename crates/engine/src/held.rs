@@ -14,14 +14,32 @@ pub struct Held {
 }
 
 impl Held {
-    /// What the tree holds of a sequence's `tokens`, and how many tokens that are. The beginning of a page that agrees
-    /// only so far is copied.
-    pub fn find(pages: &mut Pages, backend: &mut dyn Backend, tokens: &[u32]) -> (Self, usize) {
+    /// What there is of a sequence's `tokens`, and how many tokens that are. The beginning of a page that agrees only so far
+    /// is copied: from the tree or, as one of them may just have computed it, from what the `others` hold and have computed.
+    pub fn find<'a>(
+        pages: &mut Pages,
+        backend: &mut dyn Backend,
+        tokens: &[u32],
+        others: impl Iterator<Item = (&'a Self, &'a [u32])>,
+    ) -> (Self, usize) {
         let found = pages.find(tokens);
         pages.retain(&found.path);
         let mut computed = found.path.len() * PAGE_TOKENS;
+        // The page that an unfinished one continues with, if it comes to more than the tree has.
+        let least = found.partial.map_or(0, |(_, tokens)| tokens);
+        let unfinished = others.filter(|(held, _)| held.path == found.path).filter_map(|(held, theirs)| {
+            let common = theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
+            Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
+        });
+        let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
         let mut held = Self { path: found.path, own: Vec::new() };
-        if let Some((node, tokens)) = found.partial {
+        if let Some((theirs, tokens)) = unfinished {
+            if let Some(page) = pages.take() {
+                backend.copy_page(theirs, page);
+                held.own.push(page);
+                computed += tokens;
+            }
+        } else if let Some((node, tokens)) = found.partial {
             // Retained meanwhile, so that taking a page does not drop it.
             pages.retain(&[node]);
             if let Some(page) = pages.take() {

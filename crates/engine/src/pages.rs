@@ -44,6 +44,13 @@ pub struct Match {
     pub partial: Option<(NodeId, usize)>,
 }
 
+impl Match {
+    /// How many tokens of the prompt that is.
+    pub fn tokens(&self) -> usize {
+        self.path.len() * PAGE_TOKENS + self.partial.map_or(0, |(_, tokens)| tokens)
+    }
+}
+
 impl Pages {
     /// `total` free pages and an empty tree.
     pub fn new(total: usize) -> Self {

@@ -40,6 +40,8 @@ pub struct Sequence {
     forced: VecDeque<u32>,
     /// The thought was ended for the model.
     thought_ended: bool,
+    /// Logits from which no token was drawn yet, as it is not known yet which fit the answer's form.
+    postponed: Option<Vec<f32>>,
     decoder: StreamDecoder,
     stop: StopMatcher,
     pub guesser: Guesser,
@@ -82,6 +84,7 @@ impl Sequence {
             constrained,
             forced: VecDeque::new(),
             thought_ended: false,
+            postponed: None,
             decoder: tokenizer.decoder().showing(&job.shown),
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
@@ -121,6 +124,8 @@ impl Sequence {
             self.cached = cached;
         }
         self.computed = cached;
+        // What was to be drawn from is computed again.
+        self.postponed = None;
     }
 
     /// Whether log-probabilities of the prompt are still to be reported.
@@ -185,13 +190,15 @@ impl Sequence {
     }
 
     /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row
-    /// was computed for. Returns how many tokens of the guess came true, and whether the sequence goes on.
+    /// was computed for. Returns how many tokens of the guess came true, and whether the sequence goes on. Where it is not
+    /// known by `end` what fits the answer's form, the draw is postponed.
     pub fn advance_through(
         &mut self,
         rows: &[f32],
         cols: usize,
         guess: Option<&Guess>,
         tokenizer: &Tokenizer,
+        end: Instant,
     ) -> (usize, bool) {
         // Counted as it happens: the draw that ends the sequence sends the counts.
         if let Some(guess) = guess {
@@ -202,6 +209,10 @@ impl Sequence {
         for row in rows.chunks_exact(cols) {
             logits.clear();
             logits.extend_from_slice(row);
+            if !self.knows_form_by(end) {
+                self.postponed = Some(logits);
+                return (came_true, true);
+            }
             if !self.advance(&mut logits, tokenizer) {
                 return (came_true, false);
             }
@@ -214,6 +225,25 @@ impl Sequence {
             came_true += 1;
         }
         (came_true, true)
+    }
+
+    fn knows_form_by(&mut self, end: Instant) -> bool {
+        self.constrained.as_mut().is_none_or(|constrained| constrained.is_known_by(end))
+    }
+
+    /// Whether a draw is postponed.
+    pub fn is_postponed(&self) -> bool {
+        self.postponed.is_some()
+    }
+
+    /// Makes up for a postponed draw, if what it needs is known by `end` and the listener takes it. Returns whether a token was
+    /// drawn, and whether the sequence goes on.
+    pub fn catch_up(&mut self, tokenizer: &Tokenizer, end: Instant) -> (bool, bool) {
+        if self.postponed.is_none() || !self.ready() || !self.knows_form_by(end) {
+            return (false, true);
+        }
+        let drawn = self.postponed.take().map(|mut logits| self.advance(&mut logits, tokenizer));
+        (true, drawn.unwrap_or(true))
     }
 
     /// Draws the next token from `logits` and reports it; `false` when the sequence has ended.
@@ -232,6 +262,10 @@ impl Sequence {
             Ok(token) => token,
             Err(Undrawn::Form(reason)) => {
                 self.sink.send(Event::Refused(reason));
+                return false;
+            }
+            Err(Undrawn::Thinks) => {
+                self.fail("the model does not stop thinking before it answers");
                 return false;
             }
             Err(Undrawn::Other(reason)) => {
@@ -297,12 +331,25 @@ impl Sequence {
         let drawn = constrained.draw(logits, &mut self.sampler, stage);
         if constrained.is_open() && !was_open {
             self.sink.begin_answer();
-        } else if breaks_off.get() && !self.thought_ended && self.decoder.held().is_empty() {
+            return drawn;
+        }
+        let stays = matches!(drawn, Err(Undrawn::Thinks));
+        if (stays || breaks_off.get()) && !self.thought_ended && self.decoder.held().is_empty() {
             self.thought_ended = true;
             self.forced.extend(self.sink.end_thought());
-            return self.forced.pop_front().map_or(drawn, Ok);
+            if let Some(token) = self.forced.pop_front() {
+                return Ok(token);
+            }
         }
-        drawn
+        if !stays {
+            return drawn;
+        }
+        tracing::warn!(
+            job = self.id.0,
+            "a thought that does not end is broken off: the answer's form begins"
+        );
+        self.sink.begin_answer();
+        constrained.draw_answer(logits, &mut self.sampler)
     }
 
     /// Tells the listener that it is over.

@@ -36,6 +36,18 @@ fn evaluator(path: &Path, level: &str) -> Evaluator {
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 
+/// What `f` makes of each number below `n`, on all processors.
+fn each<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (numbers, f) = ((0..n).collect::<Vec<usize>>(), &f);
+    std::thread::scope(|scope| {
+        let parts = numbers.chunks(n.div_ceil(threads).max(1));
+        let workers: Vec<_> =
+            parts.map(|part| scope.spawn(move || part.iter().map(|&i| f(i)).collect::<Vec<T>>())).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    })
+}
+
 /// Log-probabilities over the vocabulary.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -45,6 +57,11 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 
 fn argmax(row: &[f64]) -> usize {
     (0..row.len()).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap()
+}
+
+/// Kullback-Leibler divergence of a distribution from its base, in nats.
+fn divergence(base: &[f64], row: &[f64]) -> f64 {
+    base.iter().zip(row).map(|(p, q)| p.exp() * (p - q)).sum()
 }
 
 /// What a level's results differ by from the exact ones.
@@ -103,7 +120,8 @@ fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
             for ((evaluator, score), _) in runs.filter(|(_, level)| n == 0 || !is_emulated(level)) {
                 let vocab = evaluator.info().n_vocab;
                 let logits = evaluator.logits(&[feed]).unwrap();
-                let rows: Vec<Vec<f64>> = logits.chunks_exact(vocab).map(log_softmax).collect();
+                let rows = each(part.len(), |i| log_softmax(&logits[i * vocab..(i + 1) * vocab]));
+                score.kl.extend(each(base.len(), |i| divergence(&base[i], &rows[i])));
                 for (i, row) in rows.iter().enumerate() {
                     score.positions += 1;
                     score.agree += usize::from(argmax(row) == exact[start + i]);
@@ -113,9 +131,6 @@ fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
                     }
                     if let (Some(base), Some(&next)) = (base.get(i), tokens.get(start + i + 1)) {
                         score.base_log_likelihood += base[next];
-                    }
-                    if let Some(base) = base.get(i) {
-                        score.kl.push(base.iter().zip(row).map(|(p, q)| p.exp() * (p - q)).sum());
                     }
                 }
                 if base.is_empty() {

@@ -199,7 +199,8 @@ impl Drafts {
             }
             let follower = self.followed.entry(question.id).or_insert_with(|| {
                 let known = &question.tokens[..n - 1];
-                let (held, seen) = Held::find(&mut self.pages, &mut *self.stepper.backend, known);
+                let (held, seen) =
+                    Held::find(&mut self.pages, &mut *self.stepper.backend, known, std::iter::empty());
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);

@@ -137,3 +137,69 @@ fn constraints_that_are_none_are_told_before_anything_runs() {
     let error = engine.grammar(&Constraint::Schema(json!({"not": {}}))).unwrap_err();
     assert!(error.to_string().contains("not"), "{error}");
 }
+
+/// Neither thinks on nor ends its thought, whatever is drawn; until it is told that the answer begins.
+struct Stubborn {
+    events: Sender<Event>,
+    answers: bool,
+    end: Vec<u32>,
+}
+
+impl Sink for Stubborn {
+    fn stage(&self, _text: &str) -> Stage {
+        if self.answers { Stage::Answer } else { Stage::Mixed }
+    }
+
+    fn end_thought(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.end)
+    }
+
+    fn begin_answer(&mut self) {
+        self.answers = true;
+    }
+
+    fn send(&mut self, event: Event) -> bool {
+        self.events.send(event).is_ok()
+    }
+}
+
+#[test]
+fn a_thought_that_never_ends_is_ended_or_broken_off_and_the_answer_comes() {
+    let engine = cria(&EngineOptions::default());
+    let base = job(&engine, &chat("What is the capital of France?"));
+    let encode = Encode { add_special: false, parse_special: true };
+    for end in ["", " So:"] {
+        let (events, receiver) = channel();
+        let tokens = engine.tokenizer().encode(end, encode);
+        let sink = Stubborn { events, answers: false, end: tokens };
+        let form = Constraint::Regex("[0-9]{3}".into());
+        engine.submit(constrained(&engine, &form, base.clone()), Box::new(sink)).unwrap();
+        let (text, summary) = finish(&receiver);
+        let answer = text.strip_prefix(end).unwrap_or_else(|| panic!("{text:?} does not begin with {end:?}"));
+        assert!(answer.len() == 3 && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
+        assert_eq!(summary.finish, Finish::End);
+    }
+}
+
+#[test]
+fn a_form_that_no_token_fits_is_refused_and_no_fault_of_the_engine() {
+    let engine = cria(&EngineOptions::default());
+    let has_digit = |id: &u32| engine.tokenizer().piece(*id).iter().any(u8::is_ascii_digit);
+    let digits = (0..engine.tokenizer().vocab_size() as u32).filter(has_digit);
+    let sampling = Params { logit_bias: digits.map(|id| (id, f32::NEG_INFINITY)).collect(), ..greedy() };
+    let base = Job { sampling, ..job(&engine, &chat("Count.")) };
+    let events = start(&engine, constrained(&engine, &Constraint::Regex("ab[0-9]".into()), base));
+    let mut text = String::new();
+    let refused = events.iter().find_map(|event| match event {
+        Event::Piece(piece) => {
+            text += &piece.text;
+            None
+        }
+        Event::Refused(message) => Some(message),
+        Event::Failed(message) => panic!("{message}"),
+        Event::Done(_) => panic!("{text} is no answer of the form"),
+        _ => None,
+    });
+    assert_eq!(text, "ab");
+    assert!(refused.unwrap().contains("no token of this model fits the form"));
+}

@@ -107,6 +107,41 @@ fn a_repeated_beginning_is_computed_once() {
 }
 
 #[test]
+fn several_answers_to_one_prompt_compute_it_once() {
+    let prompt: Vec<u32> = (0..280).map(|t| 300 + (t * 7) % 900).collect();
+    let answer = |seed| {
+        let sampling = Params { seed, temperature: 1.5, ignore_eos: true, ..Params::default() };
+        Job { max_tokens: Some(4), client: 1, ..Job::new(prompt.clone(), sampling) }
+    };
+    for num_batch in [512, 100] {
+        let engine = cria(&EngineOptions { num_batch, ..EngineOptions::default() });
+        let all = [7, 8, 9, 10].map(|seed| start(&engine, answer(seed)));
+        let all = all.map(|events| finish(&events));
+        wait_until_idle(&engine);
+        // All but the last token, whose logits each wants for itself.
+        assert_eq!(engine.stats().prompt_tokens, 280 + 3, "in steps of {num_batch}");
+        let mut cached = all.clone().map(|(_, summary)| summary.cached_tokens);
+        cached.sort_unstable();
+        assert_eq!(cached, [0, 279, 279, 279]);
+        // What one copied is what the other computed: the answers are those that the prompt gets alone.
+        for (seed, (text, _)) in [7, 8, 9, 10].into_iter().zip(all) {
+            assert_eq!(run(&engine, answer(seed)).0, text, "{seed}");
+        }
+    }
+}
+
+#[test]
+fn another_client_does_not_wait_for_a_prompt_that_is_being_computed() {
+    let (engine, lock, _) = progress::hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
+    let of = |client| Job { client, max_tokens: Some(1), ..Job::new((40..240).collect(), greedy()) };
+    let waits = lock.lock().unwrap();
+    let (one, other) = (start(&engine, of(1)), start(&engine, of(2)));
+    drop(waits);
+    let cached = [one, other].map(|events| finish(&events).1.cached_tokens);
+    assert!(cached.iter().all(|tokens| *tokens < 199), "{cached:?}");
+}
+
+#[test]
 fn the_next_turn_of_a_chat_computes_only_what_is_new() {
     let engine = cria(&EngineOptions::default());
     let first = chat("What is the capital of Peru?");

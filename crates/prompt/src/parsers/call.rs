@@ -19,7 +19,8 @@ pub enum Part {
     Call(FunctionCall),
     /// Text that was meant as a call, or broke off in one, and cannot be read. One that has begun is over.
     Malformed {
-        /// The text, tags included; empty where a call that has begun is none, and its text may still become something else.
+        /// The text, tags included; empty where a call that has begun is none, and its text may still become something else,
+        /// and where calls before it in its list were given.
         text: String,
         /// Why.
         error: CallError,
@@ -92,12 +93,16 @@ impl Out {
     /// The text of the present call as far as it has come.
     pub(super) fn follow(&mut self, form: Form<'_>, text: &str, tools: &Tools) {
         let Some(early) = &mut self.early else { return };
-        let News { begun, arguments } = early.follow(form, text, tools);
-        self.parts.extend(begun.map(Part::CallBegins));
-        match self.parts.last_mut() {
-            _ if arguments.is_empty() => {}
-            Some(Part::Arguments(last)) => last.push_str(&arguments),
-            _ => self.parts.push(Part::Arguments(arguments)),
+        for news in early.follow(form, text, tools) {
+            match (news, self.parts.last_mut()) {
+                (News::Begun(name), _) => self.parts.push(Part::CallBegins(name)),
+                (News::Arguments(text), Some(Part::Arguments(last))) => last.push_str(&text),
+                (News::Arguments(text), _) => self.parts.push(Part::Arguments(text)),
+                (News::Given(call), _) => {
+                    self.parts.push(Part::Call(FunctionCall { index: self.calls, ..call }));
+                    self.calls += 1;
+                }
+            }
         }
     }
 
@@ -131,12 +136,14 @@ impl Out {
         calls: Result<Vec<FunctionCall>, CallError>,
         text: impl FnOnce() -> String,
     ) {
-        let told = self.renew();
-        let is_other = |call: &FunctionCall| told.as_ref().is_some_and(|told| !told.is_told_of(call));
+        let told = self.early.as_ref();
         match calls {
-            Ok(calls) if calls.first().is_some_and(is_other) => self.malformed(text(), CallError::Changed),
+            Ok(calls) if told.is_some_and(|told| !told.is_told_of(&calls)) => {
+                self.malformed(text(), CallError::Changed);
+            }
             Ok(calls) => {
-                for mut call in calls {
+                let given = self.renew().map_or(0, |told| told.given());
+                for mut call in calls.into_iter().skip(given) {
                     call.index = self.calls;
                     self.calls += 1;
                     self.parts.push(Part::Call(call));
@@ -147,8 +154,10 @@ impl Out {
     }
 
     pub(super) fn malformed(&mut self, text: String, error: CallError) {
-        self.renew();
-        if !text.is_empty() {
+        let given = self.renew().map_or(0, |told| told.given());
+        // What was given of it would come twice.
+        let text = if given > 0 { String::new() } else { text };
+        if given > 0 || !text.is_empty() {
             self.parts.push(Part::Malformed { text, error });
         }
     }

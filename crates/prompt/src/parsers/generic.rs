@@ -304,7 +304,10 @@ impl Scan {
         // At the end all text is gone.
         let (Some(before), Some(inside)) = (text.get(..from), text.get(from..to)) else { return };
         let before = before.trim_start();
-        if before.strip_prefix(&self.tag).unwrap_or(before).trim().is_empty() {
+        let before = before.strip_prefix(&self.tag).unwrap_or(before).trim();
+        // Those of a list come one by one.
+        let in_list = self.braces.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
+        if before.is_empty() || in_list {
             out.follow(Form::Object, inside, &self.tools);
         }
     }

@@ -196,6 +196,11 @@ pub(super) struct Brackets {
 }
 
 impl Brackets {
+    /// Inside of one bracket, which stands before the text.
+    pub(super) fn inside() -> Self {
+        Self { depth: 1, ..Self::default() }
+    }
+
     /// Goes on with `text`; the number of bytes up to and with the bracket that closes the first one.
     pub(super) fn end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {

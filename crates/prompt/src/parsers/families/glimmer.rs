@@ -4,11 +4,13 @@ use super::super::body::{Xml, call};
 use super::super::call::{CallError, Out};
 use super::super::pending::{Found, Pending, first_tag};
 use super::super::tools::Tools;
-use super::super::{FunctionCall, Grammar, ParserInput, Stage};
+use super::super::{FunctionCall, Grammar, ParserInput, Stage, is_free_of};
 
 const START: &str = "<|start|>";
 const HEADER: &str = "<|start|>assistant";
 const MESSAGE: &str = "<|message|>";
+/// What begins an answer behind the prompt, which ends with [`HEADER`].
+const TO_USER: &str = " to=user<|message|>";
 const ENDS: [&str; 3] = ["<|eom|>", "<|eot|>", HEADER];
 const OPEN: &str = "<atem:function_calls>";
 const CLOSE: &str = "</atem:function_calls>";
@@ -40,12 +42,14 @@ pub(in super::super) struct Glimmer {
     answers: bool,
     /// The call of the current message has been closed.
     closed: bool,
+    /// What would begin an answer in place of the next header; empty once that has begun.
+    answer: String,
 }
 
 impl Glimmer {
     pub(in super::super) fn new(input: &ParserInput<'_>) -> Self {
         let (tools, shows) = (Tools::new(input.tools), input.thinks_unless_told());
-        Self { state: State::Header, tools, shows, answers: false, closed: false }
+        Self { state: State::Header, tools, shows, answers: false, closed: false, answer: TO_USER.into() }
     }
 
     fn header(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
@@ -60,6 +64,7 @@ impl Glimmer {
                     None => State::MayCall,
                 };
                 self.answers |= self.state != State::Thinking;
+                self.answer = format!("{}{HEADER}{TO_USER}", ENDS[0]);
                 true
             }
             None if end => {
@@ -68,7 +73,10 @@ impl Glimmer {
                 out.content(rest.strip_prefix(HEADER).unwrap_or(&rest));
                 false
             }
-            None => false,
+            None => {
+                self.answer.clear();
+                false
+            }
         }
     }
 
@@ -90,8 +98,9 @@ impl Glimmer {
             State::Thinking => {}
             _ => out.content(&body),
         }
-        if flow.tag.is_some() {
+        if let Some(tag) = flow.tag {
             self.state = State::Header;
+            self.answer = if ENDS[tag] == HEADER { TO_USER.into() } else { format!("{HEADER}{TO_USER}") };
         }
         flow.tag.is_some()
     }
@@ -183,6 +192,15 @@ impl Grammar for Glimmer {
 
     fn stage(&self) -> Stage {
         if self.answers { Stage::Answer } else { Stage::Thinking }
+    }
+
+    fn thought_end(&self) -> Option<String> {
+        let between = matches!(self.state, State::Header | State::Thinking) && !self.answer.is_empty();
+        Some(self.answer.clone()).filter(|_| between && !self.answers)
+    }
+
+    fn keeps_thinking(&self, piece: &str) -> bool {
+        self.state == State::Thinking && is_free_of(piece, ENDS.into_iter())
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {

@@ -99,5 +99,28 @@ fn calls_in_a_row_begin_one_after_the_other() {
     assert_eq!(told("qwen3", &format!("{call}\n{call} so")), "f|{|}!f|{|}!so");
     let call = r#"{"name": "f", "arguments": {}}"#;
     let list = format!("<tool_call>[{call}, {call}]</tool_call>");
-    assert_eq!(told("qwen3", &list), "f|{|}!!", "of a list the first is told of early");
+    assert_eq!(told("qwen3", &list), "f|{|}!f|{|}!");
+    assert_eq!(told("{{ if .ToolCalls }}[{{ end }}", &format!("[{call}, {call}]")), "f|{|}!f|{|}!");
+    let spaced = format!("<tool_call> [ {call} ,\n {call} , {call}]</tool_call> so");
+    assert_eq!(told("qwen3", &spaced), "f|{|}!f|{|}!f|{|}!so");
+}
+
+#[test]
+fn of_a_list_what_is_complete_stays_whatever_comes_behind_it() {
+    let call = r#"{"name": "f", "arguments": {}}"#;
+    for (rest, want) in [
+        // One that is told of late; then nothing is told early any more.
+        (format!(r#"{call}, {{"arguments": {{}}, "name": "f"}}, {call}]"#), "f|{|}!!!so"),
+        (format!("{call}, 5] "), "f|{|}!<a call has the form {\"name\": \"f\", \"arguments\": {…}}> so"),
+        (
+            format!("{call}, {{\"name\": \"f\", \"arguments\": {{}}, \"name\": \"g\"}}]"),
+            "f|{|}!f|{|}<a name or arguments come twice>so",
+        ),
+        (
+            format!(r#"{{"name": "f", "arguments": {{}}, "name": "g"}}, {call}]"#),
+            "f|{|}<a name or arguments come twice>so",
+        ),
+    ] {
+        assert_eq!(told("qwen3", &format!("<tool_call>[{rest}</tool_call> so")), want, "{rest}");
+    }
 }

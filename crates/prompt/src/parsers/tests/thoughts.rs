@@ -12,6 +12,7 @@ fn thinking() -> impl Iterator<Item = (&'static str, OutputParser)> {
         let open = match name {
             "harmony" => "<|channel|>analysis<|message|>",
             "gemma4" => "<|channel>thought\n",
+            "glimmer" => " to=self<|message|>",
             "olmo3-think" | "lfm2-thinking" | "qwen3-thinking" => "<think>",
             _ => "",
         };
@@ -33,9 +34,37 @@ fn the_end_of_a_thought_ends_it_and_the_answer_begins() {
         parts.extend(parser.finish());
         assert!(parts.iter().any(|part| *part == Part::Content("42".into())), "{name}: {parts:?}");
     }
-    for name in ["harmony", "gemma4", "qwen3-thinking", "qwen3.5", "deepseek3", "glm-4.7", "laguna"] {
+    for name in [
+        "harmony",
+        "gemma4",
+        "qwen3-thinking",
+        "qwen3.5",
+        "deepseek3",
+        "glm-4.7",
+        "laguna",
+        "cohere",
+        "glimmer",
+    ] {
         assert!(known.contains(&name), "{name} is not among {known:?}");
     }
+}
+
+#[test]
+fn a_model_that_writes_to_itself_answers_between_its_messages_too() {
+    let message = |parser: &mut OutputParser| {
+        let end = parser.thought_end().unwrap();
+        let parts = parser.push(&(end + "42<|eot|>"));
+        assert_eq!((parts, parser.stage()), (vec![Part::Content("42".into())], Stage::Answer));
+    };
+    for before in ["", " to=self<|message|>Well.<|eom|>"] {
+        let mut parser = OutputParser::by_name("glimmer", &ParserInput::default()).unwrap();
+        parser.push(before);
+        message(&mut parser);
+    }
+    // A header that has begun cannot be gone on with.
+    let mut parser = OutputParser::by_name("glimmer", &ParserInput::default()).unwrap();
+    parser.push(" to=");
+    assert!(parser.is_thinking() && parser.thought_end().is_none());
 }
 
 #[test]
