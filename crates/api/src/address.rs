@@ -19,7 +19,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port.
+    /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port,
+    /// instead of which the usual one is taken.
     pub fn parse(text: &str) -> (Self, Option<String>) {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let default = match (text.contains("://"), scheme) {
@@ -32,16 +33,27 @@ impl Address {
         let (port, warning) = match port.map(|p| (p, p.parse::<u16>())) {
             None => (default, None),
             Some((_, Ok(port))) => (port, None),
-            Some((text, Err(_))) => (
-                default,
-                Some(format!("has the port {text:?}: it must be a number from 0 to 65535; using {default}")),
-            ),
+            Some((text, Err(_))) => {
+                (default, Some(format!("has the port {text:?}: it must be a number from 0 to 65535")))
+            }
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { "127.0.0.1" } else { host };
         let path = path.trim_end_matches('/');
         let path = if path.is_empty() { String::new() } else { format!("/{path}") };
         (Self { scheme: scheme.to_owned(), host: host.to_owned(), port, path }, warning)
+    }
+
+    /// What is wrong with scheme or host, if anything is.
+    pub fn problem(&self) -> Option<String> {
+        let Self { scheme, host, .. } = self;
+        if !["http", "https"].contains(&scheme.as_str()) {
+            return Some(format!("begins with {scheme}://: it must be http:// or https://"));
+        }
+        let is_name = || host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_'));
+        let wrong = host.parse::<IpAddr>().is_err() && !is_name();
+        wrong
+            .then(|| format!("has the host {host:?}: it must be a name or an address, as in 127.0.0.1:11434"))
     }
 
     /// The URL at which a client on this machine finds the server.
@@ -102,6 +114,22 @@ mod tests {
             assert_eq!(address(text), want, "{text}");
         }
         assert!(Address::parse("host:99999").1.is_some());
+    }
+
+    #[test]
+    fn what_is_neither_a_name_nor_an_address_is_no_host() {
+        for fine in ["", "box_1.local:1", "müller.example", "[::1]:1", "::", "https://1.2.3.4/x"] {
+            assert_eq!(Address::parse(fine).0.problem(), None, "{fine}");
+        }
+        for (wrong, part) in [
+            ("two words", "host \"two words\""),
+            ("a:b:80", "host \"a:b\""),
+            ("ftp://h", "begins with ftp://: it must be http:// or https://"),
+            ("me@h:80", "host \"me@h\""),
+        ] {
+            let problem = Address::parse(wrong).0.problem().unwrap_or_default();
+            assert!(problem.contains(part), "{wrong}: {problem}");
+        }
     }
 
     #[test]

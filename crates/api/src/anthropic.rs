@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::native::ToolChoice;
-use crate::{KeepAlive, shape};
+use crate::{KeepAlive, decode, shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -119,7 +119,16 @@ impl Serialize for Choice {
 impl<'de> Deserialize<'de> for Choice {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let value = shape::tool_choice(d)?;
-        let disable_parallel_tool_use = value["disable_parallel_tool_use"].as_bool().unwrap_or(false);
+        let disable_parallel_tool_use = match &value["disable_parallel_tool_use"] {
+            Value::Null => false,
+            Value::Bool(one) => *one,
+            other => {
+                let got = decode::kind(other);
+                return Err(serde::de::Error::custom(format!(
+                    "tool_choice.disable_parallel_tool_use must be true or false, but is of type {got}"
+                )));
+            }
+        };
         let tool = serde_json::from_value(value).map_err(serde::de::Error::custom)?;
         Ok(Self { tool, disable_parallel_tool_use })
     }

@@ -129,19 +129,35 @@ impl<'a> Node<'a> {
     }
 
     fn integer<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match self.0 {
-            Value::Number(n) => match (n.as_i64(), n.as_u64()) {
-                (Some(n), _) => visitor.visit_i64(n),
-                (_, Some(n)) => visitor.visit_u64(n),
-                _ => Err(self.mismatch("int")),
-            },
-            _ => Err(self.mismatch("int")),
-        }
+        let Value::Number(n) = self.0 else { return Err(self.mismatch("int")) };
+        let read = match (n.as_i64(), n.as_u64()) {
+            (Some(n), _) => visitor.visit_i64(n),
+            (_, Some(n)) => visitor.visit_u64(n),
+            _ => return Err(self.mismatch("int")),
+        };
+        read.map_err(|error| match error {
+            // Serde's word for what does not fit into the field's type, which does not name the field.
+            DecodeError::Field(text) if text.starts_with("invalid value: integer") => {
+                let got = format!("number {n}");
+                DecodeError::Type { got, want: "int", root: "", path: Vec::new() }
+            }
+            error => error,
+        })
     }
 
-    fn float<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    /// A number that `most` is not below; what is beyond the range of doubles has become the largest of them.
+    fn float_up_to<V: Visitor<'a>>(
+        self,
+        visitor: V,
+        most: f64,
+        want: &'static str,
+    ) -> Result<V::Value, DecodeError> {
         match self.0.as_f64() {
-            Some(x) => visitor.visit_f64(x),
+            Some(x) if x.abs() < most => visitor.visit_f64(x),
+            Some(_) => {
+                let got = "number out of range".into();
+                Err(DecodeError::Type { got, want, root: "", path: Vec::new() })
+            }
             None => Err(self.mismatch("float64")),
         }
     }
@@ -169,7 +185,6 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
 
     forward!(integer: deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64);
-    forward!(float: deserialize_f32 deserialize_f64);
     forward!(text: deserialize_str deserialize_string deserialize_char deserialize_identifier
         deserialize_bytes deserialize_byte_buf);
 
@@ -179,6 +194,14 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
             Value::Array(list) => visitor.visit_seq(Elements(list.iter(), self.1)),
             value => value.deserialize_any(visitor).map_err(|e| DecodeError::Field(e.to_string())),
         }
+    }
+
+    fn deserialize_f32<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        self.float_up_to(visitor, f64::from(f32::MAX), "float32")
+    }
+
+    fn deserialize_f64<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        self.float_up_to(visitor, f64::MAX, "float64")
     }
 
     fn deserialize_bool<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -377,6 +400,41 @@ mod tests {
         let got: GenerateRequest =
             from_slice(br#"{"MODEL":"m","Prompt":"p","stream":null,"think":null,"options":null,"images":null,"frob":[1]}"#).unwrap();
         assert_eq!((got.model.as_str(), got.prompt.as_str(), got.stream), ("m", "p", None));
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_names_its_field() {
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code)]
+        struct Numbers {
+            small: Option<u32>,
+            byte: Option<i8>,
+            single: Option<f32>,
+            double: Option<Vec<f64>>,
+        }
+        for (body, want) in [
+            (r#"{"small": 4294967296}"#, "number 4294967296 into Go struct field Numbers.small of type int"),
+            (r#"{"small": -1}"#, "number -1 into Go struct field Numbers.small of type int"),
+            (
+                r#"{"byte": 18446744073709551615}"#,
+                "number 18446744073709551615 into Go struct field Numbers.byte",
+            ),
+            (r#"{"small": 1180591620717411303424}"#, "into Go struct field Numbers.small of type int"),
+            (r#"{"small": 1e400}"#, "into Go struct field Numbers.small of type int"),
+            (
+                r#"{"single": 1e39}"#,
+                "number out of range into Go struct field Numbers.single of type float32",
+            ),
+            (
+                r#"{"double": [1, -1e400]}"#,
+                "number out of range into Go struct field Numbers.double of type float64",
+            ),
+        ] {
+            let text = from_slice::<Numbers>(body.as_bytes()).unwrap_err().to_string();
+            assert!(text.starts_with("json: cannot unmarshal ") && text.contains(want), "{body}: {text}");
+        }
+        let fits = br#"{"small": 4294967295, "byte": -128, "single": 3e38, "double": [1e308]}"#;
+        from_slice::<Numbers>(fits).unwrap();
     }
 
     #[test]

@@ -216,7 +216,7 @@ pub(crate) static RESPONSES_TOOL: Shape = Shape {
 };
 
 static ANTHROPIC_SOURCE: Shape = Shape {
-    fields: &["type", "media_type", "data", "content"],
+    fields: &["type", "media_type", "data", "url", "content"],
     inside: &[("content", &Shape::of(&["type", "text"]))],
 };
 

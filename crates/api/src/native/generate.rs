@@ -377,6 +377,12 @@ pub struct EmbedResponse {
     /// Tokens of all inputs, special ones included.
     #[serde(skip_serializing_if = "is_default")]
     pub prompt_eval_count: u64,
+    /// Inputs that were cut because they were too long (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_inputs: u64,
+    /// Tokens that were cut off them (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_tokens: u64,
 }
 
 /// `POST /api/embeddings`, the older form.

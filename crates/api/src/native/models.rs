@@ -176,6 +176,10 @@ pub struct RunningModel {
     pub size_vram: u64,
     /// Tokens of one conversation at most.
     pub context_length: u64,
+    /// Other names by which it was used since it was loaded: models of the same weights share a place in memory
+    /// (Puna's addition).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
     /// How far it is on its way into memory; absent once it takes requests (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,

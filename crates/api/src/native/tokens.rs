@@ -13,8 +13,12 @@ use crate::{KeepAlive, shape};
 pub struct TokenizeRequest {
     /// The model's name.
     pub model: String,
-    /// The text.
-    pub text: String,
+    /// The text; without it the request is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The same under the name that llama.cpp has for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
     /// Add what the model wants around every text (the default).
     pub add_special: bool,
     /// Read special tokens in the text as such (the default).
@@ -33,7 +37,8 @@ impl Default for TokenizeRequest {
     fn default() -> Self {
         Self {
             model: String::new(),
-            text: String::new(),
+            text: None,
+            content: None,
             add_special: true,
             parse_special: true,
             keep_alive: None,
@@ -66,8 +71,9 @@ pub struct TokenizeResponse {
 pub struct DetokenizeRequest {
     /// The model's name.
     pub model: String,
-    /// The tokens.
-    pub tokens: Vec<u32>,
+    /// The tokens; without them the request is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<u32>>,
     /// How long the model stays afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive: Option<KeepAlive>,

@@ -3,12 +3,25 @@
 //! Types without a constructor only describe JSON that is read leniently; which of its fields are looked at is said a
 //! second time in `shape`, and a test holds the two together.
 
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, reason = "these types only describe JSON: nobody makes one")]
+
+mod anthropic;
+mod openai;
+mod responses;
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+pub use anthropic::{
+    AnthropicContent, AnthropicPart, AnthropicSource, AnthropicSystem, AnthropicSystemPart, MessageEvent,
+};
+pub use openai::{OpenAiAudio, OpenAiContent, OpenAiImage, OpenAiPart};
+pub use responses::{
+    Response, ResponseEvent, ResponseItem, ResponseUsage, ResponsesFormat, ResponsesFunction, ResponsesInput,
+    ResponsesItem, ResponsesPart, ResponsesSummary, ResponsesTool,
+};
 
 use crate::KeepAlive;
 use crate::anthropic::Choice;
@@ -165,17 +178,17 @@ pub struct Format;
 /// Parameters of a model by their names in a Modelfile. A value that is not given is the model's own, else the default.
 #[derive(JsonSchema)]
 pub struct Options {
-    /// Context length in tokens; 4096 unless the server or the model says otherwise. Loads the model anew.
+    /// Tokens of context of this request at most; without one, as many as the model has and memory has room for. Loads nothing anew.
     num_ctx: Option<f64>,
     /// Tokens of a prompt that are read in one step at most. Loads the model anew.
     num_batch: Option<f64>,
-    /// Layers on graphics cards; negative is automatic. There is no support for any yet. Loads the model anew.
+    /// Accepted; there is nothing to choose here.
     num_gpu: Option<f64>,
-    /// The main graphics card. Loads the model anew.
+    /// Accepted; there is nothing to choose here.
     main_gpu: Option<f64>,
     /// Threads; 0 is automatic. Loads the model anew.
     num_thread: Option<f64>,
-    /// Whether the file is mapped into memory. Loads the model anew.
+    /// Accepted; there is nothing to choose here.
     use_mmap: Option<bool>,
     /// Tokens that stay when the context is full and the older half goes; 4 unless given, negative is the whole prompt.
     num_keep: Option<f64>,
@@ -266,371 +279,6 @@ pub struct Info {
     context_length: Option<u64>,
     /// Width of its vectors.
     embedding_length: Option<u64>,
-}
-
-/// Text, a list of parts, or nothing beside tool calls.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum OpenAiContent {
-    Text(String),
-    Parts(Vec<OpenAiPart>),
-}
-
-/// A part of a message.
-#[derive(JsonSchema)]
-pub struct OpenAiPart {
-    /// `text`, `refusal`, `image_url` or `input_audio`.
-    r#type: String,
-    /// Of a `text`: the text.
-    text: Option<String>,
-    /// Of a `refusal`: its text.
-    refusal: Option<String>,
-    /// Of an `image_url`: the image.
-    image_url: Option<OpenAiImage>,
-    /// Of an `input_audio`: the sound.
-    input_audio: Option<OpenAiAudio>,
-}
-
-/// An image.
-#[derive(JsonSchema)]
-pub struct OpenAiImage {
-    /// `data:image/png;base64,…`; addresses of other servers are refused.
-    url: String,
-}
-
-/// A sound.
-#[derive(JsonSchema)]
-pub struct OpenAiAudio {
-    /// Bytes in base64.
-    data: String,
-}
-
-/// Text or a list of blocks.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum AnthropicContent {
-    Text(String),
-    Blocks(Vec<AnthropicPart>),
-}
-
-/// A block of a message.
-#[derive(JsonSchema)]
-pub struct AnthropicPart {
-    /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, `server_tool_use` or `web_search_tool_result`.
-    r#type: String,
-    /// Of a `text`: the text.
-    text: Option<String>,
-    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
-    source: Option<AnthropicOrigin>,
-    /// Of a `document` or a `search_result`: its title, for the model.
-    title: Option<String>,
-    /// Of a `document`: what it is about, for the model.
-    context: Option<String>,
-    /// Of a `thinking`: the thoughts.
-    thinking: Option<String>,
-    /// Of a `tool_use`: the call's id.
-    id: Option<String>,
-    /// Of a `tool_use`: the function's name.
-    name: Option<String>,
-    /// Of a `tool_use`: the arguments.
-    input: Option<Map<String, Value>>,
-    /// Of a `tool_result`: the id of the call that it answers.
-    tool_use_id: Option<String>,
-    /// Of a `tool_result`: text, or a list of blocks of type `text`, `image`, `document` or `search_result`; of a `search_result`: blocks of type `text`.
-    content: Option<AnthropicResult>,
-    /// Of a `tool_result`: whether the call failed, which the model is told.
-    is_error: Option<bool>,
-}
-
-/// What came of a call.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum AnthropicResult {
-    Text(String),
-    Blocks(Vec<AnthropicResultPart>),
-    Error(AnthropicSearchError),
-}
-
-/// A block of a result.
-#[derive(JsonSchema)]
-struct AnthropicResultPart {
-    /// `text`, `image`, `document` or `search_result`; of a search on the web `web_search_result`.
-    r#type: String,
-    /// Of a `text`: the text.
-    text: Option<String>,
-    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
-    source: Option<AnthropicOrigin>,
-    /// Its title, for the model.
-    title: Option<String>,
-    /// Of a `document`: what it is about, for the model.
-    context: Option<String>,
-    /// Of a `search_result`: blocks of type `text`.
-    content: Option<Vec<AnthropicSystemPart>>,
-    /// Of a search: the page's address.
-    url: Option<String>,
-}
-
-/// A search that failed.
-#[derive(JsonSchema)]
-struct AnthropicSearchError {
-    /// `web_search_tool_result_error`.
-    r#type: String,
-    /// Why.
-    error_code: String,
-}
-
-/// What is in something, or where it was found.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum AnthropicOrigin {
-    Bytes(AnthropicSource),
-    Place(String),
-}
-
-/// What is in an image or a document.
-#[derive(JsonSchema)]
-pub struct AnthropicSource {
-    /// `base64`, of a document also `text` or `content`; addresses of other servers are refused.
-    r#type: String,
-    /// Of a document in base64: `text/plain`, or another kind of text.
-    media_type: Option<String>,
-    /// The bytes in base64, or the text.
-    data: Option<String>,
-    /// Of a `content`: text, or a list of text blocks.
-    content: Option<AnthropicSystem>,
-}
-
-/// A system text, or a list of text blocks.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum AnthropicSystem {
-    Text(String),
-    Blocks(Vec<AnthropicSystemPart>),
-}
-
-/// A block of a system text.
-#[derive(JsonSchema)]
-pub struct AnthropicSystemPart {
-    /// `text`.
-    r#type: String,
-    /// The text.
-    text: String,
-}
-
-/// A text, or a list of messages, calls and their results.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum ResponsesInput {
-    Text(String),
-    Items(Vec<ResponsesItem>),
-}
-
-/// Something that was said, called or thought.
-#[derive(JsonSchema)]
-pub struct ResponsesItem {
-    /// `message` (also where it is missing), `function_call`, `custom_tool_call`, `local_shell_call`, these with `_output` behind, `reasoning`, `item_reference`, or `web_search_call` and `image_generation_call`, which say nothing to the model.
-    r#type: Option<String>,
-    /// Of an `item_reference`: the id of an item of a response that is kept.
-    id: Option<String>,
-    /// Of a `message`: `system`, `developer`, `user` or `assistant`.
-    role: Option<String>,
-    /// Of a `message`: text or a list of parts.
-    content: Option<ResponsesContent>,
-    /// Of a call or its output: the call's id.
-    call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the function's name.
-    name: Option<String>,
-    /// Of a `function_call`: the arguments as JSON text.
-    arguments: Option<String>,
-    /// Of a `custom_tool_call`: the text.
-    input: Option<String>,
-    /// Of a `local_shell_call`: `command` and what else belongs to it.
-    action: Option<Map<String, Value>>,
-    /// Of an output: text or a list of parts.
-    output: Option<ResponsesContent>,
-    /// Of a `reasoning`: the thoughts.
-    summary: Option<Vec<ResponsesSummary>>,
-    /// Of a `reasoning`: the thoughts, where there are none in `content` or `summary`.
-    encrypted_content: Option<String>,
-}
-
-/// Text or a list of parts.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum ResponsesContent {
-    Text(String),
-    Parts(Vec<ResponsesPart>),
-}
-
-/// A part of a message or a result.
-#[derive(JsonSchema)]
-pub struct ResponsesPart {
-    /// `input_text`, `output_text`, `text`, `refusal` or `input_image`; `input_file` is refused.
-    r#type: String,
-    /// Of a text: the text.
-    text: Option<String>,
-    /// Of a `refusal`: its text.
-    refusal: Option<String>,
-    /// Of an `input_image`: `data:image/png;base64,…`.
-    image_url: Option<String>,
-}
-
-/// A part of what was thought.
-#[derive(JsonSchema)]
-pub struct ResponsesSummary {
-    /// The text.
-    text: String,
-}
-
-/// A function that the model may call, or a group of them.
-#[derive(JsonSchema)]
-pub struct ResponsesTool {
-    /// `function`, `namespace`, `custom` or `local_shell`; `web_search`, `image_generation` and `tool_search` are left out, other tools of the service refused.
-    r#type: String,
-    /// The function's name, or that of the group, which comes before the names of its functions.
-    name: Option<String>,
-    /// What it does.
-    description: Option<String>,
-    /// JSON Schema of its arguments.
-    parameters: Option<Map<String, Value>>,
-    /// Handed to the template.
-    strict: Option<bool>,
-    /// Of a `custom`: the form of its text; a grammar becomes part of the description.
-    format: Option<Map<String, Value>>,
-    /// Of a `namespace`: its functions.
-    tools: Option<Vec<ResponsesFunction>>,
-}
-
-/// A function of a group.
-#[derive(JsonSchema)]
-pub struct ResponsesFunction {
-    /// Its name.
-    name: String,
-    /// What it does.
-    description: Option<String>,
-    /// JSON Schema of its arguments.
-    parameters: Option<Map<String, Value>>,
-    /// Handed to the template.
-    strict: Option<bool>,
-}
-
-/// The form of a response.
-#[derive(JsonSchema)]
-pub struct ResponsesFormat {
-    /// `text`, `json_object` or `json_schema`; not OpenAI's are `regex`, `gbnf` and `lark`.
-    r#type: Option<String>,
-    /// A label, repeated in the answer.
-    name: Option<String>,
-    /// Repeated in the answer.
-    description: Option<String>,
-    /// Of a `json_schema`: the schema.
-    schema: Option<Map<String, Value>>,
-    /// Repeated in the answer: a schema is always kept exactly.
-    strict: Option<bool>,
-    /// Of a `regex`: the expression (Puna's addition).
-    pattern: Option<String>,
-    /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
-    grammar: Option<String>,
-}
-
-/// A response of OpenAI's newer dialect: what came of a request, and most of the request.
-#[derive(JsonSchema)]
-pub struct Response {
-    /// `resp_…`.
-    id: String,
-    /// `response`.
-    object: String,
-    /// When it was begun, in seconds since 1970.
-    created_at: i64,
-    /// When it was done.
-    completed_at: Option<i64>,
-    /// `completed`, `incomplete`, `failed` or `in_progress`.
-    status: String,
-    /// Why it is incomplete: `{"reason": "max_output_tokens"}`.
-    incomplete_details: Option<Map<String, Value>>,
-    /// What went wrong: `code` and `message`.
-    error: Option<Map<String, Value>>,
-    /// The model's name as the client wrote it.
-    model: String,
-    /// Thoughts (`reasoning`), messages (`message`) and calls (`function_call`, `custom_tool_call`, `local_shell_call`) in their order.
-    output: Vec<ResponseItem>,
-    /// Token counts.
-    usage: Option<ResponseUsage>,
-    /// The response that this one goes on from.
-    previous_response_id: Option<String>,
-    /// Whether it is kept.
-    store: bool,
-    /// The prompt, where it was asked for.
-    #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
-    debug_info: Option<crate::native::DebugInfo>,
-}
-
-/// A part of a response.
-#[derive(JsonSchema)]
-pub struct ResponseItem {
-    /// Its id.
-    id: String,
-    /// `reasoning`, `message`, `function_call`, `custom_tool_call` or `local_shell_call`.
-    r#type: String,
-    /// Of a `message`: parts of type `output_text`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    content: Option<Vec<Value>>,
-    /// Of a call: its id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the function's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// Of a `function_call`: arguments as JSON text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    arguments: Option<String>,
-    /// Of a `custom_tool_call`: the text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    input: Option<String>,
-    /// Of a `local_shell_call`: what to run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    action: Option<Map<String, Value>>,
-    /// Of a `reasoning`: the thoughts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    summary: Option<Vec<Value>>,
-}
-
-/// Token counts of a response.
-#[derive(JsonSchema)]
-pub struct ResponseUsage {
-    /// Prompt tokens, those found in the cache included.
-    input_tokens: u64,
-    /// Generated tokens.
-    output_tokens: u64,
-    /// Both.
-    total_tokens: u64,
-    /// `cached_tokens`.
-    input_tokens_details: Map<String, Value>,
-    /// `reasoning_tokens`.
-    output_tokens_details: Map<String, Value>,
-}
-
-/// An event of a response: besides these fields those that OpenAI documents for its type.
-#[derive(JsonSchema)]
-pub struct ResponseEvent {
-    /// `response.created`, `response.output_text.delta`, `response.completed`, `response.failed` …
-    r#type: String,
-    /// Its number, from 0.
-    sequence_number: u64,
-}
-
-/// An event of a message: besides its type the fields that Anthropic documents for it.
-#[derive(JsonSchema)]
-pub struct MessageEvent {
-    /// `message_start`, `ping`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`, `message_stop` or `error`.
-    r#type: String,
 }
 
 #[cfg(test)]

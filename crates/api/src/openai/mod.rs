@@ -1,0 +1,126 @@
+//! The OpenAI dialect: chat completions, completions, embeddings and models.
+
+mod chat;
+mod completions;
+mod embeddings;
+
+use serde::{Deserialize, Serialize};
+
+use crate::native::is_default;
+
+pub use chat::{
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
+    ChunkChoice, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions, ToolCall,
+    ToolCallFunction,
+};
+pub use completions::{
+    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, PromptLogprobs,
+};
+pub use embeddings::{EmbedRequest, Embedding, EmbeddingData, EmbeddingList, EmbeddingUsage};
+
+/// Token counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiUsage"))]
+#[serde(default)]
+pub struct Usage {
+    /// Prompt tokens, those found in the cache included.
+    pub prompt_tokens: u64,
+    /// Generated tokens.
+    pub completion_tokens: u64,
+    /// Both.
+    pub total_tokens: u64,
+    /// Where the prompt's tokens came from; left out when none was in the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// What the generated tokens were; left out when none was a thought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+    /// Messages that were left out because the conversation was too long (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_messages: u64,
+    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_tokens: u64,
+}
+
+/// Where the prompt's tokens came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct PromptTokensDetails {
+    /// Tokens found in the cache.
+    pub cached_tokens: u64,
+}
+
+/// What the generated tokens were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct CompletionTokensDetails {
+    /// Tokens of thoughts.
+    pub reasoning_tokens: u64,
+}
+
+/// A model of `GET /v1/models`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiModel"))]
+pub struct Model {
+    /// Its name.
+    pub id: String,
+    /// `model`.
+    pub object: String,
+    /// When it was stored, in seconds since 1970.
+    pub created: i64,
+    /// Its namespace.
+    pub owned_by: String,
+}
+
+/// `GET /v1/models`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiModelList"))]
+pub struct ModelList {
+    /// `list`.
+    pub object: String,
+    /// The newest first.
+    pub data: Vec<Model>,
+}
+
+/// The body of every failed request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorBody"))]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorObject,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorObject"))]
+pub struct ErrorObject {
+    /// In words.
+    pub message: String,
+    /// `invalid_request_error`, `not_found_error` or `api_error`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The parameter that is wrong; always null.
+    pub param: Option<String>,
+    /// Always null.
+    pub code: Option<String>,
+}
+
+impl ErrorBody {
+    /// An error of a status.
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        let kind = match status {
+            400 => "invalid_request_error",
+            404 => "not_found_error",
+            _ => "api_error",
+        };
+        Self { error: ErrorObject { message: message.into(), kind: kind.into(), param: None, code: None } }
+    }
+}
