@@ -1,17 +1,18 @@
 //! A server whose runners say what time it is, a given number of times a second: what HTTP adds can be measured without
 //! a model. `benches/load … layer` drives it.
 //!
-//! It takes its settings from the environment, as `puna serve` does; the rate is a stream's own, 20 pieces a second.
+//! It takes its settings from the environment, as `puna serve` does. A stream has 20 pieces a second; those whose prompt is
+//! `together` have them at the same moments, as the sequences of an engine's step do.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use puna_engine::{Event, Finish, Job, Piece, Sink, Summary};
+use puna_engine::{EngineError, Event, Finish, Job, Piece, Sink, Summary};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::Tokenize;
 use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
@@ -29,7 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let listener = puna_server::listen(&config.address).await?;
-        Ok(puna_server::serve(config, listener, std::future::pending()).await?)
+        let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        Ok(puna_server::serve(config, listener, async move { told.recv().await.unwrap_or_default() }).await?)
     })
 }
 
@@ -53,10 +55,22 @@ struct Clock {
     next: AtomicU64,
 }
 
+/// The next of the moments that all streams share.
+fn next_step() -> Instant {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let first = *FIRST.get_or_init(Instant::now);
+    let steps = first.elapsed().as_millis().div_ceil(PERIOD.as_millis());
+    first + PERIOD * u32::try_from(steps).unwrap_or(u32::MAX)
+}
+
 /// Sends pieces until they are enough or nobody listens.
 fn tick(job: &Job, sink: &mut dyn Sink, cancelled: &AtomicBool) {
     let wanted = job.max_tokens.unwrap_or(usize::MAX);
-    let begun = Instant::now();
+    let begun = if job.prompt.iter().copied().eq("together".bytes().map(u32::from)) {
+        next_step()
+    } else {
+        Instant::now()
+    };
     for n in 0..wanted {
         let due = begun + PERIOD * u32::try_from(n).unwrap_or(u32::MAX);
         thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -124,10 +138,10 @@ impl Generator for Clock {
         Err("a clock has no grammar".into())
     }
 
-    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, String> {
+    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::<AtomicBool>::default();
-        self.cancelled.lock().map_err(|e| e.to_string())?.insert(id, cancelled.clone());
+        self.cancelled.lock().map_err(|_| EngineError::Stopped)?.insert(id, cancelled.clone());
         thread::spawn(move || tick(&job, sink.as_mut(), &cancelled));
         Ok(id)
     }
@@ -138,13 +152,13 @@ impl Generator for Clock {
         }
     }
 
-    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
-        done(Err("a clock makes no embeddings".into()));
+    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+        done(Err(EngineError::CannotEmbed));
         Ok(0)
     }
 
-    fn rank(&self, _: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String> {
-        done(Err("a clock scores nothing".into()));
+    fn rank(&self, _: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+        done(Err(EngineError::CannotRank));
         Ok(0)
     }
 

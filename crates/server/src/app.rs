@@ -1,7 +1,9 @@
 //! What all routes share: the configuration, the store, the models in memory.
 
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
@@ -11,9 +13,10 @@ use puna_store::{Model, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
-use crate::dialect::openai::responses::Responses;
 use crate::figures::{Figures, OfModel, Tally};
 use crate::http::{Client, note_ignored};
+use crate::kept::Responses;
+use crate::links::Links;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
@@ -47,6 +50,7 @@ struct Inner {
     models: Models,
     responses: Arc<Responses>,
     figures: Arc<Figures>,
+    links: Option<Links>,
 }
 
 impl App {
@@ -61,7 +65,8 @@ impl App {
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
-        Ok(Self(Arc::new(Inner { config, store, registry, models, responses: Arc::default(), figures })))
+        let (responses, links) = (Arc::default(), Links::new(&config));
+        Ok(Self(Arc::new(Inner { config, store, registry, models, responses, figures, links })))
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -75,6 +80,11 @@ impl App {
     /// Responses that later requests can go on from.
     pub(crate) fn responses(&self) -> &Arc<Responses> {
         &self.0.responses
+    }
+
+    /// Fetches images that are named by address, where that is allowed.
+    pub(crate) fn links(&self) -> Option<&Links> {
+        self.0.links.as_ref()
     }
 
     /// What is counted.
@@ -131,12 +141,8 @@ impl App {
             num_ctx,
             cache: num_ctx.saturating_mul(parallel).min(SHARED).max(num_ctx),
             num_batch: None,
-            num_gpu: -1,
-            main_gpu: None,
-            use_mmap: None,
             num_thread: 0,
             parallel,
-            adapters: model.adapters.clone(),
             deterministic: config.deterministic,
             draft: None,
         };
@@ -326,9 +332,16 @@ pub(crate) struct Running {
 impl Running {
     /// The next event; after an end there is none.
     pub(crate) async fn next(&mut self) -> Option<Event> {
-        let event = self.events.next().await?;
-        self.tally.take(&event);
-        Some(event)
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The next event, as a poll.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let event = ready!(self.events.poll_next(cx));
+        if let Some(event) = &event {
+            self.tally.take(event);
+        }
+        Poll::Ready(event)
     }
 
     /// Waits for the end; one by an error is an error.

@@ -41,7 +41,17 @@ impl Task {
             Self::Generate(generate) | Self::Count(generate) => generate.text_bytes(),
         }
     }
+
+    /// Whether a grammar has to be read to begin with it, which may take long however small it is.
+    pub fn has_form(&self) -> bool {
+        let Self::Generate(generate) = self else { return false };
+        generate.format.is_some()
+            || matches!(generate.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
 }
+
+/// How many bytes of text can be read in the time that one byte of a grammar takes.
+const GRAMMAR_WEIGHT: usize = 64;
 
 /// Bytes of a JSON value's texts, roughly.
 fn json_bytes(value: &Value) -> usize {
@@ -108,7 +118,13 @@ impl Generate {
             }
         };
         // Reading a grammar takes far longer than reading a text of its size.
-        input + self.format.as_ref().map_or(0, |form| 64 * form.bytes())
+        let demanded = match (&self.input, &self.tool_choice) {
+            (Input::Chat { tools, .. }, ToolChoice::Required | ToolChoice::Named(_)) => {
+                tools.iter().map(|tool| json_bytes(&tool.0)).sum()
+            }
+            _ => 0,
+        };
+        input + GRAMMAR_WEIGHT * (demanded + self.format.as_ref().map_or(0, Constraint::bytes))
     }
 
     /// So many answers to the same prompt, each with the seed after the last one's.
@@ -239,6 +255,17 @@ impl EmbedText {
     }
 }
 
+/// Vectors of texts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Embedded {
+    /// One vector a text, in their order, as the model's pooling gives them.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts, as far as they were taken.
+    pub tokens: u64,
+    /// Texts that were cut, and how many tokens each lost.
+    pub cut: Vec<(usize, u64)>,
+}
+
 /// Documents to score by how well they answer a query.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rank {
@@ -252,6 +279,8 @@ pub struct Rank {
     pub document_tokens: Option<usize>,
     /// Documents are cut so that each has this many tokens together with the query and the marks around them.
     pub pair_tokens: Option<usize>,
+    /// Tokens of a pair at most, where the model's context holds more.
+    pub num_ctx: Option<u32>,
 }
 
 /// The scores of documents.
@@ -315,8 +344,8 @@ pub enum Event {
     Rendered(String),
     /// The end of a generation.
     Done(Box<Done>),
-    /// The end: vectors as the model's pooling gives them, and the number of tokens they took.
-    Embedded(Vec<Vec<f32>>, u64),
+    /// The end: vectors of texts.
+    Embedded(Embedded),
     /// The end: scores of documents.
     Ranked(Ranked),
     /// The end: how many tokens the prompt has.
@@ -418,6 +447,9 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Status of a request whose client has left before the answer began; nobody hears it.
+    pub const LEFT: u16 = 499;
+
     /// A failure with a status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), lengths: None }

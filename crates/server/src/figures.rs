@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
 
-use crate::canonical::{Done, Event, Ranked};
+use crate::canonical::{Done, Embedded, Event, Failure, Ranked};
 use crate::lock::lock;
 use crate::scheduler::Unload;
 
@@ -36,15 +36,12 @@ pub(crate) struct Answered {
 /// Stands for all paths that have no route.
 pub(crate) const NO_ROUTE: &str = "other";
 
-/// Status of a request whose client left before the answer began.
-const LEFT: u16 = 499;
-
 impl Figures {
     /// A request that came in for a route, if it has one.
     pub(crate) fn asked(self: &Arc<Self>, route: Option<&'static str>, method: &Method) -> Asked {
         const METHODS: [&str; 7] = ["GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"];
         let method = METHODS.into_iter().find(|known| *known == method.as_str()).unwrap_or(NO_ROUTE);
-        let answered = Answered { route: route.unwrap_or(NO_ROUTE), method, status: LEFT };
+        let answered = Answered { route: route.unwrap_or(NO_ROUTE), method, status: Failure::LEFT };
         Asked { figures: self.clone(), answered }
     }
 
@@ -240,7 +237,7 @@ impl Tally {
                 self.model.first_token.observe(now.duration_since(self.arrived));
             }
             Event::Done(done) => self.done(done),
-            Event::Embedded(_, tokens) | Event::Ranked(Ranked { tokens, .. }) => {
+            Event::Embedded(Embedded { tokens, .. }) | Event::Ranked(Ranked { tokens, .. }) => {
                 self.model.embedded_tokens.add(*tokens);
             }
             _ => {}
@@ -318,7 +315,7 @@ impl Histogram {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::canonical::{Failure, Piece, Reason};
+    use crate::canonical::{Piece, Reason};
 
     fn done(cached: u64, generated: u64, decode: u64) -> Event {
         Event::Done(Box::new(Done {
@@ -383,7 +380,10 @@ mod tests {
         model.clone().wait().over(false);
         assert_eq!(outcomes(&model), [0, 2, 2]);
         model.clone().wait().over(true);
-        model.clone().begin(Instant::now()).take(&Event::Embedded(Vec::new(), 7));
+        model
+            .clone()
+            .begin(Instant::now())
+            .take(&Event::Embedded(Embedded { tokens: 7, ..Embedded::default() }));
         assert_eq!((outcomes(&model), model.embedded_tokens.get()), ([1, 2, 2], 7));
         assert_eq!(model.model_wait.at_most()[14].1, 1, "only those that got the model");
     }

@@ -16,17 +16,19 @@ mod dialect;
 mod figures;
 pub mod http;
 mod ids;
+mod kept;
 pub mod keys;
+mod links;
 mod lock;
 mod manager;
 mod memory;
 mod names;
 mod openapi;
 mod options;
+mod panics;
 mod routes;
 pub mod runner;
 pub mod scheduler;
-mod show;
 pub mod speculate;
 
 use std::future::Future;
@@ -36,7 +38,8 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 pub use config::{Address, Config, ConfigError, TlsFiles, Warning};
-pub use http::serve::{ListenError, listen};
+pub use http::listen::{ListenError, listen};
+pub use memory::read as memory;
 
 /// Version of Ollama's interface that is spoken; clients switch features on by it.
 pub const OLLAMA_VERSION: &str = "0.34.2";

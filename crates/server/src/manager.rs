@@ -30,6 +30,9 @@ fn shutting_down() -> Failure {
     Failure::new(503, "the server is shutting down")
 }
 
+/// Names of one runner that are remembered.
+const NAMES: usize = 64;
+
 /// A need for a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
@@ -57,9 +60,11 @@ pub(crate) struct About {
 
 /// A model in memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Running {
+pub(crate) struct Resident {
     pub(crate) key: Key,
     pub(crate) about: About,
+    /// Other names that it was used by.
+    pub(crate) also: Vec<String>,
     pub(crate) size: u64,
     /// Tokens of one conversation, as the last request had it.
     pub(crate) context: u32,
@@ -120,7 +125,7 @@ enum Command {
     Event(Event),
     Notice(RunId, Notice),
     Stalled(RunId, u32),
-    List(oneshot::Sender<Vec<Running>>),
+    List(oneshot::Sender<Vec<Resident>>),
     Links(oneshot::Sender<Vec<Link>>),
     Runners(oneshot::Sender<Runners>),
     Shutdown(oneshot::Sender<()>),
@@ -188,7 +193,7 @@ impl Models {
     }
 
     /// The models in memory.
-    pub(crate) async fn list(&self) -> Vec<Running> {
+    pub(crate) async fn list(&self) -> Vec<Resident> {
         let (reply, answer) = oneshot::channel();
         let _ = self.to.send(Command::List(reply));
         answer.await.unwrap_or_default()
@@ -220,6 +225,8 @@ struct Waiting {
 struct Runner {
     link: Link,
     about: About,
+    /// Other names of the same weights, by which it was used.
+    also: Vec<String>,
     spec: LoadSpec,
     /// Number of the present phase of loading.
     phase: u32,
@@ -228,6 +235,16 @@ struct Runner {
     loaded: bool,
     /// It was told to end.
     stopping: bool,
+}
+
+impl Runner {
+    /// Notes a name by which it is used.
+    fn is_used_by(&mut self, name: &str) {
+        let is_new = self.about.name != name && !self.also.iter().any(|other| other == name);
+        if is_new && self.also.len() < NAMES {
+            self.also.push(name.to_owned());
+        }
+    }
 }
 
 struct Manager {
@@ -367,8 +384,11 @@ impl Manager {
             Action::Grant(id, run) => {
                 let Some(waiting) = self.waiting.remove(&id) else { return };
                 let finished = Finished { id, to: Some(self.to.clone()) };
-                let lease = match self.runners.get(&run) {
-                    Some(runner) => Ok(Lease { link: runner.link.clone(), _finished: finished }),
+                let lease = match self.runners.get_mut(&run) {
+                    Some(runner) => {
+                        runner.is_used_by(&waiting.ask.about.name);
+                        Ok(Lease { link: runner.link.clone(), _finished: finished })
+                    }
                     // Its end is on its way to the scheduler; the request ends here, with `finished`.
                     None => Err(Failure::internal("the model runner has just ended; please try again")),
                 };
@@ -431,7 +451,17 @@ impl Manager {
         let link = Link::new(launched, self.patience.step, on_notice);
         link.plan(spec.clone());
         let started = Instant::now();
-        let runner = Runner { link, about, spec, phase: 0, pid, started, loaded: false, stopping: false };
+        let runner = Runner {
+            link,
+            about,
+            also: Vec::new(),
+            spec,
+            phase: 0,
+            pid,
+            started,
+            loaded: false,
+            stopping: false,
+        };
         self.runners.insert(run, runner);
         self.watch(run);
     }
@@ -478,7 +508,7 @@ impl Manager {
         }
     }
 
-    fn list(&self) -> Vec<Running> {
+    fn list(&self) -> Vec<Resident> {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let one = |view: crate::scheduler::View| {
             let runner = self.runners.get(&view.run)?;
@@ -489,8 +519,8 @@ impl Manager {
             let memory = runner.link.memory();
             let size =
                 if view.phase == Phase::Ready && memory.total() > 0 { memory.total() } else { view.size };
-            let (about, context) = (runner.about.clone(), view.context);
-            Some(Running { key: view.key, about, size, context, expires, phase: view.phase })
+            let (about, also, context) = (runner.about.clone(), runner.also.clone(), view.context);
+            Some(Resident { key: view.key, about, also, size, context, expires, phase: view.phase })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::scheduler::Memory;
 
-/// Reads the machine's memory, narrowed by a control group's limit. Where nothing can be read there is no limit.
+/// The machine's memory, narrowed by the limits of control groups. Where nothing can be read there is no limit: `u64::MAX`.
 pub fn read() -> Memory {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| from_meminfo(&text));
     let system = system.unwrap_or(Memory { total: u64::MAX, available: u64::MAX });

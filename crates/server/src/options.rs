@@ -47,11 +47,15 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
             run.num_ctx = Some(u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX));
         }
         "num_batch" => load.num_batch = Some(positive(name, value)?),
-        "num_gpu" => load.num_gpu = int32(name, value)?,
-        "main_gpu" => load.main_gpu = Some(int32(name, value)?),
+        // There is nothing to choose: models are computed by the processor, and their files are mapped.
+        "num_gpu" | "main_gpu" => {
+            integer(name, value)?;
+        }
+        "use_mmap" => {
+            boolean(name, value)?;
+        }
         "num_thread" => load.num_thread = u32::try_from(integer(name, value)?.max(0)).unwrap_or(0),
-        "use_mmap" => load.use_mmap = Some(value.as_bool().ok_or_else(|| wrong(name, "boolean"))?),
-        "deterministic" => load.deterministic = value.as_bool().ok_or_else(|| wrong(name, "boolean"))?,
+        "deterministic" => load.deterministic = boolean(name, value)?,
         "num_keep" => run.num_keep = integer(name, value)?,
         "num_predict" => run.num_predict = integer(name, value)?,
         "stop" => run.stop = strings(name, value)?,
@@ -81,7 +85,7 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "top_n_sigma" => sampling.top_n_sigma = float(name, value)?,
         "dynatemp_range" => sampling.dynatemp_range = float(name, value)?,
         "dynatemp_exponent" => sampling.dynatemp_exponent = float(name, value)?,
-        "ignore_eos" => sampling.ignore_eos = value.as_bool().ok_or_else(|| wrong(name, "boolean"))?,
+        "ignore_eos" => sampling.ignore_eos = boolean(name, value)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -89,6 +93,10 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
 
 fn wrong(name: &str, kind: &str) -> Failure {
     Failure::bad_request(format!("option \"{name}\" must be of type {kind}"))
+}
+
+fn boolean(name: &str, value: &Value) -> Result<bool, Failure> {
+    value.as_bool().ok_or_else(|| wrong(name, "boolean"))
 }
 
 /// An integer; fractions are cut, as JSON numbers are doubles to the original.
@@ -195,6 +203,13 @@ mod tests {
     }
 
     #[test]
+    fn what_there_is_nothing_to_choose_of_is_taken_and_loads_nothing_anew() {
+        let (without, _) = read(json!({}), json!({})).unwrap();
+        let (with, _) = read(json!({"num_gpu": 99}), json!({"main_gpu": 1, "use_mmap": false})).unwrap();
+        assert_eq!(with, without);
+    }
+
+    #[test]
     fn wrong_types_are_named() {
         let error = |options| read(json!({}), options).unwrap_err();
         assert_eq!(error(json!({"temperature": "x"})), "option \"temperature\" must be of type float32");
@@ -203,6 +218,8 @@ mod tests {
             "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38"
         );
         assert_eq!(error(json!({"num_ctx": "x"})), "option \"num_ctx\" must be of type integer");
+        assert_eq!(error(json!({"num_gpu": "x"})), "option \"num_gpu\" must be of type integer");
+        assert_eq!(error(json!({"main_gpu": true})), "option \"main_gpu\" must be of type integer");
         assert_eq!(error(json!({"use_mmap": 1})), "option \"use_mmap\" must be of type boolean");
         assert_eq!(error(json!({"stop": "x"})), "option \"stop\" must be of type array");
         assert_eq!(error(json!({"stop": [1]})), "option \"stop\" must be of an array of strings");

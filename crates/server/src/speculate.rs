@@ -1,8 +1,9 @@
 //! How far to guess ahead, and with which draft model: what requests, models and the configuration say.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use puna_engine::Speculation;
+use puna_store::ModelName;
 use serde::{Deserialize, Serialize};
 
 /// Whether and how to guess ahead. No mode changes an answer.
@@ -55,6 +56,32 @@ impl Default for Wish {
 impl Wish {
     /// What it can say besides the name of a draft model, for messages.
     pub const MODES: &str = "auto, off, ngram, always";
+
+    /// Letters in which a misspelt mode may differ.
+    const SLIPS: usize = 1;
+
+    /// The same for a text that stands for all models: what can be neither a mode nor a model is refused.
+    ///
+    /// # Errors
+    /// What it must be.
+    pub fn parse_checked(text: &str) -> Result<Self, String> {
+        let wish = Self::parse(text);
+        let Self::Model(name) = &wish else { return Ok(wish) };
+        if name.starts_with(['/', '.']) {
+            let path = Path::new(name);
+            return if path.is_file() { Ok(wish) } else { Err("there is no such file".into()) };
+        }
+        let plain = name.to_lowercase();
+        if let Some(mode) =
+            Self::MODES.split(", ").find(|mode| strsim::osa_distance(mode, &plain) <= Self::SLIPS)
+        {
+            return Err(format!("did you mean {mode:?}? A draft model of that name is \"{name}:latest\""));
+        }
+        match ModelName::parse(name) {
+            Ok(_) => Ok(wish),
+            Err(_) => Err(format!("it must be one of {}, or the name of a draft model", Self::MODES)),
+        }
+    }
 
     /// Reads a mode, in any case; any other text is the name of a draft model. Nothing is the default.
     pub fn parse(text: &str) -> Self {

@@ -67,11 +67,16 @@ const TESTS: &[Test] = &[
 
 /// Runs the tests whose names hold one of the words; `--list` and the harness's options are understood as far as tools need it.
 fn tests(words: &[String]) {
-    if words.iter().any(|w| w == "--list") {
-        return TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+    let asks = |option: &str| words.iter().any(|w| w == option);
+    if asks("--list") {
+        // Tools list once more to learn which tests are ignored: none is.
+        let listed = if asks("--ignored") { &[] } else { TESTS };
+        return listed.iter().for_each(|(name, _)| println!("{name}: test"));
     }
+    let exact = asks("--exact");
     let words: Vec<_> = words.iter().filter(|w| !w.starts_with('-')).collect();
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|w| name.contains(w.as_str()));
+    let is_meant = |name: &str, word: &str| if exact { name == word } else { name.contains(word) };
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|w| is_meant(name, w));
     for (name, test) in TESTS.iter().filter(|(name, _)| wanted(name)) {
         test(&Server::start());
         println!("test {name} ... ok");
@@ -106,7 +111,7 @@ impl Server {
         children_of(self.child.borrow().id())
     }
 
-    /// Chats and reads the first `pieces` of the answer, then does something, then reads on to the end.
+    /// Chats and reads the first piece of the answer, then does something, then reads on to the end.
     fn chat(&self, num_predict: i64, then: impl FnOnce()) -> Result<String, ClientError> {
         self.runtime.block_on(async {
             let mut stream = self.client.chat(&request(num_predict)).await?;
@@ -278,21 +283,21 @@ fn a_client_that_leaves_lets_its_runner_rest(server: &Server) {
 
 fn an_unloaded_model_leaves_no_process(server: &Server) {
     server.runtime.block_on(async {
-        let run = async |num_ctx: u32, keep_alive: Option<KeepAlive>| {
-            let options = json!({"num_ctx": num_ctx}).as_object().cloned();
+        let run = async |num_batch: u32, keep_alive: Option<KeepAlive>| {
+            let options = json!({"num_batch": num_batch}).as_object().cloned();
             let load =
                 GenerateRequest { model: "cria".into(), options, keep_alive, ..GenerateRequest::default() };
             server.client.generate(&load).await.unwrap().next().await.unwrap().unwrap()
         };
-        run(512, None).await;
+        run(64, None).await;
         let first = server.runners();
-        run(256, None).await;
+        run(128, None).await;
         let second = server.runners();
         assert!(
             first.len() == 1 && second.len() == 1 && first != second,
-            "another context is another process"
+            "another size of steps is another process"
         );
-        run(256, Some(KeepAlive::For(Duration::ZERO))).await;
+        run(128, Some(KeepAlive::For(Duration::ZERO))).await;
         wait_until("the runner ends", || server.runners().is_empty());
         assert!(server.client.ps().await.unwrap().models.is_empty());
     });
@@ -355,7 +360,8 @@ fn a_blob_that_is_there_is_answered_to_clients_that_send_it_all(server: &Server)
 fn a_taken_port_says_by_whom(server: &Server) {
     let address = puna_server::Address::parse(&format!("127.0.0.1:{}", server.port)).0;
     let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
-    assert!(error.contains("Puna 0.1.0 is running there already"), "{error}");
+    let itself = format!("Puna {} is running there already", puna_server::VERSION);
+    assert!(error.contains(&itself), "{error}");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = puna_server::Address::parse(&other.local_addr().unwrap().to_string()).0;
     let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
-use super::keys::{KEYS, check_key};
+use super::keys::{Kind, keys, setting};
 
 /// A file's settings as text, as a variable would hold them.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl File {
                 let key = format!("{group}{}", name.get_ref());
                 // A group such as `[tls]`, whose keys begin with its name.
                 let is_group =
-                    KEYS.iter().any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
+                    keys().any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
                 let value = match value.into_inner() {
                     DeValue::Table(inner) if is_group => {
                         tables.push((format!("{key}."), inner));
@@ -52,10 +52,9 @@ impl File {
                     }
                     value => value,
                 };
-                let key = check_key(&key).map_err(|text| wrong(line, text))?;
-                let text = text_of(&value).map_err(|kind| {
-                    wrong(line, format!("{key} is {kind}: it must be a text, a whole number, true or false"))
-                })?;
+                let (key, kind) = setting(&key).map_err(|text| wrong(line, text))?;
+                let text = text_of(kind, &value)
+                    .map_err(|(what, want)| wrong(line, format!("{key} is {what}: it must be {want}")))?;
                 entries.push(Entry { key, text, line });
             }
         }
@@ -63,22 +62,36 @@ impl File {
     }
 }
 
-/// A value as a variable would hold it; lists of texts are separated by commas.
-fn text_of(value: &DeValue<'_>) -> Result<String, &'static str> {
-    match value {
-        DeValue::String(text) => Ok(text.to_string()),
-        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
-        DeValue::Boolean(switch) => Ok(switch.to_string()),
-        DeValue::Array(list) => {
-            let texts = list.iter().map(|item| match item.get_ref() {
-                DeValue::String(text) if !text.contains(',') => Ok(text.to_string()),
-                _ => Err("a list of other things than texts without commas"),
-            });
-            Ok(texts.collect::<Result<Vec<_>, _>>()?.join(","))
+/// A value as a variable would hold it, lists of texts separated by commas; or what it is, and what it must be.
+fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, (&'static str, &'static str)> {
+    let want = match kind {
+        Kind::Text => "a text in quotes",
+        Kind::List => "a list of texts",
+        Kind::Any => "a text, a whole number, true or false",
+    };
+    let what = match (value, kind) {
+        (DeValue::String(text), _) => return Ok(text.to_string()),
+        (DeValue::Integer(number), Kind::Any) if number.radix() == 10 => {
+            return Ok(number.as_str().to_owned());
         }
-        DeValue::Integer(_) => Err("a number that is not decimal"),
-        DeValue::Float(_) => Err("a number with a fraction"),
-        DeValue::Datetime(_) => Err("a date"),
-        DeValue::Table(_) => Err("a table"),
-    }
+        (DeValue::Boolean(switch), Kind::Any) => return Ok(switch.to_string()),
+        (DeValue::Array(list), Kind::List) => {
+            let texts = list.iter().map(|item| match item.get_ref() {
+                DeValue::String(text) if !text.contains(',') => Some(text.to_string()),
+                _ => None,
+            });
+            match texts.collect::<Option<Vec<_>>>() {
+                Some(texts) => return Ok(texts.join(",")),
+                None => "a list of other things than texts without commas",
+            }
+        }
+        (DeValue::Integer(_), Kind::Any) => "a number that is not decimal",
+        (DeValue::Integer(_), _) => "a number",
+        (DeValue::Boolean(_), _) => "true or false",
+        (DeValue::Float(_), _) => "a number with a fraction",
+        (DeValue::Array(_), _) => "a list",
+        (DeValue::Datetime(_), _) => "a date",
+        (DeValue::Table(_), _) => "a table",
+    };
+    Err((what, want))
 }

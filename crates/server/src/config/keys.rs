@@ -1,34 +1,53 @@
 //! The settings there are.
 
-/// Every setting: its key in the configuration file, and the name of its variables in small letters.
-pub const KEYS: [&str; 26] = [
-    "host",
-    "models",
-    "origins",
-    "keys",
-    "tls.certificate",
-    "tls.key",
-    "api_key",
-    "keep_alive",
-    "load_timeout",
-    "write_timeout",
-    "step_timeout",
-    "context_length",
-    "num_parallel",
-    "max_loaded_models",
-    "max_queue",
-    "kv_cache_type",
-    "go_template",
-    "noprune",
-    "debug",
-    "max_transfer_streams",
-    "kernels",
-    "threads",
-    "deterministic",
-    "speculate",
-    "nohistory",
-    "editor",
+/// What a value of the configuration file may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A text: no number and no switch.
+    Text,
+    /// A text, or several.
+    List,
+    /// A text, a number or a switch.
+    Any,
+}
+
+/// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
+/// there. The manual has each of them (`docs/serve.md`; a test asks).
+pub const SETTINGS: [(&str, Kind); 28] = [
+    ("host", Kind::Text),
+    ("models", Kind::Text),
+    ("origins", Kind::List),
+    ("keys", Kind::Text),
+    ("tls.certificate", Kind::Text),
+    ("tls.key", Kind::Text),
+    ("api_key", Kind::Text),
+    ("keep_alive", Kind::Any),
+    ("load_timeout", Kind::Any),
+    ("write_timeout", Kind::Any),
+    ("step_timeout", Kind::Any),
+    ("context_length", Kind::Any),
+    ("num_parallel", Kind::Any),
+    ("max_loaded_models", Kind::Any),
+    ("max_queue", Kind::Any),
+    ("kv_cache_type", Kind::Text),
+    ("go_template", Kind::Any),
+    ("noprune", Kind::Any),
+    ("debug", Kind::Any),
+    ("max_transfer_streams", Kind::Any),
+    ("image_urls", Kind::Any),
+    ("image_hosts", Kind::List),
+    ("kernels", Kind::Text),
+    ("threads", Kind::Any),
+    ("deterministic", Kind::Any),
+    ("speculate", Kind::Any),
+    ("nohistory", Kind::Any),
+    ("editor", Kind::Text),
 ];
+
+/// The keys of all settings.
+pub fn keys() -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().map(|(key, _)| *key)
+}
 
 /// Letters that a misspelt key may differ in.
 const SLIPS: usize = 3;
@@ -38,12 +57,20 @@ const SLIPS: usize = 3;
 /// # Errors
 /// There is none; what may have been meant.
 pub fn check_key(key: &str) -> Result<&'static str, String> {
-    if let Some(known) = KEYS.into_iter().find(|known| *known == key) {
-        return Ok(known);
+    setting(key).map(|(key, _)| key)
+}
+
+/// The setting of a key, and what it may be.
+///
+/// # Errors
+/// As [`check_key`].
+pub fn setting(key: &str) -> Result<(&'static str, Kind), String> {
+    if let Some(known) = SETTINGS.iter().find(|(known, _)| *known == key) {
+        return Ok(*known);
     }
     let plain = key.to_lowercase().replace('-', "_");
     let plain = plain.trim_start_matches("ollama_").trim_start_matches("puna_");
-    let nearest = KEYS.into_iter().min_by_key(|known| strsim::levenshtein(known, plain));
+    let nearest = keys().min_by_key(|known| strsim::levenshtein(known, plain));
     match nearest.filter(|known| strsim::levenshtein(known, plain) <= SLIPS) {
         Some(nearest) => Err(format!("there is no setting {key:?}: did you mean {nearest:?}?")),
         None => Err(format!("there is no setting {key:?}: `puna config` lists those there are")),

@@ -1,14 +1,18 @@
 //! Reads settings from where they may be set, and takes note of what was found.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use puna_api::{KeepAlive, format_duration, parse_duration};
+use puna_api::{Address, KeepAlive, format_duration, parse_duration};
+use puna_graph::KvType;
 
 use super::file::File;
+use super::origins::Origins;
+use super::places::expanded;
 use super::{ConfigError, Warning};
-use puna_api::Address;
+use crate::speculate::Wish;
 
 /// Where a setting's value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,11 +49,32 @@ pub struct Setting {
     pub source: Source,
 }
 
+impl Setting {
+    /// Whether what the file may say of it does not count.
+    pub(super) fn hides_the_file(&self) -> bool {
+        matches!(self.source, Source::Variable(_) | Source::Flag)
+    }
+}
+
 /// What may be set, in the order of who wins: the command line, variables, the file.
 pub struct Sources<'a> {
     pub flags: &'a [(&'static str, String)],
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     pub file: File,
+    /// What `~` stands for.
+    pub home: Option<PathBuf>,
+}
+
+/// Whether a text is a name or an IP address, with a port or without; IPv6 has brackets.
+fn is_host(text: &str) -> bool {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let number = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let named = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    (named || number.is_some_and(|number| number.parse::<Ipv6Addr>().is_ok()))
+        && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 /// A value that was found.
@@ -97,20 +122,32 @@ impl<'a> Reader<'a> {
         self.settings.push(Setting { key, value, source });
     }
 
-    /// A value that could not be understood: a warning where the environment has it, which Ollama's users have for years,
-    /// and an error elsewhere.
-    fn wrong(&mut self, key: &'static str, source: &Source, text: String) {
+    /// Where a setting that was read comes from.
+    pub fn source(&self, key: &str) -> Source {
+        let found = self.settings.iter().find(|setting| setting.key == key);
+        found.map_or(Source::Default, |setting| setting.source.clone())
+    }
+
+    /// A value that could not be understood: where the environment has it, which Ollama's users have for years, a warning
+    /// with what is done instead, and an error elsewhere.
+    fn wrong(&mut self, key: &'static str, source: &Source, problem: String, instead: &str) {
         match source {
-            Source::Variable(variable) => self.warnings.push(Warning { variable: variable.clone(), text }),
-            Source::File(path, line) => {
-                let error =
-                    ConfigError::File { path: path.clone(), line: *line, text: format!("{key} {text}") };
-                self.error.get_or_insert(error);
+            Source::Variable(variable) => {
+                let text = format!("{problem}; {instead}");
+                self.warnings.push(Warning { variable: variable.clone(), text });
             }
-            Source::Flag | Source::Default => {
-                self.error.get_or_insert(ConfigError::Flag { key, text });
-            }
+            _ => self.refuse(key, source, problem),
         }
+    }
+
+    /// A value that nothing could stand for.
+    fn refuse(&mut self, key: &'static str, source: &Source, text: String) {
+        let error = match source.clone() {
+            Source::File(path, line) => ConfigError::File { path, line, text: format!("{key} {text}") },
+            Source::Variable(variable) => ConfigError::Variable { variable, text },
+            Source::Flag | Source::Default => ConfigError::Flag { key, text },
+        };
+        self.error.get_or_insert(error);
     }
 
     /// A text; `default` where nothing is said.
@@ -123,12 +160,41 @@ impl<'a> Reader<'a> {
         text
     }
 
-    /// A text that is not shown.
+    /// A path, in which `~` is the home folder; `default` where nothing is said.
+    pub fn path(&mut self, key: &'static str, default: Option<&str>) -> Option<PathBuf> {
+        let (text, source) = match self.find(key) {
+            Some(Found { text, source }) => (Some(self.expand(&text)), source),
+            None => (default.map(str::to_owned), Source::Default),
+        };
+        self.note(key, text.as_deref().map(quoted), source);
+        text.map(PathBuf::from)
+    }
+
+    fn expand(&self, path: &str) -> String {
+        expanded(Path::new(path), self.sources.home.as_deref()).to_string_lossy().into_owned()
+    }
+
+    /// A text that is not shown, and goes into a header.
     pub fn secret(&mut self, key: &'static str) -> Option<String> {
         let found = self.find(key);
         let source = found.as_ref().map_or(Source::Default, |found| found.source.clone());
+        if found.as_ref().is_some_and(|found| !found.text.chars().all(|c| c.is_ascii_graphic())) {
+            let problem = "has blanks or other characters that no key has: it must be one word of plain letters, digits and signs";
+            self.refuse(key, &source, problem.into());
+        }
         self.note(key, None, source);
         found.map(|found| found.text)
+    }
+
+    /// A value that must be what it says, since nothing could stand for it.
+    fn strict<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        parse: impl Fn(&str) -> Result<T, String>,
+        show: impl Fn(&T) -> Option<String>,
+    ) -> T {
+        self.value(key, default, parse, &show, |read, source, problem, _| read.refuse(key, source, problem))
     }
 
     /// A value that `parse` understands, or else says what is wrong with it.
@@ -139,28 +205,41 @@ impl<'a> Reader<'a> {
         parse: impl Fn(&str) -> Result<T, String>,
         show: impl Fn(&T) -> Option<String>,
     ) -> T {
-        let Some(Found { text, source }) = self.find(key) else {
-            self.note(key, show(&default), Source::Default);
-            return default;
-        };
-        match parse(&text) {
-            Ok(value) => {
-                self.note(key, show(&value), source);
-                value
-            }
-            Err(problem) => {
-                let used = show(&default).map_or("the default".into(), |shown| shown.replace('"', ""));
-                self.wrong(key, &source, format!("{problem}; using {used}"));
-                self.note(key, show(&default), Source::Default);
-                default
-            }
-        }
+        self.value(key, default, parse, &show, |read, source, problem, default| {
+            let used = show(default).map_or("the default".into(), |shown| shown.replace('"', ""));
+            read.wrong(key, source, problem, &format!("using {used}"));
+        })
     }
 
-    /// A number; 0 is automatic where that is the default.
-    pub fn number(&mut self, key: &'static str, default: u64) -> u64 {
-        let parse = |text: &str| {
-            text.parse().map_err(|_| format!("is {text:?}: it must be a whole number from 0 up"))
+    /// The value that is said, noted with where it comes from; the default, once `wrong` has been told, where it is no value.
+    fn value<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        parse: impl Fn(&str) -> Result<T, String>,
+        show: &impl Fn(&T) -> Option<String>,
+        wrong: impl FnOnce(&mut Self, &Source, String, &T),
+    ) -> T {
+        let (value, source) = match self.find(key) {
+            None => (default, Source::Default),
+            Some(Found { text, source }) => match parse(&text) {
+                Ok(value) => (value, source),
+                Err(problem) => {
+                    wrong(self, &source, problem, &default);
+                    (default, Source::Default)
+                }
+            },
+        };
+        self.note(key, show(&value), source);
+        value
+    }
+
+    /// A number up to `most`; 0 is automatic where that is the default.
+    pub fn number(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
+        let parse = |text: &str| match text.parse() {
+            Ok(number) if number <= most => Ok(number),
+            _ if most == u32::MAX => Err(format!("is {text:?}: it must be a whole number from 0 up")),
+            _ => Err(format!("is {text:?}: it must be a whole number from 0 to {most}")),
         };
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
     }
@@ -173,10 +252,79 @@ impl<'a> Reader<'a> {
         let scheme = text.contains("://");
         let shown = if text.is_empty() || problem.is_some() { address.authority() } else { text };
         if let Some(problem) = problem {
-            self.wrong("host", &source, problem);
+            self.wrong("host", &source, problem, &format!("using {}", address.port));
+        }
+        if let Some(problem) = address.problem() {
+            self.refuse("host", &source, problem);
         }
         self.note("host", Some(quoted(&shown)), source);
         (address, scheme)
+    }
+
+    /// Web origins.
+    pub fn origins(&mut self) -> Origins {
+        let parse = |text: &str| match Origins::parse(text) {
+            Ok(origins) => Ok((origins, Some(text.to_owned()))),
+            Err(error) => Err(format!("is {text:?}: {error}")),
+        };
+        let none = (Origins::default(), None);
+        self.strict("origins", none, parse, |(_, text)| text.as_deref().map(quoted)).0
+    }
+
+    /// Hosts by name or number, with a port or without.
+    pub fn hosts(&mut self, key: &'static str) -> Vec<String> {
+        let parse = |text: &str| {
+            let hosts: Vec<_> = text.split(',').map(str::trim).filter(|host| !host.is_empty()).collect();
+            match hosts.iter().find(|host| !is_host(host)) {
+                Some(wrong) => Err(format!(
+                    "has {wrong:?}: a host is a name or number, with a port or without (intra.example:8080), no address and no pattern"
+                )),
+                None => Ok(hosts.into_iter().map(str::to_owned).collect()),
+            }
+        };
+        self.strict(key, Vec::new(), parse, |hosts| (!hosts.is_empty()).then(|| quoted(&hosts.join(","))))
+    }
+
+    /// How keys and values are stored: the name of a type.
+    pub fn cache_type(&mut self) -> String {
+        let parse = |text: &str| match text.parse::<KvType>() {
+            Ok(kind) => Ok(kind.name().to_owned()),
+            Err(_) => {
+                let known = KvType::ALL.map(KvType::name).join(", ");
+                Err(format!("is {text:?}: it must be one of {known}"))
+            }
+        };
+        self.strict("kv_cache_type", KvType::F16.name().to_owned(), parse, |kind| Some(quoted(kind)))
+    }
+
+    /// A level of kernels that this machine has.
+    pub fn kernels(&mut self) -> Option<String> {
+        let parse = |text: &str| match puna_cpu::kernels::level(text) {
+            Ok(level) => Ok(Some(level.name.to_owned())),
+            Err(error) => Err(format!("is {text:?}: {error}")),
+        };
+        self.strict("kernels", None, parse, |name| name.as_deref().map(quoted))
+    }
+
+    /// How to guess ahead.
+    pub fn speculate(&mut self) -> Wish {
+        let Some(Found { text, source }) = self.find("speculate") else {
+            self.note("speculate", Some(quoted("auto")), Source::Default);
+            return Wish::default();
+        };
+        let text = self.expand(&text);
+        let problem = if boolean(&text).is_some() && !text.eq_ignore_ascii_case("off") {
+            Err(format!("it must be one of {}, or the name of a draft model", Wish::MODES))
+        } else {
+            Wish::parse_checked(&text)
+        };
+        let wish = problem.unwrap_or_else(|problem| {
+            self.wrong("speculate", &source, format!("is {text:?}: {problem}"), "using auto");
+            Wish::default()
+        });
+        let shown = if wish == Wish::default() { "auto" } else { &text };
+        self.note("speculate", Some(quoted(shown)), source);
+        wish
     }
 
     pub fn keep_alive(&mut self, default: Duration) -> KeepAlive {
@@ -200,7 +348,12 @@ impl<'a> Reader<'a> {
         self.parsed(key, Some(default), parse, show)
     }
 
-    /// Whether something is on; `None` where nothing is said. Text that says neither counts as on, as it does for Ollama.
+    /// Whether something is on, which is off where nothing is said.
+    pub fn on(&mut self, key: &'static str) -> bool {
+        self.flag(key, Some(false)).unwrap_or(false)
+    }
+
+    /// Whether something is on; `default` where nothing is said. Text that says neither counts as on, as it does for Ollama.
     pub fn flag(&mut self, key: &'static str, default: Option<bool>) -> Option<bool> {
         let Some(Found { text, source }) = self.find(key) else {
             self.note(key, default.map(|on| on.to_string()), Source::Default);
@@ -208,26 +361,35 @@ impl<'a> Reader<'a> {
         };
         let found = boolean(&text);
         if found.is_none() {
-            let problem = "which counts as on: say on (1, true, yes) or off (0, false, no)";
-            self.wrong(key, &source, format!("is {text:?}, {problem}"));
+            let problem = "it must be on (1, true, yes) or off (0, false, no)";
+            self.wrong(key, &source, format!("is {text:?}: {problem}"), "it counts as on");
         }
         let on = found.unwrap_or(true);
         self.note(key, Some(on.to_string()), source);
         Some(on)
     }
 
+    /// Whether something is on that opens a door: only where that is said.
+    pub fn switch(&mut self, key: &'static str) -> bool {
+        let parse = |text: &str| {
+            boolean(text).ok_or_else(|| format!("is {text:?}: say on (1, true, yes) or off (0, false, no)"))
+        };
+        self.strict(key, false, parse, |on| Some(on.to_string()))
+    }
+
     /// 0, 1 or 2; or a switch.
     pub fn debug(&mut self) -> u8 {
         let level =
             self.find("debug").and_then(|found| Some((found.text.parse::<u64>().ok()?, found.source)));
-        match level {
-            Some((level, source)) => {
-                let level = level.min(2) as u8;
-                self.note("debug", Some(level.to_string()), source);
-                level
-            }
-            None => u8::from(self.flag("debug", Some(false)).unwrap_or(false)),
+        let Some((level, source)) = level else {
+            return u8::from(self.on("debug"));
+        };
+        if level > 2 && !matches!(source, Source::Variable(_)) {
+            self.refuse("debug", &source, format!("is \"{level}\": it must be 0, 1 or 2, or on or off"));
         }
+        let level = level.min(2) as u8;
+        self.note("debug", Some(level.to_string()), source);
+        level
     }
 }
 

@@ -6,13 +6,14 @@ pub(crate) mod openai;
 #[cfg(test)]
 mod tests;
 
+use std::future::poll_fn;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use futures_util::stream::{BoxStream, SelectAll, select_all, unfold};
+use futures_util::stream::unfold;
 use puna_api::native::{Logprob, Metrics, PromptLogprob, Think, ToolCall};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
@@ -24,7 +25,7 @@ use tokio::time::timeout;
 use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, ModelText};
 use crate::config::Config;
-use crate::http::{Wire, stream};
+use crate::http::{Wire, note_ignored, stream};
 use crate::names::Name;
 
 /// Turns events into the bytes of a stream.
@@ -93,25 +94,38 @@ pub(crate) fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// Generations of one request side by side.
+/// Generations of one request side by side. Hand-made since `select_all` wakes its task once more for every event, and so
+/// another thread.
 struct Several {
-    events: SelectAll<BoxStream<'static, (usize, Event, Times)>>,
+    running: Vec<Running>,
+    /// Who is asked first: the one after the last that said something.
+    first: usize,
 }
 
 impl Several {
     fn new(running: Vec<Running>) -> Self {
-        let one = |(from, running): (usize, Running)| {
-            unfold(running, move |mut running| async move {
-                let event = running.next().await?;
-                Some(((from, event, Times::of(&running)), running))
-            })
-            .boxed()
-        };
-        Self { events: select_all(running.into_iter().enumerate().map(one)) }
+        Self { running, first: 0 }
     }
 
+    /// The next event and whose it is; `None` when all have ended.
     async fn next(&mut self) -> Option<(usize, Event, Times)> {
-        self.events.next().await
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Event, Times)>> {
+        let count = self.running.len();
+        let mut ended = 0;
+        for from in (self.first..self.first + count).map(|at| at % count) {
+            match self.running[from].poll_next(cx) {
+                Poll::Ready(Some(event)) => {
+                    self.first = from + 1;
+                    return Poll::Ready(Some((from, event, Times::of(&self.running[from]))));
+                }
+                Poll::Ready(None) => ended += 1,
+                Poll::Pending => {}
+            }
+        }
+        if ended == count { Poll::Ready(None) } else { Poll::Pending }
     }
 }
 
@@ -274,10 +288,15 @@ pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
     }))
 }
 
-/// How many alternatives to report with each token, if any.
+/// How many alternatives to report with each token, if any. Without `logprobs` there are none, as Ollama has it.
 pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure> {
     match usize::try_from(top) {
-        Ok(top @ 0..=20) => Ok(wanted.then_some(top)),
+        Ok(top @ 0..=20) => {
+            if top > 0 && !wanted {
+                note_ignored("top_logprobs".into());
+            }
+            Ok(wanted.then_some(top))
+        }
         _ => Err(Failure::bad_request("top_logprobs must be between 0 and 20")),
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::canonical::{Done, Event, Failure, Generate, Input, Prompt, RunOptions};
 use crate::config::Config;
-use crate::http::{Wire, error_body, json};
+use crate::http::{Wire, error_body, json, note_ignored};
 use crate::names::Name;
 
 /// Refuses what a request for generation may not combine, or its model cannot do.
@@ -23,6 +23,10 @@ pub(crate) fn check_generate(request: &GenerateRequest, model: &Model, name: &Na
     let context = request.context.as_ref().is_some_and(|c| !c.is_empty());
     if request.raw && (!request.template.is_empty() || !request.system.is_empty() || context) {
         return Err(Failure::bad_request("raw mode does not support template, system, or context"));
+    }
+    if request.raw && !request.suffix.is_empty() {
+        // As it stands, a prompt has no gap to fill.
+        note_ignored("suffix".into());
     }
     check_completion(model, name, "generate")?;
     check_think(model, name, request.think)?;

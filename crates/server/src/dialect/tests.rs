@@ -143,6 +143,26 @@ fn openai_usage_tells_what_was_left_out_of_the_prompt() {
 }
 
 #[test]
+fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_answers_share() {
+    let end = |cached| {
+        let Event::Done(mut done) = done(Reason::Stop) else { panic!("no end") };
+        done.cached_tokens = cached;
+        Event::Done(done)
+    };
+    let usage = |cached: [u64; 3]| {
+        let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), true, 3), Vec::new());
+        (0..3).zip(cached).for_each(|(from, cached)| encoder.encode(from, end(cached), TIMES, &mut out));
+        let chunks = sse(&String::from_utf8(out).unwrap());
+        chunks.into_iter().find(|chunk| chunk["usage"].is_object()).unwrap()["usage"].clone()
+    };
+    let want = json!({"prompt_tokens": 12, "completion_tokens": 6, "total_tokens": 18});
+    assert_eq!(usage([11, 0, 11]), want);
+    let mut cached = want;
+    cached["prompt_tokens_details"] = json!({"cached_tokens": 5});
+    assert_eq!(usage([11, 11, 5]), cached);
+}
+
+#[test]
 fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
     let got = sse(&text(
         openai::ChatEncoder::new("m".into(), false, 1),

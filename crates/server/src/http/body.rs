@@ -18,7 +18,7 @@ use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
 use super::room::{ROOM, Room, Share};
-use super::{Dialect, Refused};
+use super::{ErrorForm, Refused};
 use crate::canonical::Failure;
 use crate::lock::lock;
 
@@ -33,6 +33,9 @@ const UNPACKED_PIECE: usize = 64 << 10;
 
 /// Bytes that decompressing may look back at most.
 const MAX_WINDOW: u64 = 8 << 20;
+
+/// Frames of a compressed body at most.
+const MAX_FRAMES: usize = 1024;
 
 /// How every frame of zstd begins.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -60,7 +63,7 @@ const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60
 /// A request decoded from a JSON body; what is wrong with it is told in the dialect's form.
 pub(crate) struct Json<D, T>(pub(crate) T, pub(crate) PhantomData<D>);
 
-impl<D: Dialect, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D, T> {
+impl<D: ErrorForm, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D, T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
@@ -112,7 +115,7 @@ impl Ignored {
     }
 }
 
-fn decode<D: Dialect, T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<String>), Failure> {
+fn decode<D: ErrorForm, T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<String>), Failure> {
     from_slice_noting(body).map_err(|error| match error {
         DecodeError::Syntax(SyntaxError::Empty) => Failure::bad_request(D::EMPTY_BODY),
         error => Failure::bad_request(error.to_string()),
@@ -150,19 +153,48 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<Received, Failur
     }
 }
 
-/// Decompresses a body, of which no more is kept than is allowed whatever it claims.
+/// Decompresses a body of one frame or several after each other, of which no more is kept than is allowed whatever it
+/// claims.
 fn unpack(body: &[u8], share: &mut Share) -> Result<Bytes, Failure> {
-    let wrong = |what: String| Failure::bad_request(format!("invalid zstd body: {what}"));
-    if !body.starts_with(&ZSTD_MAGIC) {
-        return Err(Failure::bad_request("invalid input: magic number mismatch"));
-    }
-    let decoder =
-        StreamingDecoder::new_with_max_window_size(body, MAX_WINDOW).map_err(|e| wrong(e.to_string()))?;
+    let mismatch = || Failure::bad_request("invalid input: magic number mismatch");
     let (mut unpacked, mut piece) = (Vec::new(), vec![0; UNPACKED_PIECE]);
-    let mut decoder = decoder.take(MAX_UNPACKED as u64 + 1);
+    let mut rest = body;
+    for _ in 0..MAX_FRAMES {
+        let is_frame = rest.starts_with(&ZSTD_MAGIC);
+        if !is_frame {
+            // What a writer says to itself stands in frames of its own.
+            rest = skipped(rest).ok_or_else(mismatch)?;
+        } else {
+            unpack_frame(&mut rest, &mut unpacked, &mut piece, share)?;
+        }
+        if rest.is_empty() {
+            return Ok(unpacked.into());
+        }
+    }
+    Err(Failure::bad_request(format!("invalid zstd body: it has more than {MAX_FRAMES} frames")))
+}
+
+/// What is behind a frame that holds nothing for readers.
+fn skipped(body: &[u8]) -> Option<&[u8]> {
+    let (head, rest) = body.split_first_chunk::<8>()?;
+    let [kind, 0x2a, 0x4d, 0x18, length @ ..] = *head else { return None };
+    let length = usize::try_from(u32::from_le_bytes(length)).ok()?;
+    rest.get(length..).filter(|_| kind & 0xf0 == 0x50)
+}
+
+/// Decompresses the first frame of what is left.
+fn unpack_frame(
+    rest: &mut &[u8],
+    unpacked: &mut Vec<u8>,
+    piece: &mut [u8],
+    share: &mut Share,
+) -> Result<(), Failure> {
+    let wrong = |what: String| Failure::bad_request(format!("invalid zstd body: {what}"));
+    let mut decoder =
+        StreamingDecoder::new_with_max_window_size(rest, MAX_WINDOW).map_err(|e| wrong(e.to_string()))?;
     loop {
-        match decoder.read(&mut piece).map_err(|e| wrong(e.to_string()))? {
-            0 => return Ok(unpacked.into()),
+        match decoder.read(piece).map_err(|e| wrong(e.to_string()))? {
+            0 => return Ok(()),
             n if unpacked.len() + n > MAX_UNPACKED => {
                 return Err(Failure::bad_request("http: request body too large"));
             }
@@ -288,5 +320,31 @@ mod tests {
         let failure = read_body(request(Body::from_stream(drops), &Room::default())).await.err().unwrap();
         assert_eq!(failure.status, 408);
         assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_compressed_body_may_have_several_frames() {
+        let room = Room::default();
+        let pack = |text: &str| {
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+        };
+        let read = async |body: Vec<u8>| {
+            let mut request = request(body, &room);
+            request.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+            read_body(request).await.map(|body| body.bytes).map_err(|failure| failure.message)
+        };
+        let note = [&[0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"any"].concat();
+        let (one, two) = (pack("{\"a\": "), pack("[1]}"));
+        let whole = [&one[..], &note, &two, &note].concat();
+        assert_eq!(read(whole.clone()).await, Ok(Bytes::from_static(b"{\"a\": [1]}")));
+        let mismatch = Err("invalid input: magic number mismatch".to_owned());
+        assert_eq!(read([&one[..], b"{}"].concat()).await, mismatch, "what follows is no frame");
+        assert_eq!(read(whole[..whole.len() - 1].to_vec()).await, mismatch, "a note is cut");
+        assert!(read(whole[..one.len() + note.len() + 8].to_vec()).await.is_err(), "a frame is cut");
+        assert_eq!(read(Vec::new()).await, mismatch);
+        let many = read(note.repeat(MAX_FRAMES + 1)).await.unwrap_err();
+        assert!(many.contains("more than 1024 frames"), "{many}");
+        let half = pack(&" ".repeat(MAX_UNPACKED / 2 + 1));
+        assert_eq!(read([&half[..], &half].concat()).await, Err("http: request body too large".into()));
     }
 }

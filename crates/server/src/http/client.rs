@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-/// The one that a request comes from: requests of the same client share what a client gets of a busy model. So far it is
-/// the address at the other end of the connection.
+/// The one that a request comes from: requests of the same client share what a client gets of a busy model. It is
+/// its API key, else the address at the other end of the connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Client(pub(crate) u64);
 

@@ -15,18 +15,19 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
+use super::Dialect;
 use super::body::Ignored;
 use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
-use super::origins::Origins;
 use super::paths::{Table, Verdict, decoded, respelt};
-use super::reply::{Anthropic, Dialect, Native, OpenAi};
 use super::room::Room;
 use crate::app::App;
+use crate::config::origins::Origins;
 use crate::figures::Figures;
 use crate::keys::Access;
 use crate::keys::guard::{Guard, Refusal};
+use crate::panics::text_of;
 use crate::routes;
 
 /// Headers that pages may send.
@@ -87,17 +88,24 @@ impl Door {
         Entry::begin(&request, peer(&request)).follow(self.counted(request)).await
     }
 
-    async fn counted(&self, request: Request) -> Response {
+    async fn counted(&self, mut request: Request) -> Response {
         let path = decoded(request.uri().path());
-        let route = path.as_deref().and_then(|path| self.0.table.pattern(path));
-        let asked = self.0.figures.asked(route, request.method());
-        let response = self.admit(request, path.as_deref()).await;
+        let row = path.as_deref().and_then(|path| self.0.table.row(path));
+        let dialect = row.map(|row| row.spoken(request.headers())).unwrap_or_default();
+        let asked = self.0.figures.asked(row.map(|row| row.path), request.method());
+        request.extensions_mut().insert(dialect);
+        let mut response = self.admit(request, path.as_deref()).await;
         asked.answered(response.status());
+        response.extensions_mut().insert(dialect);
         response
     }
 
     /// Judges a request for a decoded path; one that cannot be decoded leads nowhere.
     async fn admit(&self, request: Request, path: Option<&str>) -> Response {
+        if request.headers().get_all(header::HOST).iter().count() > 1 {
+            // A proxy may have judged by another one than we would.
+            return text(StatusCode::BAD_REQUEST, "400 Bad Request: too many Host headers", request.method());
+        }
         let verdict = match path {
             Some(path) => self.0.table.judge(request.method(), path),
             None => Verdict::NotFound,
@@ -140,16 +148,16 @@ impl Door {
                 if let Some(uri) = respelt(request.uri(), path) {
                     *request.uri_mut() = uri;
                 }
-                self.guarded(request, path, *access).await
+                self.guarded(request, *access).await
             }
         }
     }
 
     /// Asks for a key, and holds its place until the answer is sent.
-    async fn guarded(&self, mut request: Request, path: &str, access: Access) -> Response {
+    async fn guarded(&self, mut request: Request, access: Access) -> Response {
         let local = self.is_local(&request);
         match self.0.guard.admit(access, request.headers(), local) {
-            Err(refusal) => refused(path, &refusal),
+            Err(refusal) => refused(request.extensions().get().copied().unwrap_or_default(), refusal),
             Ok(pass) => {
                 request.extensions_mut().insert(Owner(pass.client));
                 if let Some(client) = pass.client {
@@ -196,17 +204,16 @@ impl Door {
             Ok(Ok(response)) => response,
             Ok(Err(never)) => match never {},
             Err(panic) => {
-                let what = panic
-                    .downcast_ref::<String>()
-                    .map(String::as_str)
-                    .or(panic.downcast_ref::<&str>().copied());
-                tracing::error!(%method, path, "a handler panicked: {}", what.unwrap_or("no message"));
+                tracing::error!(%method, path, "a handler panicked: {}", text_of(&*panic));
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }
         }
     }
 
     fn origin(&self, headers: &HeaderMap) -> Origin {
+        if headers.get_all(header::ORIGIN).iter().count() > 1 {
+            return Origin::Refused;
+        }
         let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else { return Origin::Same };
         let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
         match origin.to_str() {
@@ -240,18 +247,14 @@ fn peer(request: &Request) -> IpAddr {
     request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
 }
 
-/// A refusal in the form of the path's dialect.
-fn refused(path: &str, refusal: &Refusal) -> Response {
-    let error = match path {
-        _ if path.starts_with("/v1/messages") => Anthropic::error,
-        _ if path.starts_with("/v1/") => OpenAi::error,
-        _ => Native::error,
-    };
-    let mut response = error(&refusal.failure);
-    if let Some(seconds) = refusal.retry_after {
+/// A refusal in the form of the route's dialect.
+fn refused(dialect: Dialect, Refusal { failure, retry_after }: Refusal) -> Response {
+    let status = failure.status;
+    let mut response = dialect.error(failure);
+    if let Some(seconds) = retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
-    if refusal.failure.status == 401 {
+    if status == 401 {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
@@ -265,9 +268,10 @@ enum Origin {
     Refused,
 }
 
+/// The host that is asked for: that of a whole address in the first line goes before the header (RFC 9112, 3.2.2).
 fn host(request: &Request) -> &str {
-    let header = request.headers().get(header::HOST).map(|h| h.to_str().unwrap_or("?"));
-    header.or(request.uri().authority().map(|a| a.as_str())).unwrap_or_default()
+    let header = || request.headers().get(header::HOST).map(|h| h.to_str().unwrap_or("?"));
+    request.uri().authority().map(|a| a.as_str()).or_else(header).unwrap_or_default()
 }
 
 fn preflight() -> Response {

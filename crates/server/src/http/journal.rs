@@ -11,13 +11,12 @@ use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
+use super::Dialect;
+use crate::canonical::Failure;
 use crate::ids;
 
 /// Longest name that a client may give a request, in letters.
 const MAX_ID: usize = 128;
-
-/// Status in the log of a client that has left before its answer began.
-const LEFT: u16 = 499;
 
 tokio::task_local! {
     static CURRENT: String;
@@ -56,7 +55,7 @@ impl Entry {
             client,
             key: None,
             begun: Instant::now(),
-            status: LEFT,
+            status: Failure::LEFT,
             first: None,
             bytes: 0,
             whole: false,
@@ -69,7 +68,7 @@ impl Entry {
         self.status = response.status().as_u16();
         self.key = response.extensions_mut().remove().map(|KeyName(name)| name);
         if let Ok(id) = HeaderValue::from_str(&self.id) {
-            if self.path.starts_with("/v1/messages") {
+            if response.extensions_mut().remove() == Some(Dialect::Anthropic) {
                 response.headers_mut().insert("request-id", id.clone());
             }
             response.headers_mut().insert("x-request-id", id);

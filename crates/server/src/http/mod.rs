@@ -2,13 +2,14 @@
 
 mod body;
 mod client;
+mod dialect;
 pub(crate) mod door;
 mod ending;
 mod hosts;
 mod journal;
 mod lingering;
+pub mod listen;
 pub(crate) mod multipart;
-pub mod origins;
 pub(crate) mod paths;
 pub(crate) mod patient;
 mod reply;
@@ -20,6 +21,7 @@ pub mod tls;
 
 pub(crate) use body::{Json, next_piece, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
+pub(crate) use dialect::Dialect;
 pub(crate) use reply::{
-    Anthropic, Dialect, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
+    Anthropic, ErrorForm, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };

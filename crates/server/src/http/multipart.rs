@@ -13,34 +13,55 @@ pub(crate) fn boundary(content_type: &str) -> Option<String> {
     Some(value).filter(|value| !value.is_empty() && value.len() <= 70)
 }
 
-/// The fields of a form by name, in their order; `None` if it has no end, or its parts no heads.
-pub(crate) fn fields<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<(String, &'a [u8])>> {
+/// Why a form cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FormError {
+    /// It has no end, or its parts no heads.
+    #[error("unexpected EOF")]
+    Cut,
+    /// More than [`MAX_FIELDS`].
+    #[error("it has more than {MAX_FIELDS} parts")]
+    TooMany,
+}
+
+/// The fields of a form by name, in their order.
+pub(crate) fn fields<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<(String, &'a [u8])>, FormError> {
     let mark = format!("--{boundary}");
     // The first boundary may stand without a line before it.
-    let mut rest = &body[find(body, mark.as_bytes())? + mark.len()..];
+    let begin = find(body, mark.as_bytes()).ok_or(FormError::Cut)?;
+    let mut rest = &body[begin + mark.len()..];
     let mark = format!("\r\n--{boundary}");
     let mut all = Vec::new();
     while !rest.starts_with(b"--") {
         if all.len() == MAX_FIELDS {
-            return None;
+            return Err(FormError::TooMany);
         }
-        let head_end = find(rest, b"\r\n\r\n")?;
-        let (head, content) = (std::str::from_utf8(&rest[..head_end]).ok()?, &rest[head_end + 4..]);
-        // A part without content ends with the line that ends its head.
-        let end = match content.starts_with(&mark.as_bytes()[2..]) {
-            true => 0,
-            false => find(content, mark.as_bytes())?,
-        };
-        let next = if end == 0 && !content.starts_with(b"\r\n") { mark.len() - 2 } else { end + mark.len() };
-        let disposition = head.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
-        })?;
-        let (_, parameters) = disposition.split_once(';')?;
-        all.push((parameter(parameters, "name")?, &content[..end]));
-        rest = content.get(next..)?;
+        let (field, behind) = part(rest, &mark).ok_or(FormError::Cut)?;
+        all.push(field);
+        rest = behind;
     }
-    Some(all)
+    Ok(all)
+}
+
+/// A field by name, and what is behind the mark at its end.
+type Part<'a> = ((String, &'a [u8]), &'a [u8]);
+
+/// The part that `rest` begins with.
+fn part<'a>(rest: &'a [u8], mark: &str) -> Option<Part<'a>> {
+    let head_end = find(rest, b"\r\n\r\n")?;
+    let (head, content) = (std::str::from_utf8(&rest[..head_end]).ok()?, &rest[head_end + 4..]);
+    // A part without content ends with the line that ends its head.
+    let end = match content.starts_with(&mark.as_bytes()[2..]) {
+        true => 0,
+        false => find(content, mark.as_bytes())?,
+    };
+    let next = if end == 0 && !content.starts_with(b"\r\n") { mark.len() - 2 } else { end + mark.len() };
+    let disposition = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
+    })?;
+    let (_, parameters) = disposition.split_once(';')?;
+    Some(((parameter(parameters, "name")?, &content[..end]), content.get(next..)?))
 }
 
 /// A parameter of a header, without its quotes.
@@ -68,7 +89,7 @@ mod tests {
         let got = fields(body, "x").unwrap();
         let want: [(&str, &[u8]); 3] = [("model", b"m"), ("file", b"\0\r\n\xff--x"), ("empty", b"")];
         assert_eq!(got.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>(), want);
-        assert_eq!(fields(b"--x--\r\n", "x"), Some(Vec::new()));
+        assert_eq!(fields(b"--x--\r\n", "x"), Ok(Vec::new()));
     }
 
     #[test]
@@ -76,12 +97,10 @@ mod tests {
         let body = b"--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nmodel\r\n--x--\r\n";
         let whole = body.len() - 2 - 2;
         for length in 0..whole {
-            assert_eq!(fields(&body[..length], "x"), None, "{length}");
+            assert_eq!(fields(&body[..length], "x"), Err(FormError::Cut), "{length}");
         }
-        assert!(
-            fields(&"--x\r\nContent-Disposition: f; name=a\r\n\r\nb\r\n".repeat(99).into_bytes(), "x")
-                .is_none()
-        );
+        let many = "--x\r\nContent-Disposition: f; name=a\r\n\r\nb\r\n".repeat(10_000);
+        assert_eq!(fields(many.as_bytes(), "x"), Err(FormError::TooMany));
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! The table of routes, and what becomes of paths and methods that are not in it.
 
-use axum::http::{Method, Uri};
+use axum::http::{HeaderMap, Method, Uri};
 use axum::routing::MethodRouter;
 
+use super::Dialect;
 use crate::app::App;
 use crate::keys::Access;
 
-/// Who may come, a path pattern, its methods (in the order of the `Allow` header) and its handler.
+/// Who may come, the dialect that is spoken, a path pattern, its methods (in the order of the `Allow` header) and its handler.
 pub(crate) struct Route {
     pub(crate) access: Access,
+    pub(crate) dialect: Dialect,
+    /// Whether Anthropic's clients, who name a version of its API, hear its dialect here.
+    pub(crate) shared: bool,
     pub(crate) path: &'static str,
     pub(crate) methods: &'static [&'static str],
     pub(crate) handler: MethodRouter<App>,
@@ -16,12 +20,18 @@ pub(crate) struct Route {
 
 impl Route {
     pub(crate) fn new(
+        dialect: Dialect,
         access: Access,
         path: &'static str,
         methods: &'static [&'static str],
         handler: MethodRouter<App>,
     ) -> Self {
-        Self { access, path, methods, handler }
+        Self { access, dialect, shared: false, path, methods, handler }
+    }
+
+    /// Anthropic's clients hear its dialect here.
+    pub(crate) fn shared(self) -> Self {
+        Self { shared: true, ..self }
     }
 }
 
@@ -29,11 +39,25 @@ impl Route {
 #[derive(Debug, Clone)]
 pub(crate) struct Table(Vec<Row>);
 
+/// A route without its handler.
 #[derive(Debug, Clone)]
-struct Row {
+pub(crate) struct Row {
     access: Access,
-    path: &'static str,
+    dialect: Dialect,
+    shared: bool,
+    /// The pattern.
+    pub(crate) path: &'static str,
     methods: &'static [&'static str],
+}
+
+impl Row {
+    /// The dialect that a request with such headers hears.
+    pub(crate) fn spoken(&self, headers: &HeaderMap) -> Dialect {
+        match self.shared && headers.contains_key("anthropic-version") {
+            true => Dialect::Anthropic,
+            false => self.dialect,
+        }
+    }
 }
 
 /// What to do with a request.
@@ -51,7 +75,13 @@ pub(crate) enum Verdict {
 
 impl Table {
     pub(crate) fn of(routes: &[Route]) -> Self {
-        let row = |r: &Route| Row { access: r.access, path: r.path, methods: r.methods };
+        let row = |&Route { access, dialect, shared, path, methods, .. }: &Route| Row {
+            access,
+            dialect,
+            shared,
+            path,
+            methods,
+        };
         Self(routes.iter().map(row).collect())
     }
 
@@ -74,12 +104,8 @@ impl Table {
         }
     }
 
-    /// The pattern of a decoded path.
-    pub(crate) fn pattern(&self, path: &str) -> Option<&'static str> {
-        self.row(path).map(|row| row.path)
-    }
-
-    fn row(&self, path: &str) -> Option<&Row> {
+    /// The route of a decoded path.
+    pub(crate) fn row(&self, path: &str) -> Option<&Row> {
         self.0.iter().find(|row| matches(row.path, path))
     }
 }
@@ -160,7 +186,8 @@ mod tests {
     const CHANGE: Access = Access::Needs(Scope::Models);
 
     fn judge(method: &str, path: &str) -> Verdict {
-        let row = |access, path, methods| Row { access, path, methods };
+        let row =
+            |access, path, methods| Row { access, dialect: Dialect::Ollama, shared: false, path, methods };
         let table = Table(vec![
             row(Access::Open, "/", &["HEAD", "GET"]),
             row(USE, "/api/tags", &["HEAD", "GET"]),

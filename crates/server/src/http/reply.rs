@@ -15,7 +15,7 @@ use super::journal::current_id;
 use crate::canonical::Failure;
 
 /// How a dialect says that a request failed.
-pub(crate) trait Dialect: Send + Sync + 'static {
+pub(crate) trait ErrorForm: Send + Sync + 'static {
     /// What is said of an empty body.
     const EMPTY_BODY: &'static str;
 
@@ -26,7 +26,7 @@ pub(crate) trait Dialect: Send + Sync + 'static {
 /// Ollama's own dialect.
 pub(crate) struct Native;
 
-impl Dialect for Native {
+impl ErrorForm for Native {
     const EMPTY_BODY: &'static str = "missing request body";
 
     fn error(failure: &Failure) -> Response {
@@ -37,7 +37,7 @@ impl Dialect for Native {
 /// OpenAI's dialect.
 pub(crate) struct OpenAi;
 
-impl Dialect for OpenAi {
+impl ErrorForm for OpenAi {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
@@ -48,7 +48,7 @@ impl Dialect for OpenAi {
 /// Anthropic's dialect.
 pub(crate) struct Anthropic;
 
-impl Dialect for Anthropic {
+impl ErrorForm for Anthropic {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
@@ -79,7 +79,7 @@ impl<D> From<Failure> for Refused<D> {
     }
 }
 
-impl<D: Dialect> IntoResponse for Refused<D> {
+impl<D: ErrorForm> IntoResponse for Refused<D> {
     fn into_response(self) -> Response {
         let mut response = D::error(&self.0);
         if self.0.status == 503 {

@@ -1,4 +1,4 @@
-//! Listening, and what is said when somebody else listens already.
+//! Answering connections until the end, and the end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
@@ -17,8 +17,7 @@ use super::client::Client;
 use super::door::{Door, Peer};
 use super::ending::Ending;
 use super::patient::Patient;
-use super::tls::{MAX_HANDSHAKES, PLAIN, Tls};
-use crate::config::Address;
+use super::tls::{MAX_HANDSHAKES, Tls};
 
 /// How long a client may take to send the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
@@ -34,76 +33,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long the last bytes of an answer may take to the system.
 const FLUSH: Duration = Duration::from_millis(100);
-
-/// The server cannot listen.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// Somebody else has the port.
-    #[error("listen tcp {address}: bind: address already in use: {by} is running there already{hint}")]
-    InUse {
-        /// The address.
-        address: String,
-        /// Who.
-        by: String,
-        /// The way out.
-        hint: String,
-    },
-    /// Another reason.
-    #[error("listen tcp {address}: bind: {error}")]
-    Other {
-        /// The address.
-        address: String,
-        /// The reason.
-        error: io::Error,
-    },
-}
-
-/// Opens the server's address.
-pub async fn listen(address: &Address) -> Result<TcpListener, ListenError> {
-    let authority = address.authority();
-    match TcpListener::bind(&authority).await {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let (by, hint) = who(address).await;
-            Err(ListenError::InUse { address: authority, by, hint })
-        }
-        Err(error) => Err(ListenError::Other { address: authority, error }),
-    }
-}
-
-/// Who listens at an address.
-async fn who(address: &Address) -> (String, String) {
-    let elsewhere = ": stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)".to_owned();
-    let root = ask(address, "/").await.unwrap_or_default();
-    let version = ask(address, "/api/version").await.unwrap_or_default();
-    let version: puna_api::native::VersionResponse = serde_json::from_str(&version).unwrap_or_default();
-    if !version.puna.is_empty() {
-        return (format!("Puna {}", version.puna), ": it can be used as it is, or stopped first".into());
-    }
-    if root.starts_with(PLAIN) {
-        return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
-    }
-    if root.starts_with("Ollama is running") {
-        return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
-    }
-    let what = if root.is_empty() { "a program that does not speak HTTP" } else { "another HTTP server" };
-    (what.to_owned(), elsewhere)
-}
-
-/// The body that a server answers to a GET, if it does so soon.
-async fn ask(address: &Address, path: &str) -> Option<String> {
-    let url = address.url();
-    let target = url.split("://").nth(1)?.split('/').next()?.to_owned();
-    let exchange = async {
-        let mut stream = TcpStream::connect(&target).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        stream.take(64 << 10).read_to_end(&mut answer).await.ok()?;
-        Some(String::from_utf8_lossy(&answer).split_once("\r\n\r\n")?.1.to_owned())
-    };
-    timeout(Duration::from_secs(2), exchange).await.ok().flatten()
-}
 
 /// How connections are answered.
 pub(crate) struct Manner {
@@ -163,6 +92,11 @@ pub(crate) async fn run(
         }
     }
     drop(listener);
+    finish(graceful, &ending, last).await;
+}
+
+/// Gives running requests a few seconds, then tells those that are left why they end.
+async fn finish(graceful: GracefulShutdown, ending: &Ending, last: impl Future<Output = ()>) {
     ending.begin();
     let closed = graceful.shutdown();
     tokio::pin!(closed);

@@ -67,6 +67,34 @@ async fn an_early_refusal_is_read_by_clients_that_send_on() {
 }
 
 #[tokio::test]
+async fn a_request_with_two_hosts_is_refused() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    for second in ["localhost", "evil.test"] {
+        let head = format!("GET /api/version HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n");
+        let answer = stubborn(address, &head, 0, "").await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("too many Host headers"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn whom_a_request_is_for_cannot_be_said_twice() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    let page = "Origin: http://localhost\r\n";
+    for (target, headers, status) in [
+        ("http://evil.test/api/version", "", "403"),
+        ("http://localhost/api/version", "", "200"),
+        ("/api/version", page, "200"),
+        ("/api/version", &format!("{page}Origin: http://evil.test\r\n"), "403"),
+    ] {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+        let answer = stubborn(address, &head, 0, "").await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}{answer}");
+    }
+}
+
+#[tokio::test]
 async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;

@@ -54,6 +54,7 @@ impl Guard {
     /// # Errors
     /// The file of keys is there but cannot be used: nobody gets in by breaking it.
     pub fn new(path: &Path) -> Result<Self, KeyError> {
+        warn_of_readers(path);
         let known = Known {
             changed: changed(path),
             keys: Arc::new(KeyFile::read(path)?),
@@ -134,6 +135,7 @@ impl Known {
                     let asked = if keys.keys.is_empty() { "nobody" } else { "everybody" };
                     tracing::warn!(path = %path.display(), "{asked} is asked for an API key from now on");
                 }
+                warn_of_readers(path);
                 (self.keys, self.changed, self.refused) = (Arc::new(keys), now, None);
             }
             Err(error) if self.refused != Some(now) => {
@@ -143,6 +145,24 @@ impl Known {
             Err(_) => {}
         }
     }
+}
+
+/// Says when others than its owner can read the file: it holds hashes alone, but also names and limits.
+fn warn_of_readers(path: &Path) {
+    if others_may_read(path) {
+        tracing::warn!(path = %path.display(), "others may read the file of API keys: chmod 600 it");
+    }
+}
+
+#[cfg(unix)]
+pub(super) fn others_may_read(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
+}
+
+#[cfg(not(unix))]
+pub(super) fn others_may_read(_: &Path) -> bool {
+    false
 }
 
 fn changed(path: &Path) -> Option<SystemTime> {

@@ -1,6 +1,6 @@
 use axum::http::{HeaderMap, HeaderValue};
 
-use super::guard::Guard;
+use super::guard::{Guard, others_may_read};
 use super::{Access, KeyError, KeyFile, Scope};
 
 const HERE: &str = "127.0.0.1";
@@ -99,6 +99,9 @@ fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
     {
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!others_may_read(&path));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(others_may_read(&path));
     }
     assert_eq!(file.find(&secret).unwrap().name, "laptop");
     assert_eq!(file.find(&other).unwrap().concurrent, Some(2));

@@ -6,8 +6,9 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::operation::{Body, Content, Dialect, Operation, SchemaOf, State};
+use super::operation::{Body, Content, Operation, SchemaOf, State};
 use super::operations;
+use crate::http::Dialect;
 use crate::http::paths::Route;
 use crate::keys::Access;
 
@@ -28,12 +29,11 @@ pub(super) fn document(routes: &[Route]) -> Value {
     let mut types = Types::new();
     let mut paths = Map::new();
     for operation in operations::all() {
-        let route = routes.iter().find(|route| route.path == operation.path);
-        let access = route.map_or(Access::Open, |route| route.access);
-        let described = describe(&operation, access, &mut types);
-        let methods = route.map_or(&[][..], |route| route.methods);
+        // A test sees that there is none.
+        let Some(route) = routes.iter().find(|route| route.path == operation.path) else { continue };
+        let described = describe(&operation, route, &mut types);
         let path = paths.entry(public_path(operation.path)).or_insert_with(|| json!({}));
-        if operation.method == "GET" && methods.contains(&"HEAD") {
+        if operation.method == "GET" && route.methods.contains(&"HEAD") {
             path["head"] = head(&described);
         }
         path[operation.method.to_lowercase()] = described;
@@ -88,17 +88,17 @@ fn head(get: &Value) -> Value {
     head
 }
 
-fn describe(operation: &Operation, access: Access, types: &mut Types) -> Value {
+fn describe(operation: &Operation, route: &Route, types: &mut Types) -> Value {
     let mut described = json!({
         "operationId": operation.id,
-        "tags": [operation.dialect.name()],
+        "tags": [route.dialect.name()],
         "summary": operation.summary,
         "x-puna-state": operation.state.name(),
     });
     if !operation.about.is_empty() {
         described["description"] = operation.about.into();
     }
-    match access {
+    match route.access {
         Access::Open => described["security"] = json!([]),
         // Without keys everybody may come.
         Access::Needs(scope) => {
@@ -123,7 +123,7 @@ fn describe(operation: &Operation, access: Access, types: &mut Types) -> Value {
     if let Some(body) = body(&operation.body, types) {
         described["requestBody"] = body;
     }
-    described["responses"] = answers(operation, access, types);
+    described["responses"] = answers(operation, route, types);
     described
 }
 
@@ -159,7 +159,7 @@ fn body(body: &Body, types: &mut Types) -> Option<Value> {
     Some(json!({"required": true, "content": {kind: content}}))
 }
 
-fn answers(operation: &Operation, access: Access, types: &mut Types) -> Value {
+fn answers(operation: &Operation, route: &Route, types: &mut Types) -> Value {
     let mut answers = Map::new();
     for (status, about, contents) in &operation.answers {
         let mut answer = json!({"description": about});
@@ -180,11 +180,11 @@ fn answers(operation: &Operation, access: Access, types: &mut Types) -> Value {
         }
         answers.insert(status.to_string(), answer);
     }
-    let door: &[u16] = if access == Access::Open { &[] } else { &[401, 403, 429] };
+    let door: &[u16] = if route.access == Access::Open { &[] } else { &[401, 403, 429] };
     let mut errors: Vec<u16> = operation.errors.iter().chain(door).copied().collect();
     errors.sort_unstable();
     errors.dedup();
-    let schema = types.answer(operations::error_of(operation));
+    let schema = types.answer(operations::error_of(route));
     for status in errors {
         let mut answer = json!({"description": meaning(status)});
         if operation.method != "HEAD" {

@@ -4,6 +4,7 @@
 mod document;
 pub(crate) mod operation;
 pub(crate) mod operations;
+mod shapes;
 
 use std::sync::LazyLock;
 

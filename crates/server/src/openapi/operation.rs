@@ -10,28 +10,6 @@ pub(crate) fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-/// Whose words a route speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    Ollama,
-    OpenAi,
-    Anthropic,
-    Puna,
-}
-
-impl Dialect {
-    pub(crate) const ALL: [Self; 4] = [Self::Ollama, Self::OpenAi, Self::Anthropic, Self::Puna];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ollama => "Ollama",
-            Self::OpenAi => "OpenAI",
-            Self::Anthropic => "Anthropic",
-            Self::Puna => "Puna",
-        }
-    }
-}
-
 /// How a route stands to the dialect's original.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -96,7 +74,6 @@ pub(crate) struct Operation {
     pub(crate) method: &'static str,
     /// The pattern in the table of routes.
     pub(crate) path: &'static str,
-    pub(crate) dialect: Dialect,
     /// A name in the document that no other operation has.
     pub(crate) id: &'static str,
     /// In a few words.
@@ -119,18 +96,9 @@ impl Operation {
         id: &'static str,
         summary: &'static str,
     ) -> Self {
-        let dialect = match path {
-            path if path.starts_with("/v1/messages") => Dialect::Anthropic,
-            path if path.starts_with("/v1/") || path.ends_with("/rerank") && !path.starts_with("/api/") => {
-                Dialect::OpenAi
-            }
-            path if path == "/" || path.starts_with("/api/") => Dialect::Ollama,
-            _ => Dialect::Puna,
-        };
         Self {
             method,
             path,
-            dialect,
             id,
             summary,
             about: "",

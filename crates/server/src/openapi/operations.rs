@@ -3,83 +3,14 @@
 use puna_api::native::{self, ErrorBody};
 use puna_api::schema::{MessageEvent, Response, ResponseEvent};
 use puna_api::{anthropic, openai, responses};
-use schemars::JsonSchema;
 
-use super::operation::{Body, Content, Dialect, Operation, SchemaOf, of};
-
-/// `{"status":"ok"}`
-#[derive(JsonSchema)]
-struct Health {
-    /// `ok`.
-    #[allow(dead_code)]
-    status: String,
-}
-
-/// What is known of ollama.com: nothing.
-#[derive(JsonSchema)]
-struct Cloud {
-    /// `disabled` and `source`.
-    #[allow(dead_code)]
-    cloud: serde_json::Map<String, serde_json::Value>,
-}
-
-/// Models that are worth having.
-#[derive(JsonSchema)]
-struct Recommendations {
-    /// None.
-    #[allow(dead_code)]
-    recommendations: Vec<serde_json::Value>,
-}
-
-/// Models in the form that the request's headers ask for.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[allow(dead_code)]
-enum AnyModelList {
-    OpenAi(openai::ModelList),
-    Anthropic(anthropic::ModelList),
-}
-
-/// A model in the form that the request's headers ask for.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[allow(dead_code)]
-enum AnyModel {
-    OpenAi(openai::Model),
-    Anthropic(anthropic::Model),
-}
-
-/// Tokens of a response that was not asked for yet.
-#[derive(JsonSchema)]
-#[allow(dead_code)]
-struct CountedResponse {
-    /// `response.input_tokens`.
-    object: String,
-    /// Tokens of the prompt.
-    input_tokens: u64,
-}
-
-/// What was deleted.
-#[derive(JsonSchema)]
-#[allow(dead_code)]
-struct DeletedResponse {
-    /// `resp_…`.
-    id: String,
-    /// `response`.
-    object: String,
-    /// `true`.
-    deleted: bool,
-}
-
-/// What the web is to be searched for.
-#[derive(JsonSchema)]
-struct WebSearch {}
-
-/// What is to be fetched from the web.
-#[derive(JsonSchema)]
-struct WebFetch {}
+use super::operation::{Body, Content, Operation, SchemaOf, of};
+use super::shapes::{
+    AnyError, AnyModel, AnyModelList, Cloud, CountedResponse, DeletedResponse, Health, Recommendations,
+    WebFetch, WebSearch,
+};
+use crate::http::Dialect;
+use crate::http::paths::Route;
 
 /// The whole table.
 pub(crate) fn all() -> Vec<Operation> {
@@ -385,20 +316,10 @@ fn puna() -> Vec<Operation> {
     ]
 }
 
-/// Errors of a route that speaks two dialects.
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[allow(dead_code)]
-enum AnyError {
-    OpenAi(openai::ErrorBody),
-    Anthropic(anthropic::ErrorBody),
-}
-
-/// The error object of an operation.
-pub(crate) fn error_of(operation: &Operation) -> SchemaOf {
-    match operation.dialect {
-        _ if operation.path.starts_with("/v1/models") => of::<AnyError>,
+/// The error object of a route.
+pub(crate) fn error_of(route: &Route) -> SchemaOf {
+    match route.dialect {
+        _ if route.shared => of::<AnyError>,
         Dialect::Ollama | Dialect::Puna => of::<ErrorBody>,
         Dialect::OpenAi => of::<openai::ErrorBody>,
         Dialect::Anthropic => of::<anthropic::ErrorBody>,

@@ -1,7 +1,7 @@
 //! Routes of Anthropic's dialect.
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList};
 use puna_store::Entry;
@@ -13,6 +13,7 @@ use crate::canonical::Failure;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native};
 use crate::dialect::{collect, has, respond};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
+use crate::links;
 
 /// `POST /v1/messages`
 pub(super) async fn messages(
@@ -45,10 +46,12 @@ pub(super) async fn count_tokens(
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
 
-async fn prepare(app: &App, client: Client, request: MessagesRequest) -> Result<Prepared, Failure> {
+async fn prepare(app: &App, client: Client, mut request: MessagesRequest) -> Result<Prepared, Failure> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
+    let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
+    links::fill(app, &request.model, places).await?;
     let mut request = to_native(request)?;
     let (name, model) = chat::find(app, &request.model).await?;
     // Unlike on other routes, a wish to think is no demand.
@@ -56,11 +59,6 @@ async fn prepare(app: &App, client: Client, request: MessagesRequest) -> Result<
         request.think = None;
     }
     chat::prepare(app, client, request, &name, &model).await
-}
-
-/// Whether a client expects models in the form of this dialect.
-pub(super) fn is_meant(headers: &HeaderMap) -> bool {
-    headers.contains_key("anthropic-version")
 }
 
 /// A page of `GET /v1/models`.

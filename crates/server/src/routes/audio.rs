@@ -19,7 +19,7 @@ pub(super) async fn transcriptions(
     let boundary = kind.and_then(multipart::boundary);
     let boundary = boundary.ok_or_else(|| refused("request Content-Type isn't multipart/form-data"))?;
     let body = read_body(request).await?;
-    let fields = multipart::fields(&body.bytes, &boundary).ok_or_else(|| refused("unexpected EOF"))?;
+    let fields = multipart::fields(&body.bytes, &boundary).map_err(|error| refused(&error.to_string()))?;
     let field = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value);
     let model = field("model").map(String::from_utf8_lossy).filter(|model| !model.is_empty());
     let model = model.ok_or_else(|| Failure::bad_request("model is required"))?;

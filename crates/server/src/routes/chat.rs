@@ -71,7 +71,10 @@ impl Prepared {
     /// # Errors
     /// Together they would be too large.
     pub(super) fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
-        Ok(self.loaded.run_all(self.generate.several(answers)?))
+        let mut several = self.generate.several(answers)?;
+        // The prompt's own are the same for all answers, and to score it is to compute it.
+        several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
+        Ok(self.loaded.run_all(several))
     }
 
     /// Counts the prompt's tokens instead.

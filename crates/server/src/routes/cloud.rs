@@ -5,7 +5,7 @@ use axum::response::Response;
 use serde_json::{Value, json as value};
 
 use crate::canonical::Failure;
-use crate::http::{Dialect, Json, Native, json};
+use crate::http::{ErrorForm, Json, Native, json};
 
 /// `GET /api/status`
 pub(super) async fn status() -> Response {

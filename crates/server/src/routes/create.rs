@@ -27,6 +27,10 @@ pub(super) async fn create(
     if !request.remote_host.is_empty() {
         return Err(Failure::bad_request("remote_host is not supported").into());
     }
+    if !request.from.is_empty() && request.files.is_some() {
+        // The weights are those of the other model.
+        note_ignored("files".into());
+    }
     check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
     let (to, lines) = mpsc::channel::<Line>(WAITING);

@@ -9,9 +9,9 @@ use puna_store::Facts;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Running};
-use crate::canonical::{Embed, EmbedText, Event, Failure, Task};
+use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure, Task};
 use crate::dialect::{Times, has};
-use crate::http::{Client, Json, Native, Refused, json};
+use crate::http::{Client, Json, Native, Refused, json, note_ignored};
 use crate::names::Name;
 
 pub(super) async fn embed(
@@ -31,16 +31,16 @@ pub(super) async fn embed(
         options: request.options,
         keep_alive: request.keep_alive,
     };
-    let answer = vectors(&app, client, &name, wanted).await?;
-    let mut embeddings = answer.vectors;
-    embeddings.iter_mut().for_each(|v| shorten(v, request.dimensions));
-    check_finite(&embeddings)?;
+    let mut answer = vectors(&app, client, &name, wanted).await?;
+    shorten_all(&mut answer.vectors, request.dimensions);
     let answer = EmbedResponse {
         model: request.model,
-        embeddings,
+        embeddings: std::mem::take(&mut answer.vectors),
         total_duration: answer.times.total,
         load_duration: answer.times.load,
         prompt_eval_count: answer.tokens,
+        truncated_inputs: answer.cut.len() as u64,
+        truncated_tokens: answer.cut_tokens(),
     };
     Ok(json(StatusCode::OK, &answer))
 }
@@ -59,7 +59,6 @@ pub(super) async fn embeddings(
     let (options, keep_alive) = (request.options, request.keep_alive);
     let answer =
         vectors(&app, client, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
-    check_finite(&answer.vectors)?;
     let first = answer.vectors.into_iter().next().unwrap_or_default();
     let embedding = first.into_iter().map(f64::from).collect();
     Ok(json(StatusCode::OK, &EmbeddingsResponse { embedding }))
@@ -78,7 +77,16 @@ pub(super) struct Wanted {
 pub(super) struct Vectors {
     pub(super) vectors: Vec<Vec<f32>>,
     pub(super) tokens: u64,
+    /// Texts that were cut, and how many tokens each lost.
+    pub(super) cut: Vec<(usize, u64)>,
     pub(super) times: Times,
+}
+
+impl Vectors {
+    /// Tokens that all texts lost.
+    pub(super) fn cut_tokens(&self) -> u64 {
+        self.cut.iter().map(|(_, tokens)| tokens).sum()
+    }
 }
 
 /// Loads the model and embeds the texts; without texts it only loads.
@@ -111,8 +119,8 @@ pub(super) async fn vectors(
 async fn finish(mut running: Running) -> Result<Vectors, Failure> {
     while let Some(event) = running.next().await {
         match event {
-            Event::Embedded(vectors, tokens) => {
-                return Ok(Vectors { vectors, tokens, times: Times::of(&running) });
+            Event::Embedded(Embedded { vectors, tokens, cut }) => {
+                return Ok(Vectors { vectors, tokens, cut, times: Times::of(&running) });
             }
             Event::Error(failure) => return Err(failure),
             _ => {}
@@ -121,18 +129,21 @@ async fn finish(mut running: Running) -> Result<Vectors, Failure> {
     Err(Failure::internal("the model runner sent no vectors"))
 }
 
+/// Brings vectors to so many components and to norm 1. A number that no vector can have leaves them whole, as Ollama has
+/// it; 0 says nothing.
+pub(super) fn shorten_all(vectors: &mut [Vec<f32>], dimensions: i64) {
+    let most = vectors.iter().map(Vec::len).max().unwrap_or(0);
+    if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most) {
+        note_ignored("dimensions".into());
+    }
+    vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+}
+
 /// Keeps the leading components, if that is fewer, and brings the vector to norm 1.
-pub(super) fn shorten(vector: &mut Vec<f32>, dimensions: i64) {
+fn shorten(vector: &mut Vec<f32>, dimensions: i64) {
     if let Ok(n @ 1..) = usize::try_from(dimensions) {
         vector.truncate(n);
     }
     let norm = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
     vector.iter_mut().for_each(|x| *x /= norm);
-}
-
-pub(super) fn check_finite(vectors: &[Vec<f32>]) -> Result<(), Failure> {
-    match vectors.iter().flatten().all(|x| x.is_finite()) {
-        true => Ok(()),
-        false => Err(Failure::bad_request("embedding contains NaN or Inf values")),
-    }
 }

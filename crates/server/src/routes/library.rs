@@ -8,11 +8,11 @@ use puna_store::{Deleted, Entry, ModelRef, Store, StoreError};
 
 use super::create::check_parameters;
 use super::rfc3339;
+use super::show;
 use crate::app::{App, details, store_failure};
 use crate::canonical::Failure;
 use crate::http::{Json, Native, Refused, json};
 use crate::names::Name;
-use crate::show;
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {

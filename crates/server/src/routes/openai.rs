@@ -1,8 +1,9 @@
 //! Routes of OpenAI's dialect.
 
+use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::openai::{
     ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData, EmbeddingList,
@@ -11,7 +12,7 @@ use puna_api::openai::{
 use puna_store::Entry;
 use serde_json::Value;
 
-use super::embed::{Wanted, check_finite, shorten, vectors};
+use super::embed::{Wanted, shorten_all, vectors};
 use super::generate::{self, Started};
 use super::{anthropic, chat};
 use crate::app::{App, store_failure};
@@ -19,20 +20,25 @@ use crate::canonical::{EmbedText, Failure};
 use crate::dialect::openai::completions::{self, CompletionEncoder};
 use crate::dialect::openai::{self, ChatEncoder, to_native};
 use crate::dialect::{self, Encoder, collect_all, respond};
-use crate::http::{Anthropic, Client, Dialect, Json, OpenAi, Refused, json_plain};
+use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
+use crate::links;
 use crate::names::Name;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat_completions(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<OpenAi, ChatCompletionRequest>,
+    Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
+    let places = links::in_openai(request.messages.iter_mut().map(|message| &mut message.content));
+    links::fill(&app, &request.model, places).await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;
     let request = to_native(request)?;
-    dialect::logprobs(request.logprobs, request.top_logprobs)?;
+    if dialect::logprobs(request.logprobs, request.top_logprobs)?.is_none() && request.top_logprobs > 0 {
+        return Err(Failure::bad_request("top_logprobs needs logprobs: true").into());
+    }
     let (name, model) = chat::find(&app, &request.model).await?;
     let prepared = chat::prepare(&app, client, request, &name, &model).await?;
     let encoder = ChatEncoder::new(name.given, include_usage, answers);
@@ -108,8 +114,14 @@ pub(super) async fn embeddings(
     let name = Name::to_run(&request.model)?;
     let wanted = Wanted { inputs, truncate: true, options: None, keep_alive: None };
     let mut answer = vectors(&app, client, &name, wanted).await?;
-    answer.vectors.iter_mut().for_each(|v| shorten(v, request.dimensions));
-    check_finite(&answer.vectors)?;
+    shorten_all(&mut answer.vectors, request.dimensions);
+    let usage = EmbeddingUsage {
+        prompt_tokens: answer.tokens,
+        total_tokens: answer.tokens,
+        truncated_inputs: answer.cut.len() as u64,
+        truncated_tokens: answer.cut_tokens(),
+    };
+    let cut = answer.cut;
     let one = |(index, vector): (usize, Vec<f32>)| {
         let embedding = match base64 {
             true => {
@@ -118,13 +130,15 @@ pub(super) async fn embeddings(
             }
             false => EmbeddingData::Floats(vector),
         };
-        Embedding { object: "embedding".into(), embedding, index }
+        let cut = cut.iter().find(|(input, _)| *input == index);
+        let truncated_tokens = cut.map_or(0, |(_, tokens)| *tokens);
+        Embedding { object: "embedding".into(), embedding, index, truncated_tokens }
     };
     let answer = EmbeddingList {
         object: "list".into(),
         data: answer.vectors.into_iter().enumerate().map(one).collect(),
         model: request.model,
-        usage: EmbeddingUsage { prompt_tokens: answer.tokens, total_tokens: answer.tokens },
+        usage,
     };
     Ok(json_plain(StatusCode::OK, &answer))
 }
@@ -149,14 +163,21 @@ fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
 /// `GET /v1/models`
 pub(super) async fn models(
     State(app): State<App>,
-    headers: HeaderMap,
+    Extension(dialect): Extension<Dialect>,
     page: Result<Query<anthropic::Page>, QueryRejection>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Response {
+    list(&app, dialect, page).await.unwrap_or_else(|failure| dialect.error(failure))
+}
+
+async fn list(
+    app: &App,
+    dialect: Dialect,
+    page: Result<Query<anthropic::Page>, QueryRejection>,
+) -> Result<Response, Failure> {
     let entries = app.store(|store| store.list()).await?.map_err(|e| store_failure(&e))?;
-    if anthropic::is_meant(&headers) {
-        let page = page.map_err(|error| Failure::bad_request(error.body_text()));
-        let list = page.and_then(|Query(page)| anthropic::models(&entries, &page));
-        return Ok(list.unwrap_or_else(|failure| Anthropic::error(&failure)));
+    if dialect == Dialect::Anthropic {
+        let Query(page) = page.map_err(|error| Failure::bad_request(error.body_text()))?;
+        return anthropic::models(&entries, &page);
     }
     let data = entries.iter().map(|entry| wire_model(entry, entry.name.to_string())).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
@@ -165,19 +186,21 @@ pub(super) async fn models(
 /// `GET /v1/models/…`
 pub(super) async fn model(
     State(app): State<App>,
-    headers: HeaderMap,
+    Extension(dialect): Extension<Dialect>,
     Path(given): Path<String>,
-) -> Result<Response, Refused<OpenAi>> {
-    let anthropic = anthropic::is_meant(&headers);
+) -> Response {
+    find(&app, dialect, given).await.unwrap_or_else(|failure| dialect.error(failure))
+}
+
+async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Failure> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
     match app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))? {
-        Some(entry) if anthropic => Ok(json_plain(StatusCode::OK, &anthropic::model(&entry, given))),
-        Some(entry) => Ok(json_plain(StatusCode::OK, &wire_model(&entry, given))),
-        None => {
-            let failure = Failure::not_found(format!("model '{}' not found", name.stored));
-            if anthropic { Ok(Anthropic::error(&failure)) } else { Err(failure.into()) }
+        Some(entry) if dialect == Dialect::Anthropic => {
+            Ok(json_plain(StatusCode::OK, &anthropic::model(&entry, given)))
         }
+        Some(entry) => Ok(json_plain(StatusCode::OK, &wire_model(&entry, given))),
+        None => Err(Failure::not_found(format!("model '{}' not found", name.stored))),
     }
 }
 

@@ -12,22 +12,22 @@ use super::chat;
 use crate::app::App;
 use crate::canonical::{Event, Failure, Rank, Ranked, Task};
 use crate::dialect::{Times, has};
-use crate::http::{Client, Dialect, Json, Refused, json};
+use crate::http::{Client, ErrorForm, Json, Refused, json};
 use crate::ids;
 
-pub(super) async fn rerank<D: Dialect>(
+pub(super) async fn rerank<D: ErrorForm>(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<D, RerankRequest>,
 ) -> Result<Response, Refused<D>> {
     let (name, model) = chat::find(&app, &request.model).await?;
     check(&model, &name.given)?;
-    let (load, _) = app.options(&model, request.options.as_ref()).await?;
+    let (load, run) = app.options(&model, request.options.as_ref()).await?;
     let wish = Wish::of(&request)?;
     let keep_alive = request.keep_alive;
-    let task = task(request)?;
+    let task = Rank { num_ctx: run.num_ctx, ..task(request)? };
     let documents = wish.return_documents.then(|| task.documents.clone());
-    let mut running = app.load(&model, (load, None), keep_alive, client).await?.run(Task::Rank(task));
+    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(Task::Rank(task));
     let Event::Ranked(ranked) = running.end().await? else {
         return Err(Failure::internal("the model runner sent no scores").into());
     };
@@ -66,6 +66,7 @@ fn task(request: RerankRequest) -> Result<Rank, Failure> {
         truncate: request.truncate.or(request.truncation).unwrap_or(false),
         document_tokens: positive("max_tokens_per_doc", request.max_tokens_per_doc)?,
         pair_tokens,
+        num_ctx: None,
     })
 }
 

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::native::{ChatRequest, Message};
 use puna_api::responses::ResponsesRequest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::chat;
 use crate::app::App;
@@ -13,6 +13,7 @@ use crate::canonical::Failure;
 use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
 use crate::dialect::{collect, respond};
 use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
+use crate::links;
 
 /// `POST /v1/responses`
 pub(super) async fn create(
@@ -21,7 +22,7 @@ pub(super) async fn create(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let native = native(&app, &mut request, owner)?;
+    let native = native(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
     // The instructions are this response's alone.
@@ -49,7 +50,7 @@ pub(super) async fn input_tokens(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let native = native(&app, &mut request, owner)?;
+    let native = native(&app, &mut request, owner).await?;
     let (name, model) = chat::find(&app, &request.model).await?;
     let input_tokens = chat::prepare(&app, client, native, &name, &model).await?.count().await?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
@@ -57,7 +58,7 @@ pub(super) async fn input_tokens(
 }
 
 /// The native request that a request comes to, with what it only refers to.
-fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Result<ChatRequest, Failure> {
+async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Result<ChatRequest, Failure> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
@@ -68,6 +69,13 @@ fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Result<Cha
             *item = kept;
         }
     }
+    let items = request.input.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    let contents = items.flat_map(|item| {
+        item.iter_mut()
+            .filter(|(field, _)| matches!(field.as_str(), "content" | "output"))
+            .map(|(_, value)| value)
+    });
+    links::fill(app, &request.model, links::in_openai(contents)).await?;
     to_native(request, &earlier)
 }
 

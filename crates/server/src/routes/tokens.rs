@@ -18,7 +18,12 @@ pub(super) async fn tokenize(
     client: Client,
     Json(request, _): Json<Native, TokenizeRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let TokenizeRequest { model, text, add_special, parse_special, keep_alive, options } = request;
+    let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } = request;
+    if !model.is_empty() && text.is_some() && content.is_some() {
+        return Err(Failure::bad_request("text and content are the same: give one of them").into());
+    }
+    let missing = || missing(&model, "text");
+    let text = text.or(content).map_or_else(missing, Ok)?;
     let task = Task::Tokenize(Tokenize { text, add_special, parse_special });
     let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
     let Event::Tokens(tokens) = event else {
@@ -34,13 +39,19 @@ pub(super) async fn detokenize(
     Json(request, _): Json<Native, DetokenizeRequest>,
 ) -> Result<Response, Refused<Native>> {
     let DetokenizeRequest { model, tokens, keep_alive, options } = request;
-    let task = Task::Detokenize(tokens);
+    let task = Task::Detokenize(tokens.map_or_else(|| missing(&model, "tokens"), Ok)?);
     let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
     let Event::Text(text) = event else {
         return Err(Failure::internal("the model runner sent no text").into());
     };
     let (total_duration, load_duration) = (times.total, times.load);
     Ok(json(StatusCode::OK, &DetokenizeResponse { model, text, total_duration, load_duration }))
+}
+
+/// Refuses a request without what it is about; first of all that is the model.
+fn missing<T>(model: &str, field: &str) -> Result<T, Failure> {
+    let field = if model.is_empty() { "model" } else { field };
+    Err(Failure::bad_request(format!("{field} is required")))
 }
 
 /// Has a task done by a model; its end and how long it took.

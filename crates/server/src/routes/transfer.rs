@@ -4,13 +4,14 @@ use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{Progress, PullRequest};
 use puna_registry::{Options, RegistryError, Report};
-use puna_store::{ModelRef, NameError, Source};
+use puna_store::ModelRef;
 use tokio::sync::mpsc;
 
 use super::lines::{self, Line, WAITING};
 use crate::app::App;
 use crate::canonical::Failure;
 use crate::http::{Json, Native, Refused};
+use crate::names::{REMOTE, reference};
 
 /// `POST /api/pull`
 pub(super) async fn pull(
@@ -60,13 +61,7 @@ pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -
 /// The model, whether one object is wanted instead of lines, and how to go about it.
 fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
-    let reference = ModelRef::parse(given).map_err(|error| match error {
-        error @ NameError::BothSources(_) => Failure::bad_request(error.to_string()),
-        _ => Failure::bad_request("invalid model name"),
-    })?;
-    if reference.source == Source::Cloud {
-        return Err(Failure::new(403, "ollama cloud is disabled: remote model is unavailable"));
-    }
+    let reference = reference(given, REMOTE)?;
     let options = Options { insecure: request.insecure, keep_unused: app.config().no_prune };
     Ok((reference, request.stream == Some(false), options))
 }

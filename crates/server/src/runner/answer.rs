@@ -11,6 +11,7 @@ use puna_sampler::TokenLogprobs;
 use serde_json::{Value, json};
 
 use super::generator::Generator;
+use super::protocol::CALLS_MAX;
 use super::worker::Handle;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::ids;
@@ -21,9 +22,6 @@ const REPEATS: u32 = 30;
 
 /// How often the progress of a prompt is reported at most.
 const PROGRESS: Duration = Duration::from_millis(100);
-
-/// Calls of one answer; what a model calls beyond that is passed on as text. All of them can come at once.
-pub(super) const CALLS_MAX: usize = 1024;
 
 /// Takes the events of a job.
 pub(super) struct Answer {
@@ -46,6 +44,8 @@ pub(super) struct Answer {
     think_budget: Option<u64>,
     /// The thought is being ended.
     closing: bool,
+    /// It was said that it is not known how.
+    told_endless: bool,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -80,6 +80,7 @@ impl Answer {
             begun: false,
             think_budget: None,
             closing: false,
+            told_endless: false,
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -421,18 +422,21 @@ impl Sink for Answer {
             self.closing = false;
             return Vec::new();
         }
-        if std::mem::replace(&mut self.closing, true) {
+        if self.closing {
             return Vec::new();
         }
-        self.end_thought()
+        // Between two messages, for instance, it may be known only later how.
+        let end = self.end_thought();
+        self.closing = !end.is_empty();
+        end
     }
 
     fn end_thought(&mut self) -> Vec<u32> {
         let Some(end) = self.parser.as_ref().and_then(OutputParser::thought_end) else {
-            tracing::warn!(
-                task = self.handle.id,
-                "it is not known how this model ends a thought; it goes on"
-            );
+            if !std::mem::replace(&mut self.told_endless, true) {
+                let task = self.handle.id;
+                tracing::warn!(task, "it is not known how this model ends its thought here; it goes on");
+            }
             return Vec::new();
         };
         self.generator.encode_parts(&[(&end, true)])

@@ -1,6 +1,6 @@
 //! What a runner needs of an engine. The engine of this program is behind it, and in tests a fake.
 
-use puna_engine::{Job, Sink};
+use puna_engine::{EngineError, Job, Sink};
 use puna_sampler::{Constraint, Grammar};
 
 use super::protocol::{LoadSpec, MemoryParts, Pulse};
@@ -64,10 +64,10 @@ pub struct PairForm {
 }
 
 /// Receives the scores of a request.
-pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, String>) + Send>;
+pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
 /// Receives the vectors of a request.
-pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, String>) + Send>;
+pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
 /// A loaded model.
 pub trait Generator: Send + Sync {
@@ -108,8 +108,8 @@ pub trait Generator: Send + Sync {
     /// Starts a generation.
     ///
     /// # Errors
-    /// The prompt is empty or longer than the context.
-    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, String>;
+    /// The prompt is empty or longer than the context, or the engine has stopped.
+    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
 
     /// Ends a generation or an embedding at the next step; it reports nothing more.
     fn cancel(&self, job: u64);
@@ -117,14 +117,14 @@ pub trait Generator: Send + Sync {
     /// Starts to turn token lists into vectors, as the model's pooling gives them.
     ///
     /// # Errors
-    /// An input is empty or longer than the context.
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String>;
+    /// An input is empty or longer than the context, or the engine has stopped.
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError>;
 
     /// Starts to score pairs of texts, each as one list of tokens. It is ended by [`Generator::cancel`], too.
     ///
     /// # Errors
-    /// A pair is empty or longer than the context.
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String>;
+    /// A pair is empty or longer than the context, or the engine has stopped.
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError>;
 
     /// Where the memory goes now, and whether there is progress.
     fn pulse(&self) -> Pulse;

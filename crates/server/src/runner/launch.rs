@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
+use super::protocol::is_out_of_memory;
 use crate::lock::lock;
 use crate::scheduler::Exit;
 
@@ -137,20 +138,6 @@ fn signal_name(signal: i32) -> String {
         _ => return signal.to_string(),
     };
     format!("{signal}, {name}")
-}
-
-/// Whether a text says that memory did not suffice: for processes that died and panics, of which only the text is left.
-pub(crate) fn is_out_of_memory(text: &str) -> bool {
-    let text = text.to_lowercase();
-    let phrases = [
-        "out of memory",
-        "memory allocation of",
-        "cannot allocate",
-        "no memory for",
-        "failed to allocate",
-        "not enough memory",
-    ];
-    phrases.iter().any(|phrase| text.contains(phrase))
 }
 
 #[cfg(test)]

@@ -5,19 +5,20 @@ use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-use super::answer::CALLS_MAX;
 use super::launch::Launched;
 use super::protocol::{
-    Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame, read_async,
+    CALLS_MAX, Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame,
+    read_async,
 };
 use crate::canonical::{Done, Event, Failure, Task};
 use crate::lock::lock;
@@ -276,7 +277,10 @@ impl StepWatch {
 
 /// The next message of a runner, which may say nothing for long until it is loaded. Silence is counted in pieces: a process
 /// that was itself stopped finds that one has passed, whatever the clock says, and then hears the runner again.
-async fn hear(read: &mut OwnedReadHalf, loaded: bool) -> Result<io::Result<Option<FromRunner>>, Elapsed> {
+async fn hear(
+    read: &mut BufReader<OwnedReadHalf>,
+    loaded: bool,
+) -> Result<io::Result<Option<FromRunner>>, Elapsed> {
     let mut message = pin!(read_async::<FromRunner>(read));
     if !loaded {
         return Ok(message.await);
@@ -290,7 +294,9 @@ async fn hear(read: &mut OwnedReadHalf, loaded: bool) -> Result<io::Result<Optio
 }
 
 impl Reader {
-    async fn run(mut self, mut read: OwnedReadHalf, mut exit: JoinHandle<Exit>, on_notice: OnNotice) {
+    async fn run(mut self, read: OwnedReadHalf, mut exit: JoinHandle<Exit>, on_notice: OnNotice) {
+        // Tokens are short: one call to the system brings head and body.
+        let mut read = BufReader::new(read);
         let silent = loop {
             match hear(&mut read, self.loaded).await {
                 Err(_) => break Some(format!("it gave no sign of life for {} seconds", SILENCE.as_secs())),
@@ -366,14 +372,14 @@ pub(crate) struct Events {
 
 impl Events {
     /// The next event; after an end there is none.
-    pub(crate) async fn next(&mut self) -> Option<Event> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         if self.ended {
-            return None;
+            return Poll::Ready(None);
         }
-        let Some(event) = self.rx.recv().await else {
+        let Some(event) = ready!(self.rx.poll_recv(cx)) else {
             self.ended = true;
             let lost = "the model runner gave this request up; this is an error in the server";
-            return Some(Event::Error(Failure::internal(lost)));
+            return Poll::Ready(Some(Event::Error(Failure::internal(lost))));
         };
         self.ended = event.is_end();
         self.taken += 1;
@@ -381,7 +387,14 @@ impl Events {
             self.link.send(ToRunner::Credit(self.id, self.taken));
             self.taken = 0;
         }
-        Some(event)
+        Poll::Ready(Some(event))
+    }
+}
+
+#[cfg(test)]
+impl Events {
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
@@ -418,7 +431,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_was_stopped_for_long_hears_its_runners_again() {
         let (server, mut runner) = UnixStream::pair().unwrap();
-        let (mut read, _write) = server.into_split();
+        let (read, _write) = server.into_split();
+        let mut read = BufReader::new(read);
         let hearing = tokio::spawn(async move { (hear(&mut read, true).await, read) });
         tokio::task::yield_now().await;
         tokio::time::advance(10 * SILENCE).await;

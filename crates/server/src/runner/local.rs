@@ -15,8 +15,7 @@ use puna_store::embedded;
 use puna_tokenizer::{Encode, Tokenizer};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
-use super::launch::is_out_of_memory;
-use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse};
+use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, is_out_of_memory};
 use crate::canonical::Tokenize;
 use crate::scheduler::LoadOptions;
 use crate::speculate::Draft;
@@ -278,22 +277,20 @@ impl Generator for Local {
         self.engine.grammar(form).map_err(|e| e.to_string())
     }
 
-    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, String> {
-        self.engine.submit(job, sink).map(|id| id.0).map_err(|e| e.to_string())
+    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+        self.engine.submit(job, sink).map(|id| id.0)
     }
 
     fn cancel(&self, job: u64) {
         self.engine.cancel(puna_engine::JobId(job));
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, String> {
-        let done = Box::new(|result: Result<_, EngineError>| done(result.map_err(|e| e.to_string())));
-        self.engine.embed(inputs, done).map(|id| id.0).map_err(|e| e.to_string())
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+        self.engine.embed(inputs, done).map(|id| id.0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, String> {
-        let done = Box::new(|result: Result<_, EngineError>| done(result.map_err(|e| e.to_string())));
-        self.engine.rank(pairs, done).map(|id| id.0).map_err(|e| e.to_string())
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+        self.engine.rank(pairs, done).map(|id| id.0)
     }
 
     fn pulse(&self) -> Pulse {

@@ -6,10 +6,12 @@
 //! error that says why.
 //!
 //! - server side: `launch` starts the process, `link` speaks with it;
-//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them (`rank`: pairs of texts), `answer` makes events of what the
+//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them by `templates` (`embed`: texts; `rank`: pairs of them),
+//!   `answer` makes events of what the
 //!   [`generator::Generator`] reports, `local` is the generator on the engine of this program.
 
 mod answer;
+mod embed;
 mod forced;
 pub mod generator;
 pub(crate) mod launch;
@@ -18,6 +20,7 @@ mod local;
 mod prepare;
 pub mod protocol;
 mod rank;
+pub(crate) mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod worker;

@@ -1,9 +1,9 @@
 //! From a task to a job of the engine: template, prompt, truncation, tokens.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
-use puna_engine::Job;
+use puna_engine::{EngineError, Job};
 use puna_prompt::{
     CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think,
     ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
@@ -14,14 +14,9 @@ use serde_json::Value;
 use super::answer::{Answer, no_tokens};
 use super::forced;
 use super::generator::Generator;
+use super::templates::{PLAIN_TEMPLATE, Templates};
 use super::worker::Handle;
-use crate::canonical::{
-    Embed, EmbedText, Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task,
-};
-use crate::lock::lock;
-
-/// Parsed templates that are kept.
-const TEMPLATES: usize = 8;
+use crate::canonical::{Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task};
 
 /// Tokens of a thought at the level `low`, for models that know no levels.
 const LOW_BUDGET: u64 = 1024;
@@ -32,55 +27,10 @@ const MEDIUM_BUDGET: u64 = 4096;
 /// Log-probabilities of a prompt that are told at most, alternatives included.
 const PROMPT_LOGPROBS: usize = 1 << 20;
 
-/// The template of a model that has none.
-const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
-
 /// Makes jobs of tasks.
 pub(crate) struct Preparer {
     pub(crate) generator: Arc<dyn Generator>,
     templates: Templates,
-}
-
-/// Templates of models, which are parsed once.
-#[derive(Default)]
-struct Templates {
-    /// The most recently used last.
-    known: Mutex<Vec<Arc<Template>>>,
-}
-
-impl Templates {
-    fn get(&self, kind: Kind, source: &str) -> Result<Arc<Template>, PromptError> {
-        self.get_or(kind, source, || Template::parse(kind, source))
-    }
-
-    /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.
-    fn get_or(
-        &self,
-        kind: Kind,
-        source: &str,
-        parse: impl FnOnce() -> Result<Template, PromptError>,
-    ) -> Result<Arc<Template>, PromptError> {
-        let find = |known: &mut Vec<Arc<Template>>| {
-            let at = known.iter().position(|t| t.kind() == kind && t.source() == source)?;
-            let template = known.remove(at);
-            known.push(template.clone());
-            Some(template)
-        };
-        if let Some(template) = find(&mut lock(&self.known)) {
-            return Ok(template);
-        }
-        let template = Arc::new(parse()?);
-        let mut known = lock(&self.known);
-        // Somebody else may have been faster.
-        if let Some(template) = find(&mut known) {
-            return Ok(template);
-        }
-        if known.len() == TEMPLATES {
-            known.remove(0);
-        }
-        known.push(template.clone());
-        Ok(template)
-    }
 }
 
 /// A prompt as text and what was left out of it.
@@ -145,12 +95,14 @@ impl Preparer {
         let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let num_ctx = self.context(task.options.num_ctx);
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
+        self.check_biases(&sampling.logit_bias)?;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = parser.iter().flat_map(OutputParser::preserved);
         let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
         let tags: Vec<(String, u32)> = tags.collect();
         let think_budget = think_budget(&task, &text);
-        let (call, beginning) = self.demanded_call(&task, &text, &tags)?.unzip();
+        listening(&handle)?;
+        let (call, beginning) = self.demanded_call(&handle, &task, &text, &tags)?.unzip();
         let format = task.format.filter(|_| call.is_none());
         let format = format.map(|form| self.generator.grammar(&form)).transpose();
         let grammar = call.or(format.map_err(Failure::bad_request)?);
@@ -184,7 +136,12 @@ impl Preparer {
             speculation: Some(speculate.speculation(draft_num_predict)),
             grammar,
         };
-        let job = self.generator.submit(job, Box::new(answer)).map_err(Failure::bad_request)?;
+        self.begun(&handle, self.generator.submit(job, Box::new(answer)))
+    }
+
+    /// Takes note of a job that the engine has taken, or says why it has not. A client that has gone meanwhile ends it.
+    pub(super) fn begun(&self, handle: &Handle, job: Result<u64, EngineError>) -> Result<(), Failure> {
+        let job = job.map_err(told)?;
         if !handle.started(job) {
             self.generator.cancel(job);
         }
@@ -194,6 +151,7 @@ impl Preparer {
     /// The grammar of the call that the request demands, if it does, and how it begins.
     fn demanded_call(
         &self,
+        handle: &Handle,
         task: &Generate,
         text: &Text,
         tags: &[(String, u32)],
@@ -214,7 +172,9 @@ impl Preparer {
         let grammar = self.generator.grammar(&constraint).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let suspects = if small { tools.as_slice() } else { &[] };
-            forced::blame(suspects, &error, |form| self.generator.grammar(form).err())
+            // Each of them takes as long; nobody may be waiting any more.
+            let refused = |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form).err());
+            forced::blame(suspects, &error, refused)
         })?;
         Ok(Some((grammar, form.before)))
     }
@@ -228,7 +188,7 @@ impl Preparer {
     }
 
     /// Tokens that the context of a request holds: what it asks for, as far as there are so many.
-    fn context(&self, asked: Option<u32>) -> u32 {
+    pub(super) fn context(&self, asked: Option<u32>) -> u32 {
         let most = self.generator.facts().num_ctx;
         asked.map_or(most, |tokens| tokens.min(most))
     }
@@ -312,10 +272,21 @@ impl Preparer {
     }
 
     /// Refuses tokens that the model does not have.
-    fn known(&self, tokens: &[u32]) -> Result<(), Failure> {
+    pub(super) fn known(&self, tokens: &[u32]) -> Result<(), Failure> {
         let known = self.generator.vocab_size();
         match tokens.iter().find(|token| **token as usize >= known) {
             Some(token) => Err(Failure::bad_request(format!("this model has no token {token}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses biases of tokens that the model does not have.
+    fn check_biases(&self, biases: &[(u32, f32)]) -> Result<(), Failure> {
+        let known = self.generator.vocab_size();
+        match biases.iter().find(|(token, _)| *token as usize >= known) {
+            Some((token, _)) => Err(Failure::bad_request(format!(
+                "logit_bias: this model has no token {token}: its vocabulary has {known} tokens, numbered from 0"
+            ))),
             None => Ok(()),
         }
     }
@@ -432,72 +403,24 @@ impl Preparer {
         tokens.drain(keep..keep + cut);
         Ok(Tokens { tokens, cut, keep })
     }
-
-    fn embed(&self, handle: Handle, task: Embed) -> Result<(), Failure> {
-        if !self.generator.facts().embeds {
-            return Err(Failure::bad_request(match self.generator.facts().ranks {
-                Some(_) => "this model ranks texts and does not support embeddings",
-                None => "this model does not support embeddings",
-            }));
-        }
-        let tokens = |text: &EmbedText| {
-            listening(&handle)?;
-            self.embed_tokens(text, &task)
-        };
-        let inputs = task.inputs.iter().map(tokens);
-        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-        let count: usize = inputs.iter().map(Vec::len).sum();
-        let answer = handle.clone();
-        let done = move |result: Result<Vec<Vec<f32>>, String>| {
-            // JSON has no numbers for them, and the message would break the connection.
-            let broken = |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
-            answer.send(match result {
-                Ok(vectors) if broken(&vectors) => {
-                    Event::Error(Failure::bad_request("embedding contains NaN or Inf values"))
-                }
-                Ok(vectors) => Event::Embedded(vectors, count as u64),
-                Err(message) => Event::Error(Failure::internal(message)),
-            });
-        };
-        let job = self.generator.embed(inputs, Box::new(done)).map_err(Failure::bad_request)?;
-        if !handle.started(job) {
-            self.generator.cancel(job);
-        }
-        Ok(())
-    }
-
-    /// Tokens of a text to embed; what is too long loses its end, but not the token that ends every text.
-    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<Vec<u32>, Failure> {
-        let limit = self.context(task.num_ctx) as usize;
-        let mut tokens = match text {
-            EmbedText::Text(text) => self.generator.encode(text),
-            EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
-        };
-        if tokens.is_empty() {
-            return Err(Failure::bad_request(
-                "the input is empty, and the model has no token that begins every text",
-            ));
-        }
-        if tokens.len() <= limit {
-            return Ok(tokens);
-        }
-        if !task.truncate {
-            return Err(Failure::bad_request("the input length exceeds the context length"));
-        }
-        let frame = self.generator.encode("");
-        let ends = tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
-        let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());
-        tokens.truncate(limit - usize::from(last.is_some()));
-        tokens.extend(last);
-        Ok(tokens)
-    }
 }
 
 /// Fails where nobody waits for the task any more: the rest of the work is for nothing. Nobody hears the failure either.
 pub(super) fn listening(handle: &Handle) -> Result<(), Failure> {
     match handle.state.is_cancelled() {
-        true => Err(Failure::new(499, "the client has gone")),
+        true => Err(Failure::new(Failure::LEFT, "the client has gone")),
         false => Ok(()),
+    }
+}
+
+/// What a client is told of an error of the engine: mostly that its request asks for what cannot be.
+pub(super) fn told(error: EngineError) -> Failure {
+    match error {
+        EngineError::Stopped
+        | EngineError::Backend(_)
+        | EngineError::Model(_)
+        | EngineError::Tokenizer(_) => Failure::internal(error.to_string()),
+        _ => Failure::bad_request(error.to_string()),
     }
 }
 
@@ -585,27 +508,4 @@ fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
 /// A template that refuses a conversation is the client's matter, like one that the client brought.
 fn failure(error: PromptError) -> Failure {
     Failure::bad_request(error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn others_get_their_templates_while_one_is_parsed() {
-        let templates = Templates::default();
-        let first = templates.get(Kind::Go, "{{ .Prompt }}").unwrap();
-        let slow = templates.get_or(Kind::Go, "{{ .System }}", || {
-            // A lock that was held here would never be had.
-            let meanwhile = templates.known.try_lock().map(|known| known.len());
-            assert_eq!(meanwhile.unwrap(), 1);
-            assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .Prompt }}").unwrap(), &first));
-            Template::parse(Kind::Go, "{{ .System }}")
-        });
-        assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .System }}").unwrap(), &slow.unwrap()));
-        for i in 0..2 * TEMPLATES {
-            templates.get(Kind::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
-        }
-        assert_eq!(lock(&templates.known).len(), TEMPLATES);
-    }
 }

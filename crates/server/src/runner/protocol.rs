@@ -12,13 +12,16 @@ use crate::scheduler::LoadOptions;
 use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 10;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Events that a runner may send for a request before the client has taken some of them.
 pub const WINDOW: u32 = 64;
+
+/// Calls of one answer; what a model calls beyond that is passed on as text. All of them can come at once.
+pub(crate) const CALLS_MAX: usize = 1024;
 
 /// To a runner.
 #[derive(Debug, Serialize, Deserialize)]
@@ -244,4 +247,18 @@ fn parse<T: DeserializeOwned>(body: &[u8], length: usize) -> io::Result<T> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     serde_json::from_slice(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// Whether a text says that memory did not suffice: for processes that died and panics, of which only the text is left.
+pub(crate) fn is_out_of_memory(text: &str) -> bool {
+    let text = text.to_lowercase();
+    let phrases = [
+        "out of memory",
+        "memory allocation of",
+        "cannot allocate",
+        "no memory for",
+        "failed to allocate",
+        "not enough memory",
+    ];
+    phrases.iter().any(|phrase| text.contains(phrase))
 }

@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
+use puna_engine::EngineError;
+
 use super::generator::{Generator, PairForm};
-use super::prepare::{Preparer, listening};
+use super::prepare::{Preparer, listening, told};
 use super::worker::Handle;
 use crate::canonical::{Event, Failure, Rank, Ranked, Tokenize};
 
@@ -29,7 +31,8 @@ impl Preparer {
         let facts = self.generator.facts();
         let form =
             facts.ranks.as_ref().ok_or_else(|| Failure::bad_request("this model does not rank texts"))?;
-        let pairs = Pairs::new(&*self.generator, form, &task.query);
+        let context = self.context(task.num_ctx) as usize;
+        let pairs = Pairs::new(&*self.generator, form, &task.query, context);
         let (mut inputs, mut ranked) = (Vec::with_capacity(task.documents.len()), Ranked::default());
         for (i, document) in task.documents.iter().enumerate() {
             listening(&handle)?;
@@ -48,21 +51,17 @@ impl Preparer {
             inputs.push(pair.tokens);
         }
         let answer = handle.clone();
-        let done = move |result: Result<Vec<f32>, String>| {
+        let done = move |result: Result<Vec<f32>, EngineError>| {
             answer.send(match result {
                 // JSON has no numbers for them, and the message would break the connection.
                 Ok(scores) if scores.iter().any(|score| !score.is_finite()) => {
                     Event::Error(Failure::internal("a score is not a number: the file may be damaged"))
                 }
                 Ok(scores) => Event::Ranked(Ranked { scores, ..ranked }),
-                Err(message) => Event::Error(Failure::internal(message)),
+                Err(error) => Event::Error(told(error)),
             });
         };
-        let job = self.generator.rank(inputs, Box::new(done)).map_err(Failure::bad_request)?;
-        if !handle.started(job) {
-            self.generator.cancel(job);
-        }
-        Ok(())
+        self.begun(&handle, self.generator.rank(inputs, Box::new(done)))
     }
 }
 
@@ -73,11 +72,13 @@ struct Pairs<'a> {
     query: &'a str,
     /// The query's tokens, where there is no template.
     query_tokens: Vec<u32>,
+    /// Tokens of a pair at most.
+    context: usize,
 }
 
 impl<'a> Pairs<'a> {
-    fn new(generator: &'a dyn Generator, form: &'a PairForm, query: &'a str) -> Self {
-        let mut pairs = Self { generator, form, query, query_tokens: Vec::new() };
+    fn new(generator: &'a dyn Generator, form: &'a PairForm, query: &'a str, context: usize) -> Self {
+        let mut pairs = Self { generator, form, query, query_tokens: Vec::new(), context };
         if form.template.is_none() {
             pairs.query_tokens = pairs.words(query);
         }
@@ -86,8 +87,7 @@ impl<'a> Pairs<'a> {
 
     /// The pair with a document, cut as far as that is asked for.
     fn fitting(&self, document: &str, task: &Rank) -> Result<Pair, String> {
-        let context = self.generator.facts().num_ctx as usize;
-        let limit = task.pair_tokens.unwrap_or(context).min(context);
+        let limit = task.pair_tokens.unwrap_or(self.context).min(self.context);
         let may_cut = task.truncate || task.pair_tokens.is_some();
         let most = task.document_tokens.unwrap_or(usize::MAX);
         let pair = match &self.form.template {

@@ -11,11 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use super::generator::{Generator, LoadError, Loader};
-use super::launch::is_out_of_memory;
 use super::prepare::Preparer;
-use super::protocol::{FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, read, write};
+use super::protocol::{
+    FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, is_out_of_memory, read, write,
+};
 use crate::canonical::{Event, Failure, Task};
 use crate::lock::lock;
+use crate::panics::text_of;
 
 /// How often a sign of life is sent.
 const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
@@ -25,6 +27,10 @@ const PREPARERS: (usize, usize) = (2, 8);
 
 /// Threads for prompts of more bytes than [`LARGE`], so that the others do not wait for them.
 const LARGE_PREPARERS: usize = 2;
+
+/// Threads for tasks whose answers have a form: to read it may take long however small it is, and who asks for none never
+/// waits for it.
+const FORM_PREPARERS: usize = 2;
 
 /// Bytes that take a tokenizer some tens of milliseconds.
 const LARGE: usize = 256 << 10;
@@ -72,10 +78,7 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
 /// A panic of the loader is an error like any other: it has a message and a request that waits for it.
 fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
-        let what =
-            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        let message =
-            format!("internal error while loading: {}", what.unwrap_or("a panic without a message"));
+        let message = format!("internal error while loading: {}", text_of(&*panic));
         Err(LoadError { out_of_memory: is_out_of_memory(&message), message })
     })
 }
@@ -203,6 +206,8 @@ fn serve(
     let cores = thread::available_parallelism().map_or(PREPARERS.0, usize::from);
     let ordinary = preparers("prepare", cores.clamp(PREPARERS.0, PREPARERS.1), &preparer)?;
     let large = preparers("prepare large", LARGE_PREPARERS, &preparer)?;
+    let forms = preparers("prepare form", FORM_PREPARERS, &preparer)?;
+    let large_forms = preparers("large form", FORM_PREPARERS, &preparer)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<ToRunner>(incoming)? {
         match message {
@@ -210,7 +215,12 @@ fn serve(
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
                 let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
-                let queue = if task.text_bytes() > LARGE { &large } else { &ordinary };
+                let queue = match (task.has_form(), task.text_bytes() > LARGE) {
+                    (false, false) => &ordinary,
+                    (false, true) => &large,
+                    (true, false) => &forms,
+                    (true, true) => &large_forms,
+                };
                 let _ = queue.send((handle, task));
             }
             ToRunner::Credit(id, more) => {

@@ -1,7 +1,5 @@
 //! What a loaded model depends on, and when another request needs it loaded anew.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
 use crate::speculate::Draft;
@@ -24,18 +22,10 @@ pub struct LoadOptions {
     pub cache: u32,
     /// Prompt tokens a step; `None` is automatic.
     pub num_batch: Option<u32>,
-    /// Layers on graphics cards; negative is automatic.
-    pub num_gpu: i32,
-    /// The graphics card to use.
-    pub main_gpu: Option<i32>,
-    /// Whether to map the file; `None` is automatic (it is).
-    pub use_mmap: Option<bool>,
     /// Threads; 0 is automatic.
     pub num_thread: u32,
     /// Conversations at once.
     pub parallel: u32,
-    /// Adapters to apply.
-    pub adapters: Vec<PathBuf>,
     /// Whether answers do not depend on what else is computed.
     pub deterministic: bool,
     /// A small model that guesses ahead.
@@ -46,12 +36,8 @@ impl LoadOptions {
     /// Whether a model that was loaded with `self` must be loaded anew for a request with `wanted`. Room for contexts does
     /// not count: it is as much as could be had.
     pub fn needs_reload(&self, wanted: &Self) -> bool {
-        let gpu = wanted.num_gpu >= 0 && wanted.num_gpu != self.num_gpu;
-        gpu || self.num_batch != wanted.num_batch
-            || self.main_gpu != wanted.main_gpu
-            || self.use_mmap.unwrap_or(true) != wanted.use_mmap.unwrap_or(true)
+        self.num_batch != wanted.num_batch
             || self.num_thread != wanted.num_thread
-            || self.adapters != wanted.adapters
             || self.deterministic != wanted.deterministic
             // One that nobody wants does no harm.
             || (wanted.draft.is_some() && wanted.draft != self.draft)
@@ -100,7 +86,7 @@ mod tests {
     use super::*;
 
     fn loaded() -> LoadOptions {
-        LoadOptions { num_ctx: 2048, cache: 2048, num_gpu: -1, parallel: 1, ..LoadOptions::default() }
+        LoadOptions { num_ctx: 2048, cache: 2048, parallel: 1, ..LoadOptions::default() }
     }
 
     #[test]
@@ -110,21 +96,10 @@ mod tests {
     }
 
     #[test]
-    fn automatic_numbers_of_layers_are_ignored_and_given_ones_are_not() {
-        assert!(loaded().needs_reload(&LoadOptions { num_gpu: 99, ..loaded() }));
-        assert!(!loaded().needs_reload(&LoadOptions { num_gpu: -1, ..loaded() }));
-        let run = LoadOptions { num_gpu: 99, ..loaded() };
-        assert!(!run.needs_reload(&loaded()));
-    }
-
-    #[test]
-    fn batches_threads_mapping_and_adapters_count() {
+    fn batches_threads_and_determinism_count() {
         assert!(loaded().needs_reload(&LoadOptions { num_batch: Some(512), ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { num_thread: 2, ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { deterministic: true, ..loaded() }));
-        assert!(loaded().needs_reload(&LoadOptions { use_mmap: Some(false), ..loaded() }));
-        assert!(!loaded().needs_reload(&LoadOptions { use_mmap: Some(true), ..loaded() }));
-        assert!(loaded().needs_reload(&LoadOptions { adapters: vec!["a".into()], ..loaded() }));
     }
 
     #[test]

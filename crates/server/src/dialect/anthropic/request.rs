@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json as value};
 use super::{defined, documents};
 use crate::canonical::Failure;
 use crate::dialect::go_type;
+use crate::links::OFF;
 
 /// The function that stands for the search on the web that the API itself would do.
 pub(crate) const SEARCH: &str = "web_search";
@@ -312,6 +313,9 @@ fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
         "base64" => puna_api::base64_decode(text("data")).map(Image).map_err(|at| {
             Failure::bad_request(format!("invalid base64 image data: illegal base64 data at input byte {at}"))
         }),
+        "url" => Err(Failure::bad_request(format!(
+            "invalid image source type: url. Only base64 images are supported: {OFF}"
+        ))),
         other => Err(Failure::bad_request(format!(
             "invalid image source type: {other}. Only base64 images are supported."
         ))),

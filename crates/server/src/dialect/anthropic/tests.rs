@@ -109,7 +109,7 @@ fn images_are_taken_in_base64_only() {
     assert_eq!(image(Value::Null).unwrap_err(), "invalid image source");
     assert_eq!(
         image(json!({"type": "url", "url": "http://x"})).unwrap_err(),
-        "invalid image source type: url. Only base64 images are supported."
+        "invalid image source type: url. Only base64 images are supported: the server's setting image_urls is off"
     );
     assert_eq!(
         image(json!({"type": "base64", "data": "!!"})).unwrap_err(),

@@ -23,6 +23,8 @@ pub(crate) struct ChatEncoder {
     include_usage: bool,
     choices: Vec<State>,
     usage: Usage,
+    /// Tokens of the prompt that were found in the cache.
+    cached: Option<u64>,
     ended: usize,
 }
 
@@ -39,7 +41,7 @@ impl ChatEncoder {
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
         let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
         let choices = vec![State::default(); answers];
-        Self { id, created, model, include_usage, choices, usage: Usage::default(), ended: 0 }
+        Self { id, created, model, include_usage, choices, usage: Usage::default(), cached: None, ended: 0 }
     }
 
     fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
@@ -76,7 +78,7 @@ impl ChatEncoder {
         let finish_reason = Some(finish_reason(done, self.choices[from].called));
         let choice = ChunkChoice { index: from as u32, finish_reason, ..ChunkChoice::default() };
         push_event(&self.chunk(vec![choice]), out);
-        add_usage(&mut self.usage, done, self.ended == 0);
+        add_usage(&mut self.usage, done, &mut self.cached);
         self.ended += 1;
         if self.ended < self.choices.len() {
             return;
@@ -90,9 +92,9 @@ impl ChatEncoder {
 
     /// The answers in one object.
     pub(crate) fn whole(&self, answers: Vec<Collected>) -> Response {
-        let mut usage = Usage::default();
-        for (i, done) in answers.iter().filter_map(|answer| answer.done.as_deref()).enumerate() {
-            add_usage(&mut usage, done, i == 0);
+        let (mut usage, mut cached) = (Usage::default(), None);
+        for done in answers.iter().filter_map(|answer| answer.done.as_deref()) {
+            add_usage(&mut usage, done, &mut cached);
         }
         let prompt_logprobs = answers.first().and_then(|answer| wire_prompt(&answer.prompt_logprobs));
         let rendered = answers.first().and_then(|answer| answer.rendered.clone());

@@ -9,9 +9,12 @@ use puna_api::openai::{
 };
 use serde_json::{Map, Value, json as value};
 
-use super::{DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, whole_only, wire_prompt};
+use super::request::think;
+use super::{
+    DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
+};
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
-use crate::dialect::{Collected, Encoder, Times, go_type};
+use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain};
 use crate::ids;
 
@@ -25,6 +28,7 @@ pub(crate) struct Wanted {
     echo: bool,
     logprobs: bool,
     prompt_logprobs: bool,
+    stream: bool,
 }
 
 /// A prompt.
@@ -62,6 +66,7 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
     // Who has the prompt repeated gets its log-probabilities, too.
     let prompt_logprobs = asked.max(request.logprobs.filter(|_| echo));
     let options = options(&request)?;
+    let effort = think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?;
     let native = GenerateRequest {
         model: request.model,
         // An empty one only loads the model, where it is the only one.
@@ -69,9 +74,12 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
             [Wish::Text(text)] => text.clone(),
             _ => " ".into(),
         },
+        // Who scores a text wants that of the text and not of a template around it.
+        raw: echo && logprobs && request.suffix.is_empty(),
         suffix: request.suffix,
         keep_alive: request.keep_alive,
         options: Some(options),
+        think: request.think.or(effort),
         // What is the best is told by them.
         logprobs: logprobs || of > answers,
         top_logprobs: request.logprobs.unwrap_or(0),
@@ -80,7 +88,8 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
         ..GenerateRequest::default()
     };
     let prompt_logprobs = asked.is_some();
-    Ok((native, Wanted { prompts, answers, of, echo, logprobs, prompt_logprobs }))
+    let stream = request.stream;
+    Ok((native, Wanted { prompts, answers, of, echo, logprobs, prompt_logprobs, stream }))
 }
 
 /// A text, a list of them, the tokens of one, or a list of those.
@@ -119,16 +128,8 @@ fn tokens(list: &[Value]) -> Result<Vec<u32>, Failure> {
 fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
     let mut options = request.options.clone().unwrap_or_default();
     let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
-    match &request.stop {
-        Some(Value::String(stop)) => set("stop", value!([stop])),
-        Some(Value::Array(list)) => match list.iter().find(|stop| !stop.is_string()) {
-            None => set("stop", list.clone().into()),
-            Some(other) => {
-                let kind = go_type(other);
-                return Err(Failure::bad_request(format!("invalid type for 'stop' field: {kind}")));
-            }
-        },
-        _ => {}
+    if let Some(texts) = stop_texts(request.stop.as_ref())? {
+        set("stop", texts);
     }
     if let Some(n) = request.max_tokens {
         set("num_predict", n.into());
@@ -172,8 +173,29 @@ impl Wanted {
             generate
         };
         let several = self.prompts.iter().map(|prompt| of_prompt(prompt).several(self.of));
-        Ok(several.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let mut several = several.collect::<Result<Vec<_>, _>>()?;
+        if !self.stream {
+            // What the prompt's tokens have is the same for all answers, and to score it is to compute it.
+            let others = several.iter_mut().flat_map(|of_prompt| of_prompt.iter_mut().skip(1));
+            others.for_each(|generate| generate.prompt_logprobs = None);
+        }
+        Ok(several.into_iter().flatten().collect())
     }
+}
+
+/// A prompt as the answer repeats it.
+#[derive(Clone, Default)]
+struct Echo {
+    text: String,
+    /// The request named its tokens, so that all of them are told.
+    of_tokens: bool,
+}
+
+/// How much of a repeated prompt its tokens so far make up.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    bytes: usize,
+    chars: usize,
 }
 
 /// Encodes the answer to `POST /v1/completions`.
@@ -183,10 +205,14 @@ pub(crate) struct CompletionEncoder {
     include_usage: bool,
     wanted: Wanted,
     /// What each prompt is repeated as.
-    echoes: Vec<String>,
+    echoes: Vec<Echo>,
+    /// How much of it each generation has told the tokens of.
+    told: Vec<Told>,
     /// Characters of each generation that were sent.
     sent: Vec<Option<usize>>,
     usage: Usage,
+    /// Tokens of each prompt that were found in the cache.
+    cached: Vec<Option<u64>>,
     ended: usize,
 }
 
@@ -199,15 +225,18 @@ impl CompletionEncoder {
         read: Vec<(usize, String)>,
     ) -> Self {
         let echo = |prompt: &Wish| match prompt {
-            Wish::Text(text) if wanted.echo => text.clone(),
-            _ => String::new(),
+            Wish::Text(text) if wanted.echo => Echo { text: text.clone(), of_tokens: false },
+            Wish::Text(_) => Echo::default(),
+            Wish::Tokens(_) => Echo { text: String::new(), of_tokens: true },
         };
         let mut echoes: Vec<_> = wanted.prompts.iter().map(echo).collect();
         for (i, text) in read {
-            echoes[i] = text;
+            echoes[i].text = text;
         }
         let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
-        Self { id, model, include_usage, wanted, echoes, sent, usage: Usage::default(), ended: 0 }
+        let (usage, cached) = (Usage::default(), vec![None; wanted.prompts.len()]);
+        let told = vec![Told::default(); sent.len()];
+        Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended: 0 }
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionChunk {
@@ -238,15 +267,20 @@ impl CompletionEncoder {
     /// The answers in one object.
     pub(crate) fn whole(&self, all: Vec<Collected>) -> Response {
         let mut usage = Usage::default();
-        for (i, answer) in all.iter().enumerate() {
-            if let Some(done) = &answer.done {
-                add_usage(&mut usage, done, i.is_multiple_of(self.wanted.of));
+        for of_prompt in all.chunks(self.wanted.of) {
+            let mut cached = None;
+            for done in of_prompt.iter().filter_map(|answer| answer.done.as_deref()) {
+                add_usage(&mut usage, done, &mut cached);
             }
         }
         let mut all = all.into_iter();
         let mut choices = Vec::new();
         for echo in &self.echoes {
             let mut answers: Vec<_> = all.by_ref().take(self.wanted.of).collect();
+            if let Some((first, others)) = answers.split_first_mut() {
+                // They were asked for once.
+                others.iter_mut().for_each(|other| other.prompt_logprobs.clone_from(&first.prompt_logprobs));
+            }
             if self.wanted.of > self.wanted.answers {
                 // The likeliest first; equals stay in their order.
                 answers.sort_by(|a, b| likelihood(b).total_cmp(&likelihood(a)));
@@ -260,18 +294,18 @@ impl CompletionEncoder {
         self.answer(choices, usage)
     }
 
-    fn choice(&self, echo: &str, answer: Collected) -> CompletionChoice {
+    fn choice(&self, echo: &Echo, answer: Collected) -> CompletionChoice {
         let thoughts = answer.thought_tokens.min(answer.logprobs.len());
         let mut all = CompletionLogprobs::default();
         if self.wanted.echo {
-            add_prompt(&mut all, &answer.prompt_logprobs, 0);
+            add_prompt(&mut all, &answer.prompt_logprobs, echo, &mut Told::default());
         }
-        let offset = all.tokens.iter().map(|token| token.chars().count()).sum();
-        add(&mut all, &answer.logprobs[thoughts..], offset);
+        add(&mut all, &answer.logprobs[thoughts..], echo.text.chars().count());
         let finish_reason = answer.done.map(|done| done.reason.as_str().to_owned());
         let prompt = self.wanted.prompt_logprobs.then(|| wire_prompt(&answer.prompt_logprobs));
         CompletionChoice {
-            text: format!("{echo}{}", answer.content),
+            text: format!("{}{}", echo.text, answer.content),
+            reasoning: answer.thinking,
             index: 0,
             logprobs: self.wanted.logprobs.then_some(all),
             finish_reason,
@@ -322,15 +356,29 @@ fn add(all: &mut CompletionLogprobs, logprobs: &[Logprob], mut offset: usize) {
     }
 }
 
-/// The same of a prompt's tokens.
-fn add_prompt(all: &mut CompletionLogprobs, logprobs: &[PromptLogprob], mut offset: usize) {
+/// The same of a prompt's tokens, as parts of the text that repeats it: without a first token that every text gets, and
+/// without the space that some tokenizers put in front.
+fn add_prompt(all: &mut CompletionLogprobs, logprobs: &[PromptLogprob], echo: &Echo, told: &mut Told) {
     for of in logprobs {
-        all.tokens.push(of.token.clone());
+        let rest = echo.text.as_bytes().get(told.bytes..).unwrap_or_default();
+        let begins = told.bytes == 0;
+        let (token, taken) = match of.bytes.as_slice() {
+            bytes if rest.starts_with(bytes) => (of.token.clone(), bytes.len()),
+            [b' ', bytes @ ..] if begins && rest.starts_with(bytes) => {
+                (of.token[1..].to_owned(), bytes.len())
+            }
+            _ if begins && of.logprob.is_none() && echo.of_tokens => (String::new(), 0),
+            _ if begins && of.logprob.is_none() => continue,
+            _ => (of.token.clone(), 0),
+        };
+        all.tokens.push(token);
         all.token_logprobs.push(of.logprob);
         let top = of.top_logprobs.iter().map(|top| (top.token.clone(), value!(top.logprob)));
         all.top_logprobs.push(of.logprob.map(|_| top.collect()));
-        all.text_offset.push(offset);
-        offset += of.token.chars().count();
+        all.text_offset.push(told.chars);
+        // Characters count where they begin.
+        told.chars += rest[..taken].iter().filter(|byte| **byte & 0xC0 != 0x80).count();
+        told.bytes += taken;
     }
 }
 
@@ -339,27 +387,37 @@ impl Encoder for CompletionEncoder {
 
     fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
         let echo = &self.echoes[from / self.wanted.of];
-        if matches!(event, Event::Content(_) | Event::Prompt(_) | Event::Done(_))
+        if matches!(event, Event::Thinking(_) | Event::Content(_) | Event::Prompt(_) | Event::Done(_))
             && self.sent[from].is_none()
-            && !echo.is_empty()
+            && !echo.text.is_empty()
         {
-            let echo = echo.clone();
-            self.piece(from, echo, |_, _| {}, out);
+            let text = echo.text.clone();
+            let chars = text.chars().count();
+            self.piece(from, text, |_, _| {}, out);
+            self.sent[from] = Some(chars);
         }
         match event {
             Event::Content(piece) if !piece.text.is_empty() || !piece.logprobs.is_empty() => {
                 let add = |all: &mut _, at| add(all, &piece.logprobs, at);
                 self.piece(from, piece.text, add, out);
             }
+            Event::Thinking(piece) if !piece.text.is_empty() => {
+                let (index, reasoning) = (from as u32, piece.text);
+                let choice = CompletionChoice { index, reasoning, ..CompletionChoice::default() };
+                push_event(&self.chunk(vec![choice], Usage::default()), out);
+            }
             Event::Prompt(tokens) if self.wanted.echo => {
-                self.piece(from, String::new(), |all, at| add_prompt(all, &tokens, at), out);
+                let (echo, mut told) = (self.echoes[from / self.wanted.of].clone(), self.told[from]);
+                let sent = self.sent[from];
+                self.piece(from, String::new(), |all, _| add_prompt(all, &tokens, &echo, &mut told), out);
+                (self.told[from], self.sent[from]) = (told, sent.or(Some(0)));
             }
             Event::Done(done) => {
                 let finish_reason = Some(done.reason.as_str().to_owned());
                 let choice =
                     CompletionChoice { index: from as u32, finish_reason, ..CompletionChoice::default() };
                 push_event(&self.chunk(vec![choice], Usage::default()), out);
-                add_usage(&mut self.usage, &done, from.is_multiple_of(self.wanted.of));
+                add_usage(&mut self.usage, &done, &mut self.cached[from / self.wanted.of]);
                 self.ended += 1;
                 if self.ended < self.sent.len() {
                     return;
@@ -370,7 +428,6 @@ impl Encoder for CompletionEncoder {
                 out.extend_from_slice(DONE);
             }
             Event::Error(failure) => push_failure(failure, out),
-            // Thoughts have no place in this dialect.
             _ => {}
         }
     }

@@ -14,9 +14,12 @@ use serde::Serialize;
 use serde_json::{Value, json as value};
 
 pub(crate) use chat::ChatEncoder;
+#[cfg(test)]
+pub(crate) use request::image as request_image;
 pub(crate) use request::to_native;
 
 use crate::canonical::{Done, Failure};
+use crate::dialect::go_type;
 
 /// Generations of one request at most.
 const MAX_ANSWERS: i64 = 128;
@@ -30,13 +33,31 @@ pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, Failure> {
     }
 }
 
-/// Adds a generation to a request's token counts. A prompt counts once, however many answers it has.
-fn add_usage(usage: &mut Usage, done: &Done, first_of_prompt: bool) {
-    if first_of_prompt {
+/// The texts that end an answer: one, or a list of them.
+fn stop_texts(stop: Option<&Value>) -> Result<Option<Value>, Failure> {
+    match stop {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(value!([text]))),
+        Some(Value::Array(list)) => match list.iter().find(|text| !text.is_string()) {
+            None => Ok(Some(list.clone().into())),
+            Some(other) => {
+                Err(Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other))))
+            }
+        },
+        Some(_) => Err(Failure::bad_request("stop must be a string or a list of strings")),
+    }
+}
+
+/// Adds a generation to a request's token counts. A prompt counts once, however many answers it has, and so does what was
+/// found of it in the cache: `cached` is what the least lucky of its generations so far found, as the others may have
+/// found what that one computed.
+fn add_usage(usage: &mut Usage, done: &Done, cached: &mut Option<u64>) {
+    let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
+    let found = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
+    let cached_tokens = before - cached.unwrap_or(0) + found;
+    usage.prompt_tokens_details = (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
+    if cached.replace(found).is_none() {
         usage.prompt_tokens += done.prompt_tokens;
-        let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
-        let cached_tokens = before + done.cached_tokens;
-        usage.prompt_tokens_details = (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
     }
     usage.completion_tokens += done.generated_tokens;
     let before = usage.completion_tokens_details.map_or(0, |details| details.reasoning_tokens);

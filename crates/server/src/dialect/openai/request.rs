@@ -6,9 +6,10 @@ use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
 use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
 use serde_json::{Map, Value, json as value};
 
-use super::whole_only;
+use super::{stop_texts, whole_only};
 use crate::canonical::Failure;
 use crate::dialect::go_type;
+use crate::links::{OFF, is_link};
 use crate::options::effort;
 
 /// The native request that a chat completion comes to.
@@ -62,7 +63,8 @@ fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
     }
 }
 
-fn think(newer: Option<String>, older: Option<String>) -> Result<Option<Think>, Failure> {
+/// Whether and how hard to think, by the two places where that is said.
+pub(super) fn think(newer: Option<String>, older: Option<String>) -> Result<Option<Think>, Failure> {
     effort(&newer.filter(|e| !e.is_empty()).or(older).unwrap_or_default())
 }
 
@@ -70,11 +72,8 @@ fn think(newer: Option<String>, older: Option<String>) -> Result<Option<Think>, 
 fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failure> {
     let mut options = request.options.clone().unwrap_or_default();
     let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
-    match &request.stop {
-        Some(Value::String(stop)) => set("stop", value!([stop])),
-        Some(Value::Array(list)) if list.iter().all(Value::is_string) => set("stop", list.clone().into()),
-        None | Some(Value::Null) => {}
-        Some(_) => return Err(Failure::bad_request("stop must be a string or a list of strings")),
+    if let Some(texts) = stop_texts(request.stop.as_ref())? {
+        set("stop", texts);
     }
     // The newer name wins.
     let limits =
@@ -177,10 +176,10 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
     Ok(())
 }
 
-pub(super) fn image(url: &str) -> Result<Image, Failure> {
-    if url.starts_with("http://") || url.starts_with("https://") {
+pub(crate) fn image(url: &str) -> Result<Image, Failure> {
+    if is_link(url) {
         let text = "image URLs are not currently supported, please use base64 encoded data instead";
-        return Err(Failure::bad_request(text));
+        return Err(Failure::bad_request(format!("{text}: {OFF}")));
     }
     let kinds = ["image/jpeg", "image/jpg", "image/png", "image/webp", ""];
     let data = kinds.iter().find_map(|kind| url.strip_prefix(&format!("data:{kind};base64,")));

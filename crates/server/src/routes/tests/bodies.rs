@@ -82,8 +82,37 @@ async fn texts_become_tokens_and_tokens_texts() {
         (400, json!({"error": "this model has no token 256"}))
     );
     assert_eq!(b.post("/api/tokenize", json!({"text": "x"})).await.json()["error"], "model is required");
-    assert_eq!(b.post("/api/tokenize", json!({"model": "no-such"})).await.status, 404);
+    assert_eq!(b.post("/api/tokenize", json!({"model": "no-such", "text": "x"})).await.status, 404);
+    let content = b.post("/api/tokenize", json!({"model": "cria", "content": "ab"})).await;
+    assert_eq!((&content.json()["tokens"], content.header("x-puna-ignored")), (&json!([97, 98]), ""));
+    for (path, body, error) in [
+        ("/api/tokenize", json!({"model": "cria"}), "text is required"),
+        ("/api/detokenize", json!({"model": "cria"}), "tokens is required"),
+        (
+            "/api/tokenize",
+            json!({"model": "cria", "text": "a", "content": "b"}),
+            "text and content are the same: give one of them",
+        ),
+    ] {
+        let refused = b.post(path, body).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &json!(error)), "{path}");
+    }
+    let nothing = b.post("/api/tokenize", json!({"model": "cria", "text": ""})).await;
+    assert_eq!((nothing.status.as_u16(), &nothing.json()["tokens"]), (200, &json!([])));
     assert_eq!(b.fake.generated.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn what_alone_says_nothing_is_named_or_refused() {
+    let b = Bench::new();
+    let top = chat(json!({"top_logprobs": 2, "stream": false}));
+    let native = b.post("/api/chat", top.clone()).await;
+    assert_eq!((native.status.as_u16(), native.header("x-puna-ignored")), (200, "top_logprobs"));
+    let openai = b.post("/v1/chat/completions", top).await;
+    assert_eq!(openai.status, 400);
+    assert_eq!(openai.json()["error"]["message"], "top_logprobs needs logprobs: true");
+    let both = b.post("/v1/chat/completions", chat(json!({"top_logprobs": 2, "logprobs": true}))).await;
+    assert_eq!(both.status, 200, "{}", both.body);
 }
 
 #[tokio::test]

@@ -4,7 +4,11 @@ mod anthropic;
 mod bodies;
 mod calls;
 mod description;
+mod dialects;
+mod embeddings;
+mod images;
 mod metrics;
+mod mutations;
 mod openai;
 mod prompts;
 mod rerank;
@@ -82,6 +86,17 @@ impl Bench {
         self.send(Request::post(path).body(Body::from(body.to_string())).unwrap()).await
     }
 
+    /// Makes a model of one of the small files that tests have.
+    async fn store_zoo(&self, name: &str, file: &str) {
+        let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+        let bytes = std::fs::read(zoo.join(file)).unwrap();
+        let digest = format!("sha256:{}", puna_store::Digest::of(&bytes).hex());
+        let upload = Request::post(format!("/api/blobs/{digest}")).body(Body::from(bytes)).unwrap();
+        assert_eq!(self.send(upload).await.status, 201);
+        let made = json!({"model": name, "files": {"a.gguf": digest}, "stream": false});
+        assert_eq!(self.post("/api/create", made).await.status, 200);
+    }
+
     async fn with_headers(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         let request =
             headers.iter().fold(Request::builder().method(method).uri(path), |r, (k, v)| r.header(*k, *v));
@@ -141,7 +156,9 @@ async fn contexts_of_different_size_share_a_runner() {
 async fn a_path_is_the_same_however_it_is_escaped() {
     let b = Bench::new();
     for path in ["/api/%67enerate", "/api%2fgenerate"] {
-        let answer = b.post(path, json!({"model": "cria", "prompt": "hi", "stream": false})).await;
+        let short = json!({"num_predict": 1});
+        let answer =
+            b.post(path, json!({"model": "cria", "prompt": "hi", "stream": false, "options": short})).await;
         assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
     }
 }
@@ -150,7 +167,8 @@ async fn a_path_is_the_same_however_it_is_escaped() {
 async fn a_model_that_is_deleted_leaves_memory() {
     let b = Bench::new();
     b.post("/api/create", json!({"model": "gone", "from": "cria", "stream": false})).await;
-    let asked = json!({"model": "gone", "prompt": "hi", "keep_alive": -1, "stream": false});
+    let short = json!({"num_predict": 1});
+    let asked = json!({"model": "gone", "prompt": "hi", "keep_alive": -1, "stream": false, "options": short});
     assert_eq!(b.post("/api/generate", asked).await.status, StatusCode::OK);
     assert_eq!(b.get("/api/ps").await.json()["models"][0]["name"], "gone:latest");
     let request = Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
@@ -162,25 +180,6 @@ async fn a_model_that_is_deleted_leaves_memory() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("{}", b.get("/api/ps").await.body);
-}
-
-#[tokio::test]
-async fn unknown_paths_methods_and_spellings_have_their_texts() {
-    let b = Bench::new();
-    let nope = b.get("/nope").await;
-    assert_eq!(
-        (nope.status.as_u16(), nope.body.as_str(), nope.header("content-type")),
-        (404, "404 page not found", "text/plain")
-    );
-    let method = b.post("/api/tags", json!({})).await;
-    assert_eq!(
-        (method.status.as_u16(), method.body.as_str(), method.header("allow")),
-        (405, "405 method not allowed", "HEAD, GET")
-    );
-    let slash = b.get("/api/tags/?x=1").await;
-    assert_eq!((slash.status.as_u16(), slash.header("location")), (301, "/api/tags?x=1"));
-    assert_eq!(b.get("/api//tags").await.status, 307);
-    assert_eq!(b.get("/v1/models/ns%2Fname").await.status, 404);
 }
 
 #[tokio::test]
@@ -223,6 +222,28 @@ async fn the_embedded_model_is_listed_and_shown() {
         (&models["data"][0]["id"], &models["data"][0]["owned_by"]),
         (&json!("cria:latest"), &json!("library"))
     );
+}
+
+#[tokio::test]
+async fn fields_that_another_makes_meaningless_are_named() {
+    let b = Bench::with(|config| config.go_template = Some(true));
+    let template = "{{ .Prompt }}{{ .Suffix }}";
+    let made = json!({"model": "gap", "from": "cria", "template": template, "files": {"a.gguf": "sha256:0"}, "stream": false});
+    let made = b.post("/api/create", made).await;
+    assert_eq!((made.status.as_u16(), made.header("x-puna-ignored")), (200, "files"), "{}", made.body);
+    let ask = |raw: bool| {
+        json!({"model": "gap", "prompt": "a", "suffix": "b", "raw": raw, "stream": false,
+        "options": {"num_predict": 1}})
+    };
+    for (raw, named) in [(true, "suffix"), (false, "")] {
+        let answer = b.post("/api/generate", ask(raw)).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("x-puna-ignored")),
+            (200, named),
+            "{}",
+            answer.body
+        );
+    }
 }
 
 #[tokio::test]
@@ -380,6 +401,22 @@ async fn a_model_that_hangs_is_ended_with_an_error_and_the_next_request_works() 
     assert!(error.contains("busy with a single step"), "{error}");
     assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
     assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn names_of_the_same_weights_are_all_found_among_what_is_loaded() {
+    let b = Bench::new();
+    assert_eq!(b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await.status, 200);
+    for name in ["cria", "twin", "cria", "twin"] {
+        let short = json!({"num_predict": 1});
+        let asked = json!({"model": name, "prompt": "hi", "stream": false, "options": short});
+        assert_eq!(b.post("/api/generate", asked).await.status, 200);
+        let ps = b.get("/api/ps").await.json();
+        let models = ps["models"].as_array().unwrap();
+        let names: Vec<_> = models.iter().map(|model| (&model["name"], &model["also"])).collect();
+        let also = if name == "cria" && names[0].1.is_null() { Value::Null } else { json!(["twin:latest"]) };
+        assert_eq!(names, [(&json!("cria:latest"), &also)], "they share one place: {ps}");
+    }
 }
 
 #[tokio::test]

@@ -131,6 +131,75 @@ async fn of_more_answers_than_wanted_the_best_are_returned_and_all_are_counted()
 }
 
 #[tokio::test]
+async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
+    let b = plain().await;
+    let ask = json!({"prompt": [97, 98], "echo": true, "logprobs": 1, "max_tokens": 0});
+    let answer = completion(&b, ask.clone()).await.json();
+    let (choice, usage) = (&answer["choices"][0], &answer["usage"]);
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("ab"), &json!("length")));
+    let want = json!({"tokens": ["a", "b"], "token_logprobs": [null, -1.5], "top_logprobs": [null, {"w": -0.5}],
+        "text_offset": [0, 1]});
+    assert_eq!(choice["logprobs"], want);
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(2), &json!(0)));
+    let mut streamed = ask.clone();
+    streamed["stream"] = json!(true);
+    let chunks = chunks(&completion(&b, streamed).await);
+    assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["ab"]);
+    let scored = chunks.iter().find_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array());
+    assert_eq!(scored, Some(&vec![json!(null), json!(-1.5)]));
+    // Without the prompt there is nothing to say, and it is said.
+    let none = completion(&b, json!({"max_tokens": 0})).await.json();
+    assert_eq!(
+        (&none["choices"][0]["text"], &none["choices"][0]["finish_reason"]),
+        (&json!(""), &json!("length"))
+    );
+    assert_eq!(none["usage"]["completion_tokens"], 0);
+    // What several answers have in common is asked for once, and told with each.
+    let before = b.fake.scored.load(Ordering::Relaxed);
+    let several = completion(&b, json!({"prompt": [97, 98], "n": 3, "prompt_logprobs": 1})).await.json();
+    assert_eq!(b.fake.scored.load(Ordering::Relaxed) - before, 2);
+    let lists: Vec<_> =
+        several["choices"].as_array().unwrap().iter().map(|c| &c["prompt_logprobs"]).collect();
+    assert!(
+        lists.len() == 3 && lists[0].is_array() && lists.iter().all(|list| *list == lists[0]),
+        "{several}"
+    );
+}
+
+#[tokio::test]
+async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
+    let b = Bench::new();
+    let ask = |extra: Value| {
+        let mut body = json!({"model": "cria", "prompt": "hi", "max_tokens": 3});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        b.post("/v1/completions", body)
+    };
+    *b.fake.says.lock().unwrap() = ["why", "not", "</think>", "yes"].map(String::from).to_vec();
+    let choice = ask(json!({})).await.json()["choices"][0].clone();
+    assert_eq!((&choice["text"], &choice["reasoning"]), (&json!("yes"), &json!("whynot")), "{choice}");
+    let chunks = chunks(&ask(json!({"stream": true, "echo": true})).await);
+    assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["hiyes"]);
+    assert_eq!(joined(&chunks, |choice| choice["reasoning"].as_str()), ["whynot"]);
+    // All that there was time for is a thought.
+    b.fake.says.lock().unwrap().truncate(2);
+    let choice = ask(json!({})).await.json()["choices"][0].clone();
+    assert_eq!((&choice["text"], &choice["reasoning"]), (&json!(""), &json!("whynot")), "{choice}");
+    *b.fake.says.lock().unwrap() = vec!["yes".into()];
+    for off in [
+        json!({"think": false}),
+        json!({"reasoning_effort": "none"}),
+        json!({"reasoning": {"effort": "none"}}),
+    ] {
+        let answer = ask(off).await;
+        assert_eq!(answer.header("x-puna-ignored"), "");
+        let choice = answer.json()["choices"][0].clone();
+        assert!(choice["text"] == "yes" && choice.get("reasoning").is_none(), "{choice}");
+    }
+    let wrong = ask(json!({"reasoning_effort": "zz"})).await;
+    assert!(wrong.status == 400 && wrong.body.contains("invalid reasoning value"), "{}", wrong.body);
+}
+
+#[tokio::test]
 async fn what_cannot_be_combined_is_refused() {
     let b = plain().await;
     for (extra, want) in [

@@ -75,6 +75,30 @@ async fn a_prompt_that_is_repeated_is_repeated_with_its_log_probabilities() {
 }
 
 #[tokio::test]
+async fn a_text_that_is_scored_stands_alone_and_its_tokens_make_it_up() {
+    let b = Bench::new();
+    b.fake.adds_bos.store(true, Ordering::Relaxed);
+    let body = |stream: bool| json!({"model": "cria", "prompt": "What \u{e9}?", "max_tokens": 2, "echo": true, "logprobs": 1, "stream": stream});
+    let answer = b.post("/v1/completions", body(false)).await.json();
+    let choice = &answer["choices"][0];
+    let texts = choice["logprobs"]["tokens"].as_array().unwrap();
+    // To the fake bytes are tokens: the letter of two bytes is two of them.
+    let joined: String = texts.iter().filter_map(Value::as_str).collect();
+    assert_eq!(joined.replace("\u{fffd}\u{fffd}", "\u{e9}"), "What \u{e9}?ww", "{choice}");
+    assert!(choice["text"].as_str().unwrap().starts_with("What \u{e9}?w"), "{choice}");
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3, 4, 5, 6, 6, 7, 8]));
+    assert_eq!(choice["logprobs"]["token_logprobs"][0], -1.5, "behind the first token that every text gets");
+    let stream = b.post("/v1/completions", body(true)).await.body;
+    let chunks =
+        stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let offsets: Vec<Value> = chunks
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(json!(offsets), choice["logprobs"]["text_offset"]);
+}
+
+#[tokio::test]
 async fn what_cannot_be_told_of_a_prompt_is_refused() {
     let b = Bench::new();
     for (path, body, want) in [

@@ -5,14 +5,8 @@ use super::*;
 /// A bench with a stored reranker.
 async fn bench() -> Bench {
     let b = Bench::new();
-    let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     for (name, file) in [("ranker", "bert-rank.gguf"), ("embedder", "bert-mean.gguf")] {
-        let bytes = std::fs::read(zoo.join(file)).unwrap();
-        let digest = format!("sha256:{}", puna_store::Digest::of(&bytes).hex());
-        let upload = Request::post(format!("/api/blobs/{digest}")).body(Body::from(bytes)).unwrap();
-        assert_eq!(b.send(upload).await.status, 201);
-        let made = json!({"model": name, "files": {"a.gguf": digest}, "stream": false});
-        assert_eq!(b.post("/api/create", made).await.status, 200);
+        b.store_zoo(name, file).await;
     }
     b.fake.ranks.store(true, Ordering::Relaxed);
     b
@@ -112,4 +106,30 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
     assert_eq!(b.fake.ranked.load(Ordering::Relaxed), 0);
     let shown = b.post("/api/show", json!({"model": "ranker"})).await.json();
     assert_eq!(shown["capabilities"], json!(["rerank"]));
+}
+
+#[tokio::test]
+async fn a_context_that_is_asked_for_is_the_limit_of_a_pair() {
+    let b = bench().await;
+    let small = |more: Value| {
+        let mut body = rerank(json!({"options": {"num_ctx": 6}}));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let answer = b.post("/v1/rerank", small(json!({}))).await;
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(
+        answer
+            .body
+            .contains("document 1 is too long: with the query it has 8 tokens, and the context holds 6"),
+        "{}",
+        answer.body
+    );
+    let answer = b.post("/v1/rerank", small(json!({"truncate": true}))).await.json();
+    assert_eq!(
+        (&answer["usage"]["truncated_documents"], &answer["usage"]["truncated_tokens"]),
+        (&json!(2), &json!(3)),
+        "{answer}"
+    );
+    assert_eq!(b.post("/v1/rerank", rerank(json!({}))).await.status, 200, "only its own request is limited");
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::canonical::Failure;
-use crate::runner::answer::CALLS_MAX;
+use crate::runner::protocol::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
 async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
@@ -130,6 +130,25 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     let plain = ask("qwen3", says).await;
     assert!(!plain.iter().any(|event| matches!(event, Event::CallBegins { .. } | Event::CallArguments(_))));
     assert!(content(&plain).contains(broken) && calls(&plain).len() == 2);
+}
+
+#[tokio::test]
+async fn every_call_of_a_list_comes_while_it_is_written() {
+    let call = |a| format!("{{\"name\": \"f\", \"arguments\": {{\"a\": {a}}}}}");
+    let told = |a| ("f".to_owned(), format!("{{\"a\": {a}}}"), true);
+    let text = format!("<tool_call>[{}, {},{}]</tool_call>", call(1), call(2), call(3));
+    let stream = |text: String| {
+        let says = text.chars().map(String::from).collect();
+        ask_with("qwen3", says, |task| task.stream_calls = true)
+    };
+    let events = stream(text).await;
+    assert_eq!(streamed(&events), [told(1), told(2), told(3)]);
+    assert_eq!(calls(&events).len(), 3);
+    assert!(content(&events).trim().is_empty(), "{}", content(&events));
+    // What breaks off behind complete ones is not told again as text.
+    let events = stream(format!("<tool_call>[{}, {}, {{\"name\": \"f\", \"arg", call(1), call(2))).await;
+    assert_eq!((streamed(&events), calls(&events).len()), (vec![told(1), told(2)], 2));
+    assert!(content(&events).trim().is_empty(), "{}", content(&events));
 }
 
 #[tokio::test]

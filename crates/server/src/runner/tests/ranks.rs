@@ -67,6 +67,7 @@ fn wish(query: &str, documents: &[&str]) -> Rank {
         truncate: false,
         document_tokens: None,
         pair_tokens: None,
+        num_ctx: None,
     }
 }
 

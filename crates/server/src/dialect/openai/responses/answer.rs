@@ -12,11 +12,11 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
 use super::tools::Form;
-use super::{Kept, Responses};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
+use crate::kept::{Kept, Responses};
 
 /// Where a response is to be kept, and the conversation that it answers, without the instructions.
 pub(crate) struct Keep {

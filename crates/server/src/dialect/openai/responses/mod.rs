@@ -1,13 +1,11 @@
 //! OpenAI's newer dialect: items in, items out, and responses that are kept to go on from.
 
 mod answer;
-mod kept;
 mod request;
 #[cfg(test)]
 mod tests;
 mod tools;
 
 pub(crate) use answer::{Keep, ResponseEncoder};
-pub(crate) use kept::{Kept, Responses};
 pub(crate) use request::to_native;
 pub(crate) use tools::left_out;

@@ -21,6 +21,11 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
             return Err(Failure::bad_request(format!("{field} is not supported")));
         }
     }
+    if let Some(other) = request.truncation.as_deref().filter(|how| !matches!(*how, "auto" | "disabled")) {
+        return Err(Failure::bad_request(format!(
+            "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
+        )));
+    }
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
     let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
     let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };

@@ -6,10 +6,11 @@ use std::time::Duration;
 use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction, ToolChoice};
 use serde_json::{Value, json};
 
-use super::{Keep, ResponseEncoder, Responses, left_out, to_native};
+use super::{Keep, ResponseEncoder, left_out, to_native};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Encoder, Times};
 use crate::http::Owner;
+use crate::kept::Responses;
 
 fn request(extra: Value) -> Result<ChatRequest, String> {
     let mut body = json!({"model": "m", "input": "hi"});

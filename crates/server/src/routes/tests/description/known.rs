@@ -155,6 +155,13 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         MESSAGES,
+        "`tool_choice.disable_parallel_tool_use` of another type",
+        r#"{"model": "cria", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}}"#,
+        400,
+        "tool_choice.disable_parallel_tool_use must be true or false, but is of type string",
+    ),
+    refusal(
+        MESSAGES,
         "`thinking.budget_tokens` below 1",
         r#"{"model": "cria", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "thinking": {"type": "enabled", "budget_tokens": 0}}"#,
         400,
@@ -292,7 +299,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`image_url` that is an address",
         r#"{"model": "cria", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}]}]}"#,
         400,
-        "image URLs are not currently supported, please use base64 encoded data instead",
+        "image URLs are not currently supported, please use base64 encoded data instead: the server's setting image_urls is off",
     ),
     refusal(
         CHAT_COMPLETIONS,
@@ -317,6 +324,20 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         CHAT_COMPLETIONS,
+        "a list in `stop` of anything but text",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "stop": [1]}"#,
+        400,
+        "invalid type for 'stop' field: float64",
+    ),
+    refusal(
+        CHAT_COMPLETIONS,
+        "`stop` of another type",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "stop": 5}"#,
+        400,
+        "stop must be a string or a list of strings",
+    ),
+    refusal(
+        CHAT_COMPLETIONS,
         "`response_format.type` of another kind",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}"#,
         400,
@@ -337,6 +358,13 @@ pub(super) const REFUSED: &[Refusal] = &[
         "option \"logit_bias\" must be an object of token numbers and biases",
     ),
     refusal(
+        CHAT_COMPLETIONS,
+        "`logit_bias` of a token that the model does not have",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "logit_bias": {"256": 1}}"#,
+        400,
+        "logit_bias: this model has no token 256: its vocabulary has 256 tokens, numbered from 0",
+    ),
+    refusal(
         COMPLETIONS,
         "`prompt` of another type",
         r#"{"model": "cria", "prompt": {}}"#,
@@ -345,10 +373,17 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         COMPLETIONS,
-        "`stop` of another type",
+        "a list in `stop` of anything but text",
         r#"{"model": "cria", "prompt": "x", "stop": [1]}"#,
         400,
         "invalid type for 'stop' field: float64",
+    ),
+    refusal(
+        COMPLETIONS,
+        "`stop` of another type",
+        r#"{"model": "cria", "prompt": "x", "stop": 5}"#,
+        400,
+        "stop must be a string or a list of strings",
     ),
     refusal(
         COMPLETIONS,
@@ -378,6 +413,20 @@ pub(super) const REFUSED: &[Refusal] = &[
         r#"{"model": "cria", "input": "x", "background": true}"#,
         400,
         "background is not supported",
+    ),
+    refusal(
+        RESPONSES,
+        "`truncation` of another kind",
+        r#"{"model": "cria", "input": "x", "truncation": "middle"}"#,
+        400,
+        "truncation: there is no way \"middle\": use \"auto\" or \"disabled\"",
+    ),
+    refusal(
+        RESPONSES,
+        "`truncation` of another type",
+        r#"{"model": "cria", "input": "x", "truncation": 5}"#,
+        400,
+        "json: cannot unmarshal number into Go struct field ResponsesRequest.truncation of type string",
     ),
     refusal(
         RESPONSES,
@@ -489,7 +538,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "images by address",
         r#"{"model": "cria", "max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}]}]}"#,
         400,
-        "invalid image source type: url. Only base64 images are supported.",
+        "invalid image source type: url. Only base64 images are supported: the server's setting image_urls is off",
     ),
     refusal(
         MESSAGES,

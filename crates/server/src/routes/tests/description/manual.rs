@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::known::{IGNORED, REFUSED};
 use super::{Bench, document, resolved};
-use crate::openapi::operation::{Body, Dialect, Operation, State};
+use crate::http::Dialect;
+use crate::openapi::operation::{Body, Operation, State};
 use crate::openapi::operations;
 
 const HEAD: &str = "# Routes and fields
@@ -46,7 +47,8 @@ fn manual(document: &Value) -> String {
     let all = operations::all();
     let (mut types, mut answers) = (BTreeSet::new(), BTreeSet::new());
     for dialect in Dialect::ALL {
-        let routes: Vec<&Operation> = all.iter().filter(|o| o.dialect == dialect).collect();
+        let routes: Vec<&Operation> =
+            all.iter().filter(|o| described(document, o)["tags"][0] == dialect.name()).collect();
         let _ = writeln!(out, "## {}\n\n| route | state | scope | does |\n|---|---|---|---|", dialect.name());
         for operation in &routes {
             let described = described(document, operation);

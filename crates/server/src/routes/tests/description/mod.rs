@@ -28,6 +28,10 @@ fn with_bodies(document: &Value) -> Vec<(Operation, Value)> {
     taking.map(|o| (schema(&o), o)).map(|(schema, o)| (o, schema)).collect()
 }
 
+fn described_at<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
+    &document["paths"][operation.path.replace("{*", "{")][operation.method.to_lowercase()]
+}
+
 /// A schema without its reference and its parts: all of its fields in one object.
 fn resolved(schema: &Value, document: &Value) -> Value {
     if let Some(name) = schema["$ref"].as_str() {
@@ -117,6 +121,8 @@ async fn every_method_of_every_route_is_described_and_no_other() {
     let operations = operations::all();
     let ids: BTreeSet<_> = operations.iter().map(|o| o.id).collect();
     assert_eq!(ids.len(), operations.len(), "every operation has a name of its own");
+    let nowhere = operations.iter().find(|o| described_at(&document, o).is_null());
+    assert!(nowhere.is_none(), "no route: {:?}", nowhere.map(|o| o.path));
 }
 
 #[tokio::test]

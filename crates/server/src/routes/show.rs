@@ -7,12 +7,10 @@ use puna_gguf::{Array, Gguf, Value as Meta};
 use puna_store::{Model, Weights, embedded, format_parameters};
 use serde_json::{Map, Value, json};
 
+use super::rfc3339;
 use crate::app::details;
 use crate::canonical::Failure;
-use crate::routes::rfc3339;
-
-/// The template of a model that has none.
-const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
+use crate::runner::templates::PLAIN_TEMPLATE;
 
 /// Everything that is known about a model. `basename` replaces what its file says it is called.
 pub(crate) fn show(
@@ -53,7 +51,7 @@ pub(crate) fn show(
     })
 }
 
-/// The template that chats use.
+/// The template that is shown: the Modelfile's, as Ollama does, else the file's.
 fn template(model: &Model, prefer_jinja: bool) -> String {
     let (go, jinja) = (model.template.as_ref(), model.facts.chat_template.as_ref());
     let chosen = if prefer_jinja { jinja.or(go) } else { go.or(jinja) };

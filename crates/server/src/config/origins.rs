@@ -29,6 +29,13 @@ const SCHEMES: [&str; 6] = [
     "ms-browser-extension://",
 ];
 
+impl Default for Origins {
+    /// The local ones.
+    fn default() -> Self {
+        Self::with(Vec::new())
+    }
+}
+
 impl Origins {
     /// Reads a comma-separated list; the local origins are always allowed besides.
     pub fn parse(list: &str) -> Result<Self, OriginsError> {
@@ -42,6 +49,11 @@ impl Origins {
             }
             patterns.push(entry.to_owned());
         }
+        Ok(Self::with(patterns))
+    }
+
+    /// These besides the local ones.
+    fn with(mut patterns: Vec<String>) -> Self {
         for host in ["localhost", "127.0.0.1", "0.0.0.0"] {
             for scheme in ["http", "https"] {
                 patterns.push(format!("{scheme}://{host}"));
@@ -51,7 +63,7 @@ impl Origins {
         let apps = ["app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"];
         patterns.extend(apps.map(str::to_owned));
         let any = patterns.iter().any(|p| p == "*");
-        Ok(Self { patterns, any })
+        Self { patterns, any }
     }
 
     /// Whether every origin is allowed.

@@ -1,0 +1,334 @@
+//! What can be set where, and what is said of what cannot.
+
+use super::*;
+
+fn config(variables: &[(&str, &str)]) -> Config {
+    let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let find = |name: &str| given(name).or_else(|| (name == "HOME").then(|| "/home/me".to_owned()));
+    Config::from_variables(find).unwrap()
+}
+
+#[test]
+fn values_lose_blanks_and_quotes_and_punas_names_win() {
+    let c = config(&[("OLLAMA_MODELS", " \"/a b\" "), ("OLLAMA_MAX_QUEUE", "'7'"), ("PUNA_MAX_QUEUE", "9")]);
+    assert_eq!((c.models.as_path(), c.max_queue), (Path::new("/a b"), 9));
+}
+
+#[test]
+fn bad_numbers_and_times_leave_the_default_and_a_warning() {
+    let c =
+        config(&[("OLLAMA_MAX_QUEUE", "x"), ("OLLAMA_KEEP_ALIVE", "soon"), ("OLLAMA_LOAD_TIMEOUT", "never")]);
+    assert_eq!((c.max_queue, c.keep_alive), (512, KeepAlive::For(Duration::from_secs(300))));
+    assert_eq!(c.load_timeout, Some(Duration::from_secs(300)));
+    let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
+    assert_eq!(warnings.len(), 3);
+    for variable in ["OLLAMA_MAX_QUEUE", "OLLAMA_KEEP_ALIVE", "OLLAMA_LOAD_TIMEOUT"] {
+        let about = warnings.iter().find(|text| text.starts_with(&format!("{variable} is ")));
+        assert!(about.is_some_and(|text| text.contains("it must be a")), "{variable}: {warnings:?}");
+    }
+}
+
+#[test]
+fn a_warning_names_the_variable_that_was_read() {
+    let c = config(&[("OLLAMA_NUM_PARALLEL", "4"), ("PUNA_NUM_PARALLEL", "many"), ("OLLAMA_HOST", "h:x")]);
+    let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            r#"OLLAMA_HOST has the port "x": it must be a number from 0 to 65535; using 11434"#,
+            r#"PUNA_NUM_PARALLEL is "many": it must be a whole number from 0 up; using the default"#,
+        ]
+    );
+}
+
+#[test]
+fn models_never_go_to_the_working_folder_for_want_of_a_home() {
+    assert_eq!(config(&[("HOME", "/h")]).models, Path::new("/h/.ollama/models"));
+    match Config::from_variables(|name| (name == "HOME").then(String::new)) {
+        Ok(config) => assert!(config.models.is_absolute(), "{:?}", config.models),
+        Err(error) => assert_eq!(error, ConfigError::NoHome),
+    }
+}
+
+#[test]
+fn times_are_seconds_or_durations_and_negative_ones_are_for_ever() {
+    assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "-1")]).keep_alive, KeepAlive::Forever);
+    assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "10m")]).keep_alive, KeepAlive::For(Duration::from_secs(600)));
+    assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "0")]).load_timeout, None);
+    assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "90")]).load_timeout, Some(Duration::from_secs(90)));
+    assert_eq!(config(&[("PUNA_STEP_TIMEOUT", "1h")]).step_timeout, Some(Duration::from_secs(3600)));
+}
+
+#[test]
+fn with_a_certificate_an_address_is_spoken_to_by_tls_unless_it_says_otherwise() {
+    let both = [("PUNA_TLS_CERTIFICATE", "/c.pem"), ("PUNA_TLS_KEY", "/k.pem")];
+    let c = config(&both);
+    assert_eq!(c.address.url(), "https://127.0.0.1:11434");
+    assert_eq!(c.tls, Some(TlsFiles { certificate: "/c.pem".into(), key: "/k.pem".into() }));
+    let plain = config(&[&both[..], &[("OLLAMA_HOST", "http://h:1")]].concat());
+    assert_eq!(plain.address.url(), "http://h:1");
+    let half = Config::from_variables(|name| (name == "PUNA_TLS_KEY").then(|| "/k.pem".to_owned()));
+    let text = half.unwrap_err().to_string();
+    assert_eq!(text, "tls.key is set (PUNA_TLS_KEY), but not tls.certificate: TLS needs both, or neither");
+}
+
+#[test]
+fn what_a_variable_hides_must_be_right_too() {
+    let file = "max_queue = \"banana\"\ntls.key = \"/k.pem\"";
+    let tls = ("PUNA_TLS_CERTIFICATE", "/c.pem");
+    for flags in [&[][..], &[("max_queue", "4")][..]] {
+        let error = with_file(file, &[("PUNA_MAX_QUEUE", "3"), tls], flags).unwrap_err().to_string();
+        assert!(error.contains("puna.toml, line 1: max_queue"), "{error}");
+    }
+    let whole =
+        with_file("max_queue = 5\ntls.key = \"/k.pem\"", &[("OLLAMA_MAX_QUEUE", "3"), tls], &[]).unwrap();
+    assert!(whole.max_queue == 3 && whole.tls.is_some());
+}
+
+#[test]
+fn images_are_fetched_only_where_that_is_switched_on() {
+    let c = config(&[]);
+    assert!(!c.image_urls && c.image_hosts.is_empty());
+    let c = config(&[("PUNA_IMAGE_URLS", "1"), ("PUNA_IMAGE_HOSTS", "intra.example, 10.0.0.7:8080,")]);
+    assert!(c.image_urls && c.image_hosts == ["intra.example", "10.0.0.7:8080"]);
+    let file = "image_urls = true\nimage_hosts = [\"a\", \"b:1\"]";
+    let c = with_file(file, &[], &[]).unwrap();
+    assert!(c.image_urls && c.image_hosts == ["a", "b:1"]);
+    assert!(!with_file(file, &[], &[("image_urls", "false")]).unwrap().image_urls);
+    for wrong in ["a b", "http://x", "*", "x:99999", "/", "x:", ":1", "[::1", "::1"] {
+        let refused =
+            with_file(&format!("\nimage_hosts = [\"ok\", {wrong:?}]"), &[], &[]).unwrap_err().to_string();
+        assert!(refused.contains(", line 2: image_hosts has ") && refused.contains(wrong), "{refused}");
+    }
+    let several = [("PUNA_IMAGE_HOSTS", "a-b.c_d:80,[::1]:8080,[fe80::1],10.0.0.1")];
+    assert_eq!(config(&several).image_hosts.len(), 4);
+    let unclear = with_file("", &[("PUNA_IMAGE_URLS", "never")], &[]).unwrap_err().to_string();
+    assert!(unclear.starts_with("PUNA_IMAGE_URLS is \"never\": say on"), "{unclear}");
+}
+
+#[test]
+fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() {
+    for on in ["1", "true", "TRUE", "t", "yes", "On"] {
+        assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
+    }
+    for off in ["0", "False", "F", "no", "off", "OFF"] {
+        let c = config(&[("PUNA_DETERMINISTIC", off), ("OLLAMA_GO_TEMPLATE", off), ("OLLAMA_DEBUG", off)]);
+        assert_eq!((c.deterministic, c.go_template, c.debug), (false, Some(false), 0), "{off}");
+        assert_eq!(c.warnings, []);
+    }
+    let c = config(&[
+        ("PUNA_DETERMINISTIC", "always"),
+        ("OLLAMA_NOPRUNE", "2"),
+        ("OLLAMA_GO_TEMPLATE", "any text"),
+    ]);
+    assert_eq!((c.deterministic, c.no_prune, c.go_template), (true, true, Some(true)));
+    let warned: Vec<&str> = c.warnings.iter().map(|warning| warning.variable.as_str()).collect();
+    assert_eq!(warned, ["OLLAMA_GO_TEMPLATE", "OLLAMA_NOPRUNE", "PUNA_DETERMINISTIC"]);
+    let text = r#"is "always": it must be on (1, true, yes) or off (0, false, no); it counts as on"#;
+    assert_eq!(c.warnings[2].text, text);
+    for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1), ("any text", 1)] {
+        assert_eq!(config(&[("OLLAMA_DEBUG", debug)]).debug, level, "{debug}");
+    }
+}
+
+/// A configuration with a file of this text, and some variables.
+fn with_file(
+    text: &str,
+    variables: &[(&str, &str)],
+    flags: &[(&'static str, &str)],
+) -> Result<Config, ConfigError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("puna").join("puna.toml");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, text).unwrap();
+    let home = folder.path().display().to_string();
+    let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let find =
+        |name: &str| given(name).or_else(|| matches!(name, "HOME" | "XDG_CONFIG_HOME").then(|| home.clone()));
+    let flags: Vec<_> = flags.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+    Config::read(&flags, &find, None)
+}
+
+#[test]
+fn the_command_line_wins_over_variables_and_these_over_the_file() {
+    let file = "# ours\nmax_queue = 3\nkeep_alive = \"10m\"\ndeterministic = true\nhost = \"h:1\"\norigins = [\"http://a\", \"http://b\"]\n";
+    let c =
+        with_file(file, &[("OLLAMA_KEEP_ALIVE", "20m"), ("PUNA_HOST", "h:2")], &[("host", "h:3")]).unwrap();
+    assert_eq!((c.max_queue, c.deterministic, c.address.port), (3, true, 3));
+    assert_eq!(c.keep_alive, KeepAlive::For(Duration::from_secs(1200)));
+    assert!(c.origins.allows("http://a") && c.origins.allows("http://b") && !c.origins.allows("http://c"));
+    let setting = |key| c.settings.iter().find(|s| s.key == key).unwrap();
+    let shown = |key| (setting(key).value.clone().unwrap_or_default(), setting(key).source.clone());
+    assert_eq!(shown("max_queue"), ("3".into(), Source::File(c.file.clone().unwrap(), 2)));
+    assert_eq!(shown("keep_alive"), ("\"20m0s\"".into(), Source::Variable("OLLAMA_KEEP_ALIVE".into())));
+    assert_eq!(shown("host"), ("\"h:3\"".into(), Source::Flag));
+    assert_eq!(shown("load_timeout"), ("\"5m0s\"".into(), Source::Default));
+}
+
+#[test]
+fn what_is_shown_of_the_settings_is_a_file_that_says_the_same() {
+    let variables = [
+        ("OLLAMA_HOST", "0.0.0.0:99"),
+        ("OLLAMA_KEEP_ALIVE", "-1"),
+        ("PUNA_THREADS", "3"),
+        ("PUNA_LOAD_TIMEOUT", "0"),
+        ("PUNA_TLS_CERTIFICATE", "/c"),
+        ("PUNA_TLS_KEY", "/k"),
+    ];
+    let c = with_file("", &variables, &[]).unwrap();
+    assert_eq!(c.settings.iter().map(|s| s.key).collect::<Vec<_>>(), keys::keys().collect::<Vec<_>>());
+    let line = |s: &Setting| s.value.as_ref().map(|value| format!("{} = {value}\n", s.key));
+    let file: String = c.settings.iter().filter_map(line).collect();
+    let again = with_file(&file, &[], &[]).unwrap();
+    let values = |c: &Config| c.settings.iter().map(|s| s.value.clone()).collect::<Vec<_>>();
+    assert_eq!(values(&again), values(&c));
+    assert_eq!((again.keep_alive, again.load_timeout, again.threads), (KeepAlive::Forever, None, Some(3)));
+    let grouped = with_file("[tls]\nkey = \"/k\"\ncertificate = \"/c\"", &[], &[]).unwrap();
+    assert!(again.tls.is_some() && again.tls == grouped.tls);
+}
+
+#[test]
+fn mistakes_in_the_file_are_errors_that_name_the_line() {
+    let cases = [
+        ("\nmax_que = 3", "line 2: there is no setting \"max_que\": did you mean \"max_queue\"?"),
+        ("OLLAMA_HOST = \"x\"", "line 1: there is no setting \"OLLAMA_HOST\": did you mean \"host\"?"),
+        ("wombat = 1", "line 1: there is no setting \"wombat\": `puna config` lists those there are"),
+        ("[tls]\nkay = \"x\"", "line 2: there is no setting \"tls.kay\": did you mean \"tls.key\"?"),
+        ("tls = \"x\"", "line 1: there is no setting \"tls\""),
+        ("[server]\nhost = \"x\"", "line 1: there is no setting \"server\""),
+        ("max_queue = \"many\"", "line 1: max_queue is \"many\": it must be a whole number from 0 up"),
+        (
+            "max_queue = 1.5",
+            "line 1: max_queue is a number with a fraction: it must be a text, a whole number, true or false",
+        ),
+        ("max_queue = -1", "line 1: max_queue is \"-1\""),
+        ("threads = 0x10", "line 1: threads is a number that is not decimal"),
+        ("origins = [1]", "line 1: origins is a list of other things"),
+        (
+            "origins = [\"https://a\", \"wombat\"]",
+            "line 1: origins is \"https://a,wombat\": bad origin \"wombat\"",
+        ),
+        (
+            "speculate = true",
+            "line 1: speculate is \"true\": it must be one of auto, off, ngram, always, or the name",
+        ),
+        ("speculate = \"atuo\"", "line 1: speculate is \"atuo\": did you mean \"auto\"?"),
+        ("speculate = \"a b\"", "line 1: speculate is \"a b\": it must be one of"),
+        (
+            "speculate = \"/nowhere/draft.gguf\"",
+            "line 1: speculate is \"/nowhere/draft.gguf\": there is no such file",
+        ),
+        ("host = 5", "line 1: host is a number: it must be a text in quotes"),
+        ("host = \"h:123456\"", "line 1: host has the port \"123456\": it must be a number from 0 to 65535"),
+        ("host = \"ftp://h\"", "line 1: host begins with ftp://: it must be http:// or https://"),
+        ("host = \"two words\"", "line 1: host has the host \"two words\": it must be a name or an address"),
+        ("\nkernels = \"quantum\"", "line 2: kernels is \"quantum\": this machine has no kernel level"),
+        (
+            "kv_cache_type = \"q3\"",
+            "line 1: kv_cache_type is \"q3\": it must be one of f32, f16, bf16, q8_0, q4_0",
+        ),
+        ("models = [\"/a\", \"/b\"]", "line 1: models is a list: it must be a text in quotes"),
+        (
+            "context_length = 5000000000",
+            "line 1: context_length is \"5000000000\": it must be a whole number",
+        ),
+        ("max_transfer_streams = 65", "it must be a whole number from 0 to 64"),
+        ("debug = 3", "line 1: debug is \"3\": it must be 0, 1 or 2"),
+        ("api_key = \"two words\"", "line 1: api_key has blanks"),
+        ("tls.key = \"/k\"", "line 1), but not tls.certificate"),
+        ("host = {a = 1}", "line 1: host is a table"),
+        ("keep_alive = \"soon\"", "line 1: keep_alive is \"soon\": it must be a time"),
+        ("deterministic = \"maybe\"", "line 1: deterministic is \"maybe\""),
+        ("\n\nhost = ", "line 3: "),
+        ("host = \"a\"\nhost = \"b\"", "line 2: "),
+    ];
+    for (text, want) in cases {
+        let error = with_file(text, &[], &[]).unwrap_err().to_string();
+        assert!(error.contains("puna.toml, line ") && error.contains(want), "{text}: {error}");
+        let end = ["using", "counts"].iter().any(|word| error.contains(word));
+        assert!(!end, "nothing is done instead of what is refused: {error}");
+    }
+    let error = with_file("", &[("PUNA_CONFIG", "/nowhere/puna.toml")], &[]).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read the configuration file /nowhere/puna.toml: "), "{error}");
+    let error = with_file("", &[], &[("max_queue", "x")]).unwrap_err().to_string();
+    assert!(error.starts_with("the setting max_queue is \"x\""), "{error}");
+}
+
+#[test]
+fn what_nothing_could_stand_for_is_an_error_in_variables_too() {
+    for (variable, value, want) in [
+        ("OLLAMA_KV_CACHE_TYPE", "q3_0", "OLLAMA_KV_CACHE_TYPE is \"q3_0\": it must be one of f32,"),
+        (
+            "PUNA_KERNELS",
+            "quantum",
+            "PUNA_KERNELS is \"quantum\": this machine has no kernel level `quantum`; it has portable",
+        ),
+        ("OLLAMA_HOST", "ftp://h", "OLLAMA_HOST begins with ftp://: "),
+        (
+            "OLLAMA_ORIGINS",
+            "wombat",
+            "OLLAMA_ORIGINS is \"wombat\": bad origin \"wombat\": origins must contain",
+        ),
+        ("PUNA_API_KEY", "a\nb", "PUNA_API_KEY has blanks"),
+    ] {
+        let error = with_file("", &[(variable, value)], &[]).unwrap_err().to_string();
+        assert!(error.starts_with(want), "{error}");
+    }
+    let c = config(&[("PUNA_SPECULATE", "of"), ("OLLAMA_HOST", "h:x")]);
+    let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
+    assert!(warnings[0].ends_with("65535; using 11434"), "{warnings:?}");
+    assert!(warnings[1].starts_with("PUNA_SPECULATE is \"of\": did you mean \"off\"?"), "{warnings:?}");
+    assert!(warnings[1].ends_with("; using auto"), "{warnings:?}");
+}
+
+#[test]
+fn a_tilde_is_the_home_folder_in_files_and_variables() {
+    let c = config(&[("OLLAMA_MODELS", "~/my models"), ("PUNA_KEYS", "~")]);
+    assert_eq!(
+        (c.models.as_path(), c.keys.as_path()),
+        (Path::new("/home/me/my models"), Path::new("/home/me"))
+    );
+    assert_eq!(config(&[("OLLAMA_MODELS", "/~/a~b")]).models, Path::new("/~/a~b"));
+    let text = "models = \"~/m\"\nkeys = \"~/k\"\ntls.key = \"~/t/k\"\ntls.certificate = \"~/t/c\"";
+    let c = with_file(text, &[], &[]).unwrap();
+    let home = c.models.parent().unwrap();
+    assert!(home.is_absolute() && c.models.ends_with("m"), "{:?}", c.models);
+    let tls = TlsFiles { certificate: home.join("t/c"), key: home.join("t/k") };
+    assert_eq!((&c.keys, c.tls.as_ref()), (&home.join("k"), Some(&tls)));
+    let shown = c.settings.iter().find(|setting| setting.key == "models").unwrap().value.clone();
+    assert_eq!(
+        shown,
+        Some(reader::quoted(&home.join("m").display().to_string())),
+        "where it is, not what was written"
+    );
+    let named = Config::from_variables(|name| match name {
+        "HOME" => Some("/home/me".into()),
+        "PUNA_CONFIG" => Some("~/p.toml".into()),
+        _ => None,
+    });
+    let text = named.unwrap_err().to_string();
+    assert!(text.starts_with("cannot read the configuration file /home/me/p.toml: "), "{text}");
+}
+
+/// The variables of the table in docs/serve.md, as they stand in the first column.
+fn documented() -> Vec<String> {
+    let manual = include_str!("../../../../docs/serve.md");
+    let rows = manual.lines().filter(|line| line.starts_with("| `OLLAMA_") || line.starts_with("| `PUNA_"));
+    let first = rows.filter_map(|row| row.split('|').nth(1));
+    first.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_manual_has_every_setting_and_no_other() {
+    let documented = documented();
+    let without_prefix =
+        |name: &str| name.trim_start_matches("PUNA_").trim_start_matches("OLLAMA_").to_owned();
+    let names: Vec<String> = documented.iter().map(|name| without_prefix(name)).collect();
+    let variables: Vec<String> = keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
+    for variable in &variables {
+        assert!(names.contains(variable), "docs/serve.md has no row for {variable}");
+    }
+    for name in &names {
+        assert!(variables.contains(name), "docs/serve.md has a row for {name}, which is no setting");
+    }
+}

@@ -1,0 +1,69 @@
+//! From texts to what an embedding model takes.
+
+use puna_engine::EngineError;
+
+use super::prepare::{Preparer, listening, told};
+use super::worker::Handle;
+use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure};
+
+impl Preparer {
+    /// Makes vectors of the texts of a task.
+    pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), Failure> {
+        if !self.generator.facts().embeds {
+            return Err(Failure::bad_request(match self.generator.facts().ranks {
+                Some(_) => "this model ranks texts and does not support embeddings",
+                None => "this model does not support embeddings",
+            }));
+        }
+        let (mut inputs, mut embedded) = (Vec::with_capacity(task.inputs.len()), Embedded::default());
+        for (i, text) in task.inputs.iter().enumerate() {
+            listening(&handle)?;
+            let (tokens, cut) = self.embed_tokens(text, &task)?;
+            embedded.tokens += tokens.len() as u64;
+            embedded.cut.extend((cut > 0).then_some((i, cut as u64)));
+            inputs.push(tokens);
+        }
+        let answer = handle.clone();
+        let done = move |result: Result<Vec<Vec<f32>>, EngineError>| {
+            // JSON has no numbers for them, and the message would break the connection.
+            let broken = |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
+            answer.send(match result {
+                Ok(vectors) if broken(&vectors) => {
+                    Event::Error(Failure::bad_request("embedding contains NaN or Inf values"))
+                }
+                Ok(vectors) => Event::Embedded(Embedded { vectors, ..embedded }),
+                Err(error) => Event::Error(told(error)),
+            });
+        };
+        self.begun(&handle, self.generator.embed(inputs, Box::new(done)))
+    }
+
+    /// Tokens of a text to embed, and how many it lost: what is too long loses its end, but not the token that ends every
+    /// text.
+    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<(Vec<u32>, usize), Failure> {
+        let limit = self.context(task.num_ctx) as usize;
+        let mut tokens = match text {
+            EmbedText::Text(text) => self.generator.encode(text),
+            EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
+        };
+        if tokens.is_empty() {
+            return Err(Failure::bad_request(
+                "the input is empty, and the model has no token that begins every text",
+            ));
+        }
+        let length = tokens.len();
+        if length <= limit {
+            return Ok((tokens, 0));
+        }
+        if !task.truncate {
+            return Err(Failure::bad_request("the input length exceeds the context length"));
+        }
+        let frame = self.generator.encode("");
+        let ends = tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
+        let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());
+        tokens.truncate(limit - usize::from(last.is_some()));
+        tokens.extend(last);
+        let cut = length - tokens.len();
+        Ok((tokens, cut))
+    }
+}
