@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use puna_api::native::Progress;
+use puna_api::{ClientError, Stream};
 
 /// Shows statuses as they come; each finished one stays as a line.
 pub struct Display {
@@ -52,6 +53,17 @@ impl Display {
         if let Some((_, bar)) = &self.current {
             bar.set_position(progress.completed);
         }
+    }
+
+    /// Shows lines of progress until there are no more.
+    ///
+    /// # Errors
+    /// The work failed, or the connection.
+    pub async fn follow(&mut self, mut lines: Stream<Progress>) -> Result<(), ClientError> {
+        while let Some(line) = lines.next().await {
+            self.show(&line?);
+        }
+        Ok(())
     }
 
     /// Ends the last line.

@@ -44,20 +44,19 @@ impl Service {
     /// # Errors
     /// None does.
     pub fn connect() -> Result<Self> {
-        let (Config { address, api_key, .. }, runtime) = (client_config()?, runtime()?);
-        let client = Client::new(address.url()).with_key(api_key);
-        match runtime.block_on(contact(&client, &address))? {
+        let Greeted { config, client, runtime, contact } = greet()?;
+        match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
             Contact::Nobody(_) => {
-                bail!("could not connect to a puna server at {}, run 'puna serve' to start it", address.url())
+                let url = config.address.url();
+                bail!("could not connect to a puna server at {url}, run 'puna serve' to start it")
             }
         }
     }
 
     /// What the server that listens says of its version; `None` where none listens.
     pub fn version() -> Result<Option<VersionResponse>> {
-        let (address, runtime) = (client_config()?.address, runtime()?);
-        match runtime.block_on(contact(&Client::new(address.url()), &address))? {
+        match greet()?.contact {
             Contact::Answers(version) => Ok(Some(version)),
             Contact::Nobody(_) => Ok(None),
         }
@@ -65,9 +64,8 @@ impl Service {
 
     /// The server that listens; on a machine without one, a server in this process that ends with it.
     pub fn connect_or_own() -> Result<Self> {
-        let (config, runtime) = (client_config()?, runtime()?);
-        let client = Client::new(config.address.url()).with_key(config.api_key.clone());
-        match runtime.block_on(contact(&client, &config.address))? {
+        let Greeted { config, client, runtime, contact } = greet()?;
+        match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
             Contact::Nobody(_) if is_this_machine(&config.address) => {
                 let key = config.api_key.clone();
@@ -80,11 +78,10 @@ impl Service {
 
     /// The server that listens; where none does on this machine, one that is started in the background and stays.
     pub fn connect_or_start() -> Result<Self> {
-        let (Config { address, api_key, .. }, runtime) = (client_config()?, runtime()?);
-        let client = Client::new(address.url()).with_key(api_key);
-        match runtime.block_on(contact(&client, &address))? {
+        let Greeted { config, client, runtime, contact } = greet()?;
+        match contact {
             Contact::Answers(_) => {}
-            Contact::Nobody(_) if is_this_machine(&address) => {
+            Contact::Nobody(_) if is_this_machine(&config.address) => {
                 let (mut child, log) = spawn_in_background()?;
                 runtime.block_on(wait_for(&client, &mut child, &log))?;
             }
@@ -209,10 +206,26 @@ fn client_config() -> Result<Config> {
     for warning in config.warnings.iter().filter(|warning| warning.variable.ends_with("_HOST")) {
         crate::out::note(format_args!("warning: {warning}"));
     }
-    if !["http", "https"].contains(&config.address.scheme.as_str()) {
-        bail!("OLLAMA_HOST begins with {}://: it must be http:// or https://", config.address.scheme);
-    }
     Ok(config)
+}
+
+/// What is known after the first words to the address that is set.
+struct Greeted {
+    config: Config,
+    client: Client,
+    runtime: Runtime,
+    contact: Contact,
+}
+
+/// Says hello to the server that is set.
+///
+/// # Errors
+/// As [`contact`], or the configuration is wrong.
+fn greet() -> Result<Greeted> {
+    let (config, runtime) = (client_config()?, runtime()?);
+    let client = Client::new(config.address.url()).with_key(config.api_key.clone());
+    let contact = runtime.block_on(contact(&client, &config.address))?;
+    Ok(Greeted { config, client, runtime, contact })
 }
 
 /// What the first words to an address came to.

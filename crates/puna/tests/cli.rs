@@ -1,54 +1,14 @@
 //! The commands that need no server, run as users run them.
 
+mod kit;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
-}
-
-/// The program in a home of its own.
-struct Puna {
-    home: tempfile::TempDir,
-}
-
-impl Puna {
-    fn new() -> Self {
-        Self { home: tempfile::tempdir().unwrap() }
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_puna"));
-        command.args(args).env_clear().env("HOME", self.home.path()).stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
-    }
-
-    /// Standard output of a command that must succeed.
-    fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// The only document on standard output.
-    fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.ok(args)).unwrap()
-    }
-
-    /// Exit status and standard error of a command that must fail; it prints nothing else.
-    fn fails(&self, args: &[&str]) -> (i32, String) {
-        let output = self.run(args);
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{args:?}");
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
-    }
-}
+use kit::{Puna, data};
 
 #[test]
 fn wrong_usage_exits_with_2_and_failed_work_with_1() {

@@ -1,94 +1,16 @@
 //! The commands that speak with a server, beside one that they start and without any.
 
+mod kit;
+
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
-}
-
-/// A home with a store and an address of its own.
-struct Puna {
-    home: tempfile::TempDir,
-    port: u16,
-    server: Option<Child>,
-}
-
-impl Puna {
-    fn new() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { home: tempfile::tempdir().unwrap(), port, server: None }
-    }
-
-    fn serving() -> Self {
-        let mut puna = Self::new();
-        puna.server =
-            Some(puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", puna.port)).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(20), "the server does not answer");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        puna
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_puna"));
-        let host = format!("127.0.0.1:{}", self.port);
-        command
-            .args(args)
-            .env_clear()
-            .env("HOME", self.home.path())
-            .env("OLLAMA_HOST", host)
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn fails(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
-        let text = String::from_utf8(output.stderr).unwrap();
-        text.lines().find(|line| line.starts_with("Error: ")).unwrap_or(&text).to_owned()
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.home.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Puna {
-    fn drop(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-        // One that `run` started in the background is known by its address alone.
-        let address = format!("OLLAMA_HOST=127.0.0.1:{}\0", self.port);
-        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-            if String::from_utf8_lossy(&environment).contains(&address) {
-                let _ = Command::new("kill").arg(process.file_name()).status();
-            }
-        }
-    }
-}
+use kit::{Puna, data};
 
 #[test]
 fn a_fresh_machine_lists_and_shows_the_embedded_model_without_a_server() {
@@ -102,7 +24,7 @@ fn a_fresh_machine_lists_and_shows_the_embedded_model_without_a_server() {
     assert!(show.starts_with("  Model\n    architecture        llama"), "{show}");
     assert!(show.contains("completion") && show.contains("temperature    0"), "{show}");
     assert!(puna.ok(&["show", "cria", "--modelfile"]).contains("\nTEMPLATE \"\"\"{{- if .Suffix"));
-    assert!(puna.fails(&["show", "absent"]).contains("model 'absent:latest' not found"));
+    assert!(puna.error(&["show", "absent"]).contains("model 'absent:latest' not found"));
 }
 
 #[test]
@@ -118,13 +40,13 @@ fn models_are_made_copied_and_removed() {
         puna.ok(&["rm", "pirate", "me/buccaneer:v1"]),
         "deleted 'pirate'\ndeleted 'me/buccaneer:v1'\n"
     );
-    assert!(puna.fails(&["rm", "pirate"]).contains("model 'pirate' not found"));
-    assert!(puna.fails(&["rm", "cria"]).contains("built into this program"));
-    assert!(puna.fails(&["cp", "absent", "x"]).contains("model \"absent\" not found"));
-    assert!(puna.fails(&["create", "a b"]).contains("invalid model name: a b"));
-    assert!(puna.fails(&["create", "x", "-f", "absent"]).contains("cannot read absent"));
+    assert!(puna.error(&["rm", "pirate"]).contains("model 'pirate' not found"));
+    assert!(puna.error(&["rm", "cria"]).contains("built into this program"));
+    assert!(puna.error(&["cp", "absent", "x"]).contains("model \"absent\" not found"));
+    assert!(puna.error(&["create", "a b"]).contains("invalid model name: a b"));
+    assert!(puna.error(&["create", "x", "-f", "absent"]).contains("cannot read absent"));
     let bad = puna.write("Bad", "FROM cria\nPARAMETER num_ctx many\n");
-    assert_eq!(puna.fails(&["create", "x", "-f", &bad]), "Error: invalid int value [many]");
+    assert_eq!(puna.error(&["create", "x", "-f", &bad]), "Error: invalid int value [many]");
 }
 
 #[test]
@@ -159,7 +81,7 @@ fn a_model_answers_and_is_listed_while_it_is_loaded() {
     let ps = puna.ok(&["ps"]);
     assert!(ps.contains("cria:latest") && ps.contains("100% CPU") && ps.contains("from now"), "{ps}");
     assert_eq!(puna.ok(&["stop", "cria"]), "");
-    assert!(puna.fails(&["stop", "absent"]).contains("couldn't find model \"absent\" to stop"));
+    assert!(puna.error(&["stop", "absent"]).contains("couldn't find model \"absent\" to stop"));
     let start = Instant::now();
     while puna.ok(&["ps"]).contains("cria") {
         assert!(start.elapsed() < Duration::from_secs(10), "the model stays");
@@ -189,17 +111,17 @@ fn a_file_that_is_in_no_store_runs() {
     let answer = puna.ok(&["run", file.to_str().unwrap(), "What is the capital of France?", "--think=false"]);
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(!puna.home.path().join(".ollama").exists(), "nothing is left behind");
-    let absent = puna.fails(&["run", "./absent.gguf", "x"]);
+    let absent = puna.error(&["run", "./absent.gguf", "x"]);
     assert!(absent.contains("./absent.gguf: there is no such file"), "{absent}");
     let garbage = puna.write("garbage.gguf", "this is no model, whatever its name says");
-    assert!(puna.fails(&["run", &garbage, "x"]).contains("not a GGUF file"));
+    assert!(puna.error(&["run", &garbage, "x"]).contains("not a GGUF file"));
 }
 
 #[test]
 fn without_a_server_there_is_nothing_to_stop_or_to_list() {
     let puna = Puna::new();
-    assert!(puna.fails(&["ps"]).contains("run 'puna serve' to start it"));
-    assert!(puna.fails(&["stop", "cria"]).contains("run 'puna serve' to start it"));
+    assert!(puna.error(&["ps"]).contains("run 'puna serve' to start it"));
+    assert!(puna.error(&["stop", "cria"]).contains("run 'puna serve' to start it"));
 }
 
 #[test]
@@ -286,7 +208,7 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
     let puna = Puna::new();
     let create = |from: &str| {
         let file = puna.write("Modelfile", &format!("FROM {from}\n"));
-        puna.fails(&["create", "x", "-f", &file])
+        puna.error(&["create", "x", "-f", &file])
     };
     assert_eq!(create("./nope.gguf"), "Error: ./nope.gguf: no such file");
     // Nobody listens there.
@@ -297,10 +219,10 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
     assert_eq!(create("/dev/zero"), "Error: /dev/zero is not a regular file");
     assert!(create(&puna.write("text.gguf", "no model")).contains("not in GGUF format"));
     let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();
-    let text = puna.fails(&["create", "x", "-f", &gguf]);
+    let text = puna.error(&["create", "x", "-f", &gguf]);
     assert_eq!(text, format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one"));
-    assert!(puna.fails(&["show", &gguf]).contains(&format!("`puna inspect {gguf}` shows")));
-    assert_eq!(puna.fails(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
+    assert!(puna.error(&["show", &gguf]).contains(&format!("`puna inspect {gguf}` shows")));
+    assert_eq!(puna.error(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
 }
 
 #[cfg(unix)]

@@ -69,6 +69,8 @@ Environment Variables:
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_MAX_TRANSFER_STREAMS
                                  Connections of one download (default 8)
+      PUNA_IMAGE_URLS            Fetch images that requests name by address
+      PUNA_IMAGE_HOSTS           Hosts they may come from though not public
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
       OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
       PUNA_SPECULATE             As --speculate (default \"auto\")

@@ -38,13 +38,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             upload(service.client(), file, &mut display).await?;
         }
         let request = request(args, plan);
-        let created = async {
-            let mut lines = service.client().create(&request).await?;
-            while let Some(line) = lines.next().await {
-                display.show(&line?);
-            }
-            Ok::<_, ClientError>(())
-        };
+        let created = async { display.follow(service.client().create(&request).await?).await };
         match created.await {
             Err(error) if is_missing(service.client(), &request.from).await => {
                 let from = &request.from;

@@ -14,7 +14,8 @@ pub fn run(args: &JsonArgs) -> Result<()> {
         ..puna_cpu::Config::default()
     })?;
     let description = backend.describe();
-    let (total, free) = memory();
+    let memory = puna_server::memory();
+    let (total, free) = (known(memory.total), known(memory.available));
     let reason = format!("{} threads, kernels {}", description.threads, description.kernels);
     if args.json {
         return out::json(&json!({"devices": [{
@@ -22,25 +23,20 @@ pub fn run(args: &JsonArgs) -> Result<()> {
             "memory_total": total, "memory_free": free, "usable": true, "reason": reason,
         }]}));
     }
-    let memory = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), format::bytes);
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), format::bytes);
     let row = vec![
         description.name,
         "cpu".into(),
         description.device,
-        memory(total),
-        memory(free),
+        size(total),
+        size(free),
         "yes".into(),
         reason,
     ];
     out::text(&format::table(&["ID", "KIND", "NAME", "MEMORY", "FREE", "USABLE", "REMARKS"], &[row]))
 }
 
-/// Memory of the machine and what is free of it, where the system tells.
-fn memory() -> (Option<u64>, Option<u64>) {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
-    (field("MemTotal"), field("MemAvailable"))
+/// Bytes, unless the system does not tell.
+fn known(bytes: u64) -> Option<u64> {
+    Some(bytes).filter(|bytes| *bytes < u64::MAX)
 }

@@ -24,7 +24,8 @@ pub fn remove(models: &[String]) -> Result<()> {
         if service.wait(is_loaded(service.client(), model)).unwrap_or(true) {
             match service.wait(unload(service.client(), model)) {
                 Ok(()) => {}
-                Err(error) if is_not_found(&error) => {}
+                // A key that may remove models but not use them: the server has a removed model leave memory by itself.
+                Err(error) if is_not_found(&error) || is_status(&error, 403) => {}
                 Err(_) => out::note(format_args!("Warning: unable to stop model '{model}'")),
             }
         }
@@ -75,5 +76,9 @@ async fn unload(client: &Client, model: &str) -> Result<(), ClientError> {
 
 /// Whether the server does not have the model.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(ClientError::Status { status: 404, .. }))
+    is_status(error, 404)
+}
+
+fn is_status(error: &anyhow::Error, wanted: u16) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Status { status, .. }) if *status == wanted)
 }

@@ -288,13 +288,7 @@ impl Backend for Http<'_> {
             ..GenerateRequest::default()
         };
         self.service.runtime().block_on(async {
-            let load = async {
-                let mut lines = self.service.client().generate(&request).await?;
-                while let Some(line) = lines.next().await {
-                    line?;
-                }
-                Ok::<(), BackendError>(())
-            };
+            let load = async { Ok(self.service.client().generate(&request).await?.last().await.map(drop)?) };
             tokio::select! {
                 loaded = load => loaded,
                 () = interrupt.raised() => Err(BackendError::Interrupted),
@@ -307,13 +301,9 @@ impl Backend for Http<'_> {
     }
 
     fn create(&mut self, request: CreateRequest) -> Result<(), BackendError> {
-        self.service.runtime().block_on(async {
-            let mut lines = self.service.client().create(&request).await?;
-            while let Some(line) = lines.next().await {
-                line?;
-            }
-            Ok(())
-        })
+        self.service
+            .runtime()
+            .block_on(async { Ok(self.service.client().create(&request).await?.last().await.map(drop)?) })
     }
 
     fn list_table(&mut self, prefix: Option<&str>) -> Result<String, BackendError> {

@@ -2,10 +2,10 @@
 
 use std::io::{self, IsTerminal};
 
-use anyhow::{Context, Result, bail};
-use puna_graph::KvType;
+use anyhow::{Result, bail};
 use puna_server::Config;
-use tokio::sync::mpsc;
+use puna_server::config::Source;
+use tokio::sync::{mpsc, oneshot};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::ServeArgs;
@@ -32,23 +32,23 @@ pub fn runner(args: &[String]) -> Result<()> {
     Ok(puna_server::runner::main(args)?)
 }
 
-/// What no model could be loaded with is refused before anybody connects.
+/// An address that is no way to speak as the certificate has it is refused before anybody connects.
 fn check(config: &Config) -> Result<()> {
-    if let Some(name) = &config.kernels {
-        puna_cpu::kernels::level(name).context("PUNA_KERNELS")?;
-    }
+    let by = || match config.source("host") {
+        Source::Default => "host".to_owned(),
+        Source::File(..) | Source::Flag => format!("host ({})", config.source("host")),
+        Source::Variable(name) => name.clone(),
+    };
     match (config.address.scheme.as_str(), &config.tls) {
         ("https", None) => bail!(
-            "OLLAMA_HOST begins with https://, but there is no certificate: set tls.certificate and tls.key, or leave https:// away"
+            "{} begins with https://, but there is no certificate: set tls.certificate and tls.key, or leave https:// away",
+            by()
         ),
         ("http", Some(_)) => {
-            bail!("OLLAMA_HOST begins with http://, but tls.certificate is set: write https:// or neither")
+            bail!("{} begins with http://, but tls.certificate is set: write https:// or neither", by())
         }
-        ("http" | "https", _) => {}
-        (other, _) => bail!("OLLAMA_HOST begins with {other}://: it must be http:// or https://"),
+        _ => Ok(()),
     }
-    config.kv_cache_type.parse::<KvType>().context("OLLAMA_KV_CACHE_TYPE")?;
-    Ok(())
 }
 
 /// SIGHUP, by which service managers ask for settings to be read again.
@@ -67,24 +67,43 @@ fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
     Ok(mpsc::channel(1).1)
 }
 
-/// Ctrl-C, or what `kill` sends; both are heard from the call on.
+/// Ctrl-C, or what `kill` sends; both are heard from the call on. What comes after the first ends the process at once; the
+/// models' processes see the end of their connections and follow.
 #[cfg(unix)]
 fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupted, mut terminated) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupted.recv() => {}
-            _ = terminated.recv() => {}
-        }
-    })
+    let (first, heard) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut signal = async || {
+            tokio::select! {
+                _ = interrupted.recv() => SignalKind::interrupt(),
+                _ = terminated.recv() => SignalKind::terminate(),
+            }
+        };
+        signal().await;
+        tracing::info!("asked to end: running answers have a few seconds; asked again, it ends at once");
+        let _ = first.send(());
+        let again = signal().await;
+        tracing::warn!("asked to end again: ending at once");
+        std::process::exit(128 + again.as_raw_value());
+    });
+    Ok(async { drop(heard.await) })
 }
 
 /// Ctrl-C.
 #[cfg(not(unix))]
 fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
-    Ok(async { drop(tokio::signal::ctrl_c().await) })
+    let (first, heard) = oneshot::channel();
+    tokio::spawn(async move {
+        let _ = tokio::signal::ctrl_c().await;
+        let _ = first.send(());
+        let _ = tokio::signal::ctrl_c().await;
+        tracing::warn!("asked to end again: ending at once");
+        std::process::exit(1);
+    });
+    Ok(async { drop(heard.await) })
 }
 
 /// Logs to standard error: 0 what matters, 1 what helps to find errors, 2 everything.
@@ -94,12 +113,8 @@ fn log(debug: u8) {
         1 => "debug",
         _ => "trace",
     };
-    // Other people's crates are quiet until everything is asked for.
-    let filter = EnvFilter::new(if debug > 1 {
-        level.to_owned()
-    } else {
-        format!("warn,puna={level},puna_server={level},puna_store={level},puna_engine={level}")
-    });
+    // Other people's crates are quiet until everything is asked for. Ours all have names that begin with `puna`.
+    let filter = EnvFilter::new(if debug > 1 { level.to_owned() } else { format!("warn,puna={level}") });
     // A second one, set by whoever embeds this, is fine.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -108,26 +123,4 @@ fn log(debug: u8) {
         // They would go to standard error too, by a macro that panics where nobody reads it any more.
         .log_internal_errors(false)
         .try_init();
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn what_no_model_could_be_loaded_with_is_refused_by_name() {
-        let good = Config::with_models(Path::new("/nowhere"));
-        check(&good).unwrap();
-        let kernels = Config { kernels: Some("quantum".into()), ..good.clone() };
-        let text = format!("{:#}", check(&kernels).unwrap_err());
-        assert!(
-            text.starts_with("PUNA_KERNELS: this machine has no kernel level `quantum`; it has portable"),
-            "{text}"
-        );
-        let cache = Config { kv_cache_type: "q3_0".into(), ..good };
-        let text = format!("{:#}", check(&cache).unwrap_err());
-        assert!(text.starts_with("OLLAMA_KV_CACHE_TYPE: ") && text.contains("q8_0"), "{text}");
-    }
 }

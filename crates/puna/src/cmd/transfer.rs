@@ -1,7 +1,6 @@
 //! `puna pull` and `puna push`.
 
 use anyhow::{Result, bail};
-use puna_api::ClientError;
 use puna_api::native::PullRequest;
 use puna_store::{DEFAULT_HOST, ModelRef};
 
@@ -19,13 +18,7 @@ pub fn pull(args: &TransferArgs) -> Result<()> {
 pub fn fetch(service: &Service, model: &str, insecure: bool) -> Result<()> {
     let request = PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() };
     let mut display = Display::new();
-    let pulled = service.wait(async {
-        let mut lines = service.client().pull(&request).await?;
-        while let Some(line) = lines.next().await {
-            display.show(&line?);
-        }
-        Ok(())
-    });
+    let pulled = service.wait(async { display.follow(service.client().pull(&request).await?).await });
     display.done();
     pulled
 }
@@ -36,11 +29,8 @@ pub fn push(args: &TransferArgs) -> Result<()> {
         PullRequest { model: args.model.clone(), insecure: args.insecure, ..PullRequest::default() };
     let mut display = Display::new();
     let pushed = service.runtime().block_on(async {
-        let mut lines = service.client().push(&request).await?;
-        while let Some(line) = lines.next().await {
-            display.show(&line?);
-        }
-        Ok::<(), ClientError>(())
+        let lines = service.client().push(&request).await?;
+        display.follow(lines).await
     });
     display.done();
     match pushed {
