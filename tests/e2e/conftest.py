@@ -96,6 +96,11 @@ class Puna:
     def get(self, path):
         return self.send("GET", path)
 
+    def knows(self, key):
+        """Whether it lets in who shows this key, and nobody without one; it looks at its keys once a second."""
+        status = lambda headers: self.send("GET", "/api/tags", headers=headers)[0]
+        return status({}) == 401 and status({"Authorization": f"Bearer {key}"}) == 200
+
     def post(self, path, body, **kw):
         """(status, decoded JSON or, of a stream, the list of its lines)"""
         status, data = self.send("POST", path, body, **kw)
@@ -113,8 +118,10 @@ def free_port():
 
 
 def environment(home, **extra):
-    """The caller's environment without anything that configures Puna, and with a home of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "PUNA_", "XDG_"))}
+    """The caller's environment without anything that configures Puna, with a home of its own, and no way but loopback."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "PUNA_", "XDG_")) and not k.lower().endswith("_proxy")}
+    # Nothing listens there: registries are as far away for a machine with a network as for one without.
+    kept |= {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1,localhost,::1"}
     if "PUNA_KERNELS" in os.environ:
         kept["PUNA_KERNELS"] = os.environ["PUNA_KERNELS"]
     return {**kept, "HOME": str(home), **{k: str(v) for k, v in extra.items()}}

@@ -27,8 +27,10 @@ def test_run_shows_thoughts_apart_from_the_answer(server):
 
 
 def test_run_puts_piped_input_before_the_prompt(server):
-    done = server.cli("run", "cria", "capital of France?", input="What is the\n", check=True)
-    assert done.stdout.strip(), done
+    answer = lambda *args, **kw: server.cli("run", "cria", "--think=false", *args, check=True, **kw).stdout
+    assert answer("4", input="9 - ") == answer("9 -  4") == "5.\n\n"
+    # It can be told from the other order and from either part alone.
+    assert "5.\n\n" not in (answer("9 - ", input="4"), answer("4"), answer("", input="9 - "))
 
 
 def test_run_verbose_prints_statistics_on_standard_error(server):
@@ -114,7 +116,13 @@ def test_inspect_describes_a_file(home):
 
 def test_inspect_names_the_translation_of_published_files(home):
     told = as_json("inspect", DATA / "compat/full-gemma3.gguf", env=home)
-    assert told["translated"]["renamed"] >= 0 and told["translated"]["from"]
+    translated = told["translated"]
+    assert (translated["from"], translated["renamed"], translated["dropped"]) == ("gemma3 as published by Ollama", 0, 3)
+    assert translated["added"] == ["gemma3.rope.freq_base", "gemma3.rope.freq_base_swa", "tokenizer.chat_template"]
+    told = as_json("inspect", DATA / "compat/full-gptoss.gguf", env=home)["translated"]
+    assert told["architecture"] == {"from": "gptoss", "to": "gpt-oss"}, told
+    # Four tensors in each of its two blocks have other names than in llama.cpp's form.
+    assert told["renamed"] == 8, told
 
 
 def test_tokenize_and_detokenize(home):

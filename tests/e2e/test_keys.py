@@ -1,13 +1,12 @@
 """API keys, with the clients that people use and the commands."""
 import json
-import time
 
 import anthropic
 import ollama
 import openai
 import pytest
 
-from conftest import puna, running
+from conftest import puna, running, wait_for
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -17,7 +16,7 @@ def locked():
     """A server with a key for inference and one for everything."""
     with running() as server:
         keys = {"user": new_key(server.env, "user"), "boss": new_key(server.env, "boss", "--scope", "admin")}
-        time.sleep(1.2)
+        assert wait_for(lambda: server.knows(keys["boss"]))
         yield server, keys
 
 
@@ -60,9 +59,10 @@ def test_keys_are_listed_and_removed_but_never_shown_again(locked):
     assert [k["name"] for k in json.loads(listed)["keys"]] == ["user", "boss"]
     assert not any(secret in listed for secret in keys.values())
     extra = new_key(server.env, "extra")
+    assert wait_for(lambda: server.knows(extra))
     assert puna("key", "add", "extra", env=server.env).returncode == 1
     puna("key", "rm", "extra", env=server.env, check=True)
-    time.sleep(1.2)
+    assert wait_for(lambda: not server.knows(extra))
     done = puna("list", env=server.env | {"PUNA_API_KEY": extra})
     assert done.returncode == 1 and "not known" in done.stderr
 
@@ -70,7 +70,9 @@ def test_keys_are_listed_and_removed_but_never_shown_again(locked):
 def test_a_key_with_limits_is_told_to_wait(locked):
     server, _ = locked
     key = new_key(server.env, "slow", "--requests-per-minute", "2")
-    time.sleep(1.2)
+    # Asking whether it is known would use it up; what was added later is known later.
+    later = new_key(server.env, "later")
+    assert wait_for(lambda: server.knows(later))
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
     client.models.list(), client.models.list()
     with pytest.raises(openai.RateLimitError, match="2 a minute") as error:

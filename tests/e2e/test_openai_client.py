@@ -1,6 +1,7 @@
 """The unmodified `openai` Python client against `puna serve`."""
 import asyncio
 import json
+import re
 
 import openai
 import pydantic
@@ -47,6 +48,24 @@ def test_errors_have_openai_s_shape(client):
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert "nothing" in error.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_compute_their_prompt_once(client, server, stream):
+    def computed():
+        found = re.search(r'^puna_prompt_tokens_total\{model="cria:latest"\} (\d+)', server.get("/metrics")[1].decode(), re.M)
+        return int(found[1]) if found else 0
+
+    messages = [{"role": "user", "content": f"Stream {stream}. " + " ".join(f"{n} is a number." for n in range(60))}]
+    options = dict(stream=True, stream_options={"include_usage": True}) if stream else {}
+    before = computed()
+    answer = client.chat.completions.create(model="cria", messages=messages, n=4, max_tokens=8, seed=3, **options)
+    usage = list(answer)[-1].usage if stream else answer.usage
+    assert usage.prompt_tokens > 280
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+    assert cached < 64, "what the answers share is not what was there before"
+    # Each wants the logits of the last token for itself.
+    assert 0 < computed() - before <= usage.prompt_tokens + 3
 
 
 def test_several_answers_have_their_own_seeds():

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, wait_for
 
 SETTINGS = REPOSITORY / "tests/schema"
 SECONDS = 60
@@ -43,8 +43,7 @@ def test_requests_of_every_kind_get_answers_of_the_document(fresh, tmp_path):
 def test_routes_that_need_a_key_ask_for_it(fresh, tmp_path):
     server = fresh()
     secret = server.cli("key", "add", "tester", "--scope", "admin", check=True).stdout.strip()
-    # The server looks at its keys once a second.
-    time.sleep(1.2)
+    assert wait_for(lambda: server.knows(secret))
     document = json.loads(server.get("/openapi.json")[1])
     # With keys nobody comes without.
     for _, _, operation in operations(document):

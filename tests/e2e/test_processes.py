@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from conftest import BINARY, Puna, alive, children, cpu_seconds, free_port, puna, wait_for
+from conftest import BINARY, DATA, Puna, alive, children, cpu_seconds, create, free_port, puna, wait_for
 
 # An answer that does not end while a test looks: the end token is never drawn, a full context shifts, it does not repeat
 # itself for long, and the limit of ten contexts is 20480 tokens away.
@@ -121,6 +121,42 @@ def broken(fresh):
     return stream
 
 
+@pytest.mark.parametrize("then", ["goes on", "is killed", "is left"])
+def test_a_runner_that_is_stopped_holds_up_nobody_else(fresh, then):
+    server = fresh()
+    create(server, "other", DATA / "zoo/bert-mean.gguf")
+    stream, _ = start_answer(server)
+    [runner] = server.runners()
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        # What it had sent before is read; then nothing comes.
+        stream.settimeout(1)
+        with pytest.raises(TimeoutError):
+            while stream.recv(65536):
+                pass
+        assert len(server.client().embed("other", "Hello!").embeddings) == 1
+        assert len(server.runners()) == 2 and {m.model for m in server.client().ps().models} == {"cria:latest", "other:latest"}
+        stream.settimeout(30)
+        if then == "goes on":
+            os.kill(runner, signal.SIGCONT)
+            assert b'"response"' in stream.recv(65536)
+            stream.close()
+        elif then == "is killed":
+            os.kill(runner, signal.SIGKILL)
+            assert b'{"error"' in read_all(stream)
+        else:
+            # Whoever unloads it needs no answer from it.
+            stream.close()
+            assert server.cli("stop", "cria").returncode == 0
+            assert wait_for(lambda: not alive(runner), 10), "a stopped runner is never unloaded"
+        assert server.client().generate("cria", "What is the capital of Japan?", options={"temperature": 0}).response.strip() == "Tokyo."
+        assert (runner in server.runners()) == (then == "goes on")
+    finally:
+        if alive(runner):
+            os.kill(runner, signal.SIGCONT)
+    assert server.stop() == 0
+
+
 def test_a_runner_killed_while_idle_is_replaced(fresh):
     server = fresh()
     server.client().generate("cria", "Hello!")
@@ -210,6 +246,22 @@ def test_a_server_told_to_end_at_any_moment_ends_cleanly(home):
         text = b"" if moment % 2 else server.communicate(timeout=30)[1]
         assert server.wait(30) == 0, (moment, text.decode())
         connection.close()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_told_twice_to_end_ends_at_once(fresh, second):
+    server = fresh()
+    stream, _ = start_answer(server)
+    runners = server.runners()
+    server.process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: "asked to end" in server.log.read_text(), 10)
+    server.process.send_signal(second)
+    began = time.monotonic()
+    assert server.process.wait(10) == 128 + second
+    assert time.monotonic() - began < 2, "an answer was waited for"
+    assert "asked to end again: ending at once" in server.log.read_text()
+    assert wait_for(lambda: not any(map(alive, runners)), 10), "a runner outlived its server"
+    stream.close()
 
 
 def test_an_error_that_nobody_reads_is_still_an_error(home):

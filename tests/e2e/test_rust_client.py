@@ -14,7 +14,7 @@ def example(server):
     """Runs an example against the server; its output."""
     if not shutil.which("cargo"):
         pytest.skip("SKIPPED: the examples of puna-api need cargo")
-    build = ["cargo", "build", "--quiet", "--package", "puna-api", "--examples", "--message-format", "json"]
+    build = ["cargo", "build", "--quiet", "--workspace", "--examples", "--message-format", "json"]
     built = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
     paths = {}

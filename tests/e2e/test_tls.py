@@ -5,13 +5,12 @@ import shutil
 import signal
 import ssl
 import subprocess
-import time
 import urllib.request
 
 import openai
 import pytest
 
-from conftest import REPOSITORY, Puna, environment, free_port, puna
+from conftest import REPOSITORY, Puna, environment, free_port, puna, wait_for
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="SKIPPED: no openssl")
 
@@ -82,16 +81,16 @@ def test_a_hangup_reads_a_new_certificate_and_ends_nothing(secure):
     pid = secure.process.pid
     certify(secure.home)
     secure.process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
+    # Nobody connects meanwhile, for which it would look at its files too.
+    assert wait_for(lambda: "the certificate was read again" in secure.log.read_text())
     after = ssl.get_server_certificate(("localhost", secure.port))
     assert before != after and after.split() == (secure.home / "puna.pem").read_text().split()
     # It trusts the new authority now.
     assert "cria" in secure.cli("list", check=True).stdout
     (secure.home / "puna.key").write_text("broken")
     secure.process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
+    assert wait_for(lambda: "stays in use" in secure.log.read_text())
     assert "cria" in secure.cli("list", check=True).stdout
-    assert "stays in use" in secure.log.read_text()
     assert secure.process.poll() is None and secure.process.pid == pid
 
 
