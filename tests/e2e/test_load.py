@@ -18,7 +18,7 @@ def test_two_hundred_streams_are_answered_or_refused_as_promised():
 
 
 def test_memory_stays_flat():
-    load("memory", "--requests", "2000")
+    load("memory", "--requests", "5000")
 
 
 def test_nothing_is_left_of_disturbed_traffic():
