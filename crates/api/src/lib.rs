@@ -40,6 +40,7 @@ mod duration;
 pub mod json;
 pub mod native;
 pub mod openai;
+mod rate;
 pub mod responses;
 #[cfg(feature = "schema")]
 pub mod schema;
@@ -52,3 +53,4 @@ pub use base64::{decode as base64_decode, encode as base64_encode};
 #[cfg(feature = "client")]
 pub use client::{Client, ClientError, Stream};
 pub use duration::{DurationError, KeepAlive, format_duration, parse_duration};
+pub use rate::parse_rate;

@@ -1,9 +1,10 @@
-//! Proof of who asks: a registry that answers 401 names a token server; a signed request there brings a bearer token.
+//! Proof of who asks. A registry that answers 401 takes a user and a password itself (`Basic`), or names a token server
+//! (`Bearer`): a request there that is signed with our key, or has the credentials for the registry, brings a token.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::Url;
 use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -20,7 +21,7 @@ pub(crate) const MAX_TOKEN: usize = 64 << 10;
 const NO_BODY: &str =
     "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 
-/// What a registry that wants proof says.
+/// What a registry that wants a token says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Challenge {
     pub(crate) realm: String,
@@ -37,35 +38,77 @@ struct TokenAnswer {
     access_token: String,
 }
 
-impl Challenge {
-    /// The first `Bearer` challenge of an answer.
+/// All that an answer asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Challenges {
+    pub(crate) bearer: Option<Challenge>,
+    pub(crate) basic: bool,
+}
+
+impl Challenges {
+    /// What the `WWW-Authenticate` headers of an answer say; there may be several, with several schemes each.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
-        texts.filter_map(Self::parse).next().unwrap_or_default()
+        let mut all = Self::default();
+        for text in headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()) {
+            all.read(text);
+        }
+        all
     }
 
-    /// Reads `Bearer key="value",key=value…`; other schemes are none.
-    fn parse(text: &str) -> Option<Self> {
-        let (scheme, mut rest) = text.trim().split_once(' ')?;
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return None;
-        }
-        let mut challenge = Self::default();
-        while let Some((key, value, after)) = parameter(rest) {
-            match key.to_ascii_lowercase().as_str() {
-                "realm" => challenge.realm = value,
-                "service" => challenge.service = value,
-                "scope" => challenge.scope = value,
-                _ => {}
+    /// Reads `Bearer key="value",key=value, Basic …`; of each scheme the first one counts, and others are none of ours.
+    fn read(&mut self, text: &str) {
+        let (mut rest, mut current) = (text, None);
+        loop {
+            rest = rest.trim_start_matches([',', ' ', '\t']);
+            let end = rest.find(['=', ',', ' ', '\t']).unwrap_or(rest.len());
+            if end == 0 && rest.is_empty() {
+                break;
+            }
+            if !rest[end..].trim_start().starts_with('=') {
+                // A scheme: nothing is assigned to it.
+                self.keep(current.take());
+                let scheme = rest[..end].to_ascii_lowercase();
+                self.basic |= scheme == "basic";
+                current = (scheme == "bearer").then(Challenge::default);
+                rest = &rest[end..];
+                continue;
+            }
+            let Some((key, value, after)) = parameter(rest) else { break };
+            if let Some(challenge) = &mut current {
+                match key.to_ascii_lowercase().as_str() {
+                    "realm" => challenge.realm = value,
+                    "service" => challenge.service = value,
+                    "scope" => challenge.scope = value,
+                    _ => {}
+                }
             }
             rest = after;
         }
-        Some(challenge)
+        self.keep(current);
     }
 
-    /// Where to ask for a token: the realm, which must be on the registry's own host, since whoever gets the signed
-    /// request could use it there.
-    pub(crate) fn token_url(&self, registry: &Url, nonce: &str, seconds: u64) -> Result<Url, RegistryError> {
+    fn keep(&mut self, challenge: Option<Challenge>) {
+        if self.bearer.is_none() {
+            self.bearer = challenge;
+        }
+    }
+}
+
+/// Whom a request for a token goes to, and as whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker<'a> {
+    /// With our key, which only the registry's own host is shown.
+    Key,
+    /// With credentials for this registry, as this user. Who runs it may have another host look after its users.
+    User(&'a str),
+    /// As nobody, at the registry's own host or the one that is set for it.
+    Nobody(Option<&'a str>),
+}
+
+impl Challenge {
+    /// Where to ask for a token: the realm. Whoever gets a signed request could use it at the registry, so that only the
+    /// registry's own host gets one; and nobody has us ask around in our network without being told to.
+    pub(crate) fn realm_url(&self, registry: &Url, asker: Asker<'_>) -> Result<Url, RegistryError> {
         let realm = Url::parse(&self.realm).ok();
         let of_realm = realm.as_ref().map(authority).unwrap_or_default();
         let host = authority(registry);
@@ -73,7 +116,12 @@ impl Challenge {
             let port = url.port_or_known_default() == registry.port_or_known_default();
             authority(url) == host || url.host_str() == registry.host_str() && port
         };
-        let Some(mut url) = realm.filter(is_ours) else {
+        let may_ask = |url: &Url| match asker {
+            Asker::User(_) => url.host_str().is_some(),
+            Asker::Nobody(Some(known)) => authority(url).eq_ignore_ascii_case(known) || is_ours(url),
+            Asker::Key | Asker::Nobody(None) => is_ours(url),
+        };
+        let Some(mut url) = realm.filter(may_ask) else {
             return Err(RegistryError::Realm { realm: of_realm, host });
         };
         if registry.scheme() == "https" && url.scheme() != "https"
@@ -81,19 +129,48 @@ impl Challenge {
         {
             return Err(RegistryError::RealmScheme { url: shown(&url) });
         }
+        url.set_fragment(None);
+        Ok(url)
+    }
+
+    /// The scopes, of which a missing one is an empty one.
+    pub(crate) fn scopes(&self) -> Vec<&str> {
+        match self.scope.as_str() {
+            "" => vec![""],
+            scopes => scopes.split(' ').filter(|scope| !scope.is_empty()).collect(),
+        }
+    }
+
+    /// The address for a token as a user or nobody.
+    pub(crate) fn plain_url(&self, registry: &Url, asker: Asker<'_>) -> Result<Url, RegistryError> {
+        let mut url = self.realm_url(registry, asker)?;
+        {
+            let mut query = url.query_pairs_mut();
+            if !self.service.is_empty() {
+                query.append_pair("service", &self.service);
+            }
+            for scope in self.scopes().into_iter().filter(|scope| !scope.is_empty()) {
+                query.append_pair("scope", scope);
+            }
+            if let Asker::User(user) = asker
+                && !user.is_empty()
+            {
+                query.append_pair("account", user);
+            }
+        }
+        Ok(url)
+    }
+
+    /// The address for a token with a signature.
+    pub(crate) fn token_url(&self, registry: &Url, nonce: &str, seconds: u64) -> Result<Url, RegistryError> {
+        let mut url = self.realm_url(registry, Asker::Key)?;
         let mut query: Vec<(String, String)> = url.query_pairs().into_owned().collect();
         let mut add = |key: &str, value: &str| query.push((key.to_owned(), value.to_owned()));
         add("service", &self.service);
-        match self.scope.as_str() {
-            "" => add("scope", ""),
-            scopes => {
-                scopes.split(' ').filter(|scope| !scope.is_empty()).for_each(|scope| add("scope", scope))
-            }
-        }
+        self.scopes().into_iter().for_each(|scope| add("scope", scope));
         add("ts", &seconds.to_string());
         add("nonce", nonce);
         query.sort_by(|a, b| a.0.cmp(&b.0));
-        url.set_fragment(None);
         url.query_pairs_mut().clear().extend_pairs(query);
         Ok(url)
     }
@@ -106,6 +183,11 @@ impl Challenge {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         self.token_url(registry, &URL_SAFE_NO_PAD.encode(nonce), seconds)
     }
+}
+
+/// The `Authorization` of a user.
+pub(crate) fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
 }
 
 /// The `Authorization` of a request for a token.
@@ -147,8 +229,8 @@ fn parameter(text: &str) -> Option<(&str, String, &str)> {
         }
         return None;
     }
-    let (value, after) = rest.split_once(',').unwrap_or((rest, ""));
-    Some((key.trim(), value.trim().to_owned(), after))
+    let end = rest.find([',', ' ', '\t']).unwrap_or(rest.len());
+    Some((key.trim(), rest[..end].to_owned(), &rest[end..]))
 }
 
 #[cfg(test)]
@@ -203,20 +285,56 @@ mod tests {
     }
 
     #[test]
-    fn challenges_are_read_quoted_and_bare() {
-        let parse = |text: &str| Challenge::parse(text);
+    fn challenges_are_read_quoted_and_bare_one_and_many() {
+        let parse = |text: &str| {
+            let mut all = Challenges::default();
+            all.read(text);
+            all
+        };
         let text = r#"Bearer realm="https://h/t?a=b,c",service="s",scope="repository:a/b:pull,push""#;
         let want = Challenge {
             realm: "https://h/t?a=b,c".into(),
             service: "s".into(),
             scope: "repository:a/b:pull,push".into(),
         };
-        assert_eq!(parse(text), Some(want));
-        assert_eq!(parse("bearer realm=https://h/t, service=s").unwrap().realm, "https://h/t");
-        assert_eq!(parse(r#"Bearer realm="a\"b""#).unwrap().realm, "a\"b");
-        assert_eq!(parse("Basic realm=\"harbor\""), None);
-        assert_eq!(parse("Bearer realm=\"open").unwrap(), Challenge::default());
-        assert_eq!(parse("Bearer"), None);
+        assert_eq!(parse(text), Challenges { bearer: Some(want), basic: false });
+        let realm = |text: &str| parse(text).bearer.unwrap().realm;
+        assert_eq!(realm("bearer realm=https://h/t?x=1&y, service=s"), "https://h/t?x=1&y");
+        assert_eq!(realm(r#"Bearer realm="a\"b""#), "a\"b");
+        assert_eq!(parse("Basic realm=\"harbor\""), Challenges { bearer: None, basic: true });
+        assert_eq!(parse("Bearer realm=\"open").bearer, Some(Challenge::default()));
+        assert_eq!(parse("Bearer").bearer, Some(Challenge::default()));
+        assert_eq!(parse(""), Challenges::default());
+        assert_eq!(parse(" , ,"), Challenges::default());
+        let both = parse(
+            r#"Negotiate, Basic realm="x y", Bearer realm="https://h/t",service=s,error="e" , Digest a=b"#,
+        );
+        assert!(both.basic);
+        assert_eq!(
+            both.bearer.unwrap(),
+            Challenge { realm: "https://h/t".into(), service: "s".into(), ..Challenge::default() }
+        );
+        let mut headers = HeaderMap::new();
+        headers.append(WWW_AUTHENTICATE, "Basic realm=a".parse().unwrap());
+        headers.append(WWW_AUTHENTICATE, "Bearer realm=https://first/".parse().unwrap());
+        headers.append(WWW_AUTHENTICATE, "Bearer realm=https://second/".parse().unwrap());
+        let all = Challenges::of(&headers);
+        assert!(all.basic && all.bearer.unwrap().realm == "https://first/");
+    }
+
+    #[test]
+    fn credentials_may_go_to_another_host_and_the_key_may_not() {
+        let elsewhere = challenge("https://auth.example/token?x=1");
+        let registry = url("https://registry.example/");
+        let of = |asker| elsewhere.plain_url(&registry, asker).map(|url| url.to_string());
+        let scoped = "https://auth.example/token?x=1&service=puna&scope=repository%3Alibrary%2Fdemo%3Apull";
+        assert_eq!(of(Asker::User("me")).unwrap(), format!("{scoped}&account=me"));
+        assert_eq!(of(Asker::Nobody(Some("auth.example"))).unwrap(), scoped);
+        for refused in [Asker::Key, Asker::Nobody(None), Asker::Nobody(Some("other.example"))] {
+            assert!(of(refused).unwrap_err().to_string().starts_with("realm host \"auth.example\""));
+        }
+        let bare = challenge("http://auth.example/token").plain_url(&registry, Asker::User("me"));
+        assert!(bare.unwrap_err().to_string().contains("without encryption"));
     }
 
     #[test]

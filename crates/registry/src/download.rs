@@ -224,7 +224,7 @@ impl Work {
                 },
                 () = self.answered.notified(), if alone => {
                     alone = false;
-                    let more = if self.whole.load(Ordering::Relaxed) { 0 } else { self.settings().streams.max(1) - 1 };
+                    let more = if self.whole.load(Ordering::Relaxed) { 0 } else { self.source.session().streams() - 1 };
                     (0..more).for_each(|_| spawn(&mut workers));
                 }
                 _ = tick.tick() => self.checkpoint().await?,
@@ -309,6 +309,7 @@ impl Work {
                 held += piece.len();
                 got += piece.len() as u64;
                 pieces.push(piece.clone());
+                self.source.session().pay(piece.len()).await;
             }
             let ended = !matches!(piece, Ok(Some(_)));
             if held >= PIECE || ended {

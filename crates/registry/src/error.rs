@@ -16,6 +16,8 @@ pub enum RegistryError {
 
     #[error("pull model manifest: {0}")]
     PullManifest(Box<RegistryError>),
+    #[error("{error} (mirrors that were asked first: {mirrors})")]
+    AfterMirrors { error: Box<RegistryError>, mirrors: String },
     #[error("max retries exceeded: {0}")]
     Retries(Box<RegistryError>),
 
@@ -31,6 +33,13 @@ pub enum RegistryError {
         "the registry {host} wants proof of who asks, and there is no key: set HOME to a folder where one can be kept"
     )]
     NoKey { host: String },
+
+    #[error(
+        "the registry {host} wants a user name and a password: set them in the configuration ([registry.hosts.\"{host}\"]), or by `docker login {host}`"
+    )]
+    NoPassword { host: String },
+    #[error("the secret for the registry {host}: {reason}")]
+    Secret { host: String, reason: String },
 
     #[error("{method} \"{url}\": {cause}")]
     Transport { method: String, url: String, cause: String },
@@ -80,6 +89,25 @@ impl RegistryError {
             Self::Transport { .. } | Self::Stalled { .. } | Self::Short { .. } | Self::NoRange { .. } => true,
             Self::Status { code, .. } => matches!(code, 408 | 425 | 429 | 500..=599),
             _ => false,
+        }
+    }
+
+    /// Whether the reason is here, so that nobody else who is asked could help.
+    pub(crate) fn is_ours(&self) -> bool {
+        match self {
+            Self::Store(_) | Self::Key(_) | Self::Space { .. } | Self::Cancelled | Self::Secret { .. } => {
+                true
+            }
+            Self::Retries(error) => error.is_ours(),
+            _ => false,
+        }
+    }
+
+    /// With what the mirrors said.
+    pub(crate) fn after_mirrors(self, missed: &[String]) -> Self {
+        match missed {
+            [] => self,
+            missed => Self::AfterMirrors { error: Box::new(self), mirrors: missed.join("; ") },
         }
     }
 

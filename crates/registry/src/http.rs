@@ -11,13 +11,15 @@ use reqwest::header::{
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
 use crate::Registry;
-use crate::address::{authority, plain, shown, verb};
-use crate::auth::{self, Challenge, MAX_TOKEN};
+use crate::address::{plain, shown, verb};
+use crate::auth::Challenges;
+use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
-use crate::key::Identity;
+use crate::hosts::Credentials;
 use crate::lock::lock;
+use crate::rate::Limit;
 use crate::retry::Retry;
-use crate::settings::{Options, Settings};
+use crate::settings::Settings;
 use crate::tls;
 
 /// Redirects that are followed.
@@ -26,21 +28,26 @@ const MAX_HOPS: usize = 10;
 const MAX_REFUSAL: usize = 4 << 10;
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(20);
+/// The same for a mirror, which others stand behind.
+const CONNECT_MIRROR: Duration = Duration::from_secs(4);
 /// Times the patience that a small answer may take as a whole.
 const WHOLE: u32 = 4;
+/// Attempts at one thing at a mirror, which others stand behind.
+const MIRROR_ATTEMPTS: u32 = 3;
 /// Addresses of this machine, which no proxy leads to.
 const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 
 /// The connections of a client. Redirects are followed by [`Session`], which knows what is whose.
-pub(crate) fn client(settings: &Settings) -> Result<Client, RegistryError> {
+pub(crate) fn client(settings: &Settings, endpoint: &Endpoint) -> Result<Client, RegistryError> {
+    let connect = if endpoint.mirror_of.is_some() { CONNECT_MIRROR } else { CONNECT };
     let setup = |e: reqwest::Error| RegistryError::Setup(root_cause(&e));
     let mut builder = Client::builder()
         .user_agent(&settings.user_agent)
         .http1_only()
         .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(CONNECT)
+        .connect_timeout(connect)
         .tcp_keepalive(Duration::from_secs(30))
-        .tls_backend_preconfigured(tls::config()?)
+        .tls_backend_preconfigured(tls::config_with(endpoint.settings.ca.as_deref())?)
         .no_proxy();
     let direct = format!("{THIS_MACHINE},{}", settings.proxies.direct);
     let direct = || NoProxy::from_string(&direct);
@@ -86,27 +93,55 @@ impl<'a> Ask<'a> {
 pub(crate) struct Session {
     registry: Registry,
     client: Client,
-    root: Url,
+    endpoint: Endpoint,
     name: ModelName,
-    insecure: bool,
-    token: Mutex<Option<Arc<str>>>,
+    limits: Vec<Arc<Limit>>,
+    /// What requests are shown to be ours by.
+    proof: Mutex<Option<Arc<str>>>,
 }
 
 impl Session {
     pub(crate) fn new(
         registry: &Registry,
         name: ModelName,
-        options: &Options,
+        endpoint: Endpoint,
+        limits: &[Arc<Limit>],
     ) -> Result<Self, RegistryError> {
-        let scheme = if options.insecure { "http" } else { "https" };
-        let root = Url::parse(&format!("{scheme}://{}/", name.host())).ok();
-        // A text that is read differently there would lead elsewhere.
-        let root = root.filter(|url| url.path() == "/" && url.username().is_empty());
-        let root = root
-            .ok_or_else(|| RegistryError::Setup(format!("{:?} is no address of a registry", name.host())))?;
-        let client = registry.client()?.clone();
-        let (registry, insecure) = (registry.clone(), options.insecure);
-        Ok(Self { registry, client, root, name, insecure, token: Mutex::default() })
+        let client = registry.client(&endpoint)?;
+        let limits = limits.iter().cloned().chain(registry.limit_of(&endpoint)).collect();
+        Ok(Self { registry: registry.clone(), client, endpoint, name, limits, proof: Mutex::default() })
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether others stand behind it.
+    pub(crate) fn is_mirror(&self) -> bool {
+        self.endpoint.mirror_of.is_some()
+    }
+
+    /// Its name, for messages.
+    pub(crate) fn host(&self) -> String {
+        self.endpoint.host.clone()
+    }
+
+    /// Connections of one download.
+    pub(crate) fn streams(&self) -> usize {
+        let most = self.settings().streams;
+        self.endpoint.settings.streams.map_or(most, |streams| streams.min(most)).max(1)
+    }
+
+    /// The limits of speed that hold here.
+    pub(crate) fn limits(&self) -> &[Arc<Limit>] {
+        &self.limits
+    }
+
+    /// Waits until bytes that have moved are within all limits of speed.
+    pub(crate) async fn pay(&self, bytes: usize) {
+        for limit in &self.limits {
+            limit.pay(bytes as u64).await;
+        }
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -123,9 +158,14 @@ impl Session {
 
     /// Below the model's address.
     pub(crate) fn url(&self, parts: &[&str]) -> Url {
-        let mut url = self.root.clone();
+        let mut url = self.endpoint.root.clone();
         if let Ok(mut path) = url.path_segments_mut() {
-            path.clear().push("v2").push(self.name.namespace()).push(self.name.model()).extend(parts);
+            path.clear().push("v2").extend(&self.endpoint.prefix);
+            path.push(self.name.namespace()).push(self.name.model()).extend(parts);
+        }
+        // As mirrors of other programs are told for whom they stand.
+        if let Some(host) = &self.endpoint.mirror_of {
+            url.query_pairs_mut().append_pair("ns", host);
         }
         url
     }
@@ -135,13 +175,13 @@ impl Session {
         let (mut url, mut hops, mut proven) = (ask.url.clone(), 0, false);
         loop {
             let is_ours = self.is_ours(&url);
-            let token = self.token().filter(|_| is_ours);
-            let response = self.send_once(ask, &url, token.as_deref()).await?;
+            let proof = if is_ours { self.proof().await? } else { None };
+            let response = self.send_once(ask, &url, proof.as_deref()).await?;
             if response.status() == StatusCode::UNAUTHORIZED && is_ours {
                 if proven {
                     return Err(RegistryError::Unauthorized);
                 }
-                self.prove(response.headers(), token.as_deref()).await?;
+                self.prove(response.headers(), proof.as_deref()).await?;
                 proven = true;
                 continue;
             }
@@ -160,23 +200,23 @@ impl Session {
         let next = from.join(location).map_err(|_| refuse("nowhere".into(), "is no address"))?;
         match next.scheme() {
             "https" => Ok(next),
-            "http" if self.insecure || from.scheme() == "http" => Ok(next),
+            "http" if self.endpoint.is_plain() || from.scheme() == "http" => Ok(next),
             "http" => Err(refuse(shown(&next), "has no encryption")),
             _ => Err(refuse(shown(&next), "is no web address")),
         }
     }
 
-    async fn send_once(
+    pub(crate) async fn send_once(
         &self,
         ask: &Ask<'_>,
         url: &Url,
-        token: Option<&str>,
+        proof: Option<&str>,
     ) -> Result<Response, RegistryError> {
         let mut request = self.client.request(ask.method.clone(), url.clone()).headers(ask.headers.clone());
         // Nothing needs decompressing then, and nothing can blow up.
         request = request.header(ACCEPT_ENCODING, "identity");
-        if let Some(token) = token {
-            request = request.header(AUTHORIZATION, sensitive(&format!("Bearer {token}"))?);
+        if let Some(proof) = proof {
+            request = request.header(AUTHORIZATION, sensitive(proof)?);
         }
         if let Some(body) = ask.body {
             request = request.body(body());
@@ -201,38 +241,34 @@ impl Session {
         }
     }
 
-    /// Gets a token, unless another request has got one since `used` was.
-    async fn prove(&self, headers: &HeaderMap, used: Option<&str>) -> Result<(), RegistryError> {
-        if self.token().as_deref() != used {
-            return Ok(());
+    /// What the registry has been shown, or is to be shown unasked.
+    async fn proof(&self) -> Result<Option<Arc<str>>, RegistryError> {
+        let shown = lock(&self.proof).clone();
+        match (shown, &self.endpoint.settings.credentials) {
+            (None, Some(Credentials::Token(secret))) => {
+                let token = self.secret(secret).await?;
+                Ok(Some(lock(&self.proof).insert(format!("Bearer {token}").into()).clone()))
+            }
+            (shown, _) => Ok(shown),
         }
-        let url = Challenge::of(headers).fresh_token_url(&self.root)?;
-        let path = self.settings().key.clone();
-        let path = path.ok_or_else(|| RegistryError::NoKey { host: authority(&self.root) })?;
-        let read = tokio::task::spawn_blocking(move || Identity::read_or_make(&path)).await;
-        let identity = read.map_err(|e| RegistryError::Setup(e.to_string()))??;
-        let mut ask = Ask { follow: false, ..Ask::new(Method::GET, url.clone()) };
-        ask.headers.insert(AUTHORIZATION, sensitive(&auth::authorization(&identity, &url))?);
-        let response = self.send_once(&ask, &url, None).await?;
-        if !response.status().is_success() {
-            return Err(match response.status().as_u16() {
-                401 | 403 => RegistryError::Unauthorized,
-                _ => self.refusal(response).await,
-            });
-        }
-        let bytes = self.read(response, MAX_TOKEN).await?;
-        let token = auth::token(&bytes, &url)?;
-        *lock(&self.token) = Some(token.into());
-        Ok(())
     }
 
-    fn token(&self) -> Option<Arc<str>> {
-        lock(&self.token).clone()
+    /// Has what proves who asks, unless another request has got that since `used` was shown.
+    async fn prove(&self, headers: &HeaderMap, used: Option<&str>) -> Result<(), RegistryError> {
+        if lock(&self.proof).as_deref() != used {
+            return Ok(());
+        }
+        let proof = self.new_proof(&Challenges::of(headers)).await?;
+        if used == Some(&proof) {
+            return Err(RegistryError::Unauthorized);
+        }
+        *lock(&self.proof) = Some(proof.into());
+        Ok(())
     }
 
     /// Whether an address is the registry's own, so that it may see the token.
     fn is_ours(&self, url: &Url) -> bool {
-        url.origin() == self.root.origin()
+        url.origin() == self.endpoint.root.origin()
     }
 
     /// The body of an answer, of at most `limit` bytes.
@@ -262,7 +298,8 @@ impl Session {
 
     /// The attempts at one thing.
     pub(crate) fn retry(&self) -> Retry {
-        Retry::new(self.settings().pause)
+        let retry = Retry::new(self.settings().pause);
+        if self.is_mirror() { retry.at_most(MIRROR_ATTEMPTS) } else { retry }
     }
 
     /// An answer that is a success.
@@ -301,7 +338,7 @@ fn redirect(response: &Response) -> Option<&str> {
 }
 
 /// A header that no log shows.
-fn sensitive(text: &str) -> Result<HeaderValue, RegistryError> {
+pub(crate) fn sensitive(text: &str) -> Result<HeaderValue, RegistryError> {
     let mut value = HeaderValue::from_str(text).map_err(|e| RegistryError::Setup(e.to_string()))?;
     value.set_sensitive(true);
     Ok(value)

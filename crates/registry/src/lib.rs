@@ -33,16 +33,22 @@
 mod address;
 mod auth;
 mod blocking;
+mod docker;
 mod download;
+mod endpoint;
 mod error;
 mod fetch;
+mod hosts;
 mod http;
 mod key;
 mod lock;
+mod manifest;
 mod md5;
 mod parts;
+mod proof;
 mod pull;
 mod push;
+mod rate;
 mod retry;
 mod settings;
 mod share;
@@ -52,11 +58,17 @@ mod tests;
 mod tls;
 mod upload;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
+use endpoint::Endpoint;
 pub use error::RegistryError;
+pub use hosts::{Credentials, Host, Hosts, Secret};
 pub use http::root_cause;
 pub use key::{Identity, KeyError};
+use lock::lock;
+use rate::Limit;
 pub use settings::{Options, Progress, Proxies, Report, Settings};
 pub use tls::config as tls_config;
 
@@ -66,15 +78,21 @@ pub struct Registry(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
-    /// Made when it is first needed, since that reads the system's certificates.
-    client: OnceLock<reqwest::Client>,
+    /// Made when they are first needed, since that reads the system's certificates: by further certificates, and
+    /// whether they go to a mirror.
+    clients: Mutex<HashMap<(Option<PathBuf>, bool), reqwest::Client>>,
     downloads: Arc<share::Downloads>,
+    limit: Option<Arc<Limit>>,
+    /// The limits of single hosts.
+    limits: Mutex<HashMap<String, Arc<Limit>>>,
 }
 
 impl Registry {
     /// A client with settings. Nothing is opened yet.
     pub fn new(settings: Settings) -> Self {
-        Self(Arc::new(Inner { settings, client: OnceLock::new(), downloads: Arc::default() }))
+        let limit = settings.limit_rate.map(|rate| Arc::new(Limit::new(rate)));
+        let (clients, limits, downloads) = Default::default();
+        Self(Arc::new(Inner { settings, clients, downloads, limit, limits }))
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -85,12 +103,29 @@ impl Registry {
         &self.0.downloads
     }
 
-    /// The connections of all operations.
-    pub(crate) fn client(&self) -> Result<&reqwest::Client, RegistryError> {
-        if self.0.client.get().is_none() {
-            // Another thread may be faster; then this one is dropped.
-            let _ = self.0.client.set(http::client(&self.0.settings)?);
+    /// The connections of all operations with registries of a kind.
+    pub(crate) fn client(&self, endpoint: &Endpoint) -> Result<reqwest::Client, RegistryError> {
+        let kind = (endpoint.settings.ca.clone(), endpoint.mirror_of.is_some());
+        let mut clients = lock(&self.0.clients);
+        if let Some(client) = clients.get(&kind) {
+            return Ok(client.clone());
         }
-        Ok(self.0.client.get().expect("set above"))
+        let client = http::client(&self.0.settings, endpoint)?;
+        clients.insert(kind, client.clone());
+        Ok(client)
+    }
+
+    /// The limits of speed of an operation.
+    pub(crate) fn limits(&self, options: &Options) -> Vec<Arc<Limit>> {
+        let own = options.limit_rate.map(|rate| Arc::new(Limit::new(rate)));
+        own.into_iter().chain(self.0.limit.clone()).collect()
+    }
+
+    /// The limit of what comes from and goes to a host.
+    pub(crate) fn limit_of(&self, endpoint: &Endpoint) -> Option<Arc<Limit>> {
+        let rate = endpoint.settings.limit_rate?;
+        let mut limits = lock(&self.0.limits);
+        let limit = limits.entry(endpoint.host.clone()).or_insert_with(|| Arc::new(Limit::new(rate)));
+        Some(limit.clone())
     }
 }

@@ -1,27 +1,19 @@
 //! Pulling: the manifest, its blobs one after another, then the model's name.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, Layer, Manifest, ModelRef, Store, StoreError, media};
-use reqwest::header::{ACCEPT, HeaderMap};
-use reqwest::{Method, StatusCode};
+use puna_store::{Digest, Layer, Manifest, ModelName, ModelRef, Store};
 
 use crate::Registry;
 use crate::blocking::blocking;
+use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
-use crate::http::{Ask, Session};
+use crate::http::Session;
+use crate::manifest::read_manifest;
 use crate::settings::{Options, Progress, Report, tell};
 use crate::space::{on_disk, room};
-
-/// Bytes of a manifest at most.
-const MAX_MANIFEST: usize = 4 << 20;
-/// Attempts at it: somebody waits who has seen nothing yet.
-const MANIFEST_ATTEMPTS: u32 = 3;
-/// Layers of models in parts that no engine here runs.
-const TENSOR: &str = "application/vnd.ollama.image.tensor";
 
 impl Registry {
     /// Fetches a model into the store, or brings a stored one up to date. Dropping the future cancels it; what has arrived
@@ -40,13 +32,12 @@ impl Registry {
         tell(&report, Progress::status("pulling manifest")).await;
         let (asked, at) = (reference.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
-        let options = Options { insecure: options.insecure || reference.http, ..*options };
-        let session = Arc::new(Session::new(self, name.clone(), &options)?);
-        let bytes = session.manifest().await.map_err(RegistryError::of_manifest)?;
+        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
+        let (mut sources, bytes) = self.find(&name, &options).await.map_err(RegistryError::of_manifest)?;
         let manifest = read_manifest(&bytes).map_err(RegistryError::of_manifest)?;
 
         let mut held = Held { store: store.clone(), digests: Vec::new() };
-        self.blobs(&session, store, &manifest, &report, &mut held).await?;
+        self.blobs(&mut sources, store, &manifest, &report, &mut held).await?;
         tell(&report, Progress::status("verifying sha256 digest")).await;
         tell(&report, Progress::status("writing manifest")).await;
         let (at, to) = (store.clone(), report.clone());
@@ -61,9 +52,35 @@ impl Registry {
         Ok(())
     }
 
+    /// The manifest, from the first who has it, and everybody who may have its blobs from there on.
+    async fn find(&self, name: &ModelName, options: &Options) -> Result<(Sources, Bytes), RegistryError> {
+        let limits = self.limits(options);
+        let mut sessions = VecDeque::new();
+        for endpoint in Endpoint::all(self.settings(), name, options)? {
+            sessions.push_back(Arc::new(Session::new(self, name.clone(), endpoint, &limits)?));
+        }
+        let mut missed: Vec<String> = Vec::new();
+        loop {
+            let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
+            let error = match session.manifest().await {
+                Ok(bytes) => return Ok((Sources(sessions), bytes)),
+                Err(error) => error,
+            };
+            let Some(mirror) = session.is_mirror().then(|| session.host()) else {
+                return Err(error.after_mirrors(&missed));
+            };
+            if error.is_ours() {
+                return Err(error);
+            }
+            tracing::info!(%mirror, %name, %error, "a mirror does not have the model");
+            missed.push(format!("{mirror}: {error}"));
+            sessions.pop_front();
+        }
+    }
+
     async fn blobs(
         &self,
-        session: &Arc<Session>,
+        sources: &mut Sources,
         store: &Arc<Store>,
         manifest: &Manifest,
         report: &Report,
@@ -84,7 +101,7 @@ impl Registry {
             let is_there = blocking(move || Ok(at.hold_blob(&digest, size))).await?;
             held.digests.push(digest);
             if !is_there {
-                self.blob(session, store, digest, size, report).await?;
+                self.blob(sources, store, digest, size, report).await?;
             }
             tell(report, Progress::blob("pulling", digest, size, size)).await;
         }
@@ -93,7 +110,7 @@ impl Registry {
 
     async fn blob(
         &self,
-        session: &Arc<Session>,
+        sources: &mut Sources,
         store: &Arc<Store>,
         digest: Digest,
         size: u64,
@@ -105,56 +122,31 @@ impl Registry {
         }
         // What was told is never taken back, also where a download begins anew.
         let (mut most, mut said) = (0, None);
-        let told = |completed: u64| {
+        let mut told = |completed: u64| {
             most = completed.max(most).min(size);
             if said != Some(most) {
                 said = Some(most);
                 let _ = report.try_send(Progress::blob("pulling", digest, size, most));
             }
         };
-        let fetched = self.downloads().fetch(session, store, digest, size, told).await;
-        if let Err(RegistryError::DigestMismatch { .. }) = fetched {
-            tell(report, Progress::status("verifying sha256 digest")).await;
+        while let Some(session) = sources.0.front() {
+            let fetched = self.downloads().fetch(session, store, digest, size, &mut told).await;
+            let Err(error) = fetched else { return Ok(()) };
+            if let RegistryError::DigestMismatch { .. } = error {
+                tell(report, Progress::status("verifying sha256 digest")).await;
+            }
+            if !session.is_mirror() || error.is_ours() {
+                return Err(error);
+            }
+            tracing::warn!(mirror = %session.host(), %digest, %error, "a mirror failed: going on with the next");
+            sources.0.pop_front();
         }
-        fetched
+        Err(RegistryError::NotFound)
     }
 }
 
-impl Session {
-    /// The manifest as the registry has it.
-    async fn manifest(&self) -> Result<Bytes, RegistryError> {
-        let ask = Ask::new(Method::GET, self.manifest_url()).header(ACCEPT, media::MANIFEST);
-        let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
-        let response = loop {
-            let error = match self.send(&ask).await {
-                Ok(response) if response.status().is_success() => break response,
-                Ok(response) if response.status() == StatusCode::NOT_FOUND => {
-                    return Err(RegistryError::NotFound);
-                }
-                Ok(response) => self.refusal(response).await,
-                Err(error) => error,
-            };
-            // Who cannot be reached is not waited for: names are misspelt, and networks absent.
-            if !matches!(error, RegistryError::Status { .. }) {
-                return Err(error);
-            }
-            match retry.after(error).await {
-                Ok(()) => {}
-                // In the words of Ollama, which tries once.
-                Err(RegistryError::Retries(last)) => return Err(*last),
-                Err(error) => return Err(error),
-            }
-        };
-        let said = said_digest(response.headers());
-        let bytes = self.read(response, MAX_MANIFEST).await?;
-        match said {
-            Some(said) if said != Digest::of(&bytes) => {
-                Err(RegistryError::ManifestDigest { said, found: Digest::of(&bytes) })
-            }
-            _ => Ok(bytes),
-        }
-    }
-}
+/// Everybody who may have a model's blobs, in the order of asking. Never empty: the registry itself is the last.
+struct Sources(VecDeque<Arc<Session>>);
 
 /// Blobs that are kept from being cleared away until the manifest is stored, or the pull has failed.
 struct Held {
@@ -166,28 +158,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.store.let_go(self.digests.drain(..));
     }
-}
-
-/// The digest that a registry gives beside a manifest.
-fn said_digest(headers: &HeaderMap) -> Option<Digest> {
-    headers.get("Docker-Content-Digest")?.to_str().ok()?.parse().ok()
-}
-
-fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
-    let manifest = Manifest::parse(bytes, Path::new("")).map_err(|error| match error {
-        StoreError::Manifest { reason, .. } if bytes.trim_ascii_start().starts_with(b"<") => {
-            RegistryError::NotAManifest(format!("it is a page for browsers ({reason})"))
-        }
-        StoreError::Manifest { reason, .. } => RegistryError::NotAManifest(reason),
-        other => other.into(),
-    })?;
-    if manifest.layers.is_empty() {
-        return Err(RegistryError::NotAManifest("it has no layers".into()));
-    }
-    if manifest.all(TENSOR).next().is_some() {
-        return Err(RegistryError::Tensors);
-    }
-    Ok(manifest)
 }
 
 /// The blobs and their sizes, each of which has one.

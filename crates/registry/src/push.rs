@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::Registry;
 use crate::blocking::blocking;
+use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session, stalled};
 use crate::settings::{Options, Progress, Report, tell};
@@ -44,8 +45,9 @@ impl Registry {
                 return Err(error);
             }
         };
-        let options = Options { insecure: options.insecure || reference.http, ..*options };
-        let session = Session::new(self, name, &options)?;
+        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
+        let target = Endpoint::target(self.settings(), &name, &options)?;
+        let session = Session::new(self, name, target, &self.limits(&options))?;
         let mut done = Vec::new();
         for layer in manifest.blobs() {
             if !done.contains(&layer.digest) {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use puna_store::Digest;
 use tokio::sync::mpsc;
 
+use crate::hosts::Hosts;
+
 /// How a client behaves. The times are there for tests; the defaults suit the world.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -15,6 +17,16 @@ pub struct Settings {
     pub key: Option<PathBuf>,
     /// Connections of one download at once.
     pub streams: usize,
+    /// The address that is asked in the place of Ollama's registry.
+    pub default_registry: Option<String>,
+    /// Addresses that are asked before Ollama's registry, or the one in its place.
+    pub mirrors: Vec<String>,
+    /// What is set for single hosts.
+    pub hosts: Hosts,
+    /// Docker's `config.json`, in which `docker login` leaves credentials.
+    pub docker_config: Option<PathBuf>,
+    /// Bytes a second at most, of all that is pulled and pushed together.
+    pub limit_rate: Option<u64>,
     /// Proxies between here and the registries.
     pub proxies: Proxies,
     /// How long a connection may deliver nothing before it is given up and tried again.
@@ -35,6 +47,11 @@ impl Default for Settings {
             user_agent: concat!("puna/", env!("CARGO_PKG_VERSION")).to_owned(),
             key: None,
             streams: 8,
+            default_registry: None,
+            mirrors: Vec::new(),
+            hosts: Hosts::default(),
+            docker_config: None,
+            limit_rate: None,
             proxies: Proxies::default(),
             patience: Duration::from_secs(30),
             pause: Duration::from_secs(1),
@@ -57,12 +74,16 @@ pub struct Proxies {
 }
 
 /// What one operation is told.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Plain HTTP instead of HTTPS.
     pub insecure: bool,
     /// Blobs that no model uses any more are kept.
     pub keep_unused: bool,
+    /// The mirror to ask first, instead of those that are set; empty is none.
+    pub mirror: Option<String>,
+    /// Bytes a second at most.
+    pub limit_rate: Option<u64>,
 }
 
 /// A line of progress, in Ollama's words.

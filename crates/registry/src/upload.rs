@@ -16,6 +16,7 @@ use crate::error::RegistryError;
 use crate::http::{Ask, Session, stalled};
 use crate::lock::lock;
 use crate::md5::Md5;
+use crate::rate::Limit;
 
 /// Bytes of a piece, of which each is one request.
 const PIECE: u64 = 100_000_000;
@@ -292,6 +293,7 @@ struct Reading {
     end: u64,
     moved: Arc<AtomicU64>,
     sent: Arc<AtomicU64>,
+    limits: Vec<Arc<Limit>>,
     md5: Md5,
     sum: Arc<std::sync::Mutex<Option<[u8; 16]>>>,
 }
@@ -305,7 +307,8 @@ impl Reading {
         sum: Arc<std::sync::Mutex<Option<[u8; 16]>>>,
     ) -> Self {
         let (path, sent) = (upload.path.clone(), upload.sent.clone());
-        Self { file: None, path, at, end, moved, sent, md5: Md5::default(), sum }
+        let limits = upload.session.limits().to_vec();
+        Self { file: None, path, at, end, moved, sent, limits, md5: Md5::default(), sum }
     }
 
     async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
@@ -323,6 +326,9 @@ impl Reading {
         let want = usize::try_from(self.end - self.at).unwrap_or(BLOCK).min(BLOCK);
         let mut block = vec![0; want];
         file.read_exact(&mut block).await?;
+        for limit in &self.limits {
+            limit.pay(want as u64).await;
+        }
         self.md5.update(&block);
         self.at += want as u64;
         self.moved.fetch_add(want as u64, Ordering::Relaxed);

@@ -242,6 +242,11 @@ fn registry_settings(config: &Config) -> puna_registry::Settings {
         key: config.registry_key.clone(),
         streams: config.max_transfer_streams,
         proxies: config.proxies.clone(),
+        default_registry: config.registry_default.clone(),
+        mirrors: config.registry_mirrors.clone(),
+        hosts: config.registry_hosts.clone(),
+        docker_config: config.docker_config.clone(),
+        limit_rate: config.registry_limit_rate,
         ..puna_registry::Settings::default()
     }
 }

@@ -318,6 +318,12 @@ pub struct PullRequest {
     /// Line by line (the default) or only the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
+    /// The mirror to ask first, instead of those that are set; empty: none (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<String>,
+    /// Bytes a second at most (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_rate: Option<u64>,
 }
 
 /// A line of progress of create, pull and push.

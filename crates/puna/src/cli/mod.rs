@@ -113,17 +113,22 @@ Examples:
   puna pull llama3.2:1b
   puna pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   puna pull --insecure 192.168.1.5:5000/library/llama3.2
+  puna pull --mirror http://mirror.intra:5000 --limit-rate 20MB llama3.2:1b
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
 
 A server that pulls by itself, or for this command, also reads:
       OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
+      PUNA_REGISTRY_MIRRORS      Mirrors to ask first
+      PUNA_REGISTRY_DEFAULT      Registry of names without a host, instead of Ollama's
+      DOCKER_CONFIG              Folder of docker's config.json, for its credentials
       HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies on the way to registries
       SSL_CERT_FILE              Certificates to trust instead of the system's";
 const PUSH_HELP: &str = "\
-The model's name says where it goes; `puna cp` gives it another one. A registry that asks who pushes is shown the key
-~/.ollama/id_ed25519, which is made when it is first needed; its public half is beside it.
+The model's name says where it goes; `puna cp` gives it another one. A registry that asks who pushes gets the credentials
+of the configuration or of `docker login`, else the key ~/.ollama/id_ed25519, which is made when it is first needed; its
+public half is beside it.
 
 Example:
   puna cp mine 192.168.1.5:5000/me/mine && puna push --insecure 192.168.1.5:5000/me/mine
@@ -154,10 +159,10 @@ pub enum Command {
     },
     /// Pull a model from a registry
     #[command(after_help = PULL_HELP)]
-    Pull(TransferArgs),
+    Pull(PullArgs),
     /// Push a model to a registry
     #[command(after_help = PUSH_HELP)]
-    Push(TransferArgs),
+    Push(PushArgs),
     /// List models
     #[command(visible_alias = "ls", after_help = HOST_HELP)]
     List(ListArgs),
@@ -291,13 +296,31 @@ pub struct ShowArgs {
     pub verbose: bool,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct TransferArgs {
     /// The model
     pub model: String,
     /// Use an insecure registry
     #[arg(long)]
     pub insecure: bool,
+    /// Bytes a second at most, such as 500KB or 20MB
+    #[arg(long, value_name = "RATE", value_parser = puna_api::parse_rate)]
+    pub limit_rate: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct PullArgs {
+    #[command(flatten)]
+    pub transfer: TransferArgs,
+    /// Mirror to ask before the registry, instead of those of the configuration; "off": none
+    #[arg(long, value_name = "ADDRESS")]
+    pub mirror: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct PushArgs {
+    #[command(flatten)]
+    pub transfer: TransferArgs,
 }
 
 #[derive(Args, Debug)]

@@ -4,29 +4,38 @@ use anyhow::{Result, bail};
 use puna_api::native::PullRequest;
 use puna_store::{DEFAULT_HOST, ModelRef};
 
-use crate::cli::TransferArgs;
+use crate::cli::{PullArgs, PushArgs, TransferArgs};
 use crate::out;
 use crate::progress::Display;
 use crate::service::Service;
 
-pub fn pull(args: &TransferArgs) -> Result<()> {
+pub fn pull(args: &PullArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
-    fetch(&service, &args.model, args.insecure)
+    // The word of the command line is no address.
+    let mirror = args.mirror.clone().map(|mirror| if mirror == "off" { String::new() } else { mirror });
+    follow(&service, &PullRequest { mirror, ..request(&args.transfer) })
 }
 
 /// Has the server fetch a model, showing how far it is.
 pub fn fetch(service: &Service, model: &str, insecure: bool) -> Result<()> {
-    let request = PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() };
+    follow(service, &PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() })
+}
+
+fn follow(service: &Service, request: &PullRequest) -> Result<()> {
     let mut display = Display::new();
-    let pulled = service.wait(async { display.follow(service.client().pull(&request).await?).await });
+    let pulled = service.wait(async { display.follow(service.client().pull(request).await?).await });
     display.done();
     pulled
 }
 
-pub fn push(args: &TransferArgs) -> Result<()> {
+fn request(args: &TransferArgs) -> PullRequest {
+    let TransferArgs { model, insecure, limit_rate } = args.clone();
+    PullRequest { model, insecure, limit_rate, ..PullRequest::default() }
+}
+
+pub fn push(args: &PushArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
-    let request =
-        PullRequest { model: args.model.clone(), insecure: args.insecure, ..PullRequest::default() };
+    let request = request(&args.transfer);
     let mut display = Display::new();
     let pushed = service.runtime().block_on(async {
         let lines = service.client().push(&request).await?;
@@ -34,7 +43,7 @@ pub fn push(args: &TransferArgs) -> Result<()> {
     });
     display.done();
     match pushed {
-        Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&args.model))),
+        Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model))),
         Err(error) if is_refused(&error.to_string()) => bail!(
             "you are not authorized to push to this namespace, create the model under a namespace you own"
         ),

@@ -1,5 +1,7 @@
 //! Who asks: tokens, keys, and where they must not go.
 
+use crate::hosts::{Credentials, Host, Secret};
+
 use super::*;
 
 /// What a registry that wants proof says.
@@ -65,10 +67,111 @@ async fn registries_that_want_another_kind_of_proof_are_told_apart() {
     })
     .await;
     let text = Bench::new().pull_err(&server.model()).await;
+    let want = format!("pull model manifest: the registry {} wants a user name and a password", server.host);
+    assert!(text.starts_with(&want), "{text}");
+    let silent = Server::start(|_| status(401, "")).await;
+    let text = Bench::new().pull_err(&silent.model()).await;
     assert_eq!(
         text,
-        format!("pull model manifest: realm host \"\" does not match original host \"{}\"", server.host)
+        format!("pull model manifest: realm host \"\" does not match original host \"{}\"", silent.host)
     );
+}
+
+/// Credentials for a host.
+fn with(host: &str, credentials: Credentials) -> Bench {
+    let host_settings = Host { credentials: Some(credentials), ..Host::default() };
+    Bench::with(|settings| settings.hosts.set(host, host_settings))
+}
+
+fn basic(user: &str, password: &str) -> Credentials {
+    Credentials::Basic { user: user.into(), password: Secret::Text(password.into()) }
+}
+
+#[tokio::test]
+async fn a_password_is_shown_to_the_registry_that_asks_and_to_no_storage() {
+    let model = Model::new(3 << 20);
+    let storage = Server::of(&model).await;
+    let (served, target) = (model.clone(), storage.host.clone());
+    let server = Server::start(move |seen| match seen.header("authorization") {
+        // user:pass
+        "Basic dXNlcjpwYXNz" if seen.is_blob() => {
+            let place = format!("http://{target}{}", seen.path);
+            Response::builder().status(307).header("Location", place).body(Body::empty()).unwrap()
+        }
+        "Basic dXNlcjpwYXNz" => served.answer(&seen),
+        _ => Response::builder()
+            .status(401)
+            .header("WWW-Authenticate", "Negotiate")
+            .header("WWW-Authenticate", "Basic realm=office")
+            .body(Body::empty())
+            .unwrap(),
+    })
+    .await;
+    let bench = with(&server.host, basic("user", "pass"));
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    assert!(storage.seen().iter().all(|seen| seen.headers.get("authorization").is_none()));
+    let wrong = with(&server.host, basic("user", "wrong"));
+    assert_eq!(wrong.pull_err(&server.model()).await, "pull model manifest: unauthorized: access denied");
+    assert!(!bench.dir.path().join("id_ed25519").exists(), "no key is made where none is asked for");
+}
+
+#[tokio::test]
+async fn a_token_server_elsewhere_sees_credentials_and_never_the_key() {
+    let model = Model::new(1000);
+    let tokens = Server::start(|seen| match seen.header("authorization") {
+        "Basic dXNlcjpwYXNz" => status(200, r#"{"access_token":"tok123","token":""}"#),
+        "" if seen.method == "POST" => status(200, r#"{"access_token":"tok123"}"#),
+        _ => status(401, ""),
+    })
+    .await;
+    let (served, realm) = (model.clone(), format!("http://{}/token", tokens.host));
+    let server = Server::start(move |seen| match seen.header("authorization") {
+        "Bearer tok123" => served.answer(&seen),
+        _ => challenge(&realm),
+    })
+    .await;
+    with(&server.host, basic("user", "pass")).pull_ok(&server.model()).await;
+    let refresh = with(&server.host, Credentials::Refresh(Secret::Text("lasting".into())));
+    refresh.pull_ok(&server.model()).await;
+    let seen = tokens.seen();
+    assert_eq!(seen[0].query, "service=puna&scope=repository%3Atest%2Fm%3Apull&account=user");
+    let form = String::from_utf8(seen[1].body.to_vec()).unwrap();
+    assert!(
+        form.starts_with("grant_type=refresh_token&service=puna&client_id=puna&scope=repository"),
+        "{form}"
+    );
+    assert!(form.ends_with("&refresh_token=lasting"), "{form}");
+    assert_eq!(seen.len(), 2);
+}
+
+#[tokio::test]
+async fn a_token_that_is_set_is_shown_unasked() {
+    let model = Model::new(1000);
+    let served = model.clone();
+    let server = Server::start(move |seen| match seen.header("authorization") {
+        "Bearer hf_secret" => served.answer(&seen),
+        _ => status(404, ""),
+    })
+    .await;
+    with(&server.host, Credentials::Token(Secret::Text("hf_secret".into()))).pull_ok(&server.model()).await;
+    let file = with(&server.host, Credentials::Token(Secret::File("/nowhere/token".into())));
+    let text = file.pull_err(&server.model()).await;
+    assert!(text.contains("/nowhere/token") && text.contains(&server.host), "{text}");
+}
+
+#[tokio::test]
+async fn a_registry_that_knows_no_keys_is_asked_as_nobody() {
+    let model = Model::new(1000);
+    let served = model.clone();
+    let server = Server::start(move |seen| match seen.path.as_str() {
+        "/token" if seen.headers.get("authorization").is_some() => status(401, "bad authorization"),
+        "/token" => status(200, r#"{"token":"anonymous"}"#),
+        _ if seen.header("authorization") == "Bearer anonymous" => served.answer(&seen),
+        _ => challenge(&format!("http://{}/token", seen.header("host"))),
+    })
+    .await;
+    Bench::new().pull_ok(&server.model()).await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod auth;
 mod hostile;
+mod mirrors;
 mod pull;
 mod push;
 mod resume;

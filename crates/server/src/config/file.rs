@@ -1,16 +1,27 @@
-//! The configuration file: `key = value` in TOML, one setting a line; keys with a dot may stand in a group.
+//! The configuration file: `key = value` in TOML, one setting a line; keys with a dot may stand in a group. Beside the
+//! settings there are tables of single [hosts](super::hosts).
 
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
+use super::hosts;
 use super::keys::{Kind, keys, setting};
 
 /// A file's settings as text, as a variable would hold them.
 #[derive(Debug, Default)]
 pub struct File {
     pub path: PathBuf,
+    pub entries: Vec<Entry>,
+    pub hosts: Vec<HostTable>,
+}
+
+/// What is set for one host.
+#[derive(Debug)]
+pub struct HostTable {
+    pub host: String,
+    pub line: usize,
     pub entries: Vec<Entry>,
 }
 
@@ -36,7 +47,7 @@ impl File {
             let line = e.span().map_or(1, |span| line_of(span.start));
             wrong(line, e.message().to_owned())
         })?;
-        let mut entries = Vec::new();
+        let (mut entries, mut hosts) = (Vec::new(), Vec::new());
         let mut tables = vec![(String::new(), table.into_inner())];
         while let Some((group, table)) = tables.pop() {
             for (name, value) in table {
@@ -46,6 +57,10 @@ impl File {
                 let is_group =
                     keys().any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
                 let value = match value.into_inner() {
+                    DeValue::Table(inner) if key == hosts::GROUP => {
+                        hosts = host_tables(inner, &line_of).map_err(|(line, text)| wrong(line, text))?;
+                        continue;
+                    }
                     DeValue::Table(inner) if is_group => {
                         tables.push((format!("{key}."), inner));
                         continue;
@@ -58,8 +73,33 @@ impl File {
                 entries.push(Entry { key, text, line });
             }
         }
-        Ok(Self { path: path.to_owned(), entries })
+        Ok(Self { path: path.to_owned(), entries, hosts })
     }
+}
+
+/// The tables `[registry.hosts."HOST"]`; or what is wrong in which line.
+fn host_tables(
+    group: DeTable<'_>,
+    line_of: &dyn Fn(usize) -> usize,
+) -> Result<Vec<HostTable>, (usize, String)> {
+    let mut tables = Vec::new();
+    for (host, table) in group {
+        let (line, host) = (line_of(host.span().start), host.get_ref().to_string());
+        let DeValue::Table(table) = table.into_inner() else {
+            let text = format!("{}.{host:?} must be a table: [{}.{host:?}]", hosts::GROUP, hosts::GROUP);
+            return Err((line, text));
+        };
+        let mut entries = Vec::new();
+        for (name, value) in table {
+            let line = line_of(name.span().start);
+            let (key, kind) = hosts::key(name.get_ref()).map_err(|text| (line, text))?;
+            let text = text_of(kind, value.get_ref())
+                .map_err(|(what, want)| (line, format!("{key} is {what}: it must be {want}")))?;
+            entries.push(Entry { key, text, line });
+        }
+        tables.push(HostTable { host, line, entries });
+    }
+    Ok(tables)
 }
 
 /// A value as a variable would hold it, lists of texts separated by commas; or what it is, and what it must be.

@@ -13,7 +13,7 @@ pub enum Kind {
 
 /// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
 /// there. The manual has each of them (`docs/serve.md`; a test asks).
-pub const SETTINGS: [(&str, Kind); 28] = [
+pub const SETTINGS: [(&str, Kind); 31] = [
     ("host", Kind::Text),
     ("models", Kind::Text),
     ("origins", Kind::List),
@@ -34,6 +34,9 @@ pub const SETTINGS: [(&str, Kind); 28] = [
     ("noprune", Kind::Any),
     ("debug", Kind::Any),
     ("max_transfer_streams", Kind::Any),
+    ("registry.default", Kind::Text),
+    ("registry.mirrors", Kind::List),
+    ("registry.limit_rate", Kind::Any),
     ("image_urls", Kind::Any),
     ("image_hosts", Kind::List),
     ("kernels", Kind::Text),

@@ -4,6 +4,7 @@
 //! `OLLAMA_KEY`, which has Ollama's name, else from the configuration file, and else it has a default.
 
 mod file;
+mod hosts;
 mod keys;
 pub mod origins;
 mod places;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
-use puna_registry::Proxies;
+use puna_registry::{Hosts, Proxies};
 
 pub use keys::{Kind, SETTINGS, check_key};
 pub use reader::{Setting, Source};
@@ -140,6 +141,16 @@ pub struct Config {
     pub image_hosts: Vec<String>,
     /// The key that registries are shown; `None` where there is no home folder.
     pub registry_key: Option<PathBuf>,
+    /// `PUNA_REGISTRY_DEFAULT`: the address that is asked in the place of Ollama's registry.
+    pub registry_default: Option<String>,
+    /// `PUNA_REGISTRY_MIRRORS`: addresses that are asked before it.
+    pub registry_mirrors: Vec<String>,
+    /// `PUNA_REGISTRY_LIMIT_RATE`: bytes a second at most, of all pulls and pushes together.
+    pub registry_limit_rate: Option<u64>,
+    /// What the file sets for single registries.
+    pub registry_hosts: Hosts,
+    /// Docker's `config.json`, where `docker login` leaves credentials.
+    pub docker_config: Option<PathBuf>,
     /// `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, for pulls and pushes.
     pub proxies: Proxies,
     /// `PUNA_KERNELS`: the level of kernels to use instead of the best.
@@ -205,6 +216,10 @@ impl Config {
         let file = places::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
         let path = file.as_ref().map(|file| file.path.clone());
         let home = places::home(variable);
+        let registry_hosts = match &file {
+            Some(file) => hosts::read(file, variable, home.as_deref())?,
+            None => hosts::read(&File::default(), variable, home.as_deref())?,
+        };
         let sources = Sources { flags, variable, file: file.unwrap_or_default(), home: home.clone() };
         let mut read = Reader::new(sources);
         let registry_key = home.as_ref().map(|home| home.join(".ollama").join("id_ed25519"));
@@ -246,6 +261,11 @@ impl Config {
             no_prune: read.on("noprune"),
             debug: read.debug(),
             max_transfer_streams: read.number("max_transfer_streams", 8, MAX_STREAMS).max(1) as usize,
+            registry_default: read.registries("registry.default").pop(),
+            registry_mirrors: read.registries("registry.mirrors"),
+            registry_limit_rate: read.rate("registry.limit_rate"),
+            registry_hosts,
+            docker_config: places::docker_config(variable),
             image_urls: read.switch("image_urls"),
             image_hosts: read.hosts("image_hosts"),
             registry_key,

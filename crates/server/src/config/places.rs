@@ -36,6 +36,12 @@ pub fn proxies(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
     }
 }
 
+/// Docker's configuration, which holds what `docker login` has left.
+pub fn docker_config(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let folder = path_in(variable, "DOCKER_CONFIG").or_else(|| Some(home(variable)?.join(".docker")))?;
+    Some(folder.join("config.json"))
+}
+
 /// The configuration file: `PUNA_CONFIG`, which must be there; else the user's; else that of the machine.
 pub fn find_file(variable: &dyn Fn(&str) -> Option<String>, system: Option<&Path>) -> Option<PathBuf> {
     let users =

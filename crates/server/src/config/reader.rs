@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use puna_api::{Address, KeepAlive, format_duration, parse_duration};
+use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
 
 use super::file::File;
@@ -283,6 +283,32 @@ impl<'a> Reader<'a> {
             }
         };
         self.strict(key, Vec::new(), parse, |hosts| (!hosts.is_empty()).then(|| quoted(&hosts.join(","))))
+    }
+
+    /// Addresses of registries, with a path or without.
+    pub fn registries(&mut self, key: &'static str) -> Vec<String> {
+        let parse = |text: &str| {
+            let all: Vec<_> = text.split(',').map(str::trim).filter(|text| !text.is_empty()).collect();
+            let host = |text: &str| {
+                let bare = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+                let bare = bare.unwrap_or(text);
+                is_host(bare.split_once('/').map_or(bare, |(host, _)| host))
+            };
+            match all.iter().find(|text| !host(text) && **text != "auto") {
+                Some(wrong) => Err(format!(
+                    "has {wrong:?}: a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)"
+                )),
+                None => Ok(all.into_iter().map(str::to_owned).collect()),
+            }
+        };
+        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
+    }
+
+    /// Bytes a second; `None` is without a limit.
+    pub fn rate(&mut self, key: &'static str) -> Option<u64> {
+        let parse =
+            |text: &str| parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"));
+        self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
     }
 
     /// How keys and values are stored: the name of a type.

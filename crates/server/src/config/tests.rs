@@ -332,3 +332,69 @@ fn the_manual_has_every_setting_and_no_other() {
         assert!(variables.contains(name), "docs/serve.md has a row for {name}, which is no setting");
     }
 }
+
+#[test]
+fn single_registries_have_settings_of_their_own() {
+    let text = r#"
+        [registry]
+        mirrors = ["http://m:5000", "harbor.example/p"]
+        limit_rate = "20MB"
+        [registry.hosts."Mirror.Example:5000"]
+        http = true
+        username = "ci"
+        password_env = "SECRET"
+        streams = 2
+        [registry.hosts."hf.co"]
+        mirrors = ["m:6"]
+    "#;
+    let c = with_file(text, &[("SECRET", "s3cret"), ("HF_TOKEN", "hf_x")], &[]).unwrap();
+    assert_eq!(c.registry_mirrors, ["http://m:5000", "harbor.example/p"]);
+    assert_eq!((c.registry_limit_rate, c.registry_default.as_deref()), (Some(20_000_000), None));
+    let host = c.registry_hosts.get("mirror.example:5000").unwrap();
+    assert_eq!((host.http, host.streams), (true, Some(2)));
+    let password = puna_registry::Secret::Text("s3cret".into());
+    let basic = puna_registry::Credentials::Basic { user: "ci".into(), password };
+    assert_eq!(host.credentials, Some(basic));
+    let hub = c.registry_hosts.get("hf.co").unwrap();
+    assert_eq!(hub.mirrors, ["m:6"]);
+    assert!(hub.credentials.is_some(), "the hub's token stands beside what the file sets");
+    assert!(
+        !format!("{c:?}").contains("s3cret") && !format!("{c:?}").contains("hf_x"),
+        "nothing shows a secret"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_registry_is_told_with_its_line() {
+    let wrong = |lines: &str| {
+        let text = format!("[registry.hosts.h]\n{lines}\n");
+        with_file(&text, &[], &[]).unwrap_err().to_string()
+    };
+    for (lines, want) in [
+        ("htp = true", "line 2: there is no setting \"htp\" of a host"),
+        ("http = 3", "line 2: http is \"3\": it must be true or false"),
+        ("username = \"u\"", "line 1: username is set without a password"),
+        ("password = \"p\"", "line 1: password is set without a username"),
+        (
+            "token = \"t\"\ntoken_file = \"f\"",
+            "line 3: of token, token_file and token_env only one can be set",
+        ),
+        ("token_env = \"NOT_SET\"", "line 2: token_env is \"NOT_SET\", but no such variable is set"),
+        ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes a second"),
+        ("streams = 0", "line 2: streams is \"0\": it must be a whole number from 1 to 64"),
+    ] {
+        assert!(wrong(lines).contains(want), "{lines}: {}", wrong(lines));
+    }
+    let text = with_file("[registry.hosts]\nh = 1", &[], &[]).unwrap_err().to_string();
+    assert!(text.contains("must be a table"), "{text}");
+    let text = with_file("[registry]\nmirrors = [\"a b\"]", &[], &[]).unwrap_err().to_string();
+    assert!(text.contains("registry.mirrors has \"a b\""), "{text}");
+}
+
+#[test]
+fn the_manual_has_every_setting_of_a_host() {
+    let manual = include_str!("../../../../docs/registry.md");
+    for (key, _) in super::hosts::HOST_SETTINGS {
+        assert!(manual.contains(&format!("`{key}`")), "docs/registry.md has no {key}");
+    }
+}

@@ -45,7 +45,7 @@ pub(super) async fn push(
 /// Fetches a model for other work, telling it to a client that need not stay.
 pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -> Result<(), Failure> {
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
-    let options = Options { insecure: false, keep_unused: app.config().no_prune };
+    let options = Options { keep_unused: app.config().no_prune, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
             // "success" is the end of the client's own work.
@@ -62,7 +62,12 @@ pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -
 fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let reference = reference(given, REMOTE)?;
-    let options = Options { insecure: request.insecure, keep_unused: app.config().no_prune };
+    let options = Options {
+        insecure: request.insecure,
+        keep_unused: app.config().no_prune,
+        mirror: request.mirror,
+        limit_rate: request.limit_rate.filter(|rate| *rate > 0),
+    };
     Ok((reference, request.stream == Some(false), options))
 }
 

@@ -1,0 +1,42 @@
+//! Speeds as people write them.
+
+/// Bytes a second: `500KB`, `20MB`, `1.5GB` (thousands), `16MiB` (of 1024), or a number of bytes; `/s` may follow.
+///
+/// # Errors
+/// It is no speed; what it must be.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps").to_ascii_lowercase();
+    let split = plain.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(plain.len());
+    let (number, unit) = plain.split_at(split);
+    let unit = match unit.trim() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "kib" => 1024.0,
+        "mib" => 1_048_576.0,
+        "gib" => 1_073_741_824.0,
+        _ => f64::NAN,
+    };
+    let rate = number.parse::<f64>().unwrap_or(f64::NAN) * unit;
+    match (1.0..1e15).contains(&rate) {
+        true => Ok(rate as u64),
+        false => Err("it must be bytes a second, such as 500KB, 20MB or 1.5GB".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_have_the_units_that_people_write() {
+        let good = [("1000", 1000), ("500KB", 500_000), ("20mb/s", 20_000_000), ("1.5G", 1_500_000_000)];
+        for (text, rate) in good.into_iter().chain([(" 16 MiB ", 16 << 20), ("2 MBps", 2_000_000)]) {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        for bad in ["", "0", "MB", "-5MB", "5 apples", "1e3", "1.2.3", "nan", "9999999999GB", "0.5"] {
+            assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+    }
+}

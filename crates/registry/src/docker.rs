@@ -1,0 +1,115 @@
+//! Credentials that `docker login` has left: `auths` of its `config.json`.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use crate::hosts::{Credentials, Secret, read_text};
+
+/// Bytes of the file at most.
+const MAX_FILE: u64 = 4 << 20;
+/// Docker's own registry goes by its old address there.
+const HUB: (&str, &str) = ("docker.io", "index.docker.io");
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    auths: HashMap<String, Auth>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Auth {
+    auth: String,
+    username: String,
+    password: String,
+    identitytoken: String,
+    registrytoken: String,
+}
+
+/// What the file says of a host. A file that is not there says nothing.
+///
+/// # Errors
+/// It cannot be read or understood; nothing of what it holds is said.
+pub(crate) fn credentials(path: &Path, host: &str) -> Result<Option<Credentials>, String> {
+    let text = match read_text(path, MAX_FILE) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(format!("{}: {e}", path.display())),
+    };
+    // The words of the parser may quote the file.
+    let file: File = serde_json::from_str(&text)
+        .map_err(|e| format!("{}, line {}: it is no configuration of docker", path.display(), e.line()))?;
+    let host = if host.eq_ignore_ascii_case(HUB.0) { HUB.1 } else { host };
+    let of_host = |(key, _): &(&String, &Auth)| key_host(key).eq_ignore_ascii_case(host);
+    let Some((_, auth)) = file.auths.iter().find(of_host) else { return Ok(None) };
+    read(auth).map_err(|what| format!("{}: the entry of {host} {what}", path.display()))
+}
+
+/// The host of `https://host/v1/`, or of a bare host.
+fn key_host(key: &str) -> &str {
+    let key = key.split_once("://").map_or(key, |(_, rest)| rest);
+    key.split_once('/').map_or(key, |(host, _)| host)
+}
+
+fn read(auth: &Auth) -> Result<Option<Credentials>, &'static str> {
+    let secret = |text: &str| Secret::Text(text.to_owned());
+    if !auth.registrytoken.is_empty() {
+        return Ok(Some(Credentials::Token(secret(&auth.registrytoken))));
+    }
+    if !auth.identitytoken.is_empty() {
+        return Ok(Some(Credentials::Refresh(secret(&auth.identitytoken))));
+    }
+    let basic =
+        |user: &str, password: &str| Credentials::Basic { user: user.into(), password: secret(password) };
+    if !auth.username.is_empty() {
+        return Ok(Some(basic(&auth.username, &auth.password)));
+    }
+    if auth.auth.is_empty() {
+        // A helper program keeps it, which is not asked.
+        return Ok(None);
+    }
+    let bytes = STANDARD.decode(auth.auth.trim()).map_err(|_| "is no base64")?;
+    let text = String::from_utf8(bytes).map_err(|_| "is no text")?;
+    let (user, password) = text.split_once(':').ok_or("has no user and password")?;
+    Ok(Some(basic(user, password.trim_end_matches('\0'))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_docker_login_leaves_is_found_by_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        assert_eq!(credentials(&path, "h").unwrap(), None);
+        let text = r#"{"auths": {
+            "https://index.docker.io/v1/": {"auth": "dXNlcjpwYTpzcw=="},
+            "h:5000": {"username": "u", "password": "p"},
+            "refresh.example": {"auth": "dTo=", "identitytoken": "idt"},
+            "https://token.example": {"registrytoken": "rt"},
+            "helper.example": {},
+            "bad.example": {"auth": "c2VjcmV0"}
+        }, "credsStore": "desktop"}"#;
+        std::fs::write(&path, text).unwrap();
+        let of = |host: &str| credentials(&path, host).unwrap();
+        let basic = |user: &str, password: &str| {
+            Some(Credentials::Basic { user: user.into(), password: Secret::Text(password.into()) })
+        };
+        assert_eq!(of("docker.io"), basic("user", "pa:ss"));
+        assert_eq!(of("H:5000"), basic("u", "p"));
+        assert_eq!(of("h"), None);
+        assert_eq!(of("helper.example"), None);
+        assert_eq!(of("refresh.example"), Some(Credentials::Refresh(Secret::Text("idt".into()))));
+        assert_eq!(of("token.example"), Some(Credentials::Token(Secret::Text("rt".into()))));
+        let text = credentials(&path, "bad.example").unwrap_err();
+        assert!(text.ends_with("the entry of bad.example has no user and password"), "{text}");
+        std::fs::write(&path, r#"{"auths": {"h": {"auth": secret}}}"#).unwrap();
+        let text = credentials(&path, "h").unwrap_err();
+        assert!(text.ends_with("line 1: it is no configuration of docker"), "{text}");
+    }
+}

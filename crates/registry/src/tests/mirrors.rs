@@ -1,0 +1,104 @@
+//! Mirrors: asked first, left when they fail, and never a name of their own.
+
+use super::*;
+
+/// A name whose registry is `origin`, with mirrors.
+fn bench(origin: &Server, mirrors: &[&str]) -> Bench {
+    let mirrors = mirrors.iter().map(|host| format!("http://{host}")).collect();
+    let host = crate::hosts::Host { mirrors, ..Default::default() };
+    Bench::with(|settings| settings.hosts.set(&origin.host, host))
+}
+
+#[tokio::test]
+async fn the_mirror_serves_and_the_registry_is_not_asked() {
+    let model = Model::new(3 << 20);
+    let (origin, mirror) = (Server::of(&model).await, Server::of(&model).await);
+    let bench = bench(&origin, &[&mirror.host]);
+    bench.pull_ok(&origin.model()).await;
+    bench.assert_has(&model, &origin.model());
+    assert_eq!(origin.seen().len(), 0);
+    let ns = format!("ns={}", origin.host.replace(':', "%3A"));
+    assert!(mirror.seen().iter().all(|seen| seen.query == ns), "mirrors hear for whom they stand");
+}
+
+#[tokio::test]
+async fn a_mirror_without_the_model_away_or_broken_is_left() {
+    let model = Model::new(3 << 20);
+    let origin = Server::of(&model).await;
+    let empty = Server::start(|_| status(404, "")).await;
+    let broken = Server::start(|_| status(500, "")).await;
+    let gone = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().to_string()
+    };
+    let bench = bench(&origin, &[&gone, &empty.host, &broken.host]);
+    bench.pull_ok(&origin.model()).await;
+    bench.assert_has(&model, &origin.model());
+    assert!(!empty.seen().is_empty() && !broken.seen().is_empty());
+}
+
+#[tokio::test]
+async fn blobs_that_a_mirror_fails_at_come_from_the_registry_and_what_arrived_counts() {
+    let model = Model::new(8 << 20);
+    let origin = Server::of(&model).await;
+    let served = model.clone();
+    let weights = model.weights.to_string();
+    let mirror = Server::start_async(move |seen| {
+        let served = served.clone();
+        async move {
+            match seen.range() {
+                // The first part of the weights comes, and then never more.
+                Some((first, _)) if seen.path.ends_with(&served.weights.to_string()) && first > 0 => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    status(500, "disk failure")
+                }
+                _ => served.answer(&seen),
+            }
+        }
+    })
+    .await;
+    let bench = bench(&origin, &[&mirror.host]);
+    bench.pull_ok(&origin.model()).await;
+    bench.assert_has(&model, &origin.model());
+    let of_weights: Vec<_> =
+        origin.blob_requests().into_iter().filter(|s| s.path.ends_with(&weights)).collect();
+    let ranges: Vec<_> = of_weights.iter().filter_map(Seen::range).collect();
+    assert!(!ranges.is_empty() && ranges.iter().all(|(first, _)| *first > 0), "{ranges:?}");
+}
+
+#[tokio::test]
+async fn a_mirror_that_lies_is_found_out() {
+    let model = Model::new(1 << 20);
+    let origin = Server::of(&model).await;
+    let mut lying = model.clone();
+    let weights = lying.weights.to_string();
+    lying.blobs.insert(weights, noise(1 << 20, 7).into());
+    let mirror = Server::of(&lying).await;
+    let bench = bench(&origin, &[&mirror.host]);
+    bench.pull_ok(&origin.model()).await;
+    bench.assert_has(&model, &origin.model());
+}
+
+#[tokio::test]
+async fn when_nobody_has_it_all_answers_are_told() {
+    let origin = Server::start(|_| status(404, "")).await;
+    let mirror = Server::start(|_| status(403, "not for you")).await;
+    let bench = bench(&origin, &[&mirror.host]);
+    let text = bench.pull_err(&origin.model()).await;
+    let want = format!(
+        "pull model manifest: file does not exist (mirrors that were asked first: {}: 403 Forbidden: not for you)",
+        mirror.host
+    );
+    assert_eq!(text, want);
+}
+
+#[tokio::test]
+async fn a_limit_of_speed_holds() {
+    let model = Model::new(1 << 20);
+    let origin = Server::of(&model).await;
+    let bench = Bench::with(|settings| settings.limit_rate = Some(2 << 20));
+    let begun = std::time::Instant::now();
+    bench.pull_ok(&origin.model()).await;
+    let took = begun.elapsed().as_secs_f64();
+    assert!((0.3..3.0).contains(&took), "{took}");
+}

@@ -1,0 +1,191 @@
+//! What is set for single registries: the tables `[registry.hosts."HOST"]` of the configuration file.
+
+use std::path::{Path, PathBuf};
+
+use puna_api::parse_rate;
+use puna_registry::{Credentials, Host, Hosts, Secret};
+
+use super::file::{Entry, File, HostTable};
+use super::keys::Kind;
+use super::places::expanded;
+use super::{ConfigError, MAX_STREAMS};
+
+/// What the tables stand in.
+pub const GROUP: &str = "registry.hosts";
+
+/// The hub, by its two names.
+const HUB: [&str; 2] = ["hf.co", "huggingface.co"];
+
+/// Every setting of a host, and what it may be. The manual has each of them (`docs/registry.md`; a test asks).
+pub const HOST_SETTINGS: [(&str, Kind); 14] = [
+    ("http", Kind::Any),
+    ("ca", Kind::Text),
+    ("username", Kind::Text),
+    ("password", Kind::Text),
+    ("password_file", Kind::Text),
+    ("password_env", Kind::Text),
+    ("token", Kind::Text),
+    ("token_file", Kind::Text),
+    ("token_env", Kind::Text),
+    ("token_host", Kind::Text),
+    ("mirrors", Kind::List),
+    ("limit_rate", Kind::Any),
+    ("streams", Kind::Any),
+    ("anonymous", Kind::Any),
+];
+
+/// The setting of a key.
+///
+/// # Errors
+/// There is none.
+pub fn key(name: &str) -> Result<(&'static str, Kind), String> {
+    HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
+        let all: Vec<&str> = HOST_SETTINGS.iter().map(|(key, _)| *key).collect();
+        format!("there is no setting {name:?} of a host: those there are, are {}", all.join(", "))
+    })
+}
+
+/// What the file says of hosts, and the hub's token where the usual places have one.
+pub fn read(
+    file: &File,
+    variable: &dyn Fn(&str) -> Option<String>,
+    home: Option<&Path>,
+) -> Result<Hosts, ConfigError> {
+    let mut hosts = Hosts::default();
+    for name in HUB {
+        if let Some(secret) = hub_token(variable, home) {
+            let credentials = Some(Credentials::Token(secret));
+            hosts.set(name, Host { credentials, ..Host::default() });
+        }
+    }
+    for table in &file.hosts {
+        let read = Table { table, variable, home };
+        let host = read.host();
+        let host = host.map_err(|(line, text)| ConfigError::File { path: file.path.clone(), line, text })?;
+        let mut host = host;
+        if host.credentials.is_none()
+            && !read.has("anonymous")
+            && let Some(known) = hosts.get(&table.host)
+        {
+            host.credentials.clone_from(&known.credentials);
+        }
+        hosts.set(&table.host, host);
+    }
+    Ok(hosts)
+}
+
+/// The token of the hub's own tools: in the environment, or where they keep it.
+fn hub_token(variable: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Option<Secret> {
+    let given = |name: &str| variable(name).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
+    if let Some(token) = given("HF_TOKEN").or_else(|| given("HUGGING_FACE_HUB_TOKEN")) {
+        return Some(Secret::Text(token));
+    }
+    let folder = given("HF_HOME").map(PathBuf::from);
+    let folder = folder.or_else(|| Some(home?.join(".cache").join("huggingface")))?;
+    let path = folder.join("token");
+    path.is_file().then_some(Secret::File(path))
+}
+
+struct Table<'a> {
+    table: &'a HostTable,
+    variable: &'a dyn Fn(&str) -> Option<String>,
+    home: Option<&'a Path>,
+}
+
+type Wrong = (usize, String);
+
+impl Table<'_> {
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        self.table.entries.iter().find(|entry| entry.key == key)
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.entry(key).is_some_and(|entry| entry.text != "false")
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        self.entry(key).map(|entry| entry.text.trim().to_owned())
+    }
+
+    fn parsed<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+        let parsed = |entry: &Entry| {
+            let wrong = |problem| (entry.line, format!("{key} is {:?}: {problem}", entry.text));
+            parse(&entry.text).map_err(wrong)
+        };
+        self.entry(key).map(parsed).transpose()
+    }
+
+    fn switch(&self, key: &str) -> Result<bool, Wrong> {
+        let parse = |text: &str| text.parse().map_err(|_| "it must be true or false".to_owned());
+        Ok(self.parsed(key, parse)?.unwrap_or(false))
+    }
+
+    fn path(&self, key: &str) -> Option<PathBuf> {
+        self.text(key).map(|text| expanded(Path::new(&text), self.home))
+    }
+
+    fn host(&self) -> Result<Host, Wrong> {
+        let streams = |text: &str| match text.parse::<usize>() {
+            Ok(n) if (1..=MAX_STREAMS as usize).contains(&n) => Ok(n),
+            _ => Err(format!("it must be a whole number from 1 to {MAX_STREAMS}")),
+        };
+        let mirrors = self.text("mirrors").unwrap_or_default();
+        let mirrors = mirrors.split(',').map(str::trim).filter(|text| !text.is_empty());
+        Ok(Host {
+            http: self.switch("http")?,
+            ca: self.path("ca"),
+            credentials: self.credentials()?,
+            token_host: self.text("token_host"),
+            mirrors: mirrors.map(str::to_owned).collect(),
+            limit_rate: self.parsed("limit_rate", parse_rate)?,
+            streams: self.parsed("streams", streams)?,
+        })
+    }
+
+    fn credentials(&self) -> Result<Option<Credentials>, Wrong> {
+        let anonymous = self.switch("anonymous")?;
+        let line = self.table.line;
+        let (password, token) = (self.secret("password")?, self.secret("token")?);
+        match (self.text("username"), password, token) {
+            (None, None, None) => Ok(None),
+            _ if anonymous => Err((line, "a host that is asked anonymously has no password or token".into())),
+            (Some(user), Some(password), None) if !user.contains(':') => {
+                Ok(Some(Credentials::Basic { user, password }))
+            }
+            (Some(_), Some(_), None) => Err((line, "username has a colon, which no user name has".into())),
+            (None, None, Some(token)) => Ok(Some(Credentials::Token(token))),
+            (_, _, Some(_)) => {
+                Err((line, "a host has a username with a password, or a token, and not both".into()))
+            }
+            (Some(_), None, None) => Err((
+                line,
+                "username is set without a password: password_file, password_env or password has it".into(),
+            )),
+            (None, Some(_), None) => Err((line, "password is set without a username".into())),
+        }
+    }
+
+    /// `key`, `key_file` or `key_env`.
+    fn secret(&self, key: &str) -> Result<Option<Secret>, Wrong> {
+        let (file, env) = (format!("{key}_file"), format!("{key}_env"));
+        let set: Vec<&Entry> = [key, &file, &env].into_iter().filter_map(|key| self.entry(key)).collect();
+        let entry = match set.as_slice() {
+            [] => return Ok(None),
+            [entry] => *entry,
+            [_, second, ..] => {
+                return Err((second.line, format!("of {key}, {file} and {env} only one can be set")));
+            }
+        };
+        if entry.key == file {
+            return Ok(self.path(&file).map(Secret::File));
+        }
+        if entry.key != env {
+            return Ok(Some(Secret::Text(entry.text.clone())));
+        }
+        let name = entry.text.trim();
+        match (self.variable)(name).filter(|text| !text.trim().is_empty()) {
+            Some(text) => Ok(Some(Secret::Text(text))),
+            None => Err((entry.line, format!("{env} is {name:?}, but no such variable is set"))),
+        }
+    }
+}
