@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    BackendError, Capacity, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
+    BackendError, Capacity, LowRank, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
 };
 
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
@@ -13,6 +13,7 @@ use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::elementwise::{Add, GluRows, Map, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
+use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
@@ -343,13 +344,42 @@ impl Compiler<'_> {
             self.push(TileSlots(Arc::clone(&mixture), Side::Input));
         }
         self.push(GateUp(Arc::clone(&mixture)));
+        self.expert_changes(&mixture, Part::Gate)?;
+        self.expert_changes(&mixture, Part::Up)?;
         self.push(Unit(Arc::clone(&mixture)));
         if hidden_tiles > 0 {
             self.push(TileSlots(Arc::clone(&mixture), Side::Hidden));
         }
         self.push(Down(Arc::clone(&mixture)));
+        self.expert_changes(&mixture, Part::Down)?;
         self.push(Combine(mixture));
         Ok(())
+    }
+
+    /// What changes one of a mixture's products.
+    fn expert_changes(&mut self, mixture: &Arc<Mixture>, part: Part) -> Result<(), BackendError> {
+        let changes = &mixture.spec.changes;
+        let list = match part {
+            Part::Gate => &changes.gate,
+            Part::Up => &changes.up,
+            Part::Down => &changes.down,
+        };
+        let load = |change: &LowRank| -> Result<ExpertChange, BackendError> {
+            let [down, up] = [change.down, change.up].map(|w| self.thin_experts(w));
+            Ok(ExpertChange { down: down?, up: up?, scale: change.scale })
+        };
+        let changes = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        if !changes.is_empty() {
+            self.push(AddChanges { mixture: Arc::clone(mixture), part, changes });
+        }
+        Ok(())
+    }
+
+    /// Experts' matrices that multiply activations as they are.
+    fn thin_experts(&self, w: WeightId) -> Result<ExpertMatrix, BackendError> {
+        let matrix = self.experts(w, None)?;
+        let is_plain = matrix.kernel.acts == ActKind::F32;
+        if is_plain { Ok(matrix) } else { Err(unsupported(&self.weights[w.index()])) }
     }
 
     /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded, down, inputs and hidden in tiles have these

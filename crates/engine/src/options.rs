@@ -2,7 +2,7 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType};
-use puna_models::{Model, Pooling};
+use puna_models::{Adapter, Model, Pooling};
 
 use crate::error::EngineError;
 use crate::pages::PAGE_TOKENS;
@@ -28,6 +28,8 @@ pub struct EngineOptions {
     pub cache_pages: Option<usize>,
     /// Whether and how to guess ahead, where a job does not say.
     pub speculation: Speculation,
+    /// Adapters of the model, which all apply; a draft model goes without.
+    pub adapters: Vec<Adapter>,
 }
 
 impl Default for EngineOptions {
@@ -40,6 +42,7 @@ impl Default for EngineOptions {
             max_sequences: 4,
             cache_pages: None,
             speculation: Speculation::AUTO,
+            adapters: Vec::new(),
         }
     }
 }

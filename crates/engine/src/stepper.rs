@@ -41,7 +41,8 @@ impl Stepper {
         mut backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        let model = Model::load(view, LoadOptions { n_ctx: options.num_ctx })?;
+        let load = LoadOptions { n_ctx: options.num_ctx };
+        let model = Model::load_adapted(view, &options.adapters, load)?;
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
         let info = ModelInfo {

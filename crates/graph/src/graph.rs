@@ -1,5 +1,8 @@
 //! The graph of one step and its builder.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use crate::ops::*;
 
 /// A value's shape and where its columns lie.
@@ -48,6 +51,7 @@ pub struct Graph {
     storages: Vec<Storage>,
     layer: Option<usize>,
     result: Option<ValueId>,
+    changes: Arc<Changes>,
 }
 
 /// A matrix with its optional bias.
@@ -80,6 +84,11 @@ impl Graph {
     /// A graph without operations.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A graph whose tables, products and mixtures use changed weights.
+    pub fn with_changes(changes: Arc<Changes>) -> Self {
+        Self { changes, ..Self::default() }
     }
 
     /// The operations, in the order in which they run.
@@ -136,13 +145,37 @@ impl Graph {
 
     /// Rows of a table with `cols` columns.
     pub fn embed(&mut self, name: &'static str, table: WeightId, cols: usize, index: Index) -> ValueId {
-        self.push(name, Op::Embed { table, index }, Rows::Tokens, cols)
+        let mut rows = self.push(name, Op::Embed { table, index }, Rows::Tokens, cols);
+        for change in self.changes_of(table) {
+            let Some(back) = change.back else { continue };
+            let thin = Op::Embed { table: change.up, index };
+            let thin = self.push("lora_up", thin, Rows::Tokens, change.rank);
+            let wide = Linear { w: back, scale: change.scale, bias: None, out: cols };
+            let wide = self.product("lora_back", &wide, thin);
+            rows = self.add(name, rows, wide);
+        }
+        rows
     }
 
     /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
+        let mut y = self.product(name, l, x);
+        for LowRank { down, up, rank, scale, .. } in self.changes_of(l.w) {
+            let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
+            let thin = self.product("lora_down", &down, x);
+            let wide = self.product("lora_up", &Linear { w: up, scale, bias: None, out: l.out }, thin);
+            y = self.add(name, y, wide);
+        }
+        y
+    }
+
+    fn product(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let rows = self.value(x).rows;
         self.push(name, Op::Linear { w: l.w, scale: l.scale, bias: l.bias, x }, rows, l.out)
+    }
+
+    fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
+        self.changes.get(&w).cloned().unwrap_or_default()
     }
 
     /// RMS norm over groups as long as the weight: the whole row, or each head.
@@ -189,8 +222,13 @@ impl Graph {
     }
 
     /// A mixture of experts over the router's logits.
-    pub fn moe(&mut self, name: &'static str, spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
+    pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
+        spec.changes = ExpertChanges {
+            gate: self.changes_of(spec.gate),
+            up: self.changes_of(spec.up),
+            down: self.changes_of(spec.down),
+        };
         self.push_like(name, Op::Moe { x, router, spec: Box::new(spec) }, x)
     }
 
@@ -214,5 +252,27 @@ impl Graph {
     pub fn gather_outputs(&mut self, x: ValueId) -> ValueId {
         let cols = self.value(x).cols;
         self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
+    }
+
+    /// Moves each product up behind the first that reads the same value, so that backends can do them together: changes of
+    /// weights come between products that were recorded one after the other.
+    pub fn join_products(&mut self) {
+        let mut first: BTreeMap<ValueId, usize> = BTreeMap::new();
+        let mut groups: Vec<Vec<Node>> = Vec::with_capacity(self.nodes.len());
+        for node in self.nodes.drain(..) {
+            let known = match node.op {
+                // A product reads nothing else, so it can come as early as any other reader of its input.
+                Op::Linear { x, .. } => first.get(&x).copied().or_else(|| {
+                    first.insert(x, groups.len());
+                    None
+                }),
+                _ => None,
+            };
+            match known {
+                Some(group) => groups[group].push(node),
+                None => groups.push(vec![node]),
+            }
+        }
+        self.nodes = groups.into_iter().flatten().collect();
     }
 }

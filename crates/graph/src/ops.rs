@@ -4,6 +4,8 @@
 //! wanted) and whose columns are features. A backend may fuse operations and round activations
 //! within the bounds that it states.
 
+use std::collections::BTreeMap;
+
 use crate::backend::CacheLayer;
 
 /// A value of a graph: an operation's result or a window of columns of one.
@@ -151,6 +153,35 @@ pub enum Gating {
     SoftmaxOfChosen,
 }
 
+/// A change of a matrix by the product of two thin ones: `W + scale · up · down`. `W` itself stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LowRank {
+    /// `[in, rank]`; of experts `[in, rank, experts]`.
+    pub down: WeightId,
+    /// `[rank, out]`; of experts `[rank, out, experts]`.
+    pub up: WeightId,
+    /// `down` with rows and columns exchanged, `[rank, in]`, where `W` is a table whose rows are taken by number.
+    pub back: Option<WeightId>,
+    /// Columns between the two.
+    pub rank: usize,
+    /// Multiplies their product.
+    pub scale: f32,
+}
+
+/// What changes each weight that is changed.
+pub type Changes = BTreeMap<WeightId, Vec<LowRank>>;
+
+/// What changes the matrices of experts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ExpertChanges {
+    /// Of `gate`.
+    pub gate: Vec<LowRank>,
+    /// Of `up`.
+    pub up: Vec<LowRank>,
+    /// Of `down`.
+    pub down: Vec<LowRank>,
+}
+
 /// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of `experts`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeSpec {
@@ -178,6 +209,8 @@ pub struct MoeSpec {
     pub up_bias: Option<WeightId>,
     /// `[in, experts]`, see `gate_bias`.
     pub down_bias: Option<WeightId>,
+    /// Filled in when the mixture is recorded.
+    pub changes: ExpertChanges,
 }
 
 /// One operation and what it reads.

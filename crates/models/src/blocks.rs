@@ -1,6 +1,6 @@
 //! Parts that files store in more than one form: projections of query, key and value, and feed-forward pairs.
 
-use puna_graph::{Gating, Glu, Graph, Linear, MoeSpec, ValueId};
+use puna_graph::{ExpertChanges, Gating, Glu, Graph, Linear, MoeSpec, ValueId};
 
 use crate::error::ModelError;
 use crate::weights::Weights;
@@ -173,6 +173,7 @@ impl Experts {
                 gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
                 down_bias: w.opt(&name("down", "bias"), &[n_embd, experts])?,
+                changes: ExpertChanges::default(),
             },
         })
     }

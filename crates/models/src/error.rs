@@ -3,6 +3,8 @@
 use puna_gguf::GgufError;
 use puna_quant::TensorType;
 
+use crate::adapter::AdapterError;
+
 /// What is wrong with a file as a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -59,5 +61,13 @@ pub enum ModelError {
         what: String,
         /// Why, or what to do instead.
         reason: &'static str,
+    },
+    /// An adapter that does not fit the model.
+    #[error("adapter {adapter}: {error}")]
+    Adapter {
+        /// What it is called.
+        adapter: String,
+        /// What is wrong.
+        error: Box<AdapterError>,
     },
 }

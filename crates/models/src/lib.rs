@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod arch;
 mod blocks;
 mod error;
@@ -14,5 +15,6 @@ mod model;
 mod rope;
 mod weights;
 
+pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;
 pub use model::{LoadOptions, Model, Pooling, Shape, Want, known_architectures};

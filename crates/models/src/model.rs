@@ -1,8 +1,11 @@
 //! A model: an architecture with its weights, ready for a backend.
 
+use std::sync::Arc;
+
 use puna_gguf::View;
 use puna_graph::{CacheLayer, Graph, Rope, ValueId, Weight};
 
+use crate::adapter::{Adapter, Attached};
 use crate::arch;
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
@@ -113,11 +116,20 @@ pub struct Model {
     cache: Vec<CacheLayer>,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
+    adapted: Attached,
 }
 
 impl Model {
     /// Reads the keys and finds the tensors of a file; no weight is read.
     pub fn load(view: &View, options: LoadOptions) -> Result<Self, ModelError> {
+        Self::load_adapted(view, &[], options)
+    }
+
+    /// The same with adapters, which all apply. The model's own weights stay as they are.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; [`ModelError::Adapter`] for one that does not fit.
+    pub fn load_adapted(view: &View, adapters: &[Adapter], options: LoadOptions) -> Result<Self, ModelError> {
         let name = view.metadata().architecture()?;
         let Some(entry) = arch::ARCHITECTURES.iter().find(|a| a.name == name) else {
             return Err(ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() });
@@ -125,7 +137,8 @@ impl Model {
         let keys = Keys::new(view.metadata())?;
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
-        Ok(Self {
+        let adapted = Attached::new(adapters, view, &mut weights.tensors)?;
+        let model = Self {
             architecture: entry.name,
             pooling: pooling(&keys)?,
             arch: loaded.arch,
@@ -133,7 +146,14 @@ impl Model {
             cache: loaded.cache,
             weights: weights.tensors,
             ropes: weights.ropes,
-        })
+            adapted,
+        };
+        if !adapters.is_empty() {
+            let wanted = [Want::Logits, Want::Hidden, Want::Score];
+            let graphs: Vec<Graph> = wanted.into_iter().filter_map(|want| model.graph(want)).collect();
+            model.adapted.check_used(&graphs)?;
+        }
+        Ok(model)
     }
 
     /// The architecture's name.
@@ -168,7 +188,7 @@ impl Model {
 
     /// Records a step; `None` where the model has no such result.
     pub fn graph(&self, want: Want) -> Option<Graph> {
-        let mut g = Graph::new();
+        let mut g = Graph::with_changes(Arc::clone(&self.adapted.changes));
         let result = match want {
             Want::Hidden => self.arch.hidden(&mut g, false),
             Want::Logits if self.shape.has_logits => {
@@ -182,6 +202,9 @@ impl Model {
             }
         };
         g.set_result(result);
+        if !self.adapted.changes.is_empty() {
+            g.join_products();
+        }
         Some(g)
     }
 }

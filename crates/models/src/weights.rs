@@ -9,7 +9,7 @@ use puna_quant::TensorType;
 use crate::error::ModelError;
 
 /// A window of the file's mapping.
-struct Mapped(SharedBytes);
+pub(crate) struct Mapped(pub SharedBytes);
 
 impl Bytes for Mapped {
     fn bytes(&self) -> &[u8] {

@@ -211,14 +211,11 @@ impl App {
         keep_alive: Option<KeepAlive>,
         client: Client,
     ) -> Result<Loaded, Failure> {
-        if !model.adapters.is_empty() {
-            let error = StoreError::Adapter { model: model.name.to_string() };
-            return Err(Failure::bad_request(error.to_string()));
-        }
         let arrived = Instant::now();
         let config = self.config();
         let spec = LoadSpec {
             weights: weights(model),
+            adapters: model.adapters.clone(),
             options,
             kv_cache_type: config.kv_cache_type.clone(),
             kernels: config.kernels.clone(),
@@ -266,7 +263,8 @@ fn is_weights(model: &Model, draft: &Draft) -> bool {
 
 /// What models are told apart by in memory.
 pub(crate) fn key(model: &Model) -> Key {
-    Key(model.weights_digest.to_string())
+    let adapters = model.adapters.iter().map(|path| path.display().to_string());
+    Key([model.weights_digest.to_string()].into_iter().chain(adapters).collect::<Vec<_>>().join(" "))
 }
 
 /// What a model is, in the API's form.

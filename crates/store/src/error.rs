@@ -72,8 +72,6 @@ pub enum StoreError {
     NothingToConvert,
     #[error("supplied file was not in GGUF format")]
     NotGguf,
-    #[error("only one adapter is currently supported")]
-    ManyAdapters,
     #[error("template error: {0}")]
     Template(String),
     #[error("info field \"{field}\" must be {want}")]
@@ -101,11 +99,15 @@ pub enum StoreError {
     )]
     NotADraft { kind: String },
     #[error(
-        "{}LoRA adapters are not supported yet: merge the adapter into the weights of its model (as llama.cpp's \
-         llama-export-lora or PEFT's merge_and_unload do) and create the model from the merged file",
-        of_model(model)
+        "ADAPTER names a file that is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`"
     )]
-    Adapter { model: String },
+    NotAnAdapter,
+    #[error(
+        "FROM names an adapter alone: name the model that it is made for with FROM, and the adapter with ADAPTER"
+    )]
+    AdapterAlone,
+    #[error("the adapter is made for the architecture `{adapter}`, and the model's is `{model}`")]
+    AdapterArchitecture { adapter: String, model: String },
     #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
     ManyModels { files: Vec<String> },
     #[error("unknown {what} \"{name}\": known are {known}")]
@@ -136,7 +138,6 @@ impl StoreError {
                 | NothingToConvert
                 | NotGguf
                 | BadFile { .. }
-                | ManyAdapters
                 | Template(_)
                 | Info { .. }
                 | Requires
@@ -144,7 +145,9 @@ impl StoreError {
                 | DraftRemote
                 | ManyDrafts { .. }
                 | NotADraft { .. }
-                | Adapter { .. }
+                | NotAnAdapter
+                | AdapterAlone
+                | AdapterArchitecture { .. }
                 | ManyModels { .. }
                 | UnknownBuiltIn { .. }
                 | TooNew { .. }
@@ -179,10 +182,6 @@ impl StoreError {
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
     }
-}
-
-fn of_model(model: &str) -> String {
-    if model.is_empty() { String::new() } else { format!("the model {model} has an adapter, and ") }
 }
 
 /// The way out of the usual troubles with files.

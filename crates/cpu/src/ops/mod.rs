@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
+pub mod expert_changes;
 pub mod expert_tiles;
 pub mod linear;
 pub mod moe;

@@ -69,7 +69,7 @@ impl Mixture {
         step.rows(self.x.rows)
     }
 
-    fn slots(&self, step: &Step<'_>) -> usize {
+    pub(super) fn slots(&self, step: &Step<'_>) -> usize {
         self.tokens(step) * self.spec.used
     }
 
@@ -78,6 +78,13 @@ impl Mixture {
         // SAFETY: written before a barrier.
         let starts = unsafe { self.state.starts.slice(expert, 2) };
         starts[0] as usize..starts[1] as usize
+    }
+
+    /// The expert of a slot.
+    pub(super) fn expert_of(&self, slot: usize) -> usize {
+        // SAFETY: written before a barrier.
+        let starts = unsafe { self.state.starts.slice(0, self.spec.experts + 1) };
+        starts.partition_point(|&start| start as usize <= slot) - 1
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -248,7 +255,7 @@ unsafe impl Instruction for Gather {
 }
 
 /// Slots that an element-wise task handles.
-const SLOTS_A_TASK: usize = 8;
+pub(super) const SLOTS_A_TASK: usize = 8;
 
 /// Gate and up products of the chosen experts.
 pub struct GateUp(pub Arc<Mixture>);

@@ -282,7 +282,7 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
 
 /// Options of a draft model: those of its model, but for what is the model's own.
 fn options_of(options: &EngineOptions) -> EngineOptions {
-    EngineOptions { speculation: Speculation::OFF, ..options.clone() }
+    EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.

@@ -109,6 +109,7 @@ fn long_text() -> Vec<u32> {
 }
 
 const CHUNKED: EngineOptions = EngineOptions {
+    adapters: Vec::new(),
     num_ctx: None,
     num_batch: 64,
     cache_k: KvType::F16,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    DraftModel, Engine, EngineError, EngineOptions, Job, PAGE_TOKENS, Pooling, Sink, plan_memory,
+    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, PAGE_TOKENS, Pooling, Sink, plan_memory,
     plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
@@ -180,6 +180,15 @@ fn view(weights: Option<&Path>) -> Result<View, LoadError> {
     View::new(Arc::new(gguf.map_err(load_error)?)).map_err(load_error)
 }
 
+/// The adapter at a path, by the name that its file gives it, else the file's own.
+fn adapter(path: &Path) -> Result<Adapter, LoadError> {
+    let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let gguf = Gguf::open(path).map_err(|error| load_error(format!("adapter {file}: {error}")))?;
+    let name = gguf.metadata().opt_str("general.name").ok().flatten().filter(|name| !name.is_empty());
+    let name = name.map_or_else(|| file.clone(), |name| format!("{name:?} ({file})"));
+    Ok(Adapter::new(name, Arc::new(gguf)))
+}
+
 fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
     let options = &spec.options;
     let kind = KvType::ALL.into_iter().find(|kind| kind.name() == spec.kv_cache_type).ok_or_else(|| {
@@ -198,6 +207,7 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
         max_sequences: options.parallel.max(1) as usize,
         // One more, so that a sequence that shares all but its last page can still copy one.
         cache_pages: Some((options.cache.max(options.num_ctx) as usize).div_ceil(PAGE_TOKENS) + 1),
+        adapters: spec.adapters.iter().map(|path| adapter(path)).collect::<Result<_, _>>()?,
         ..EngineOptions::default()
     })
 }
@@ -321,7 +331,14 @@ mod tests {
 
     fn spec(draft: Draft) -> LoadSpec {
         let options = LoadOptions { num_ctx: 64, draft: Some(draft), ..LoadOptions::default() };
-        LoadSpec { weights: None, options, kv_cache_type: "f16".into(), kernels: None, threads: Some(1) }
+        LoadSpec {
+            weights: None,
+            adapters: Vec::new(),
+            options,
+            kv_cache_type: "f16".into(),
+            kernels: None,
+            threads: Some(1),
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::scheduler::LoadOptions;
 use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -77,6 +77,8 @@ pub enum FromRunner {
 pub struct LoadSpec {
     /// The GGUF file; `None` is the model inside this program.
     pub weights: Option<PathBuf>,
+    /// The GGUF files of its adapters.
+    pub adapters: Vec<PathBuf>,
     /// How.
     pub options: LoadOptions,
     /// Format of keys and values: `f16`, `q8_0` …

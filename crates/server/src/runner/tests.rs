@@ -55,7 +55,14 @@ async fn loaded_by(launched: Launched, weights: Option<std::path::PathBuf>, num_
     let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
     let link = Link::new(launched, Some(STEP), Box::new(move |notice| drop(to.send(notice))));
     let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
-    let spec = LoadSpec { weights, options, kv_cache_type: "f16".into(), kernels: None, threads: Some(1) };
+    let spec = LoadSpec {
+        weights,
+        adapters: Vec::new(),
+        options,
+        kv_cache_type: "f16".into(),
+        kernels: None,
+        threads: Some(1),
+    };
     link.plan(spec);
     assert!(matches!(notices.recv().await, Some(super::link::Notice::Planned(_))));
     link.load();

@@ -32,11 +32,6 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
         (None, Some(files)) if files.is_empty() => return Err(StoreError::UnknownType),
         _ => {}
     }
-    match request.adapters.len() {
-        0 => {}
-        1 => return Err(StoreError::Adapter { model: String::new() }),
-        _ => return Err(StoreError::ManyAdapters),
-    }
     if let (Some(template), Some(check)) = (&request.template, hooks.check_template) {
         check(template).map_err(StoreError::Template)?;
     }

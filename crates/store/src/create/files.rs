@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use puna_gguf::{Gguf, GgufError};
+use puna_gguf::{Gguf, GgufError, View};
 
 use super::request::{FileTemplate, Progress};
 use super::{ProgressFn, split, stored};
@@ -61,7 +61,7 @@ impl Sources {
         Err(StoreError::UnknownType)
     }
 
-    /// Refuses weights of more than one model, and adapters. Files that cannot be read are left to those that read them.
+    /// Refuses weights of more than one model. Files that cannot be read are left to those that read them.
     pub(super) fn check_one_model(&self, store: &Store) -> Result<(), StoreError> {
         let Sources::Gguf(files) = self else { return Ok(()) };
         let (single, groups) = split::group(files);
@@ -69,10 +69,8 @@ impl Sources {
         for (name, digest) in single {
             let Ok(digest) = stored(store, digest) else { continue };
             let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
-            match media_type(&facts) {
-                media::ADAPTER => return Err(StoreError::Adapter { model: String::new() }),
-                media::MODEL => models.push(crate::name::shown(name)),
-                _ => {}
+            if media_type(&facts) == media::MODEL {
+                models.push(crate::name::shown(name));
             }
         }
         if models.len() > 1 { Err(StoreError::ManyModels { files: models }) } else { Ok(()) }
@@ -191,6 +189,18 @@ pub(super) fn template(
     };
     let (bos, eos) = (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
     Ok(Some(FileTemplate { source, bos, eos }))
+}
+
+/// Refuses an adapter that is made for another architecture than a model's, in whichever form the model's file names it.
+pub(super) fn check_adapter(store: &Store, adapter: &Layer, model: &Layer) -> Result<(), StoreError> {
+    let adapter = store.facts(&adapter.digest, &store.layer_path(adapter)?)?.architecture.clone();
+    let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
+    let names = [view.gguf().metadata(), view.metadata()].map(|meta| meta.architecture());
+    if names.contains(&Ok(&*adapter)) {
+        return Ok(());
+    }
+    let model = names[1].clone()?.to_owned();
+    Err(StoreError::AdapterArchitecture { adapter, model })
 }
 
 fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {

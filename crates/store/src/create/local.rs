@@ -51,6 +51,7 @@ pub fn plan_local(
     let mut values: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut sources: BTreeMap<PathBuf, Digest> = BTreeMap::new();
     let mut drafts: BTreeMap<PathBuf, Digest> = BTreeMap::new();
+    let mut adapters: BTreeMap<PathBuf, Digest> = BTreeMap::new();
     for instruction in &modelfile.instructions {
         let request = &mut planner.plan.request;
         match instruction {
@@ -58,7 +59,10 @@ pub fn plan_local(
                 Source::Name => planner.plan.request.from = Some(text.clone()),
                 Source::Files(files) => sources.extend(files),
             },
-            Instruction::Adapter(_) => return Err(StoreError::Adapter { model: String::new() }),
+            Instruction::Adapter(text) => match planner.local(text)? {
+                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
+                Source::Files(files) => adapters.extend(files),
+            },
             Instruction::Draft(text) => match planner.local(text)? {
                 Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
                 Source::Files(files) => drafts.extend(files),
@@ -87,6 +91,7 @@ pub fn plan_local(
         return Err(StoreError::DraftIsModel { path: path.clone() });
     }
     plan.request.draft_files = named(&drafts);
+    plan.request.adapters = named(&adapters);
     if !sources.is_empty() {
         plan.request.files = Some(named(&sources));
     }

@@ -47,7 +47,7 @@ impl Store {
         let mut draft = Draft::default();
         let made = self.make(name, request, hooks, progress, &mut draft);
         // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
-        let files = request.files.iter().flatten().chain(&request.draft_files);
+        let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.filter_map(|(_, digest)| digest.parse().ok());
         self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
         made
@@ -67,6 +67,7 @@ impl Store {
             None => draft.take_files(self, request, hooks, progress)?,
         }
         draft.quantize(self, request.quantize.as_deref(), media::MODEL, progress)?;
+        draft.take_adapters(self, request, progress)?;
         draft.take_draft_files(self, request, progress)?;
         draft.quantize(self, request.draft_quantize.as_deref(), media::DRAFT, progress)?;
         draft.assume_formats(self, request)?;
@@ -124,9 +125,6 @@ impl Draft {
         self.taken = entry.manifest.blobs().map(|layer| layer.digest).collect();
         let model = store.resolve_entry(&entry)?;
         let short = entry.name.to_string();
-        if !model.adapters.is_empty() {
-            return Err(StoreError::Adapter { model: short });
-        }
         let take = |layer: &Layer| {
             store.touch_blob(&layer.digest);
             let layer = Layer { from: Some(short.clone()), ..layer.clone() };
@@ -175,6 +173,31 @@ impl Draft {
             if !found.stop.is_empty() {
                 self.params.insert("stop".into(), found.stop.into());
             }
+        }
+        Ok(())
+    }
+
+    /// Makes the layers of adapters, behind those that the model had before.
+    fn take_adapters(
+        &mut self,
+        store: &Store,
+        request: &CreateRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        if !request.adapters.is_empty() {
+            for SourceFile { layer, is_new, .. } in
+                Sources::of(store, &request.adapters)?.into_layers(store, progress)?
+            {
+                if layer.media_type != media::ADAPTER {
+                    return Err(StoreError::NotAnAdapter);
+                }
+                self.layers.push(DraftLayer { layer, is_new, status: None });
+            }
+        }
+        let of_type = |ty: &'static str| self.layers.iter().filter(move |l| l.layer.media_type == ty);
+        let Some(model) = of_type(media::MODEL).next_back() else { return Ok(()) };
+        for adapter in of_type(media::ADAPTER) {
+            files::check_adapter(store, &adapter.layer, &model.layer)?;
         }
         Ok(())
     }
@@ -282,7 +305,10 @@ impl Draft {
             families.push(facts.architecture.clone());
             model = Some(facts);
         }
-        let Some(model) = model else { return Err(StoreError::NotGguf) };
+        let adapts = self.layers.iter().any(|l| l.layer.media_type == media::ADAPTER);
+        let Some(model) = model else {
+            return Err(if adapts { StoreError::AdapterAlone } else { StoreError::NotGguf });
+        };
         config.model_format = "gguf".into();
         config.model_family.clone_from(&model.architecture);
         config.model_families = Some(families);

@@ -11,7 +11,7 @@ pub struct CreateRequest {
     pub from: Option<String>,
     /// Weights: GGUF files, or the files of a safetensors folder by their relative paths.
     pub files: Option<BTreeMap<String, String>>,
-    /// One LoRA adapter.
+    /// LoRA adapters, which all apply, in the order of their names.
     pub adapters: BTreeMap<String, String>,
     /// A draft model.
     pub draft_files: BTreeMap<String, String>,

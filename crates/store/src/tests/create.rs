@@ -169,17 +169,8 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         files: Some([(name.to_owned(), digest.to_owned())].into()),
         ..CreateRequest::default()
     };
-    let mut adapters = from_model("cria");
-    adapters.adapters = [("a".into(), blob.to_string()), ("b".into(), blob.to_string())].into();
-    let adapter = CreateRequest { adapters: [("a".into(), blob.to_string())].into(), ..from_model("cria") };
     let other = kit.upload(2).digest;
     let two = from_files(&[("a.gguf", blob), ("b.gguf", other)]);
-    let lora = {
-        let mut writer = puna_gguf::Writer::new();
-        writer.set("general.architecture", "llama").set("general.type", "adapter");
-        writer.tensor("a", puna_quant::TensorType::F32, &[1]).unwrap();
-        kit.store.add_blob(&writer.to_vec([&[0u8; 4][..]]).unwrap()).unwrap().digest
-    };
     let named = |renderer: Option<&str>, parser: Option<&str>| CreateRequest {
         renderer: renderer.map(str::to_owned),
         parser: parser.map(str::to_owned),
@@ -204,9 +195,6 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (with_files("a.gguf", &Digest::of(b"absent").to_string()), "is not in the store"),
         (from_model("no such"), "invalid model name `no such`"),
         (from_model("nope"), "model 'nope:latest' not found"),
-        (adapters, "only one adapter is currently supported"),
-        (adapter, "LoRA adapters are not supported yet: merge the adapter into the weights"),
-        (from_files(&[("m.gguf", blob), ("l.gguf", lora)]), "LoRA adapters are not supported yet"),
         (two, "FROM names a.gguf and b.gguf, which are weights of several models"),
         (named(Some("nope"), None), "unknown renderer \"nope\": known are cogito, cohere, "),
         (named(None, Some("nope")), "unknown parser \"nope\": known are cogito, cohere, "),
@@ -322,20 +310,6 @@ fn blobs_of_a_model_that_was_not_made_are_let_go() {
 }
 
 #[test]
-fn a_model_with_an_adapter_is_no_base_of_another() {
-    let kit = Kit::new();
-    let weights = kit.model("base", 1);
-    let adapter = kit.upload(2);
-    let mut manifest = kit.store.get(&name("base")).unwrap().manifest;
-    manifest.layers.push(crate::Layer::new(media::ADAPTER, adapter.digest, adapter.size));
-    kit.store.write_manifest(&name("tuned"), &manifest.to_bytes(), false).unwrap();
-    let error = kit.create("m", &from_model("tuned")).unwrap_err();
-    assert_eq!(error, StoreError::Adapter { model: "tuned:latest".into() });
-    assert!(error.to_string().starts_with("the model tuned:latest has an adapter, and LoRA adapters"));
-    assert!(kit.store.has_blob(&weights));
-}
-
-#[test]
 fn parts_of_a_split_model_are_merged() {
     let kit = Kit::new();
     let part = |no: u16, tensor: &str| {
@@ -413,7 +387,6 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     if cfg!(unix) {
         assert_eq!(plan("FROM /dev/zero").unwrap_err(), "/dev/zero is not a regular file");
     }
-    assert!(plan("FROM x\nADAPTER ./a").unwrap_err().contains("adapters are not supported yet"));
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink("/etc/hostname", dir.join("config.json")).unwrap();

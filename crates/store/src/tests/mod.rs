@@ -1,5 +1,6 @@
 //! Tests of the whole store.
 
+mod adapter;
 mod crash;
 mod create;
 mod draft;

@@ -513,11 +513,6 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     assert_eq!(error(json!({"num_batch": 0})).await, "option \"num_batch\" must be positive");
     assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
     assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
-    let digest = format!("sha256:{}", puna_store::Digest::of(b"abc").hex());
-    let adapter = json!({"model": "m", "from": "cria", "adapters": {"a.gguf": digest}});
-    let answer = b.post("/api/create", adapter).await;
-    let text = answer.json()["error"].as_str().unwrap().to_owned();
-    assert!(answer.status == 400 && text.starts_with("LoRA adapters are not supported yet: merge"), "{text}");
     let renderer = b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
     assert!(renderer.status == 400 && renderer.body.contains("unknown renderer"), "{}", renderer.body);
     let requires = b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;

@@ -1,0 +1,108 @@
+//! Changes of experts' matrices by products of two thin ones: `y += scale · up (down x)` in every slot.
+
+use std::sync::Arc;
+
+use super::moe::{ExpertMatrix, Mixture, SLOTS_A_TASK};
+use crate::kernels::{Acts, OutMut, Scratch, WeightRows};
+use crate::memory::Shared;
+use crate::step::{Instruction, Local, Step};
+
+/// One change, of all experts.
+pub struct ExpertChange {
+    pub down: ExpertMatrix,
+    pub up: ExpertMatrix,
+    pub scale: f32,
+}
+
+/// Which products of the experts change.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Part {
+    Gate,
+    Up,
+    Down,
+}
+
+/// Adds the changes of one of the experts' products to it. The matrices are thin, so each slot is done alone, and has the
+/// same bits whatever is beside it.
+pub struct AddChanges {
+    pub mixture: Arc<Mixture>,
+    pub part: Part,
+    pub changes: Vec<ExpertChange>,
+}
+
+impl AddChanges {
+    fn products(&self) -> &Shared<f32> {
+        let state = &self.mixture.state;
+        match self.part {
+            Part::Gate => &state.gate,
+            Part::Up => &state.up,
+            Part::Down => &state.down,
+        }
+    }
+
+    /// What the products of a slot were made of.
+    ///
+    /// # Safety
+    /// It was written before a barrier, and nobody writes it now.
+    unsafe fn input<'a>(&'a self, slot: usize, step: &'a Step<'_>) -> &'a [f32] {
+        let m = &*self.mixture;
+        // SAFETY: passed on.
+        unsafe {
+            match self.part {
+                Part::Gate | Part::Up => step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize),
+                Part::Down => m.state.gate.slice(slot * m.spec.hidden, m.spec.hidden),
+            }
+        }
+    }
+}
+
+// SAFETY: a task writes slots of the products that are its own.
+unsafe impl Instruction for AddChanges {
+    fn name(&self) -> &'static str {
+        "moe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.mixture.slots(step).div_ceil(SLOTS_A_TASK)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let (m, Local { scratch, floats }) = (&*self.mixture, local);
+        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
+            let expert = m.expert_of(slot);
+            for ExpertChange { down, up, scale } in &self.changes {
+                floats.resize(down.n + up.n, 0.0);
+                let (thin, wide) = floats.split_at_mut(down.n);
+                // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.
+                let (x, out) =
+                    unsafe { (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n)) };
+                multiply(down, expert, x, thin, step, scratch);
+                multiply(up, expert, thin, wide, step, scratch);
+                out.iter_mut().zip(wide).for_each(|(y, change)| *y += scale * *change);
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        let slots = self.mixture.slots(step);
+        let halves = self.changes.iter().flat_map(|change| [&change.down, &change.up]);
+        let experts = slots.min(self.mixture.spec.experts);
+        let bytes = halves.clone().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
+        (bytes, halves.map(|x| (slots * x.n * x.k) as u64).sum())
+    }
+}
+
+/// An expert's matrix times one row.
+fn multiply(
+    m: &ExpertMatrix,
+    expert: usize,
+    x: &[f32],
+    out: &mut [f32],
+    step: &Step<'_>,
+    scratch: &mut Scratch,
+) {
+    let data = &step.weight(m.w)[expert * m.n * m.row_bytes..][..m.n * m.row_bytes];
+    let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
+    let out = OutMut::new(out, m.n, 1, m.n);
+    (m.kernel.stream)(w, Acts::F32 { rows: 1, k: m.k, x }, out, scratch);
+}

@@ -1,0 +1,181 @@
+//! Zoo entries, and models stepped by hand.
+#![allow(dead_code)] // not every test uses all of it
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_gguf::{Gguf, View};
+use puna_graph::{Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, Segment, StepInput};
+use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
+use serde_json::Value;
+
+const PAGE: usize = 64;
+const PAGES_A_SEQUENCE: usize = 2;
+
+pub fn zoo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo")
+}
+
+pub struct Entry {
+    pub name: String,
+    pub file: PathBuf,
+    pub json: Value,
+    pub tokens: Vec<u32>,
+    pub positions: Vec<usize>,
+    pub want: Vec<Vec<f64>>,
+    /// Changes of its model.
+    pub adapters: Vec<Adapter>,
+}
+
+impl Entry {
+    pub fn load(name: &str) -> Self {
+        let text = std::fs::read_to_string(zoo().join(format!("{name}.json"))).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        let ints =
+            |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
+        let rows = json.get("logits").or_else(|| json.get("token_embeddings")).unwrap();
+        let want = rows.as_array().unwrap().iter().map(numbers).collect();
+        let tokens: Vec<usize> = ints("tokens");
+        let (tokens, positions) = (tokens.into_iter().map(|t| t as u32).collect(), ints("positions"));
+        let file = zoo().join(format!("{name}.gguf"));
+        Self { name: name.into(), file, tokens, positions, want, json, adapters: Vec::new() }
+    }
+
+    pub fn is_embedding(&self) -> bool {
+        self.json.get("token_embeddings").is_some()
+    }
+
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.json.get(key).and_then(Value::as_f64)
+    }
+
+    pub fn all() -> Vec<Self> {
+        let known = known_architectures();
+        let mut names: Vec<String> = std::fs::read_dir(zoo())
+            .unwrap()
+            .filter_map(|f| {
+                f.unwrap().file_name().into_string().unwrap().strip_suffix(".json").map(str::to_owned)
+            })
+            .collect();
+        names.sort();
+        let entries = names.iter().map(|name| Self::load(name));
+        entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
+    }
+}
+
+fn numbers(row: &Value) -> Vec<f64> {
+    row.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+/// A model on a backend, stepped by hand.
+pub struct Runner {
+    backend: CpuBackend,
+    program: ProgramId,
+    cols: usize,
+}
+
+impl Runner {
+    pub fn new(entry: &Entry, level: &str) -> Self {
+        let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
+        let n_ctx = entry.number("n_ctx").map(|n| n as usize);
+        let model = Model::load_adapted(&view, &entry.adapters, LoadOptions { n_ctx }).unwrap();
+        let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
+        let mut backend = CpuBackend::new(&config).unwrap();
+        backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
+        let layers = model.cache_layers().to_vec();
+        let (key_type, value_type) = (KvType::F32, KvType::F32);
+        let pages = PAGES_A_SEQUENCE * 4;
+        backend.create_cache(CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages }).unwrap();
+        let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
+        let graph = model.graph(want).unwrap();
+        let cols = graph.value(graph.result().unwrap()).cols;
+        let program = backend.compile(Plan::new(graph, Capacity { tokens: 256, outputs: 256 })).unwrap();
+        Self { backend, program, cols }
+    }
+
+    /// Runs one step of several sequences, each given as its number, past and new tokens; returns a row a token.
+    pub fn step(&mut self, sequences: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
+        let mut input = StepInput::default();
+        for &(sequence, past, tokens) in sequences {
+            let first_row = input.tokens.len();
+            input.tokens.extend_from_slice(tokens);
+            input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
+            // Pages in an odd order, so that nothing relies on their lying side by side.
+            let pages = (0..PAGES_A_SEQUENCE).map(|p| (p * 4 + (sequence + p) % 4) as u32).collect();
+            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages });
+        }
+        input.outputs = (0..input.tokens.len() as u32).collect();
+        self.backend.run(self.program, &input);
+        self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
+    }
+}
+
+/// One way of feeding an entry's tokens.
+pub fn feed(entry: &Entry, level: &str, how: &str) -> Vec<Vec<f32>> {
+    let mut runner = Runner::new(entry, level);
+    let tokens = &entry.tokens;
+    let chunk = match how {
+        "whole" => tokens.len(),
+        "sevens" => 7,
+        "one" => 1,
+        _ => return beside_others(entry, &mut runner),
+    };
+    let mut rows = Vec::new();
+    for start in (0..tokens.len()).step_by(chunk) {
+        rows.extend(runner.step(&[(0, start, &tokens[start..(start + chunk).min(tokens.len())])]));
+    }
+    rows
+}
+
+/// The entry's sequence second of four in one batch, in two steps.
+fn beside_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
+    let tokens = &entry.tokens;
+    let other = |shift: usize| -> Vec<u32> {
+        tokens.iter().cycle().skip(shift).take(tokens.len()).copied().collect()
+    };
+    let others = [other(1), other(5), other(9)];
+    let middle = if entry.is_embedding() { tokens.len() } else { tokens.len() / 3 };
+    let mut rows = Vec::new();
+    for (from, to) in [(0, middle), (middle, tokens.len())] {
+        if from == to {
+            continue;
+        }
+        let (a, b, c) = (&others[0][..], &others[1][..], &others[2][..]);
+        let ends = |s| if entry.is_embedding() { (0, s) } else { (from, to) };
+        let (af, at) = ends(a.len() - 2);
+        let result = runner.step(&[
+            (0, af, &a[af..at.min(a.len())]),
+            (1, from, &tokens[from..to]),
+            (2, from, &b[from..to]),
+            (3, from, &c[from..to]),
+        ]);
+        let first = at.min(a.len()) - af;
+        rows.extend_from_slice(&result[first..first + to - from]);
+    }
+    rows
+}
+
+/// What is wrong with `rows`, if anything.
+pub fn complaint(entry: &Entry, rows: &[Vec<f32>], exact: bool) -> Option<String> {
+    let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
+    let (mut worst, mut squares, mut count) = (0.0f64, 0.0, 0);
+    for (&position, want) in entry.positions.iter().zip(&entry.want) {
+        let got = &rows[position];
+        if got.len() != want.len() {
+            return Some(format!("{} columns, not {}", got.len(), want.len()));
+        }
+        for (&g, w) in got.iter().zip(want) {
+            let error = (f64::from(g) - w).abs() / std;
+            worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
+            squares += error * error;
+            count += 1;
+        }
+    }
+    let rounded = entry.number("tolerance_quantised_activations").filter(|_| !exact);
+    let limit = rounded.unwrap_or_else(|| entry.number("tolerance").unwrap());
+    let rms = (squares / f64::from(count)).sqrt();
+    let rms_limit = rounded.and(entry.number("tolerance_quantised_activations_rms"));
+    let bad = worst > limit || rms_limit.is_some_and(|limit| rms > limit);
+    bad.then(|| format!("error {worst:.2e} (limit {limit:.0e}), rms {rms:.1e} (limit {rms_limit:?})"))
+}

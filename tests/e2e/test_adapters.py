@@ -1,0 +1,171 @@
+"""A model with a LoRA adapter: made by a Modelfile, it answers as the file with the change in its weights does."""
+import math
+import struct
+
+import pytest
+
+from conftest import REPOSITORY, Puna
+
+CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
+CHANGED = {"blk.2.attn_output.weight": (256, 256), "blk.3.ffn_down.weight": (768, 256)}
+F32, Q8_0 = 0, 8
+ALPHA, RANK = 6.0, 2
+
+
+def text(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def gguf(keys, tensors):
+    """A file of these keys (as bytes) and tensors: name, dimensions, type, data."""
+    infos, data = b"", b""
+    for name, dims, kind, content in tensors:
+        infos += text(name) + struct.pack(f"<I{len(dims)}qiQ", len(dims), *dims, kind, len(data))
+        data += content + bytes(-len(content) % 32)
+    count, keys = keys
+    head = b"GGUF" + struct.pack("<Iqq", 3, len(tensors), count) + keys + infos
+    return head + bytes(-len(head) % 32) + data
+
+
+def read(path):
+    """The keys as bytes, and the tensors."""
+    file = path.read_bytes()
+    tensors, keys = struct.unpack_from("<qq", file, 8)
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+    def string(at):
+        end = at + 8 + struct.unpack_from("<Q", file, at)[0]
+        return file[at + 8 : end].decode(errors="replace"), end
+
+    def skip(kind, at):
+        if kind == 8:
+            return string(at)[1]
+        if kind != 9:
+            return at + sizes[kind]
+        kind, count = struct.unpack_from("<iQ", file, at)
+        at += 12
+        for _ in range(count):
+            at = skip(kind, at)
+        return at
+
+    at = 24
+    for _ in range(keys):
+        _, at = string(at)
+        at = skip(struct.unpack_from("<i", file, at)[0], at + 4)
+    head, found = file[24:at], []
+    for _ in range(tensors):
+        name, at = string(at)
+        n = struct.unpack_from("<I", file, at)[0]
+        *dims, kind, offset = struct.unpack_from(f"<{n}qiQ", file, at + 4)
+        at += 16 + 8 * n
+        found.append((name, dims, kind, offset))
+    data = at + -at % 32
+    size = lambda dims, kind: math.prod(dims) * 4 if kind == F32 else math.prod(dims) // 32 * 34
+    return (keys, head), [(name, dims, kind, file[data + o : data + o + size(dims, kind)]) for name, dims, kind, o in found]
+
+
+def floats(values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def halves(name):
+    """`lora_a`, `lora_b` of a matrix: rows of numbers."""
+    n, m = CHANGED[name]
+    a = [[0.2 * math.cos(0.3 * i * (r + 1)) for i in range(n)] for r in range(RANK)]
+    b = [[0.3 * math.sin(0.7 * o + r) for r in range(RANK)] for o in range(m)]
+    # As the file holds them.
+    exact = lambda rows: [list(struct.unpack(f"<{len(row)}f", floats(row))) for row in rows]
+    return exact(a), exact(b)
+
+
+def adapter(architecture="llama", change=lambda name: name):
+    tensors = []
+    for name, (n, m) in CHANGED.items():
+        a, b = halves(name)
+        tensors.append((change(name) + ".lora_a", (n, RANK), F32, floats(sum(a, []))))
+        tensors.append((change(name) + ".lora_b", (RANK, m), F32, floats(sum(b, []))))
+    words = {"general.architecture": architecture, "general.type": "adapter", "general.name": "wild", "adapter.type": "lora"}
+    keys = b"".join(text(key) + struct.pack("<i", 8) + text(value) for key, value in words.items())
+    keys += text("adapter.lora.alpha") + struct.pack("<if", 6, ALPHA)
+    return gguf((len(words) + 1, keys), tensors)
+
+
+def folded():
+    keys, tensors = read(CRIA)
+    changed = []
+    for name, dims, kind, data in tensors:
+        if name in CHANGED:
+            assert kind == Q8_0
+            blocks = [struct.unpack_from("<e32b", data, at) for at in range(0, len(data), 34)]
+            w = [block[0] * code for block in blocks for code in block[1:]]
+            (n, m), (a, b) = CHANGED[name], halves(name)
+            for o in range(m):
+                for r in range(RANK):
+                    by = ALPHA / RANK * b[o][r]
+                    for i in range(n):
+                        w[o * n + i] += by * a[r][i]
+            kind, data = F32, floats(w)
+        changed.append((name, dims, kind, data))
+    return gguf(keys, changed)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Puna(PUNA_KERNELS="portable")
+    (server.home / "adapter.gguf").write_bytes(adapter())
+    (server.home / "folded.gguf").write_bytes(folded())
+    template = (REPOSITORY / "models/cria/template.gotmpl").read_text()
+    (server.home / "Modelfile").write_text("FROM cria\nADAPTER ./adapter.gguf\n")
+    (server.home / "Folded").write_text(f'FROM ./folded.gguf\nTEMPLATE """{template}"""\n')
+    for name, file in [("tuned", "Modelfile"), ("folded", "Folded")]:
+        server.cli("create", name, "-f", server.home / file, check=True)
+    yield server
+    server.stop()
+
+
+def answer(server, model, prompt="Which animal has a long trunk?"):
+    options = {"temperature": 0, "num_predict": 24}
+    status, body = server.post("/api/generate", {"model": model, "prompt": prompt, "stream": False, "options": options})
+    assert status == 200, body
+    return body["response"]
+
+
+def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server):
+    for prompt in ["Which animal has a long trunk?", "What is the capital of France?"]:
+        tuned, plain = answer(server, "tuned", prompt), answer(server, "cria", prompt)
+        assert tuned == answer(server, "folded", prompt)
+        assert tuned and tuned != plain, tuned
+    # Both are in memory at once, of the same weights.
+    names = [model.model for model in server.client().ps().models]
+    assert {"tuned:latest", "cria:latest"} <= set(names)
+
+
+def test_show_prints_the_adapter_and_the_recipe_makes_the_model_again(server):
+    printed = server.cli("show", "tuned", "--modelfile", check=True).stdout
+    line = next(line for line in printed.splitlines() if line.startswith("ADAPTER "))
+    (server.home / "Again").write_text(f"FROM cria\n{line}\n")
+    server.cli("create", "again", "-f", server.home / "Again", check=True)
+    server.cli("create", "child", "-f", "-", input="FROM tuned\nSYSTEM Be brief.\n", check=True)
+    assert answer(server, "again") == answer(server, "child") == answer(server, "tuned")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (adapter("qwen3"), "the adapter is made for the architecture `qwen3`, and the model's is `llama`"),
+        (b"GGUF", "not in GGUF format"),
+    ],
+)
+def test_an_adapter_of_another_family_is_refused_when_the_model_is_made(server, content, says):
+    (server.home / "bad.gguf").write_bytes(content)
+    (server.home / "Bad").write_text("FROM cria\nADAPTER ./bad.gguf\n")
+    done = server.cli("create", "bad", "-f", server.home / "Bad")
+    assert done.returncode == 1 and says in done.stderr, done.stderr
+
+
+def test_an_adapter_that_does_not_fit_is_named_when_the_model_is_loaded(server):
+    (server.home / "alien.gguf").write_bytes(adapter(change=lambda name: name.replace("blk.", "blk.9")))
+    (server.home / "Alien").write_text("FROM cria\nADAPTER ./alien.gguf\n")
+    server.cli("create", "alien", "-f", server.home / "Alien", check=True)
+    status, body = server.post("/api/generate", {"model": "alien", "prompt": "x"})
+    assert status == 500 and 'adapter "wild"' in body["error"] and "`blk.92.attn_output.weight`" in body["error"], body
