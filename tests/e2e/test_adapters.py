@@ -114,9 +114,8 @@ def server():
     server = Puna(PUNA_KERNELS="portable")
     (server.home / "adapter.gguf").write_bytes(adapter())
     (server.home / "folded.gguf").write_bytes(folded())
-    template = (REPOSITORY / "models/cria/template.gotmpl").read_text()
     (server.home / "Modelfile").write_text("FROM cria\nADAPTER ./adapter.gguf\n")
-    (server.home / "Folded").write_text(f'FROM ./folded.gguf\nTEMPLATE """{template}"""\n')
+    (server.home / "Folded").write_text("FROM ./folded.gguf\n")
     for name, file in [("tuned", "Modelfile"), ("folded", "Folded")]:
         server.cli("create", name, "-f", server.home / file, check=True)
     yield server
@@ -131,10 +130,9 @@ def answer(server, model, prompt="Which animal has a long trunk?"):
 
 
 def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server):
-    for prompt in ["Which animal has a long trunk?", "What is the capital of France?"]:
-        tuned, plain = answer(server, "tuned", prompt), answer(server, "cria", prompt)
-        assert tuned == answer(server, "folded", prompt)
-        assert tuned and tuned != plain, tuned
+    prompts = ["Which animal has a long trunk?", "What is the capital of France?", "Tell me about the sea."]
+    tuned, folded, plain = ([answer(server, model, prompt) for prompt in prompts] for model in ["tuned", "folded", "cria"])
+    assert all(tuned) and tuned == folded and tuned != plain, (tuned, folded, plain)
     # Both are in memory at once, of the same weights.
     names = [model.model for model in server.client().ps().models]
     assert {"tuned:latest", "cria:latest"} <= set(names)
@@ -145,7 +143,7 @@ def test_show_prints_the_adapter_and_the_recipe_makes_the_model_again(server):
     line = next(line for line in printed.splitlines() if line.startswith("ADAPTER "))
     (server.home / "Again").write_text(f"FROM cria\n{line}\n")
     server.cli("create", "again", "-f", server.home / "Again", check=True)
-    server.cli("create", "child", "-f", "-", input="FROM tuned\nSYSTEM Be brief.\n", check=True)
+    server.cli("create", "child", "-f", "-", input="FROM tuned\nPARAMETER top_k 5\n", check=True)
     assert answer(server, "again") == answer(server, "child") == answer(server, "tuned")
 
 
