@@ -22,6 +22,7 @@ mod links;
 mod lock;
 mod manager;
 mod memory;
+pub mod mirror;
 mod names;
 mod openapi;
 mod options;
@@ -37,7 +38,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-pub use config::{Address, Config, ConfigError, TlsFiles, Warning};
+pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
 
@@ -125,8 +126,14 @@ async fn answer(
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(address = %format_args!("{scheme}://{address}"), models = %app.config().models.display(), version = VERSION, "listening");
-    let door = http::door::Door::new(app.clone(), guard, address);
-    let manner = http::serve::Manner { door, tls, write_timeout };
+    let guard = Arc::new(guard);
+    let registry = app
+        .config()
+        .mirror
+        .serve
+        .then(|| mirror::Registry::new(app.shared_store().clone(), &app.config().mirror, guard.clone()));
+    let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
+    let manner = http::serve::Manner { desk, tls, write_timeout };
     http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;
     Ok(())
 }

@@ -103,6 +103,7 @@ impl<'de> Deserialize<'de> for Digest {
 }
 
 /// Computes a digest piece by piece.
+#[derive(Clone)]
 pub struct Hasher(ring::digest::Context);
 
 impl Default for Hasher {

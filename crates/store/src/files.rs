@@ -81,8 +81,11 @@ impl Drop for TempFile {
     }
 }
 
-/// Writes a whole file, atomically.
-pub(crate) fn write_atomic(root: &Path, target: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+/// Writes a whole file in the store at `root`, atomically.
+///
+/// # Errors
+/// The store cannot be written.
+pub fn write_atomic(root: &Path, target: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut temp = TempFile::new(root)?;
     temp.write(bytes)?;
     temp.persist(target)
@@ -105,7 +108,7 @@ pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Makes a rename or removal in `dir` last. Not every file system can do that, and none must.
-pub(crate) fn sync_dir(dir: &Path) {
+pub fn sync_dir(dir: &Path) {
     if cfg!(unix)
         && let Ok(dir) = File::open(dir)
     {
@@ -132,7 +135,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreErro
 }
 
 #[cfg(not(test))]
-fn step() -> io::Result<()> {
+pub(crate) fn step() -> io::Result<()> {
     Ok(())
 }
 

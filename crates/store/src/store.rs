@@ -257,6 +257,11 @@ impl Store {
         })
     }
 
+    /// The names of all models, in order.
+    pub(crate) fn names(&self) -> Result<Vec<ModelName>, StoreError> {
+        Ok(self.scan()?.models.into_iter().map(|(name, _)| name).collect())
+    }
+
     /// All manifest files, in order of their names.
     fn scan(&self) -> Result<Scan, StoreError> {
         let mut scan = Scan::default();

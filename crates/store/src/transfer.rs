@@ -231,6 +231,42 @@ impl Store {
         self.spelling(name)
     }
 
+    /// The tags of which there are models of a name, whose own tag does not count.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn tags(&self, name: &ModelName) -> Result<Vec<String>, StoreError> {
+        let same = |other: &ModelName| {
+            ModelName::from_parts(name.host(), name.namespace(), name.model(), other.tag())
+                .is_ok_and(|wanted| wanted.same(other))
+        };
+        Ok(self.names()?.into_iter().filter(same).map(|other| other.tag().to_owned()).collect())
+    }
+
+    /// Takes a file over as the blob of a digest that was compared with its content: by a second name where the file
+    /// system can, else by a copy. It is kept from being cleared away until [`Store::let_go`] or a manifest with it.
+    ///
+    /// # Errors
+    /// The store cannot be written, or the copy has another digest.
+    pub fn link_blob(&self, digest: &Digest, path: &Path) -> Result<(), StoreError> {
+        let size = fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
+        if self.hold_blob(digest, size) {
+            return Ok(());
+        }
+        let target = self.blob_path(digest);
+        files::create_dir(&self.root().join("blobs"))?;
+        self.pin(digest);
+        if files::step().and_then(|()| fs::hard_link(path, &target)).is_err() {
+            let mut file = File::open(path).map_err(|e| StoreError::io("read", path, &e))?;
+            let mut writer = self.blob_writer()?;
+            io::copy(&mut file, &mut writer).map_err(|e| StoreError::io("write", &target, &e))?;
+            writer.finish(Some(digest))?;
+        }
+        sync_dir(target.parent().unwrap_or(Path::new(".")));
+        self.touch_blob(digest);
+        Ok(())
+    }
+
     /// Stores a manifest as it was received, all of whose blobs are there. `removing` is called before blobs are
     /// removed that only the replaced manifest had, unless these are to be kept.
     ///

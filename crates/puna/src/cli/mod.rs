@@ -77,6 +77,21 @@ Environment Variables:
       PUNA_KERNELS               Kernel level to use instead of the best
       PUNA_THREADS               Threads of a model instead of one a core
       PUNA_DETERMINISTIC         As --deterministic";
+const MIRROR_HELP: &str = "\
+Serves the models of the store to Ollama, Puna, and the tools of container registries (skopeo, oras, docker …):
+  puna mirror --host 0.0.0.0:5000
+  ollama pull --insecure HOST:5000/library/llama3.2        on another machine
+  skopeo copy --src-tls-verify=false docker://HOST:5000/me/thing dir:thing
+
+`puna serve --set mirror.serve=on` does the same beside its other routes.
+
+Environment Variables:
+      PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
+      PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
+      PUNA_MIRROR_DELETE         Let those who may push remove things, too
+      OLLAMA_MODELS              The path to the models directory
+      PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
+                                 Certificate and key, for https";
 const RUN_HELP: &str = "\
 MODEL is the name of a stored model (such as cria) or the path of a GGUF file, which need not be in the store.
 Without a prompt, and with a terminal, this holds a conversation; type /? in it for help.
@@ -142,6 +157,9 @@ pub enum Command {
     /// Start the server
     #[command(visible_alias = "start", after_help = SERVE_HELP)]
     Serve(ServeArgs),
+    /// Start a registry of models for the network
+    #[command(after_help = MIRROR_HELP)]
+    Mirror(SettingArgs),
     /// Create a model from a Modelfile
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),

@@ -48,6 +48,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Manual { folder } => manual::run(&folder),
         Command::Spin { threads } => bench::spin(threads),
         Command::Serve(args) => serve::run(&args),
+        Command::Mirror(args) => serve::mirror(args),
         Command::Runner { args } => serve::runner(&args),
         Command::Create(args) => create::run(&args),
         Command::Show(args) => show::run(&args),

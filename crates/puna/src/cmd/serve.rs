@@ -8,7 +8,7 @@ use puna_server::config::Source;
 use tokio::sync::{mpsc, oneshot};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::ServeArgs;
+use crate::cli::{ServeArgs, SettingArgs};
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     let mut flags = Vec::new();
@@ -23,6 +23,20 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let (end, reload) = (asked_to_end()?, asked_to_reload()?);
         let listener = puna_server::listen(&config.address).await?;
         puna_server::serve_reloading(config, listener, end, reload).await?;
+        Ok(())
+    })
+}
+
+/// `puna mirror`: `--host` is where that listens.
+pub fn mirror(mut args: SettingArgs) -> Result<()> {
+    let flags = args.host.take().map(|host| ("mirror.host", host));
+    let config = super::config::load(&args, flags.into_iter().collect())?;
+    log(config.debug);
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let (end, reload) = (asked_to_end()?, asked_to_reload()?);
+        let listener = puna_server::listen(&config.mirror.address).await?;
+        puna_server::mirror::serve(config, listener, end, reload).await?;
         Ok(())
     })
 }

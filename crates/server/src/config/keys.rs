@@ -13,13 +13,17 @@ pub enum Kind {
 
 /// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
 /// there. The manual has each of them (`docs/serve.md`; a test asks).
-pub const SETTINGS: [(&str, Kind); 31] = [
+pub const SETTINGS: [(&str, Kind); 35] = [
     ("host", Kind::Text),
     ("models", Kind::Text),
     ("origins", Kind::List),
     ("keys", Kind::Text),
     ("tls.certificate", Kind::Text),
     ("tls.key", Kind::Text),
+    ("mirror.serve", Kind::Any),
+    ("mirror.host", Kind::Text),
+    ("mirror.push", Kind::Any),
+    ("mirror.delete", Kind::Any),
     ("api_key", Kind::Text),
     ("keep_alive", Kind::Any),
     ("load_timeout", Kind::Any),

@@ -32,6 +32,12 @@ use reader::{Reader, Sources};
 /// Connections of one download at most.
 const MAX_STREAMS: u32 = 64;
 
+/// Where a server listens that is not told otherwise.
+const DEFAULT_ADDRESS: &str = "";
+
+/// Where a mirror listens that is not told otherwise.
+const MIRROR_ADDRESS: &str = "127.0.0.1:5000";
+
 /// Something that was set is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -93,6 +99,19 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// How the [mirror](crate::mirror) behaves.
+#[derive(Debug, Clone)]
+pub struct MirrorConfig {
+    /// `PUNA_MIRROR_SERVE`: whether `serve` is a registry, too.
+    pub serve: bool,
+    /// `PUNA_MIRROR_HOST`: where a mirror that runs alone listens.
+    pub address: Address,
+    /// `PUNA_MIRROR_PUSH`: whether everybody may push, as long as there are no keys.
+    pub push: bool,
+    /// `PUNA_MIRROR_DELETE`: whether what is here may be removed by those who may push.
+    pub delete: bool,
+}
+
 /// Everything that can be set.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -106,6 +125,8 @@ pub struct Config {
     pub keys: PathBuf,
     /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` is without TLS.
     pub tls: Option<TlsFiles>,
+    /// `PUNA_MIRROR_…`: the registry.
+    pub mirror: MirrorConfig,
     /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: the key that commands show to a server.
     pub api_key: Option<String>,
     /// `OLLAMA_KEEP_ALIVE`: how long a model stays in memory after its last request, where that does not say so itself.
@@ -229,7 +250,7 @@ impl Config {
             places::config_folder(variable).map(|folder| folder.join("keys.toml").display().to_string());
         let editors = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
         let editor = editors.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
-        let (mut address, scheme) = read.address();
+        let (mut address, scheme) = read.address("host", DEFAULT_ADDRESS);
         let (tls, half) = match tls(&mut read) {
             Ok(files) => (files, None),
             Err(half) => (None, Some(half)),
@@ -243,6 +264,12 @@ impl Config {
             origins: read.origins(),
             keys: read.path("keys", keys.as_deref()).unwrap_or_default(),
             tls,
+            mirror: MirrorConfig {
+                serve: read.switch("mirror.serve"),
+                address: read.address("mirror.host", MIRROR_ADDRESS).0,
+                push: read.switch("mirror.push"),
+                delete: read.switch("mirror.delete"),
+            },
             api_key: read.secret("api_key"),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),

@@ -245,19 +245,21 @@ impl<'a> Reader<'a> {
     }
 
     /// An address, and whether it says itself how to speak there.
-    pub fn address(&mut self) -> (Address, bool) {
+    pub fn address(&mut self, key: &'static str, default: &str) -> (Address, bool) {
+        let found = self.find(key);
+        let said = found.is_some();
         let Found { text, source } =
-            self.find("host").unwrap_or(Found { text: String::new(), source: Source::Default });
+            found.unwrap_or(Found { text: default.to_owned(), source: Source::Default });
         let (address, problem) = Address::parse(&text);
         let scheme = text.contains("://");
-        let shown = if text.is_empty() || problem.is_some() { address.authority() } else { text };
+        let shown = if !said || problem.is_some() { address.authority() } else { text };
         if let Some(problem) = problem {
-            self.wrong("host", &source, problem, &format!("using {}", address.port));
+            self.wrong(key, &source, problem, &format!("using {}", address.port));
         }
         if let Some(problem) = address.problem() {
-            self.refuse("host", &source, problem);
+            self.refuse(key, &source, problem);
         }
-        self.note("host", Some(quoted(&shown)), source);
+        self.note(key, Some(quoted(&shown)), source);
         (address, scheme)
     }
 

@@ -12,6 +12,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
@@ -22,11 +23,13 @@ use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
 use super::paths::{Table, Verdict, decoded, respelt};
 use super::room::Room;
+use super::serve::Desk;
 use crate::app::App;
 use crate::config::origins::Origins;
 use crate::figures::Figures;
 use crate::keys::Access;
 use crate::keys::guard::{Guard, Refusal};
+use crate::mirror::Registry;
 use crate::panics::text_of;
 use crate::routes;
 
@@ -52,13 +55,14 @@ struct Inner {
     /// Whether `Host` headers are looked at: only on loopback addresses.
     guarded: bool,
     machine: String,
-    guard: Guard,
+    guard: Arc<Guard>,
     room: Room,
+    registry: Option<Registry>,
 }
 
 impl Door {
     /// The door of a server that listens at `listen`.
-    pub fn new(app: App, guard: Guard, listen: SocketAddr) -> Self {
+    pub(crate) fn new(app: App, guard: Arc<Guard>, listen: SocketAddr, registry: Option<Registry>) -> Self {
         let routes = routes::all();
         let table = Table::of(&routes);
         let figures = app.figures().clone();
@@ -75,12 +79,8 @@ impl Door {
             machine: machine_name(),
             guard,
             room: Room::default(),
+            registry,
         }))
-    }
-
-    /// Looks at the API keys now.
-    pub(crate) fn reload(&self) {
-        self.0.guard.reload();
     }
 
     /// Answers a request, counts it and writes it down.
@@ -138,6 +138,7 @@ impl Door {
             }
         }
         match verdict {
+            Verdict::NotFound if let Some(registry) = self.registry(path) => registry.answer(request).await,
             Verdict::NotFound => text(StatusCode::NOT_FOUND, "404 page not found", request.method()),
             Verdict::NotAllowed(_) => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
@@ -177,13 +178,13 @@ impl Door {
         }
     }
 
-    /// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
-    /// machine's, nobody behind a proxy.
     fn is_local(&self, request: &Request) -> bool {
-        let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
-        peer(request).is_loopback()
-            && !matches!(judge(host(request), &self.0.machine), Host::Foreign)
-            && !forwarded.iter().any(|name| request.headers().contains_key(*name))
+        is_local(request, &self.0.machine)
+    }
+
+    /// The registry, where a path is one of it.
+    fn registry(&self, path: &str) -> Option<&Registry> {
+        self.0.registry.as_ref().filter(|_| puna_mirror::Mirror::has(path))
     }
 
     /// The route's answer. Where it left fields of the request aside, a header says so.
@@ -239,11 +240,31 @@ impl Door {
     }
 }
 
+impl Desk for Door {
+    fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
+        let door = self.clone();
+        Box::pin(async move { Door::answer(&door, request).await })
+    }
+
+    fn reload(&self) {
+        self.0.guard.reload();
+    }
+}
+
+/// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
+/// machine's, nobody behind a proxy.
+pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
+    let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
+    peer(request).is_loopback()
+        && !matches!(judge(host(request), machine), Host::Foreign)
+        && !forwarded.iter().any(|name| request.headers().contains_key(*name))
+}
+
 /// The address at the other end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
-fn peer(request: &Request) -> IpAddr {
+pub(crate) fn peer(request: &Request) -> IpAddr {
     request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
 }
 

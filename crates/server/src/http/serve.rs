@@ -5,16 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::extract::Request;
+use axum::response::Response;
+use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use puna_mirror::Secure;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::door::{Door, Peer};
+use super::door::Peer;
 use super::ending::Ending;
 use super::patient::Patient;
 use super::tls::{MAX_HANDSHAKES, Tls};
@@ -34,10 +38,19 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long the last bytes of an answer may take to the system.
 const FLUSH: Duration = Duration::from_millis(100);
 
+/// Who answers requests.
+pub(crate) trait Desk: Send + Sync {
+    /// Answers a request.
+    fn answer(&self, request: Request) -> BoxFuture<'static, Response>;
+
+    /// Looks at its files again.
+    fn reload(&self);
+}
+
 /// How connections are answered.
 pub(crate) struct Manner {
-    /// The door of the routes.
-    pub(crate) door: Door,
+    /// Who answers requests.
+    pub(crate) desk: Arc<dyn Desk>,
     /// With TLS, by this certificate.
     pub(crate) tls: Option<Arc<Tls>>,
     /// A client that takes nothing of its answer for so long loses it; `None` is for ever.
@@ -63,7 +76,7 @@ pub(crate) async fn run(
             () = &mut end => break,
             Some(()) = reload.recv() => {
                 tracing::info!("asked to read keys and certificate again");
-                manner.door.reload();
+                manner.desk.reload();
                 manner.tls.iter().for_each(|tls| tls.reload());
                 continue;
             }
@@ -75,7 +88,8 @@ pub(crate) async fn run(
                 let _ = stream.set_nodelay(true);
                 let answers = Answers {
                     peer,
-                    door: manner.door.clone(),
+                    desk: manner.desk.clone(),
+                    secure: Secure(manner.tls.is_some()),
                     watcher: graceful.watcher(),
                     ending: ending.clone(),
                 };
@@ -149,22 +163,24 @@ async fn connection(
 /// What answers the requests of a connection.
 struct Answers {
     peer: SocketAddr,
-    door: Door,
+    desk: Arc<dyn Desk>,
+    secure: Secure,
     watcher: Watcher,
     ending: Ending,
 }
 
 impl Answers {
     async fn to(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { peer, door, watcher, ending } = self;
+        let Self { peer, desk, secure, watcher, ending } = self;
         let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let (door, ending) = (door.clone(), ending.clone());
+            let (desk, ending) = (desk.clone(), ending.clone());
             async move {
                 let counted = ending.count();
                 let mut request = ending.request(request);
                 request.extensions_mut().insert(Client::at(peer.ip()));
                 request.extensions_mut().insert(Peer(peer.ip()));
-                let response = door.answer(request).await;
+                request.extensions_mut().insert(secure);
+                let response = desk.answer(request).await;
                 Ok::<_, std::convert::Infallible>(counted.until_sent(response))
             }
         });

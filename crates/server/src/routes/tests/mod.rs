@@ -68,7 +68,11 @@ impl Bench {
         change(&mut config);
         let guard = Guard::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
-        Self { door: Door::new(app, guard, ([127, 0, 0, 1], 11434).into()), fake, _models: models }
+        Self {
+            door: Door::new(app, guard.into(), ([127, 0, 0, 1], 11434).into(), None),
+            fake,
+            _models: models,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

@@ -1,0 +1,89 @@
+//! What can go wrong, in the words and codes of the distribution rules.
+
+use puna_store::{Digest, StoreError};
+
+use crate::name::Repository;
+
+/// A request that cannot be answered as it wishes.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+pub enum MirrorError {
+    #[error("blob {0} is not here")]
+    BlobUnknown(Digest),
+    #[error(
+        "upload {0} is not open: it was finished, cancelled, or left alone for too long; begin a new one"
+    )]
+    UploadUnknown(String),
+    #[error("{0}")]
+    UploadInvalid(String),
+    #[error("this part begins at byte {first}, but the upload is at byte {at}")]
+    OutOfOrder { first: u64, at: u64 },
+    #[error("{0:?} is no digest: sha256: and 64 hexadecimal digits")]
+    Digest(String),
+    #[error("the content has the digest {found}, and not {expected}")]
+    DigestMismatch { expected: Digest, found: Digest },
+    #[error("{name} has no manifest {reference}")]
+    ManifestUnknown { name: Repository, reference: String },
+    #[error("not a manifest: {0}")]
+    ManifestInvalid(String),
+    #[error("the manifest names blob {0}, which is not here: push it first")]
+    ManifestBlobUnknown(Digest),
+    #[error("a manifest may have {most} bytes at most")]
+    ManifestTooLarge { most: usize },
+    #[error(
+        "{0:?} is no repository: words of letters, digits, and . _ - between them, with / between the words"
+    )]
+    Name(String),
+    #[error("{0:?} is no tag: 1 to 128 letters, digits, and . _ - after the first")]
+    Tag(String),
+    #[error("repository {0} is not here")]
+    NameUnknown(Repository),
+    #[error("{0} bytes came, but {1} were announced")]
+    Size(u64, u64),
+    #[error("{0}")]
+    Denied(String),
+    #[error("{0}")]
+    Unauthorized(String),
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("{0}")]
+    TooMany(String),
+    #[error("{0}")]
+    Full(String),
+    #[error("there is nothing at this address")]
+    Route,
+    #[error("the request broke off: {0}")]
+    Broken(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl MirrorError {
+    /// The HTTP status and the code of the distribution rules.
+    pub fn code(&self) -> (u16, &'static str) {
+        match self {
+            Self::BlobUnknown(_) => (404, "BLOB_UNKNOWN"),
+            Self::UploadUnknown(_) => (404, "BLOB_UPLOAD_UNKNOWN"),
+            Self::UploadInvalid(_) | Self::Broken(_) => (400, "BLOB_UPLOAD_INVALID"),
+            Self::OutOfOrder { .. } => (416, "BLOB_UPLOAD_INVALID"),
+            Self::Digest(_) | Self::DigestMismatch { .. } => (400, "DIGEST_INVALID"),
+            Self::ManifestUnknown { .. } => (404, "MANIFEST_UNKNOWN"),
+            Self::ManifestInvalid(_) => (400, "MANIFEST_INVALID"),
+            Self::ManifestBlobUnknown(_) => (400, "MANIFEST_BLOB_UNKNOWN"),
+            Self::ManifestTooLarge { .. } => (413, "SIZE_INVALID"),
+            Self::Name(_) | Self::Tag(_) => (400, "NAME_INVALID"),
+            Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
+            Self::Size(..) => (400, "SIZE_INVALID"),
+            Self::Denied(_) => (403, "DENIED"),
+            Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
+            Self::Unsupported(_) => (405, "UNSUPPORTED"),
+            Self::Route => (404, "UNSUPPORTED"),
+            Self::TooMany(_) => (429, "TOOMANYREQUESTS"),
+            Self::Full(_) => (507, "DENIED"),
+            Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
+        }
+    }
+}

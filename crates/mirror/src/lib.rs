@@ -1,0 +1,34 @@
+//! The server of model registries: what a store holds, for Ollama's clients, Puna's, and those of the OCI distribution
+//! rules (`/v2/…`), to pull and to push.
+//!
+//! A request goes through these rooms: `path` (what is asked for) → `routes` (the protocol: headers, ranges, uploads, error
+//! bodies) → [`Library`] (where things are kept). [`StoreLibrary`] keeps them in a folder of models, beside an Ollama that
+//! uses it too:
+//!
+//! ```text
+//! blobs/, manifests/                    models of Ollama's form, as everywhere in the store
+//! puna-registry/blobs/sha256-<hex>      what was pushed: all blobs, until a model takes them over by a hard link
+//! puna-registry/repositories/<name>/    manifests of other forms, byte for byte, in repositories of any name (`/` is `+`)
+//!     manifests/<hex>                   a manifest
+//!     tags/<tag>                        the digest that a tag stands for
+//!     referrers/<hex>/<hex>             the manifests that have another one as their subject
+//! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
+//! ```
+//!
+//! Nothing of the latter three is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod library;
+mod manifest;
+mod name;
+mod path;
+mod range;
+mod routes;
+
+pub use error::MirrorError;
+pub use library::{Answer, Blob, Body, Library, StoreLibrary, UploadId};
+pub use manifest::{Descriptor, Kind, Manifest};
+pub use name::{Reference, Repository};
+pub use routes::{Local, Mirror, Secure, Settings};

@@ -1,0 +1,130 @@
+//! Blobs: those of models in the store itself, those that were pushed in the registry's folder.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use puna_store::Digest;
+
+use super::folder::{self, Folder, absent, blocking, io};
+use super::{Blob, Body};
+use crate::error::MirrorError;
+
+/// Bytes that are read at once.
+const PIECE: usize = 256 << 10;
+
+impl Folder {
+    /// An open blob.
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<Option<FileBlob>, MirrorError> {
+        for path in [self.store.blob_path(digest), self.blob(digest)] {
+            if let Some(file) = absent(File::open(&path), "read", &path)? {
+                let size = file.metadata().map_err(io("read", &path))?.len();
+                return Ok(Some(FileBlob { file: Arc::new(file), size }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lets the store have a blob that was pushed.
+    pub(crate) fn give_to_store(&self, digest: &Digest) -> Result<(), MirrorError> {
+        let pushed = self.blob(digest);
+        match pushed.is_file() {
+            true => Ok(self.store.link_blob(digest, &pushed)?),
+            // It is there already, or missing, which the store will say.
+            false => Ok(()),
+        }
+    }
+
+    /// Keeps a blob of the store's for a manifest that the store does not know.
+    pub(crate) fn take_from_store(&self, digest: &Digest) -> Result<(), MirrorError> {
+        let (stored, kept) = (self.store.blob_path(digest), self.blob(digest));
+        if kept.is_file() {
+            return Ok(());
+        }
+        if !stored.is_file() {
+            return Err(MirrorError::ManifestBlobUnknown(*digest));
+        }
+        fs::create_dir_all(self.blobs()).map_err(io("create the folder", &self.blobs()))?;
+        link(&stored, &kept).map_err(io("write", &kept))
+    }
+
+    /// Removes a blob that was pushed and that no manifest needs.
+    pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
+        if self.needed()?.contains(digest) || self.store.has_blob(digest) {
+            return Err(MirrorError::Denied(format!("blob {digest} is part of something that is kept here")));
+        }
+        folder::remove(&self.blob(digest))
+    }
+}
+
+/// A second name of a file; a copy where the file system has none.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::hard_link(from, to) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(_) => {
+            let temp = to.with_extension("copy");
+            fs::copy(from, &temp)?;
+            File::open(&temp)?.sync_all()?;
+            fs::rename(temp, to)
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A blob in a file. It stays whole while it is read, also when it is removed meanwhile.
+pub(crate) struct FileBlob {
+    file: Arc<File>,
+    size: u64,
+}
+
+impl Blob for FileBlob {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(self: Box<Self>, range: Range<u64>) -> Body {
+        let pieces = stream::unfold(range, move |range| {
+            let file = self.file.clone();
+            async move {
+                if range.is_empty() {
+                    return None;
+                }
+                let len = (range.end - range.start).min(PIECE as u64) as usize;
+                let rest = range.start + len as u64..range.end;
+                match blocking(move || read_at(&file, range.start, len)).await {
+                    Ok(bytes) => Some((Ok(bytes), rest)),
+                    Err(error) => Some((Err(error), range.end..range.end)),
+                }
+            }
+        });
+        pieces.boxed()
+    }
+}
+
+/// Bytes of a file, all of them.
+fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
+    let mut bytes = BytesMut::zeroed(len);
+    read_exact_at(file, &mut bytes, at)
+        .map_err(|e| MirrorError::Internal(format!("a blob cannot be read: {e}")))?;
+    Ok(bytes.freeze())
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => (bytes, at) = (&mut bytes[n..], at + n as u64),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The folder of what a registry keeps beside models.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use puna_store::{Digest, Store, StoreError, write_atomic};
+
+use crate::error::MirrorError;
+use crate::manifest::MAX_MANIFEST;
+use crate::name::Repository;
+
+/// Its name within the store.
+const FOLDER: &str = "puna-registry";
+
+/// The folder and the store that it is in.
+#[derive(Clone)]
+pub(crate) struct Folder {
+    pub(crate) store: Arc<Store>,
+    root: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn new(store: Arc<Store>) -> Self {
+        Self { root: store.root().join(FOLDER), store }
+    }
+
+    pub(crate) fn uploads(&self) -> PathBuf {
+        self.root.join("uploads")
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// Where a pushed blob is or would be.
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.blobs().join(digest.file_name())
+    }
+
+    pub(crate) fn repositories(&self) -> PathBuf {
+        self.root.join("repositories")
+    }
+
+    pub(crate) fn repository(&self, name: &Repository) -> PathBuf {
+        self.repositories().join(name.folder())
+    }
+
+    pub(crate) fn manifests(&self, name: &Repository) -> PathBuf {
+        self.repository(name).join("manifests")
+    }
+
+    pub(crate) fn tags(&self, name: &Repository) -> PathBuf {
+        self.repository(name).join("tags")
+    }
+
+    pub(crate) fn referrers(&self, name: &Repository, subject: &Digest) -> PathBuf {
+        self.repository(name).join("referrers").join(subject.hex())
+    }
+
+    /// Writes a small file, the old one or the new at any moment.
+    pub(crate) fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), MirrorError> {
+        Ok(write_atomic(self.store.root(), path, bytes)?)
+    }
+}
+
+/// The content of a small file; `None` if it is not there.
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, MirrorError> {
+    let read = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    absent(read(), "read", path)
+}
+
+/// The names in a folder; none where there is no folder.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>, MirrorError> {
+    let entries = absent(fs::read_dir(dir), "read the folder", dir)?;
+    let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+    Ok(entries.into_iter().flatten().filter_map(name).collect())
+}
+
+/// Removes a file. Says whether there was one.
+pub(crate) fn remove(path: &Path) -> Result<bool, MirrorError> {
+    Ok(absent(fs::remove_file(path), "remove", path)?.is_some())
+}
+
+/// `None` for what is not there.
+pub(crate) fn absent<T>(
+    result: io::Result<T>,
+    action: &'static str,
+    path: &Path,
+) -> Result<Option<T>, MirrorError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(StoreError::io(action, path, &e).into()),
+    }
+}
+
+/// A failure of the system.
+pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MirrorError {
+    move |e| StoreError::io(action, path, &e).into()
+}
+
+/// Does something on a thread that may wait for the disk.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MirrorError> + Send + 'static,
+) -> Result<T, MirrorError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(MirrorError::Internal(e.to_string())))
+}

@@ -1,0 +1,135 @@
+//! Where a registry keeps what it serves.
+
+mod blobs;
+mod folder;
+mod manifests;
+mod store;
+mod uploads;
+
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use puna_store::Digest;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use crate::error::MirrorError;
+use crate::manifest::{Descriptor, Manifest};
+use crate::name::{Reference, Repository};
+
+pub use store::StoreLibrary;
+
+/// What a library will answer.
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
+
+/// Bytes that come piece by piece.
+pub type Body = BoxStream<'static, Result<Bytes, MirrorError>>;
+
+/// Manifests by repository, blobs by digest, and blobs in the making. A file system, or anything else that keeps bytes.
+pub trait Library: Send + Sync + 'static {
+    /// A manifest; `None` if it is not there.
+    fn manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference)
+    -> Answer<'a, Option<Manifest>>;
+
+    /// Keeps a manifest, whose blobs must be there, under its digest or a tag.
+    fn put_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
+    ) -> Answer<'a, ()>;
+
+    /// Removes a tag, or a manifest with all its tags. Says whether there was one.
+    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool>;
+
+    /// The tags of a repository, in no order; `None` if there is no such repository.
+    fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>>;
+
+    /// All repositories, in no order.
+    fn repositories(&self) -> Answer<'_, Vec<Repository>>;
+
+    /// The manifests of a repository that are about another one, which need not be there.
+    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>>;
+
+    /// A blob; `None` if it is not there.
+    fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>>;
+
+    /// Removes a blob that no manifest needs. Says whether there was one.
+    fn remove_blob(&self, digest: Digest) -> Answer<'_, bool>;
+
+    /// Begins an upload to a repository.
+    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId>;
+
+    /// How many bytes an upload has.
+    fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64>;
+
+    /// Appends to an upload: at byte `at`, if that is said, and as many as `len`, if that is. Says how many it has then.
+    fn append<'a>(&'a self, name: &'a Repository, id: &'a UploadId, part: Part) -> Answer<'a, u64>;
+
+    /// Makes a blob of an upload, whose digest must be right.
+    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()>;
+
+    /// Gives an upload up.
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;
+}
+
+/// A blob that is there.
+pub trait Blob: Send {
+    /// Its bytes.
+    fn size(&self) -> u64;
+
+    /// Some of them.
+    fn read(self: Box<Self>, range: Range<u64>) -> Body;
+}
+
+/// A part of an upload.
+pub struct Part {
+    /// Where it begins, if that was said.
+    pub at: Option<u64>,
+    /// How many bytes it has, if that was said.
+    pub len: Option<u64>,
+    /// The bytes.
+    pub body: Body,
+}
+
+/// The name of an upload, which nobody can guess.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UploadId(String);
+
+/// Digits of an upload's name.
+const ID_DIGITS: usize = 32;
+
+impl UploadId {
+    /// A new one.
+    pub(crate) fn random() -> Result<Self, MirrorError> {
+        let mut bytes = [0; ID_DIGITS / 2];
+        let filled = SystemRandom::new().fill(&mut bytes);
+        filled.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
+        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// Reads one of a path.
+    ///
+    /// # Errors
+    /// It is none that was given out.
+    pub fn parse(text: &str) -> Result<Self, MirrorError> {
+        let digits = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+        match text.len() == ID_DIGITS && text.bytes().all(digits) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(MirrorError::UploadUnknown(text.chars().take(ID_DIGITS).collect())),
+        }
+    }
+
+    /// As it stands in paths.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for UploadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,347 @@
+//! Uploads: blobs in the making. What has arrived outlives a restart.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use puna_store::{Digest, Hasher, sync_dir};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::folder::{self, Folder, absent, blocking, io};
+use super::{Part, UploadId};
+use crate::error::MirrorError;
+use crate::name::Repository;
+
+/// Uploads at a time.
+const MAX_UPLOADS: usize = 512;
+/// How long an upload is kept after its last byte.
+const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Bytes of the disk that uploads leave free.
+const LEFT_FREE: u64 = 256 << 20;
+/// How long the next piece may take.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
+/// Pieces that wait for the disk.
+const WAITING: usize = 8;
+/// Bytes between looks at the free space.
+const LOOK: u64 = 64 << 20;
+
+/// Uploads that this process has touched.
+#[derive(Default)]
+pub(crate) struct Uploads(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>>);
+
+/// What is written beside the bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Note {
+    repository: String,
+    /// Bytes of all parts that came whole.
+    committed: u64,
+}
+
+/// An upload in progress.
+struct Session {
+    data: PathBuf,
+    note_path: PathBuf,
+    note: Note,
+    /// Bytes that are there, also of a part that broke off.
+    len: u64,
+    /// Of the first `len` bytes; unknown after a restart.
+    hasher: Option<Hasher>,
+    /// Of the committed bytes.
+    committed: Option<Hasher>,
+    over: bool,
+}
+
+impl Uploads {
+    /// Begins one.
+    pub(crate) fn begin(&self, folder: &Folder, name: &Repository) -> Result<UploadId, MirrorError> {
+        let dir = folder.uploads();
+        fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
+        if self.clear(folder)? >= MAX_UPLOADS {
+            return Err(MirrorError::TooMany(format!(
+                "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
+            )));
+        }
+        let id = UploadId::random()?;
+        let note = Note { repository: name.to_string(), committed: 0 };
+        let (data, note_path) = paths(folder, &id);
+        File::create_new(&data).map_err(io("create", &data))?;
+        folder.write(&note_path, &to_bytes(&note)?)?;
+        let hasher = || Some(Hasher::default());
+        let (hasher, committed) = (hasher(), hasher());
+        let session = Session { data, note_path, note, len: 0, hasher, committed, over: false };
+        self.sessions().insert(id.clone(), Arc::new(tokio::sync::Mutex::new(session)));
+        Ok(id)
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes uploads that were left alone for too long. Says how many there are.
+    pub(crate) fn clear(&self, folder: &Folder) -> Result<usize, MirrorError> {
+        let mut left = 0;
+        for name in folder::names(&folder.uploads())? {
+            let path = folder.uploads().join(&name);
+            let changed = fs::metadata(&path).and_then(|meta| meta.modified());
+            let age =
+                changed.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+            let id = UploadId::parse(name.trim_end_matches(".json")).ok();
+            let is_data = !name.ends_with(".json");
+            if age <= MAX_AGE {
+                left += usize::from(is_data);
+            } else if is_data {
+                folder::remove(&path)?;
+                id.inspect(|id| drop(self.sessions().remove(id)));
+            } else if !path.with_extension("").exists() {
+                folder::remove(&path)?;
+            }
+        }
+        Ok(left)
+    }
+
+    /// An upload to a repository.
+    fn session(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<Arc<tokio::sync::Mutex<Session>>, MirrorError> {
+        let unknown = || MirrorError::UploadUnknown(id.to_string());
+        if let Some(session) = self.sessions().get(id) {
+            return Ok(session.clone());
+        }
+        let (data, note_path) = paths(folder, id);
+        let note = folder::read(&note_path)?.ok_or_else(unknown)?;
+        let note: Note = serde_json::from_slice(&note).map_err(|_| unknown())?;
+        let len = absent(fs::metadata(&data), "read", &data)?.ok_or_else(unknown)?.len();
+        if note.repository != name.as_str() || note.committed > len {
+            return Err(unknown());
+        }
+        let session = Session { data, note_path, note, len, hasher: None, committed: None, over: false };
+        let session = Arc::new(tokio::sync::Mutex::new(session));
+        Ok(self.sessions().entry(id.clone()).or_insert(session).clone())
+    }
+
+    /// The same, for nobody else as long as it is held.
+    async fn hold(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<tokio::sync::OwnedMutexGuard<Session>, MirrorError> {
+        let session = self.session(folder, name, id)?.lock_owned().await;
+        match session.over || session.note.repository != name.as_str() {
+            true => Err(MirrorError::UploadUnknown(id.to_string())),
+            false => Ok(session),
+        }
+    }
+
+    /// How many bytes it has.
+    pub(crate) async fn uploaded(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<u64, MirrorError> {
+        Ok(self.hold(folder, name, id).await?.len)
+    }
+
+    /// Appends a part.
+    pub(crate) async fn append(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+        part: Part,
+    ) -> Result<u64, MirrorError> {
+        let mut session = self.hold(folder, name, id).await?;
+        let (first, len) = (part.at.unwrap_or(session.len), part.len);
+        // What broke off may come again from its beginning, or from where it broke off.
+        if first != session.len && first != session.note.committed {
+            return Err(MirrorError::OutOfOrder { first, at: session.len });
+        }
+        let (pieces, arriving) = mpsc::channel(WAITING);
+        let at = folder.clone();
+        let writing = tokio::task::spawn_blocking(move || session.write(&at, first, len, arriving));
+        let broken = forward(part.body, pieces).await;
+        match writing.await {
+            Ok(Ok(_)) if broken.is_some() => Err(broken.unwrap_or(MirrorError::Route)),
+            Ok(written) => written,
+            Err(e) => Err(MirrorError::Internal(e.to_string())),
+        }
+    }
+
+    /// Makes the blob.
+    pub(crate) async fn finish(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+        digest: Digest,
+    ) -> Result<(), MirrorError> {
+        let mut session = self.hold(folder, name, id).await?;
+        self.sessions().remove(id);
+        session.over = true;
+        let folder = folder.clone();
+        blocking(move || session.finish(&folder, digest)).await
+    }
+
+    /// Gives it up.
+    pub(crate) async fn cancel(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<(), MirrorError> {
+        let mut session = self.hold(folder, name, id).await?;
+        self.sessions().remove(id);
+        session.over = true;
+        session.discard()
+    }
+}
+
+/// Passes what arrives on to the thread that writes; the error that ended it before its end.
+async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> Option<MirrorError> {
+    loop {
+        let error = match timeout(PATIENCE, body.next()).await {
+            Ok(Some(Ok(bytes))) => match pieces.send(Some(bytes)).await {
+                Ok(()) => continue,
+                // It says itself why it has stopped.
+                Err(_) => return None,
+            },
+            Ok(None) => {
+                let _ = pieces.send(None).await;
+                return None;
+            }
+            Ok(Some(Err(error))) => error,
+            Err(_) => MirrorError::Broken(format!("nothing came for {} seconds", PATIENCE.as_secs())),
+        };
+        return Some(error);
+    }
+}
+
+fn paths(folder: &Folder, id: &UploadId) -> (PathBuf, PathBuf) {
+    let data = folder.uploads().join(id.as_str());
+    (data.clone(), data.with_extension("json"))
+}
+
+fn to_bytes(note: &Note) -> Result<Vec<u8>, MirrorError> {
+    serde_json::to_vec(note).map_err(|e| MirrorError::Internal(e.to_string()))
+}
+
+impl Session {
+    /// Writes what arrives from byte `first` on, until `None` says that the part is whole.
+    fn write(
+        &mut self,
+        folder: &Folder,
+        first: u64,
+        wanted: Option<u64>,
+        mut arriving: mpsc::Receiver<Option<Bytes>>,
+    ) -> Result<u64, MirrorError> {
+        let path = self.data.clone();
+        let mut file = File::options().write(true).open(&path).map_err(io("write", &path))?;
+        if first < self.len {
+            file.set_len(first).map_err(io("write", &path))?;
+            (self.len, self.hasher) = (first, self.committed.clone());
+        }
+        file.seek(SeekFrom::Start(first)).map_err(io("write", &path))?;
+        let mut looked = first;
+        check_room(folder, wanted.unwrap_or(0))?;
+        while let Some(piece) = arriving.blocking_recv() {
+            let Some(bytes) = piece else { return self.commit(folder, first, wanted) };
+            let after = self.len + bytes.len() as u64;
+            if wanted.is_some_and(|wanted| after - first > wanted) {
+                return Err(MirrorError::Size(after - first, wanted.unwrap_or(0)));
+            }
+            if after - looked >= LOOK {
+                looked = after;
+                check_room(folder, 0)?;
+            }
+            if let Err(e) = file.write_all(&bytes) {
+                // How much of it was written is not known.
+                (self.len, self.hasher) = (self.note.committed, self.committed.clone());
+                return Err(io("write", &path)(e));
+            }
+            self.hasher.iter_mut().for_each(|hasher| hasher.update(&bytes));
+            self.len = after;
+        }
+        Ok(self.len)
+    }
+
+    /// The part is whole.
+    fn commit(&mut self, folder: &Folder, first: u64, wanted: Option<u64>) -> Result<u64, MirrorError> {
+        let came = self.len - first;
+        if let Some(wanted) = wanted
+            && wanted != came
+        {
+            return Err(MirrorError::Size(came, wanted));
+        }
+        self.note.committed = self.len;
+        self.committed = self.hasher.clone();
+        folder.write(&self.note_path, &to_bytes(&self.note)?)?;
+        Ok(self.len)
+    }
+
+    fn finish(&mut self, folder: &Folder, digest: Digest) -> Result<(), MirrorError> {
+        let made = self.make(folder, digest);
+        let gone = self.discard();
+        made.and(gone)
+    }
+
+    fn make(&mut self, folder: &Folder, digest: Digest) -> Result<(), MirrorError> {
+        let path = self.data.clone();
+        let mut file = File::options().read(true).write(true).open(&path).map_err(io("read", &path))?;
+        if self.len > self.note.committed {
+            // A part that broke off belongs to nothing.
+            file.set_len(self.note.committed).map_err(io("write", &path))?;
+            self.hasher = self.committed.take();
+        }
+        let found = match self.hasher.take() {
+            Some(hasher) => hasher.finish(),
+            None => hash(&mut file).map_err(io("read", &path))?,
+        };
+        if found != digest {
+            return Err(MirrorError::DigestMismatch { expected: digest, found });
+        }
+        let dir = folder.blobs();
+        fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
+        file.sync_all().map_err(io("write", &path))?;
+        let target = folder.blob(&digest);
+        fs::rename(&path, &target).map_err(io("write", &target))?;
+        sync_dir(&dir);
+        Ok(())
+    }
+
+    fn discard(&self) -> Result<(), MirrorError> {
+        folder::remove(&self.data)?;
+        folder::remove(&self.note_path)?;
+        Ok(())
+    }
+}
+
+fn hash(file: &mut File) -> io::Result<Digest> {
+    let (mut hasher, mut buffer) = (Hasher::default(), vec![0; 1 << 18]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            n => hasher.update(&buffer[..n]),
+        }
+    }
+}
+
+/// Refuses what would fill the disk.
+fn check_room(folder: &Folder, wanted: u64) -> Result<(), MirrorError> {
+    match folder.store.free_bytes() {
+        Some(free) if free < wanted.saturating_add(LEFT_FREE) => Err(MirrorError::Full(format!(
+            "there is not enough space for this upload: {free} bytes are free, {LEFT_FREE} of which are left for others"
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,246 @@
+//! Manifests of any form: kept byte for byte, understood as far as their blobs, their subject and what they say they are.
+
+use bytes::Bytes;
+use puna_store::{Digest, media};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::MirrorError;
+
+/// Bytes of a manifest at most.
+pub(crate) const MAX_MANIFEST: usize = 8 << 20;
+
+/// An image of the OCI rules.
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// A list of images of the OCI rules.
+pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// A list of images of Docker's.
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+/// How media types of a model's layers begin.
+const OLLAMA: &str = "application/vnd.ollama.image.";
+
+/// What a manifest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A model in Ollama's form.
+    Model,
+    /// Another thing with blobs.
+    Image,
+    /// A list of manifests.
+    Index,
+}
+
+/// A blob or manifest, as manifests name it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// What it is.
+    #[serde(default)]
+    pub media_type: String,
+    /// Its digest.
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+    /// What it is for, of a manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+    /// Notes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub annotations: Option<Map<String, Value>>,
+}
+
+/// A manifest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    /// As it came.
+    pub bytes: Bytes,
+    /// Of the bytes.
+    pub digest: Digest,
+    /// As it is to be sent.
+    pub media_type: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Blobs that must be there: layers, the config last. None of a list's.
+    pub blobs: Vec<Descriptor>,
+    /// The manifest that this one is about.
+    pub subject: Option<Digest>,
+    /// What it is for: what it says, else what its config is.
+    artifact_type: Option<String>,
+    annotations: Option<Map<String, Value>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    media_type: Option<String>,
+    config: Option<Value>,
+    layers: Option<Vec<Layer>>,
+    manifests: Option<Vec<Value>>,
+    subject: Option<Subject>,
+    artifact_type: Option<String>,
+    annotations: Option<Map<String, Value>>,
+}
+
+#[derive(Deserialize)]
+struct Layer {
+    #[serde(flatten)]
+    descriptor: Descriptor,
+    /// Where it is, if not in the registry.
+    #[serde(default)]
+    urls: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Subject {
+    digest: Digest,
+}
+
+impl Manifest {
+    /// Reads a manifest that came with a media type.
+    ///
+    /// # Errors
+    /// It is none, or another one than was said.
+    pub fn parse(bytes: Bytes, said: Option<&str>) -> Result<Self, MirrorError> {
+        let invalid = |reason: String| MirrorError::ManifestInvalid(reason);
+        if bytes.len() > MAX_MANIFEST {
+            return Err(MirrorError::ManifestTooLarge { most: MAX_MANIFEST });
+        }
+        if bytes.trim_ascii_start().first() != Some(&b'{') {
+            return Err(invalid("it is no JSON object".into()));
+        }
+        let wire: Wire = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
+        let said =
+            said.map(|said| said.split(';').next().unwrap_or(said).trim()).filter(|said| said.contains('/'));
+        let media_type = match (wire.media_type.filter(|own| !own.is_empty()), said) {
+            (Some(own), Some(said)) if own != said && is_known(said) => {
+                return Err(invalid(format!("its mediaType is {own:?}, but it came as {said:?}")));
+            }
+            (Some(own), _) => own,
+            (None, Some(said)) if is_known(said) => said.to_owned(),
+            (None, _) if wire.manifests.is_some() => OCI_INDEX.to_owned(),
+            (None, _) => OCI_MANIFEST.to_owned(),
+        };
+        if wire.layers.is_none() && wire.manifests.is_none() && wire.config.is_none() {
+            return Err(invalid("it has neither layers nor manifests".into()));
+        }
+        let config = wire.config.filter(has_digest).map(serde_json::from_value::<Descriptor>).transpose();
+        let config = config.map_err(|e| invalid(format!("config: {e}")))?;
+        let layers = wire.layers.unwrap_or_default();
+        let is_model = layers.iter().any(|layer| layer.descriptor.media_type.starts_with(OLLAMA));
+        let kind = match wire.manifests {
+            Some(_) => Kind::Index,
+            None if is_model && media_type == media::MANIFEST && wire.subject.is_none() => Kind::Model,
+            None => Kind::Image,
+        };
+        let config_type = config.as_ref().map(|config| config.media_type.clone());
+        let here = layers.into_iter().filter(|layer| layer.urls.is_empty()).map(|layer| layer.descriptor);
+        Ok(Self {
+            digest: Digest::of(&bytes),
+            bytes,
+            media_type,
+            kind,
+            blobs: here.chain(config).collect(),
+            subject: wire.subject.map(|subject| subject.digest),
+            artifact_type: wire.artifact_type.filter(|kind| !kind.is_empty()).or(config_type),
+            annotations: wire.annotations,
+        })
+    }
+
+    /// As a list of manifests names it.
+    pub fn descriptor(&self) -> Descriptor {
+        Descriptor {
+            media_type: self.media_type.clone(),
+            digest: self.digest,
+            size: self.bytes.len() as u64,
+            artifact_type: self
+                .artifact_type
+                .clone()
+                .filter(|_| self.kind != Kind::Index || self.artifact_type.is_some()),
+            annotations: self.annotations.clone(),
+        }
+    }
+}
+
+/// Whether a media type is that of manifests, rather than what a client sends with everything.
+fn is_known(media_type: &str) -> bool {
+    [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST].contains(&media_type)
+}
+
+fn has_digest(config: &Value) -> bool {
+    config.get("digest").and_then(Value::as_str).is_some_and(|digest| !digest.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, said: Option<&str>) -> Result<Manifest, MirrorError> {
+        Manifest::parse(Bytes::copy_from_slice(text.as_bytes()), said)
+    }
+
+    fn layer(kind: &str) -> String {
+        format!(r#"{{"mediaType":"{kind}","digest":"{}","size":1}}"#, Digest::of(kind.as_bytes()))
+    }
+
+    #[test]
+    fn models_images_and_lists_are_told_apart() {
+        let of = |media_type: &str, kind: &str| {
+            let text = format!(
+                r#"{{"schemaVersion":2,"mediaType":"{media_type}","config":{},"layers":[{}]}}"#,
+                layer("c/d"),
+                layer(kind)
+            );
+            let manifest = parse(&text, None).unwrap();
+            assert_eq!(manifest.digest, Digest::of(text.as_bytes()));
+            (manifest.kind, manifest.blobs.len())
+        };
+        assert_eq!(of(media::MANIFEST, media::MODEL), (Kind::Model, 2));
+        assert_eq!(
+            of(media::MANIFEST, "application/vnd.docker.image.rootfs.diff.tar.gzip"),
+            (Kind::Image, 2)
+        );
+        assert_eq!(of(OCI_MANIFEST, media::MODEL), (Kind::Image, 2));
+        let list = parse(r#"{"manifests":[]}"#, None).unwrap();
+        assert_eq!((list.kind, list.media_type.as_str()), (Kind::Index, OCI_INDEX));
+    }
+
+    #[test]
+    fn what_lies_elsewhere_need_not_be_here() {
+        let text = format!(
+            r#"{{"layers":[{{"mediaType":"x","digest":"{}","size":1,"urls":["https://e.example/x"]}}],"config":{{}}}}"#,
+            Digest::of(b"x")
+        );
+        let manifest = parse(&text, Some(OCI_MANIFEST)).unwrap();
+        assert_eq!(manifest.blobs, []);
+    }
+
+    #[test]
+    fn a_manifest_is_what_it_says_it_is() {
+        let text = format!(r#"{{"mediaType":"{OCI_MANIFEST}","layers":[]}}"#);
+        assert_eq!(
+            parse(&text, Some(&format!("{OCI_MANIFEST}; charset=utf-8"))).unwrap().media_type,
+            OCI_MANIFEST
+        );
+        assert!(matches!(parse(&text, Some(OCI_INDEX)), Err(MirrorError::ManifestInvalid(_))));
+        assert_eq!(parse(&text, Some("application/json")).unwrap().media_type, OCI_MANIFEST);
+        assert_eq!(parse(r#"{"layers":[]}"#, Some(media::MANIFEST)).unwrap().media_type, media::MANIFEST);
+    }
+
+    #[test]
+    fn what_is_none_is_refused() {
+        for bad in [
+            "",
+            "[]",
+            "null",
+            "{}",
+            "<html>",
+            r#"{"layers":[{"digest":"sha256:zz","size":1}]}"#,
+            r#"{"layers":{}}"#,
+        ] {
+            assert!(matches!(parse(bad, None), Err(MirrorError::ManifestInvalid(_))), "{bad}");
+        }
+        let large = vec![b' '; MAX_MANIFEST + 1];
+        let error = Manifest::parse(large.into(), None).unwrap_err();
+        assert_eq!(error.code().0, 413);
+    }
+}

@@ -1,0 +1,146 @@
+//! What a path below `/v2` asks for.
+
+use puna_store::Digest;
+
+use crate::error::MirrorError;
+use crate::library::UploadId;
+use crate::name::{Reference, Repository, digest};
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Whether this is a registry.
+    Ping,
+    /// The repositories.
+    Catalog,
+    /// A manifest.
+    Manifest(Repository, Reference),
+    /// A blob.
+    Blob(Repository, Digest),
+    /// The uploads of a repository: to begin one.
+    Uploads(Repository),
+    /// An upload.
+    Upload(Repository, UploadId),
+    /// The tags of a repository.
+    Tags(Repository),
+    /// The manifests that are about another one.
+    Referrers(Repository, Digest),
+}
+
+impl Target {
+    /// Reads a decoded path. The names of repositories have any number of words, so it is read from its end.
+    pub(crate) fn parse(path: &str) -> Result<Self, MirrorError> {
+        let rest = match path.strip_prefix("/v2") {
+            Some("" | "/") => return Ok(Self::Ping),
+            Some("/_catalog") => return Ok(Self::Catalog),
+            Some(rest) => rest.strip_prefix('/').ok_or(MirrorError::Route)?,
+            None => return Err(MirrorError::Route),
+        };
+        if let Some((name, id)) = rest.rsplit_once("/blobs/uploads/").filter(|(_, id)| !id.contains('/')) {
+            let name = Repository::parse(name)?;
+            return Ok(if id.is_empty() {
+                Self::Uploads(name)
+            } else {
+                Self::Upload(name, UploadId::parse(id)?)
+            });
+        }
+        if let Some(name) = rest.strip_suffix("/blobs/uploads") {
+            return Ok(Self::Uploads(Repository::parse(name)?));
+        }
+        if let Some(name) = rest.strip_suffix("/tags/list") {
+            return Ok(Self::Tags(Repository::parse(name)?));
+        }
+        let (head, last) = rest.rsplit_once('/').ok_or(MirrorError::Route)?;
+        let (name, what) = head.rsplit_once('/').ok_or(MirrorError::Route)?;
+        match what {
+            "manifests" => Ok(Self::Manifest(Repository::parse(name)?, Reference::parse(last)?)),
+            "blobs" => Ok(Self::Blob(Repository::parse(name)?, digest(last)?)),
+            "referrers" => Ok(Self::Referrers(Repository::parse(name)?, digest(last)?)),
+            _ => Err(MirrorError::Route),
+        }
+    }
+}
+
+/// A text with its percent escapes resolved; `None` if that is no text.
+pub(crate) fn unescaped(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(b) = rest.next() {
+        let mut hex = || rest.next().and_then(|d| char::from(d).to_digit(16));
+        bytes.push(match b {
+            b'%' => (hex()? << 4 | hex()?) as u8,
+            b => b,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The value of a key of a query.
+pub(crate) fn query(text: Option<&str>, wanted: &str) -> Option<String> {
+    let pairs = text?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let value = pairs.filter(|(key, _)| *key == wanted).map(|(_, value)| value).next()?;
+    unescaped(&value.replace('+', " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_read_from_their_end() {
+        let name = |text: &str| Repository::parse(text).unwrap();
+        let of = Digest::of(b"x");
+        let tag = |tag: &str| Reference::Tag(tag.into());
+        let id = UploadId::parse(&"0f".repeat(16)).unwrap();
+        for (path, target) in [
+            ("/v2".to_owned(), Target::Ping),
+            ("/v2/".to_owned(), Target::Ping),
+            ("/v2/_catalog".to_owned(), Target::Catalog),
+            ("/v2/a/b/manifests/latest".to_owned(), Target::Manifest(name("a/b"), tag("latest"))),
+            ("/v2/blobs/manifests/manifests".to_owned(), Target::Manifest(name("blobs"), tag("manifests"))),
+            (format!("/v2/a/manifests/{of}"), Target::Manifest(name("a"), Reference::Digest(of))),
+            (format!("/v2/a/b/c/blobs/{of}"), Target::Blob(name("a/b/c"), of)),
+            ("/v2/a/b/blobs/uploads/".to_owned(), Target::Uploads(name("a/b"))),
+            ("/v2/a/b/blobs/uploads".to_owned(), Target::Uploads(name("a/b"))),
+            (format!("/v2/a/b/blobs/uploads/{id}"), Target::Upload(name("a/b"), id)),
+            ("/v2/a/tags/list".to_owned(), Target::Tags(name("a"))),
+            (format!("/v2/a/b/referrers/{of}"), Target::Referrers(name("a/b"), of)),
+        ] {
+            assert_eq!(Target::parse(&path), Ok(target), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_out_of_the_store_lead_nowhere() {
+        for path in [
+            "/v2/../manifests/x",
+            "/v2/a/../b/manifests/x",
+            "/v2/a/manifests/..",
+            "/v2/a/manifests/",
+            "/v2//manifests/x",
+            "/v2/a/b/blobs/../../../etc/passwd",
+            "/v2/a/b/blobs/uploads/../../x",
+            "/v2/a/b/blobs/uploads/x",
+            "/v2/a/blobs/sha256:..",
+            "/v2/a",
+            "/v2x",
+            "/",
+        ] {
+            let error = Target::parse(path).unwrap_err();
+            assert!((400..=404).contains(&error.code().0), "{path}: {error}");
+        }
+    }
+
+    #[test]
+    fn queries_are_unescaped() {
+        let text = Some("a=1&digest=sha256%3Aab&a=2&flag");
+        assert_eq!(query(text, "digest").as_deref(), Some("sha256:ab"));
+        assert_eq!(query(text, "a").as_deref(), Some("1"));
+        assert_eq!(query(text, "flag").as_deref(), Some(""));
+        assert_eq!(query(text, "b"), None);
+        assert_eq!(query(Some("a=%zz"), "a"), None);
+    }
+}

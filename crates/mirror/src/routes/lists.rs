@@ -1,0 +1,97 @@
+//! Lists: of repositories, of tags, of what is about a manifest.
+
+use std::cmp::Ordering;
+
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use puna_store::Digest;
+use serde_json::json;
+
+use super::{Answered, Mirror, document, value};
+use crate::error::MirrorError;
+use crate::manifest::OCI_INDEX;
+use crate::name::Repository;
+use crate::path::query;
+
+/// Entries of a page at most.
+const MAX_PAGE: usize = 10_000;
+
+/// Says that a list was filtered.
+const FILTERS: HeaderName = HeaderName::from_static("oci-filters-applied");
+
+impl Mirror {
+    pub(super) async fn catalog(&self, head: &Parts) -> Answered {
+        let all = self.library().repositories().await?;
+        let page = Page::of(all.iter().map(|name| name.to_string()).collect(), head)?;
+        let answer = document(StatusCode::OK, &json!({"repositories": page.entries}));
+        Ok(page.link(answer, "/v2/_catalog"))
+    }
+
+    pub(super) async fn tags(&self, name: Repository, head: &Parts) -> Answered {
+        let tags = self.library().tags(&name).await?;
+        let tags = tags.ok_or_else(|| MirrorError::NameUnknown(name.clone()))?;
+        let page = Page::of(tags, head)?;
+        let answer = document(StatusCode::OK, &json!({"name": name.as_str(), "tags": page.entries}));
+        Ok(page.link(answer, &format!("/v2/{name}/tags/list")))
+    }
+
+    pub(super) async fn referrers(&self, name: Repository, of: Digest, head: &Parts) -> Answered {
+        let mut found = self.library().referrers(&name, of).await?;
+        let kind = query(head.uri.query(), "artifactType");
+        if let Some(kind) = &kind {
+            found.retain(|manifest| manifest.artifact_type.as_ref() == Some(kind));
+        }
+        found.sort_by_key(|manifest| manifest.digest);
+        let list = json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found});
+        let mut response = document(StatusCode::OK, &list);
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(OCI_INDEX));
+        if kind.is_some() {
+            response.headers_mut().insert(FILTERS, HeaderValue::from_static("artifactType"));
+        }
+        Ok(response)
+    }
+}
+
+/// A part of a list.
+struct Page {
+    entries: Vec<String>,
+    /// How many were asked for, if there are more.
+    more: Option<usize>,
+}
+
+impl Page {
+    /// What a request asks for (`n` entries behind `last`) of a list in any order.
+    fn of(mut entries: Vec<String>, head: &Parts) -> Result<Self, MirrorError> {
+        let asked = |key| query(head.uri.query(), key);
+        let n = match asked("n").filter(|n| !n.is_empty()) {
+            Some(n) => {
+                n.parse::<usize>().map_err(|_| MirrorError::Unsupported(format!("n is {n:?}, no number")))?
+            }
+            None => MAX_PAGE,
+        };
+        let n = n.min(MAX_PAGE);
+        entries.sort_by(|a, b| by_letter(a, b));
+        if let Some(last) = asked("last") {
+            entries.retain(|entry| by_letter(entry, &last).is_gt());
+        }
+        let more = (entries.len() > n && n > 0).then_some(n);
+        entries.truncate(n);
+        Ok(Self { entries, more })
+    }
+
+    /// Says where the next part is.
+    fn link(self, mut response: Response, path: &str) -> Response {
+        if let (Some(n), Some(last)) = (self.more, self.entries.last()) {
+            let link = value(&format!("<{path}?n={n}&last={last}>; rel=\"next\""));
+            response.headers_mut().insert(header::LINK, link);
+        }
+        response
+    }
+}
+
+/// Without regard to case, and then with it.
+fn by_letter(a: &str, b: &str) -> Ordering {
+    let fold = |text: &str| text.to_ascii_lowercase();
+    fold(a).cmp(&fold(b)).then_with(|| a.cmp(b))
+}

@@ -1,0 +1,75 @@
+//! Manifests.
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::Response;
+use http_body_util::{BodyExt, Limited};
+
+use super::{Answered, CONTENT_DIGEST, Mirror, bare, is_known, text, value};
+use crate::error::MirrorError;
+use crate::manifest::{MAX_MANIFEST, Manifest};
+use crate::name::{Reference, Repository};
+
+/// Says that the subject of a manifest was understood.
+const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
+
+impl Mirror {
+    pub(super) async fn manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
+        let found = self.library().manifest(&name, &of).await?;
+        let manifest = found.ok_or(MirrorError::ManifestUnknown { name, reference: of.to_string() })?;
+        let etag = format!("\"{}\"", manifest.digest);
+        let known = is_known(&head.headers, &etag);
+        let mut response = bare(if known { StatusCode::NOT_MODIFIED } else { StatusCode::OK });
+        let headers = response.headers_mut();
+        headers.insert(header::ETAG, value(&etag));
+        headers.insert(CONTENT_DIGEST, value(&manifest.digest.to_string()));
+        if known {
+            headers.remove(header::CONTENT_LENGTH);
+            return Ok(response);
+        }
+        headers.insert(header::CONTENT_TYPE, value(&manifest.media_type));
+        headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());
+        *response.body_mut() = Body::from(manifest.bytes);
+        Ok(response)
+    }
+
+    pub(super) async fn put_manifest(
+        &self,
+        name: Repository,
+        of: Reference,
+        head: &Parts,
+        body: Body,
+    ) -> Answered {
+        let read = Limited::new(body, MAX_MANIFEST).collect().await;
+        let bytes = read.map_err(|e| match e.is::<http_body_util::LengthLimitError>() {
+            true => MirrorError::ManifestTooLarge { most: MAX_MANIFEST },
+            false => MirrorError::Broken(e.to_string()),
+        })?;
+        let manifest = Manifest::parse(bytes.to_bytes(), text(&head.headers, header::CONTENT_TYPE))?;
+        if let Reference::Digest(expected) = &of
+            && *expected != manifest.digest
+        {
+            return Err(MirrorError::DigestMismatch { expected: *expected, found: manifest.digest });
+        }
+        let (digest, subject) = (manifest.digest, manifest.subject);
+        self.library().put_manifest(&name, &of, manifest).await?;
+        let mut response = bare(StatusCode::CREATED);
+        let headers = response.headers_mut();
+        headers.insert(header::LOCATION, value(&format!("/v2/{name}/manifests/{digest}")));
+        headers.insert(CONTENT_DIGEST, value(&digest.to_string()));
+        if let Some(subject) = subject {
+            headers.insert(SUBJECT, value(&subject.to_string()));
+        }
+        tracing::info!(repository = %name, reference = %of, %digest, "pushed");
+        Ok(response)
+    }
+
+    pub(super) async fn remove_manifest(&self, name: Repository, of: Reference) -> Answered {
+        if !self.library().remove_manifest(&name, &of).await? {
+            return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });
+        }
+        tracing::info!(repository = %name, reference = %of, "removed");
+        Ok::<Response, _>(bare(StatusCode::ACCEPTED))
+    }
+}

@@ -1,0 +1,169 @@
+//! The protocol: requests to what the library is asked for, and its answers to headers and bodies.
+
+mod blobs;
+mod lists;
+mod manifests;
+mod place;
+mod uploads;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::error::MirrorError;
+use crate::library::Library;
+use crate::path::{Target, unescaped};
+
+pub use place::Secure;
+
+/// What every answer of a registry says it is.
+const VERSION: (HeaderName, HeaderValue) =
+    (HeaderName::from_static("docker-distribution-api-version"), HeaderValue::from_static("registry/2.0"));
+
+pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+
+/// A request comes from this machine and was meant for it. Whoever answers connections puts it among a request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub struct Local;
+
+/// How a registry behaves.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Whether everybody may push; otherwise those from this machine alone.
+    pub push: bool,
+    /// Whether what was pushed may be removed.
+    pub delete: bool,
+}
+
+/// A registry. Cheap to clone.
+#[derive(Clone)]
+pub struct Mirror(Arc<Inner>);
+
+struct Inner {
+    library: Arc<dyn Library>,
+    settings: Settings,
+}
+
+/// What a handler answers.
+type Answered = Result<Response, MirrorError>;
+
+impl Mirror {
+    /// A registry of what a library has.
+    pub fn new(library: Arc<dyn Library>, settings: Settings) -> Self {
+        Self(Arc::new(Inner { library, settings }))
+    }
+
+    pub(crate) fn library(&self) -> &dyn Library {
+        &*self.0.library
+    }
+
+    /// Whether a path is one of a registry.
+    pub fn has(path: &str) -> bool {
+        path == "/v2" || path.starts_with("/v2/")
+    }
+
+    /// Answers a request for a path below `/v2`.
+    pub async fn answer(&self, request: Request) -> Response {
+        let head = request.method() == Method::HEAD;
+        let mut response = self.route(request).await.unwrap_or_else(|error| refusal(&error));
+        let (name, value) = VERSION;
+        response.headers_mut().insert(name, value);
+        if head {
+            // What there would be to read is in the headers.
+            *response.body_mut() = Body::empty();
+        }
+        response
+    }
+
+    async fn route(&self, request: Request) -> Answered {
+        let (head, body) = request.into_parts();
+        let path = unescaped(head.uri.path()).ok_or(MirrorError::Route)?;
+        let (target, method) = (Target::parse(&path)?, head.method.clone());
+        let reads = method == Method::GET || method == Method::HEAD;
+        match &target {
+            Target::Upload(..) => self.may_push(&head)?,
+            _ if reads => {}
+            _ if method == Method::DELETE => self.may_delete(&head)?,
+            _ => self.may_push(&head)?,
+        }
+        let head = &head;
+        match (target, method) {
+            (Target::Ping, _) if reads => Ok(document(StatusCode::OK, &json!({}))),
+            (Target::Catalog, _) if reads => self.catalog(head).await,
+            (Target::Tags(name), _) if reads => self.tags(name, head).await,
+            (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
+            (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head).await,
+            (Target::Manifest(name, of), Method::PUT) => self.put_manifest(name, of, head, body).await,
+            (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of).await,
+            (Target::Blob(name, of), _) if reads => self.blob(name, of, head).await,
+            (Target::Blob(_, of), Method::DELETE) => self.remove_blob(of).await,
+            (Target::Uploads(name), Method::POST) => self.begin(name, head, body).await,
+            (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
+            (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
+            (Target::Upload(name, id), Method::PUT) => self.finish(name, id, head, body).await,
+            (Target::Upload(name, id), Method::DELETE) => self.cancel(name, id).await,
+            (_, method) => Err(MirrorError::Unsupported(format!("{method} means nothing here"))),
+        }
+    }
+
+    fn may_push(&self, head: &Parts) -> Result<(), MirrorError> {
+        match self.0.settings.push || head.extensions.get::<Local>().is_some() {
+            true => Ok(()),
+            false => Err(MirrorError::Denied(
+                "to this registry only its own machine may push, unless mirror.push is on".into(),
+            )),
+        }
+    }
+
+    fn may_delete(&self, head: &Parts) -> Result<(), MirrorError> {
+        match self.0.settings.delete {
+            true => self.may_push(head),
+            false => Err(MirrorError::Unsupported(
+                "nothing can be removed from this registry, unless mirror.delete is on".into(),
+            )),
+        }
+    }
+}
+
+/// An error in the form of the distribution rules.
+fn refusal(error: &MirrorError) -> Response {
+    let (status, code) = error.code();
+    if status >= 500 {
+        tracing::error!(%error, "a request to the registry failed");
+    }
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    document(status, &json!({"errors": [{"code": code, "message": error.to_string()}]}))
+}
+
+fn document(status: StatusCode, body: &serde_json::Value) -> Response {
+    let bytes = body.to_string();
+    (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response()
+}
+
+/// An answer without a body.
+fn bare(status: StatusCode) -> Response {
+    let mut response = status.into_response();
+    response.headers_mut().insert(header::CONTENT_LENGTH, 0.into());
+    response
+}
+
+/// A text as a header's value. What goes into headers here is made of names and digests, which fit.
+fn value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// A header as text.
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Whether a client has what an `ETag` stands for.
+fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+    let tags = text(headers, header::IF_NONE_MATCH).unwrap_or_default().split(',').map(str::trim);
+    tags.into_iter().any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}

@@ -1,0 +1,69 @@
+//! Where a client finds this registry, as it sees it: behind a reverse proxy that is another address than ours.
+
+use axum::http::header;
+use axum::http::request::Parts;
+
+use super::text;
+
+/// Whether a connection came with TLS. Whoever answers connections puts it among a request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub struct Secure(pub bool);
+
+/// `scheme://host` of a request, from what a proxy says of it, else from itself. A client that lies about this lies to
+/// itself: it is told the address that it named.
+pub(crate) fn of(head: &Parts) -> String {
+    let headers = &head.headers;
+    let first = |name: &'static str| {
+        let all = headers.get(name)?.to_str().ok()?;
+        all.split(',').next().map(str::trim).filter(|one| !one.is_empty())
+    };
+    let secure = head.extensions.get::<Secure>().is_some_and(|secure| secure.0);
+    let scheme = match first("x-forwarded-proto") {
+        Some("https") => "https",
+        Some("http") => "http",
+        _ if secure => "https",
+        _ => "http",
+    };
+    let own = || head.uri.authority().map(|a| a.as_str()).or_else(|| text(headers, header::HOST));
+    let host = first("x-forwarded-host").filter(|host| is_host(host)).or_else(own).unwrap_or_default();
+    format!("{scheme}://{host}")
+}
+
+/// Whether a text can stand for a host in an address.
+fn is_host(text: &str) -> bool {
+    text.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_:[]".contains(&c))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use axum::extract::Request;
+
+    use super::*;
+
+    fn place(headers: &[(&str, &str)], secure: bool) -> String {
+        let mut request = Request::get("/v2/").extension(Secure(secure));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        of(&request.body(Body::empty()).unwrap().into_parts().0)
+    }
+
+    #[test]
+    fn a_proxy_says_how_it_was_asked() {
+        assert_eq!(place(&[("host", "box:5000")], false), "http://box:5000");
+        assert_eq!(place(&[("host", "box")], true), "https://box");
+        let forwarded = [
+            ("host", "127.0.0.1:5000"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "models.example"),
+        ];
+        assert_eq!(place(&forwarded, false), "https://models.example");
+        assert_eq!(place(&[("host", "a"), ("x-forwarded-host", "b/c?d")], false), "http://a");
+        assert_eq!(
+            place(&[("host", "a"), ("x-forwarded-host", "b, c"), ("x-forwarded-proto", "javascript")], false),
+            "http://b"
+        );
+    }
+}
