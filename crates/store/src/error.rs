@@ -80,7 +80,7 @@ pub enum StoreError {
     Requires,
     #[error("quantization is only supported for F16, BF16 and F32 models")]
     QuantizeSource,
-    #[error("unsupported quantization type {0} - supported types are F32, F16, Q4_K_S, Q4_K_M, Q8_0")]
+    #[error("unsupported quantization type {0} - supported types are {types}", types = quantize_types())]
     QuantizeType(String),
     #[error("tensor {tensor}: {reason}")]
     Quantize { tensor: String, reason: String },
@@ -99,7 +99,8 @@ pub enum StoreError {
     )]
     NotADraft { kind: String },
     #[error(
-        "ADAPTER names a file that is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`"
+        "ADAPTER names a file that is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`, or a folder with \
+         adapter_config.json and adapter_model.safetensors"
     )]
     NotAnAdapter,
     #[error(
@@ -182,6 +183,10 @@ impl StoreError {
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
     }
+}
+
+fn quantize_types() -> String {
+    crate::create::QUANTIZE_TYPES.join(", ")
 }
 
 /// The way out of the usual troubles with files.

@@ -68,6 +68,8 @@ pub use modelfile::{
 };
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::Pruned;
-pub use requantize::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
+pub use requantize::{
+    FileType, Imatrix, ImatrixRow, QuantizeOptions, requantize, requantize_part, write_imatrix,
+};
 pub use store::{Deleted, Entry, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};

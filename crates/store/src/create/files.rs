@@ -1,5 +1,6 @@
 //! Uploaded files: which kind they are, and the layers they become.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
@@ -165,10 +166,42 @@ fn converted_layer(
     new_layer(store, &blob.finish(None)?)
 }
 
+/// The layers of adapters: GGUF files, and folders of PEFT's, which are converted for the model that they are for.
+pub(super) fn adapter_layers(
+    store: &Store,
+    files: &BTreeMap<String, String>,
+    model: Option<&Layer>,
+    progress: ProgressFn<'_>,
+) -> Result<Vec<SourceFile>, StoreError> {
+    let dir = |name: &str| name.rsplit_once('/').map_or("", |(dir, _)| dir).to_owned();
+    let weights = files.keys().filter(|name| name.ends_with(".safetensors"));
+    let folders: BTreeSet<String> = weights.map(|name| dir(name)).collect();
+    let single: Vec<_> = files.iter().filter(|(name, _)| !folders.contains(&dir(name))).collect();
+    let mut layers = match single.is_empty() {
+        true => Vec::new(),
+        false => Sources::of(store, single)?.into_layers(store, progress)?,
+    };
+    for folder in folders {
+        progress(Progress::status("converting adapter"));
+        let model = model.ok_or(StoreError::AdapterAlone)?;
+        let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
+        let inside = files.iter().filter(|(name, _)| dir(name) == folder);
+        let file = |(name, digest): (&String, &String)| -> Result<ImportFile, StoreError> {
+            let name = name.rsplit('/').next().unwrap_or(name).to_owned();
+            Ok(ImportFile { name, path: store.blob_path(&stored(store, digest)?) })
+        };
+        let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
+        let mut blob = store.blob_writer()?;
+        import::convert_adapter(&inside, view.metadata(), &mut blob)?;
+        layers.push(new_layer(store, &blob.finish(None)?)?);
+    }
+    Ok(layers)
+}
+
 /// The layer of a GGUF file that was written here.
 fn new_layer(store: &Store, blob: &NewBlob) -> Result<SourceFile, StoreError> {
     let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
-    let layer = Layer::new(media::MODEL, blob.digest, blob.size);
+    let layer = Layer::new(media_type(&facts), blob.digest, blob.size);
     Ok(SourceFile { layer, is_new: blob.is_new, facts })
 }
 
@@ -208,8 +241,29 @@ fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {
     std::fs::metadata(&path).map(|meta| meta.len()).map_err(|e| StoreError::io("read", &path, &e))
 }
 
-/// Types that `create` quantizes to.
-const QUANTIZE_TYPES: [&str; 6] = ["F32", "F16", "BF16", "Q8_0", "Q4_K_S", "Q4_K_M"];
+/// Types that `create` quantizes to: those that need no importance matrix.
+pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K_S",
+    "Q3_K_M",
+    "Q3_K_L",
+    "Q4_K_S",
+    "Q4_K_M",
+    "Q5_K_S",
+    "Q5_K_M",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4_MOE",
+];
 
 /// The type that a request asks for.
 pub(super) fn quantize_type(name: &str) -> Result<FileType, StoreError> {

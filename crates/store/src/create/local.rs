@@ -202,9 +202,10 @@ fn named(files: &BTreeMap<PathBuf, Digest>) -> BTreeMap<String, String> {
 }
 
 /// Weights that a folder may hold, best first: a pattern of the name, and whether folders below count too.
-const WEIGHTS: [(&str, &str, bool); 6] = [
+const WEIGHTS: [(&str, &str, bool); 7] = [
     ("model", ".safetensors", true),
     ("consolidated", ".safetensors", false),
+    ("adapter_model", ".safetensors", false),
     ("pytorch_model", ".bin", false),
     ("consolidated", ".pth", false),
     ("", ".gguf", false),
@@ -227,11 +228,7 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
         let fits = files.iter().all(|path| has_content_of(path, suffix));
         (!files.is_empty() && fits).then_some((suffix, files))
     });
-    let adapters = matching("adapter", ".safetensors", false);
     let Some((suffix, mut files)) = group else {
-        if let Some(path) = adapters.into_iter().next() {
-            return Err(ImportError::Adapter { path }.into());
-        }
         return Err(ImportError::NoModel { dir: dir.to_owned() }.into());
     };
     match suffix {

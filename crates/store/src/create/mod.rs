@@ -22,6 +22,7 @@ use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::name::{ModelName, ModelRef};
 use crate::store::Store;
+pub(crate) use files::QUANTIZE_TYPES;
 use files::{SourceFile, Sources};
 
 /// Where progress goes.
@@ -185,9 +186,9 @@ impl Draft {
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         if !request.adapters.is_empty() {
-            for SourceFile { layer, is_new, .. } in
-                Sources::of(store, &request.adapters)?.into_layers(store, progress)?
-            {
+            let model = self.layers.iter().rfind(|l| l.layer.media_type == media::MODEL).map(|l| &l.layer);
+            let files = files::adapter_layers(store, &request.adapters, model, progress)?;
+            for SourceFile { layer, is_new, .. } in files {
                 if layer.media_type != media::ADAPTER {
                     return Err(StoreError::NotAnAdapter);
                 }

@@ -41,7 +41,7 @@ pub(super) fn convert(folder: &Folder<'_>, config: &Json, out: &mut dyn Write) -
     if let Some(act) = config.text("hidden_act").filter(|act| !act.starts_with("gelu")) {
         let (file, found) =
             ("config.json".to_owned(), format!("with activation {}", crate::name::shown(act)));
-        return Err(ImportError::Architecture { file, found, known: super::KNOWN }.into());
+        return Err(ImportError::Architecture { file, found, known: super::BERT.join(", ") }.into());
     }
     let shape = Shape {
         width: config.count("hidden_size")?.into(),
@@ -114,7 +114,7 @@ fn write_keys(
 
 /// Pooling type and whether vectors are normalised, from the modules of sentence-transformers. A folder without them
 /// pools by the mean, as sentence-transformers then does.
-fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
+pub(super) fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
     let Some(modules) = folder.json("modules.json")? else { return Ok((1, true)) };
     let (mut pooling, mut normalize) = (1, false);
     for module in modules.as_array().into_iter().flatten() {

@@ -17,32 +17,87 @@ impl Json {
         Ok(Self { file: file.to_owned(), value })
     }
 
-    fn key(&self, key: &str, want: &'static str) -> ImportError {
+    /// The part about text of a model that also sees or hears, with what stands beside it.
+    pub(super) fn of_text(mut self) -> Self {
+        let text = self.value.get("text_config").and_then(Value::as_object).cloned();
+        if let (Some(text), Some(all)) = (text, self.value.as_object_mut()) {
+            all.extend(text.into_iter().filter(|(key, value)| key != "architectures" && !value.is_null()));
+        }
+        self
+    }
+
+    /// What is said about positions: of old `rope_scaling`, now `rope_parameters`.
+    pub(super) fn rope(&self) -> Self {
+        let of = |key| self.value.get(key).filter(|value| value.is_object());
+        let value = of("rope_parameters").or(of("rope_scaling")).cloned().unwrap_or_default();
+        Self { file: self.file.clone(), value }
+    }
+
+    /// An object within, if there is one.
+    pub(super) fn section_if(&self, key: &str) -> Option<Self> {
+        let value = self.value.get(key).filter(|value| value.is_object())?.clone();
+        Some(Self { file: self.file.clone(), value })
+    }
+
+    /// An object within, or the whole.
+    pub(super) fn section(&self, key: &str) -> Self {
+        let value = self.value.get(key).filter(|value| value.is_object()).unwrap_or(&self.value).clone();
+        Self { file: self.file.clone(), value }
+    }
+
+    pub(super) fn wrong(&self, key: &str, want: &'static str) -> ImportError {
         ImportError::Key { file: self.file.clone(), key: key.to_owned(), want }
+    }
+
+    pub(super) fn wrong_value(&self, key: &str, found: String) -> ImportError {
+        ImportError::KeyValue { file: self.file.clone(), key: key.to_owned(), found }
     }
 
     /// The first of `architectures`.
     pub(super) fn architecture(&self) -> Result<String, ImportError> {
         let first = self.value.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        first.map(str::to_owned).ok_or_else(|| self.key("architectures", "a list of names"))
+        first.map(str::to_owned).ok_or_else(|| self.wrong("architectures", "a list of names"))
     }
 
     /// A whole number between 1 and 2^31.
     pub(super) fn count(&self, key: &str) -> Result<u32, ImportError> {
-        self.opt_count(key)?.ok_or_else(|| self.key(key, "a positive number"))
+        self.opt_count(key)?.ok_or_else(|| self.wrong(key, "a positive number"))
     }
 
     pub(super) fn opt_count(&self, key: &str) -> Result<Option<u32>, ImportError> {
         let Some(value) = self.value.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
         let count = value.as_u64().filter(|n| (1..1 << 31).contains(n));
-        count.map(|n| Some(n as u32)).ok_or_else(|| self.key(key, "a positive number"))
+        count.map(|n| Some(n as u32)).ok_or_else(|| self.wrong(key, "a positive number"))
+    }
+
+    /// The first key of several that is there.
+    pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
+        for key in keys {
+            if let Some(count) = self.opt_count(key)? {
+                return Ok(Some(count));
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn float(&self, key: &str, default: f32) -> Result<f32, ImportError> {
+        Ok(self.opt_float(key)?.unwrap_or(default))
+    }
+
+    pub(super) fn opt_float(&self, key: &str) -> Result<Option<f32>, ImportError> {
         match self.value.get(key).filter(|value| !value.is_null()) {
-            None => Ok(default),
-            Some(value) => value.as_f64().map(|x| x as f32).ok_or_else(|| self.key(key, "a number")),
+            None => Ok(None),
+            Some(value) => {
+                let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
+                number.map(Some).ok_or_else(|| self.wrong(key, "a number"))
+            }
         }
+    }
+
+    pub(super) fn floats(&self, key: &str) -> Result<Vec<f32>, ImportError> {
+        let list = self.value.get(key).and_then(Value::as_array);
+        let numbers = list.and_then(|list| list.iter().map(|x| x.as_f64().map(|x| x as f32)).collect());
+        numbers.ok_or_else(|| self.wrong(key, "a list of numbers"))
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&str> {

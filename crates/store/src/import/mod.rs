@@ -2,7 +2,16 @@
 
 mod bert;
 mod config;
+mod decoder;
+mod family;
+mod lora;
+mod plan;
+mod pretokenizer;
 mod safetensors;
+mod sentencepiece;
+mod special;
+mod vocabulary;
+mod weights;
 mod wordpiece;
 
 use std::io::Write;
@@ -10,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use crate::files::read_limited;
 use crate::store::Store;
+pub(crate) use lora::convert as convert_adapter;
 pub use safetensors::{Dtype, SafeTensors, TensorEntry};
 
 /// A file of the folder.
@@ -30,8 +40,6 @@ pub enum ImportError {
     NoModel { dir: PathBuf },
     #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
     Pickle { path: PathBuf },
-    #[error("{}: adapters in safetensors are not supported yet; merge it into the weights of its model", path.display())]
-    Adapter { path: PathBuf },
     #[error("insecure path: {}{}", path.display(), if *cached { " (use --local-dir <dir> when downloading model to disable caching)" } else { "" })]
     InsecurePath { path: PathBuf, cached: bool },
     #[error("failed to find user '{0}'")]
@@ -42,8 +50,12 @@ pub enum ImportError {
     Json { file: String, reason: String },
     #[error("{file}: `{key}` must be {want}")]
     Key { file: String, key: String, want: &'static str },
+    #[error("{file}: `{key}` is {found}")]
+    KeyValue { file: String, key: String, found: String },
     #[error("{file}: architecture {found} cannot be imported; those that can: {known}")]
-    Architecture { file: String, found: String, known: &'static str },
+    Architecture { file: String, found: String, known: String },
+    #[error("{file} names {missing}, which is not there: the folder is not whole")]
+    Shard { file: String, missing: String },
     #[error("{file}: not a safetensors file: {reason}")]
     Safetensors { file: String, reason: String },
     #[error("tensor {name} is missing")]
@@ -84,14 +96,32 @@ impl Folder<'_> {
         Ok(Some(String::from_utf8_lossy(&read_limited(path, 256 << 20)?).into_owned()))
     }
 
+    /// The files of weights: those at the top, where there are some, since folders below hold other forms of the same.
     fn safetensors(&self) -> Result<Vec<SafeTensors>, crate::StoreError> {
-        let files = self.files.iter().filter(|file| file.name.ends_with(".safetensors"));
+        let is_weights = |file: &&ImportFile| file.name.ends_with(".safetensors");
+        let has_top = self.files.iter().filter(is_weights).any(|file| !file.name.contains('/'));
+        let files = self.files.iter().filter(is_weights).filter(|file| !has_top || !file.name.contains('/'));
+        self.check_index()?;
         files.map(|file| Ok(SafeTensors::open(&file.name, &file.path)?)).collect()
+    }
+
+    /// Every file that the index names must be there.
+    fn check_index(&self) -> Result<(), crate::StoreError> {
+        let file = "model.safetensors.index.json";
+        let Some(index) = self.json(file)? else { return Ok(()) };
+        let names = index.get("weight_map").and_then(serde_json::Value::as_object);
+        let mut names = names.into_iter().flat_map(|map| map.values()).filter_map(serde_json::Value::as_str);
+        match names.find(|name| self.path(name).is_none()) {
+            Some(name) => {
+                Err(ImportError::Shard { file: file.to_owned(), missing: crate::name::shown(name) }.into())
+            }
+            None => Ok(()),
+        }
     }
 }
 
-/// Architectures that can be imported, by the name in `config.json`.
-const KNOWN: &str = "BertModel, BertForMaskedLM, BertForSequenceClassification";
+/// Classes of encoders that can be imported, by the name in `config.json`.
+const BERT: [&str; 3] = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"];
 
 /// Writes the GGUF file of a folder.
 ///
@@ -99,14 +129,19 @@ const KNOWN: &str = "BertModel, BertForMaskedLM, BertForSequenceClassification";
 /// What is missing or not understood.
 pub(crate) fn convert(files: &[ImportFile], out: &mut dyn Write) -> Result<(), crate::StoreError> {
     let folder = Folder { files };
+    if !folder.has("config.json") && folder.has(lora::CONFIG) {
+        return Err(crate::StoreError::AdapterAlone);
+    }
     let config = config::Json::read(&folder, "config.json")?;
-    match config.architecture()?.as_str() {
-        "BertModel" | "BertForMaskedLM" | "BertForSequenceClassification" => {
-            bert::convert(&folder, &config, out)
-        }
-        found => {
-            let (file, found) = ("config.json".to_owned(), crate::name::shown(found));
-            Err(ImportError::Architecture { file, found, known: KNOWN }.into())
+    let class = config.architecture()?;
+    if BERT.contains(&class.as_str()) {
+        return bert::convert(&folder, &config, out);
+    }
+    match family::of_class(&class) {
+        Some(family) => decoder::convert(&folder, config.of_text(), family, !class.contains("For"), out),
+        None => {
+            let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
+            Err(ImportError::Architecture { file, found, known: family::known() }.into())
         }
     }
 }

@@ -158,6 +158,23 @@ impl SafeTensors {
         self.tensors.get(name)
     }
 
+    /// Fills a buffer with a tensor's bytes from one on.
+    ///
+    /// # Errors
+    /// The tensor has not so many, or the file cannot be read (any more).
+    pub fn read_at(&self, tensor: &TensorEntry, from: u64, out: &mut [u8]) -> Result<(), ImportError> {
+        let bad = |reason: String| ImportError::Safetensors {
+            file: self.path.display().to_string(),
+            reason: format!("tensor {}: {reason}", tensor.name),
+        };
+        if from.checked_add(out.len() as u64).is_none_or(|end| end > tensor.size) {
+            return Err(bad(format!("has {} bytes, more are expected", tensor.size)));
+        }
+        let mut file = File::open(&self.path).map_err(|e| bad(e.to_string()))?;
+        file.seek(SeekFrom::Start(self.data_start + tensor.start + from)).map_err(|e| bad(e.to_string()))?;
+        file.read_exact(out).map_err(|e| bad(e.to_string()))
+    }
+
     /// Hands out a tensor's bytes in pieces of whole elements.
     ///
     /// # Errors

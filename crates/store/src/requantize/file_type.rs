@@ -12,7 +12,7 @@ pub struct FileType {
 }
 
 /// Number in `general.file_type`, and the type that most tensors get.
-const TYPES: [(u32, TensorType); 34] = [
+const TYPES: [(u32, TensorType); 35] = [
     (0, F32),
     (1, F16),
     (2, Q4_0),
@@ -45,16 +45,18 @@ const TYPES: [(u32, TensorType); 34] = [
     (32, BF16),
     (36, TQ1_0),
     (37, TQ2_0),
+    (38, MXFP4),
     (40, Q1_0),
     (41, Q2_0),
 ];
 
 impl FileType {
-    /// A mixture by its name in any case; `Q4_K` and the like mean the middle one.
+    /// A mixture by its name in any case; `Q4_K` and the like mean the middle one, `MXFP4` that of experts.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase();
         let name = match name.as_str() {
             "Q3_K" | "Q4_K" | "Q5_K" => format!("{name}_M"),
+            "MXFP4" => format!("{name}_MOE"),
             _ => name,
         };
         let found = TYPES.iter().find(|(id, _)| file_type_name(*id) == name);

@@ -12,7 +12,7 @@ use puna_gguf::{Gguf, Metadata, TensorInfo, Writer};
 use puna_quant::{TensorType, dequantize, quantize};
 
 pub use file_type::FileType;
-pub use imatrix::Imatrix;
+pub use imatrix::{Imatrix, ImatrixRow, write_imatrix};
 
 use crate::error::StoreError;
 

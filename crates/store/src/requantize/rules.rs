@@ -159,11 +159,16 @@ fn mixture(
     if is_output {
         let row = tensor.shape.first().copied().unwrap_or(0);
         return match base {
+            MXFP4 => Q8_0,
             _ if falcon || !row.is_multiple_of(base.block_values() as u64) => Q8_0,
             _ if very_low || file == "IQ3_XXS" => Q5_K,
             Q8_0 => Q8_0,
             _ => Q6_K,
         };
+    }
+    if base == MXFP4 {
+        // Experts alone, which are stacks.
+        return if tensor.shape.get(2).is_some_and(|&n| n > 1) { MXFP4 } else { Q8_0 };
     }
     if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
         return match file {
@@ -375,6 +380,17 @@ mod tests {
     }
 
     #[test]
+    fn of_mxfp4_the_experts_alone_are() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+        let gguf = Gguf::open(&zoo.join("gpt-oss.gguf")).unwrap();
+        let types = choose(&gguf, FileType::from_name("MXFP4").unwrap(), false);
+        let of = |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()];
+        assert_eq!(of("blk.0.ffn_up_exps.weight"), MXFP4);
+        assert_eq!(of("blk.0.attn_q.weight"), Q8_0);
+        assert_eq!(of("blk.0.ffn_gate_inp.weight"), F32);
+    }
+
+    #[test]
     fn the_types_of_real_models_are_found() {
         let models = std::env::var_os("PUNA_TEST_MODELS")
             .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from);
@@ -392,6 +408,7 @@ mod tests {
         assert_eq!(of("q4_k"), Some("Q4_K_M"));
         assert_eq!(of("q4_K_S"), Some("Q4_K_S"));
         assert_eq!(of("bf16"), Some("BF16"));
+        assert_eq!(of("mxfp4"), Some("MXFP4_MOE"));
         assert_eq!(of("Q9"), None);
         assert!(FileType::names().contains(&"IQ3_M"));
     }

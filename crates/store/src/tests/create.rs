@@ -105,6 +105,12 @@ fn weights_are_quantized_on_the_way() {
     let model = kit.store.resolve(&name("small")).unwrap();
     assert_eq!(model.details().quantization_level, "Q8_0");
     assert_ne!(model.weights_digest, blob.digest);
+    for (kind, level) in [("q3_k", "Q3_K_M"), ("iq4_xs", "IQ4_XS"), ("mxfp4", "MXFP4_MOE"), ("Q5_1", "Q5_1")]
+    {
+        request.quantize = Some(kind.into());
+        kit.create("other", &request).unwrap();
+        assert_eq!(kit.store.resolve(&name("other")).unwrap().details().quantization_level, level);
+    }
     let again = CreateRequest { quantize: Some("q4_K_M".into()), ..from_model("small") };
     assert_eq!(kit.create("x", &again), Err(StoreError::QuantizeSource));
     let unknown = CreateRequest { quantize: Some("zz".into()), ..from_model("small") };

@@ -4,6 +4,7 @@ mod adapter;
 mod crash;
 mod create;
 mod draft;
+mod import;
 mod layout;
 mod minilm;
 mod races;

@@ -1,0 +1,143 @@
+//! LoRA adapters as PEFT stores them: `adapter_config.json` and `adapter_model.safetensors` become a GGUF file of the form
+//! that llama.cpp's converter gives them.
+//!
+//! ```text
+//! base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    [rank, in]   →  blk.0.attn_q.weight.lora_a
+//! base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [out, rank]  →  blk.0.attn_q.weight.lora_b
+//! ```
+//!
+//! The rows of B change places as those of the matrix do that the adapter adds to.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use puna_gguf::{Metadata, Writer};
+use puna_quant::TensorType;
+use serde_json::Value;
+
+use super::config::Json;
+use super::decoder::{Sizes, gguf_name, order_of};
+use super::family::{self, Family};
+use super::plan::{self, Order, Output};
+use super::safetensors::Dtype;
+use super::weights::{Tensor, Weights};
+use super::{Folder, ImportError, ImportFile};
+use crate::error::StoreError;
+
+pub(super) const CONFIG: &str = "adapter_config.json";
+
+/// The two matrices of an adapter for one matrix of the model.
+#[derive(Default)]
+struct Pair<'a> {
+    a: Option<Tensor<'a>>,
+    b: Option<Tensor<'a>>,
+}
+
+/// Writes the GGUF file of an adapter for a model with these keys.
+///
+/// # Errors
+/// What is missing or not understood.
+pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write) -> Result<(), StoreError> {
+    let folder = Folder { files };
+    let config = Json::read(&folder, CONFIG)?;
+    let architecture = base.architecture()?;
+    let family = family::of_architecture(architecture).ok_or_else(|| ImportError::Architecture {
+        file: CONFIG.to_owned(),
+        found: format!("{} of the model that it is for", crate::name::shown(architecture)),
+        known: family::FAMILIES.map(|family| family.architecture).join(", "),
+    })?;
+    let alpha = alpha(&config)?;
+    let sizes = sizes(base, architecture);
+    let files = folder.safetensors()?;
+    let mut weights = Weights::of(&files, &config, false)?;
+    let pairs = pairs(family, &mut weights)?;
+    let mut outputs = Vec::new();
+    for (name, pair) in pairs {
+        let missing = |part: &str| ImportError::TensorMissing { name: format!("{name}.{part}") };
+        let (a, b) = (pair.a.ok_or_else(|| missing("lora_A"))?, pair.b.ok_or_else(|| missing("lora_B"))?);
+        let (rank_a, rank_b) = (a.entry.shape.first().copied(), b.entry.shape.get(1).copied());
+        if a.entry.shape.len() != 2 || rank_a != rank_b {
+            let (found, want) = (b.entry.shape.clone(), a.entry.shape.clone());
+            return Err(ImportError::TensorShape { name: format!("{name}.lora_B"), found, want }.into());
+        }
+        let rows = b.entry.shape.first().copied().unwrap_or(0);
+        let order = order_of(family, &name, rows, &sizes)?;
+        for (part, tensor, order) in [("lora_a", a, Order::Same), ("lora_b", b, order)] {
+            let ty = if tensor.entry.dtype == Dtype::F16 { TensorType::F16 } else { TensorType::F32 };
+            let shape = tensor.entry.shape.clone();
+            outputs.push(Output::rows(format!("{name}.{part}"), ty, shape, tensor, order));
+        }
+    }
+    let mut writer = Writer::new();
+    writer.set("general.architecture", architecture).set("general.type", "adapter");
+    let half = outputs.iter().all(|output| output.ty == TensorType::F16);
+    writer.set("general.file_type", u32::from(half)).set("general.quantization_version", 2u32);
+    writer.set("adapter.type", "lora").set("adapter.lora.alpha", alpha);
+    plan::write(writer, &outputs, out)
+}
+
+/// What the product of the matrices is multiplied by, times the rank.
+fn alpha(config: &Json) -> Result<f32, ImportError> {
+    if let Some(kind) = config.text("peft_type").filter(|kind| *kind != "LORA") {
+        let found = format!("{}, and LORA alone can be imported", crate::name::shown(kind));
+        return Err(config.wrong_value("peft_type", found));
+    }
+    if config.flag("use_dora") == Some(true) {
+        let found =
+            "true, and its lengths have no place in a GGUF file: merge it into the weights of its model";
+        return Err(config.wrong_value("use_dora", found.to_owned()));
+    }
+    for key in ["alpha_pattern", "rank_pattern"] {
+        let patterns = config.value(key).and_then(Value::as_object);
+        // Ranks are seen in the matrices, and one alpha stands for all of them.
+        if patterns.is_some_and(|patterns| !patterns.is_empty()) {
+            let found = "not empty, and a GGUF file has one factor for all matrices: merge it into the weights of its model";
+            return Err(config.wrong_value(key, found.to_owned()));
+        }
+    }
+    let rank = config.count("r")?;
+    let alpha = config.opt_float("lora_alpha")?.ok_or_else(|| config.wrong("lora_alpha", "a number"))?;
+    Ok(if config.flag("use_rslora") == Some(true) { alpha * (rank as f32).sqrt() } else { alpha })
+}
+
+fn sizes(base: &Metadata, architecture: &str) -> Sizes {
+    let number = |key: &str| base.opt_u32(&format!("{architecture}.{key}")).ok().flatten();
+    let heads = number("attention.head_count").unwrap_or(1);
+    Sizes {
+        layers: number("block_count").unwrap_or(0),
+        heads,
+        kv_heads: number("attention.head_count_kv").unwrap_or(heads),
+        experts: 0,
+    }
+}
+
+/// The matrices by the GGUF name of what they add to.
+fn pairs<'a>(family: &Family, weights: &mut Weights<'a>) -> Result<BTreeMap<String, Pair<'a>>, StoreError> {
+    let mut pairs = BTreeMap::<String, Pair<'a>>::new();
+    let names: Vec<String> = weights.names().cloned().collect();
+    for name in names {
+        let Some(tensor) = weights.take(&name) else { continue };
+        let unknown = || ImportError::TensorUnknown { name: crate::name::shown(&name) };
+        let plain = name.strip_prefix("base_model.model.").unwrap_or(&name);
+        let (stem, end) = plain.split_once(".lora_").ok_or_else(unknown)?;
+        let whole = if stem.starts_with("model.") || stem.starts_with("lm_head") {
+            format!("{stem}.weight")
+        } else {
+            format!("model.{stem}.weight")
+        };
+        let gguf = gguf_name(family, &whole).ok_or_else(unknown)?;
+        let pair = pairs.entry(gguf).or_default();
+        let place = match end.split('.').next() {
+            Some("A") if end.ends_with("weight") => &mut pair.a,
+            Some("B") if end.ends_with("weight") => &mut pair.b,
+            _ => return Err(unknown().into()),
+        };
+        if place.replace(tensor).is_some() {
+            return Err(unknown().into());
+        }
+    }
+    match pairs.is_empty() {
+        true => Err(ImportError::TensorMissing { name: "lora_A".into() }.into()),
+        false => Ok(pairs),
+    }
+}

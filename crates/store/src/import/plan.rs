@@ -1,0 +1,332 @@
+//! What is written: tensors of the GGUF file, each with the rows of other tensors that it is made of. They are converted
+//! while they are written, a few pieces at a time, so that memory does not grow with the model.
+
+use std::io::Write;
+
+use puna_gguf::{Body, Writer};
+use puna_quant::{TensorType, quantize};
+
+use super::ImportError;
+use super::safetensors::Dtype;
+use super::weights::Tensor;
+use crate::error::StoreError;
+
+/// Values that a thread converts at a time.
+const PIECE_VALUES: u64 = 1 << 20;
+/// The largest size that F16 rounds to something finite.
+const F16_LIMIT: f32 = 65520.0;
+
+/// A tensor of the file.
+pub(super) struct Output<'a> {
+    pub(super) name: String,
+    pub(super) ty: TensorType,
+    /// Dimensions, slowest first.
+    pub(super) shape: Vec<u64>,
+    pub(super) content: Content<'a>,
+}
+
+/// Where its values come from.
+pub(super) enum Content<'a> {
+    /// Rows of tensors, one behind the other, with a number added to each value.
+    Rows { parts: Vec<Part<'a>>, add: f32 },
+    /// Matrices with rows and columns exchanged; of each matrix every so many-eth column, from the first.
+    Transposed { tensor: Tensor<'a>, step: u64, first: u64 },
+    /// Blocks of 32 four-bit numbers, and their exponents.
+    Mxfp4 { blocks: Tensor<'a>, scales: Tensor<'a>, order: Order },
+    /// Numbers that the configuration gives.
+    Given(Vec<f32>),
+}
+
+/// Rows of one tensor.
+pub(super) struct Part<'a> {
+    pub(super) tensor: Tensor<'a>,
+    /// How many there are.
+    pub(super) rows: u64,
+    pub(super) order: Order,
+}
+
+/// Which row of the source is a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Order {
+    Same,
+    /// Within a head of so many rows the two halves in turns: pairs that turn together stand side by side.
+    Paired {
+        head: u64,
+    },
+    /// Every so many-eth row, from the first.
+    Every {
+        step: u64,
+        first: u64,
+    },
+    /// Of each so many rows those from one on.
+    Window {
+        each: u64,
+        from: u64,
+        take: u64,
+    },
+}
+
+impl Order {
+    fn source(self, row: u64) -> u64 {
+        match self {
+            Order::Same => row,
+            Order::Paired { head } => {
+                let (start, at) = (row / head * head, row % head);
+                start + at % 2 * (head / 2) + at / 2
+            }
+            Order::Every { step, first } => row * step + first,
+            Order::Window { each, from, take } => row / take * each + from + row % take,
+        }
+    }
+}
+
+impl<'a> Output<'a> {
+    /// Rows of a tensor in some order.
+    pub(super) fn rows(
+        name: String,
+        ty: TensorType,
+        shape: Vec<u64>,
+        tensor: Tensor<'a>,
+        order: Order,
+    ) -> Self {
+        let columns = columns(&shape, order);
+        let rows = shape.iter().product::<u64>() / columns.max(1);
+        let parts = vec![Part { tensor, rows, order }];
+        Self { name, ty, shape, content: Content::Rows { parts, add: 0.0 } }
+    }
+
+    /// Adds a number to every value.
+    pub(super) fn plus(mut self, number: f32) -> Self {
+        if let Content::Rows { add, .. } = &mut self.content {
+            *add = number;
+        }
+        self
+    }
+
+    fn columns(&self) -> u64 {
+        match &self.content {
+            Content::Rows { parts, .. } => {
+                columns(&self.shape, parts.first().map_or(Order::Same, |p| p.order))
+            }
+            _ => self.shape.last().copied().unwrap_or(1),
+        }
+    }
+
+    /// Makes F16 what was to be F16 and is not too large for it, F32 otherwise.
+    pub(super) fn settle(&mut self) -> Result<(), ImportError> {
+        let Content::Rows { parts, .. } = &self.content else { return Ok(()) };
+        if self.ty != TensorType::F16 || parts.iter().all(|part| part.tensor.entry.dtype == Dtype::F16) {
+            return Ok(());
+        }
+        let (columns, rows) = (self.columns(), self.row_count());
+        let step = (PIECE_VALUES / columns.max(1)).max(1);
+        let mut from = 0;
+        while from < rows {
+            let to = (from + step).min(rows);
+            if self.values(from, to, columns)?.iter().any(|x| x.abs() >= F16_LIMIT) {
+                self.ty = TensorType::F32;
+                return Ok(());
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    fn row_count(&self) -> u64 {
+        self.shape.iter().product::<u64>() / self.columns().max(1)
+    }
+
+    /// The bytes of rows.
+    fn bytes(&self, from: u64, to: u64) -> Result<Vec<u8>, StoreError> {
+        let columns = self.columns();
+        if let Content::Mxfp4 { blocks, scales, order } = &self.content {
+            return Ok(repacked(blocks, scales, *order, from..to, columns)?);
+        }
+        if let Some(bytes) = self.copied(from, to, columns)? {
+            return Ok(bytes);
+        }
+        let values = self.values(from, to, columns)?;
+        let mut out = vec![0; values.len() / self.ty.block_values() * self.ty.block_bytes()];
+        quantize(self.ty, &values, values.len().max(1), None, &mut out)
+            .map_err(|e| StoreError::Quantize { tensor: self.name.clone(), reason: e.to_string() })?;
+        Ok(out)
+    }
+
+    /// The bytes of rows that need no change.
+    fn copied(&self, from: u64, to: u64, columns: u64) -> Result<Option<Vec<u8>>, ImportError> {
+        let Content::Rows { parts, add: 0.0 } = &self.content else { return Ok(None) };
+        let dtype = match self.ty {
+            TensorType::F16 => Dtype::F16,
+            TensorType::BF16 => Dtype::BF16,
+            TensorType::F32 => Dtype::F32,
+            _ => return Ok(None),
+        };
+        let [Part { tensor, order: Order::Same, .. }] = &parts[..] else { return Ok(None) };
+        if !tensor.is_plain(dtype) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; ((to - from) * columns * dtype.size()) as usize];
+        tensor.bytes(from * columns, &mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    fn values(&self, from: u64, to: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
+        match &self.content {
+            Content::Given(values) => Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec()),
+            Content::Transposed { tensor, step, first } => {
+                transposed(tensor, *step, *first, from..to, columns)
+            }
+            Content::Mxfp4 { .. } => Ok(Vec::new()),
+            Content::Rows { parts, add } => {
+                let mut values = Vec::with_capacity(((to - from) * columns) as usize);
+                let mut start = 0;
+                for part in parts {
+                    let rows = from.clamp(start, start + part.rows)..to.clamp(start, start + part.rows);
+                    part.read(rows.start - start..rows.end - start, columns, &mut values)?;
+                    start += part.rows;
+                }
+                if *add != 0.0 {
+                    values.iter_mut().for_each(|x| *x += add);
+                }
+                Ok(values)
+            }
+        }
+    }
+}
+
+/// A vector whose elements change places has rows of one.
+fn columns(shape: &[u64], order: Order) -> u64 {
+    match (shape, order) {
+        ([n], Order::Same) => *n,
+        ([_], _) => 1,
+        ([_, _], Order::Every { .. } | Order::Window { .. }) => 1,
+        _ => shape.last().copied().unwrap_or(1),
+    }
+}
+
+impl Part<'_> {
+    fn read(&self, rows: std::ops::Range<u64>, columns: u64, out: &mut Vec<f32>) -> Result<(), ImportError> {
+        if self.order == Order::Same {
+            out.extend(self.tensor.rows(rows.start, rows.end - rows.start, columns)?);
+            return Ok(());
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // What the rows lie within is read at once: orders keep rows near their places.
+        let sources: Vec<u64> = rows.map(|row| self.order.source(row)).collect();
+        let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
+        let all = self.tensor.rows(low, high + 1 - low, columns)?;
+        for at in sources {
+            let start = ((at - low) * columns) as usize;
+            out.extend_from_slice(&all[start..start + columns as usize]);
+        }
+        Ok(())
+    }
+}
+
+/// Rows of exchanged matrices, each matrix of the source read once a call.
+fn transposed(
+    tensor: &Tensor<'_>,
+    step: u64,
+    first: u64,
+    rows: std::ops::Range<u64>,
+    columns: u64,
+) -> Result<Vec<f32>, ImportError> {
+    let width = tensor.columns();
+    let each = width / step.max(1);
+    let mut out = Vec::with_capacity(((rows.end - rows.start) * columns) as usize);
+    let mut held = (u64::MAX, Vec::new());
+    for row in rows {
+        let (matrix, column) = (row / each.max(1), row % each.max(1) * step + first);
+        if held.0 != matrix {
+            held = (matrix, tensor.rows(matrix * columns, columns, width)?);
+        }
+        out.extend((0..columns).map(|k| held.1[(k * width + column) as usize]));
+    }
+    Ok(out)
+}
+
+/// The blocks of GGUF: an exponent, then the first 16 numbers in the low halves of bytes and the other 16 in the high
+/// ones. In the source neighbours share a byte.
+fn repacked(
+    blocks: &Tensor<'_>,
+    scales: &Tensor<'_>,
+    order: Order,
+    rows: std::ops::Range<u64>,
+    columns: u64,
+) -> Result<Vec<u8>, ImportError> {
+    let count = (columns / 32) as usize;
+    let (mut codes, mut exponents) = (vec![0; count * 16], vec![0; count]);
+    let mut out = Vec::with_capacity((rows.end - rows.start) as usize * count * 17);
+    for row in rows {
+        let at = order.source(row) * count as u64;
+        blocks.bytes(at * 16, &mut codes)?;
+        scales.bytes(at, &mut exponents)?;
+        for (codes, exponent) in codes.as_chunks::<16>().0.iter().zip(&exponents) {
+            out.push(*exponent);
+            let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
+            out.extend((0..16).map(|i| code(i) | code(i + 16) << 4));
+        }
+    }
+    Ok(out)
+}
+
+/// Writes the file: keys, then all tensors in their order.
+pub(super) fn write(
+    mut writer: Writer,
+    outputs: &[Output<'_>],
+    out: &mut dyn Write,
+) -> Result<(), StoreError> {
+    for output in outputs {
+        let shape: Vec<u64> = output.shape.iter().rev().copied().collect();
+        writer.tensor(&output.name, output.ty, &shape)?;
+    }
+    let mut body = writer.start(out)?;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
+    for output in outputs {
+        write_one(output, threads, &mut body)?;
+    }
+    body.finish()?;
+    Ok(())
+}
+
+fn write_one(output: &Output<'_>, threads: u64, body: &mut Body<&mut dyn Write>) -> Result<(), StoreError> {
+    let rows = output.row_count();
+    let step = (PIECE_VALUES / output.columns().max(1)).max(1);
+    let mut from = 0;
+    while from < rows {
+        let pieces: Vec<_> = (0..threads)
+            .map(|i| (from + i * step).min(rows)..(from + (i + 1) * step).min(rows))
+            .filter(|piece| !piece.is_empty())
+            .collect();
+        let made: Vec<Result<Vec<u8>, StoreError>> = match &pieces[..] {
+            [piece] => vec![output.bytes(piece.start, piece.end)],
+            pieces => std::thread::scope(|scope| {
+                let made: Vec<_> =
+                    pieces.iter().map(|p| scope.spawn(|| output.bytes(p.start, p.end))).collect();
+                made.into_iter()
+                    .map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+                    .collect()
+            }),
+        };
+        for piece in made {
+            body.write(&piece?)?;
+        }
+        from = pieces.last().map_or(rows, |piece| piece.end);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_name_the_rows_of_their_sources() {
+        let of = |order: Order, rows| (0..rows).map(|row| order.source(row)).collect::<Vec<_>>();
+        assert_eq!(of(Order::Paired { head: 4 }, 8), [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(of(Order::Every { step: 2, first: 1 }, 3), [1, 3, 5]);
+        assert_eq!(of(Order::Window { each: 4, from: 2, take: 2 }, 4), [2, 3, 6, 7]);
+    }
+}

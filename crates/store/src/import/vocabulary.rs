@@ -1,0 +1,286 @@
+//! The vocabulary of a decoder: tokens with their kinds, merges or scores, from `tokenizer.model` or `tokenizer.json`.
+
+use std::collections::HashMap;
+
+use puna_gguf::{Value, Writer};
+use serde_json::Value as JsonValue;
+
+use super::config::Json;
+use super::family::Family;
+use super::special::Special;
+use super::{Folder, ImportError, pretokenizer, sentencepiece};
+use crate::error::StoreError;
+
+pub(super) const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+const UNKNOWN: i32 = 2;
+
+/// No vocabulary has more tokens.
+const LIMIT: u64 = 1 << 24;
+/// The score of tokens that were added to a vocabulary with scores, and of those that stand for nothing.
+const ADDED_SCORE: f32 = -1000.0;
+const UNUSED_SCORE: f32 = -10000.0;
+
+/// A token.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Token {
+    pub(super) text: String,
+    pub(super) kind: i32,
+    pub(super) score: f32,
+}
+
+/// A vocabulary.
+pub(super) struct Vocabulary {
+    tokens: Vec<Token>,
+    form: Form,
+    special: Special,
+}
+
+/// How texts are cut into tokens.
+enum Form {
+    /// Pairs of neighbours are joined in the order of a list, within words that an expression finds.
+    Merges { pre: &'static str, merges: Vec<String> },
+    /// Neighbours are joined to the token of the best score.
+    Scores { has_prefix: bool },
+}
+
+impl Vocabulary {
+    /// Reads the vocabulary of an embedding of so many rows.
+    pub(super) fn read(
+        folder: &Folder<'_>,
+        config: &Json,
+        family: &Family,
+        rows: u64,
+    ) -> Result<Self, StoreError> {
+        let json = folder.json("tokenizer.json")?;
+        let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
+        let bad = |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
+        let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
+        let (mut tokens, form) = if folder.has("tokenizer.model") {
+            let (tokens, has_prefix) = sentencepiece::read(folder, rows)?;
+            (tokens, Form::Scores { has_prefix })
+        } else {
+            let json = json.as_ref();
+            let json =
+                json.ok_or_else(|| ImportError::FileMissing("tokenizer.json or tokenizer.model".into()))?;
+            from_json(json, rows).map_err(bad)?
+        };
+        let has_scores = matches!(form, Form::Scores { .. });
+        for (id, text, special) in added(folder, json.as_ref(), &settings)? {
+            add(&mut tokens, id, text, special, has_scores);
+        }
+        let filled: Vec<Token> = tokens
+            .into_iter()
+            .enumerate()
+            .map(|(id, token)| {
+                let unused = || Token { text: format!("[PAD{id}]"), kind: UNUSED, score: UNUSED_SCORE };
+                token.unwrap_or_else(unused)
+            })
+            .collect();
+        let special = Special::read(folder, config, json.as_ref(), settings, &filled)?;
+        let form = match form {
+            Form::Scores { has_prefix } => Form::Scores { has_prefix: has_prefix && !family.bare_start },
+            merges => merges,
+        };
+        Ok(Self { tokens: filled, form, special })
+    }
+
+    /// Writes the keys.
+    pub(super) fn write(&self, architecture: &str, writer: &mut Writer) {
+        let tokens = Value::strings(self.tokens.iter().map(|token| &token.text));
+        let kinds: Vec<i32> = self.tokens.iter().map(|token| token.kind).collect();
+        match &self.form {
+            Form::Merges { pre, merges } => {
+                writer.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", *pre);
+                writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", kinds);
+                writer.set("tokenizer.ggml.merges", Value::strings(merges));
+            }
+            Form::Scores { has_prefix } => {
+                let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
+                writer.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
+                writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
+                writer.set("tokenizer.ggml.token_type", kinds);
+                writer.set("tokenizer.ggml.add_space_prefix", *has_prefix);
+            }
+        }
+        self.special.write(writer);
+        // Granite's and SmolLM's vocabulary begins with nothing, whatever its files say.
+        if architecture == "llama" && self.tokens.len() == 49152 {
+            writer.set("tokenizer.ggml.add_bos_token", false);
+        }
+        // Code Llama's places in the middle of a text are in none of its files.
+        if architecture == "llama" && self.tokens.len() == 32016 {
+            for (key, id) in [("prefix", 32007u32), ("suffix", 32008), ("middle", 32009), ("eot", 32010)] {
+                writer.set(&format!("tokenizer.ggml.{key}_token_id"), id);
+            }
+        }
+    }
+}
+
+fn add(tokens: &mut [Option<Token>], id: u64, text: String, special: bool, has_scores: bool) {
+    // Beyond the embedding stand tokens that the model never sees.
+    let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else { return };
+    // Unknown and single bytes keep their kind under their own name.
+    if slot.as_ref().is_some_and(|old| matches!(old.kind, BYTE | UNKNOWN) && old.text == text) {
+        return;
+    }
+    let score = if has_scores { ADDED_SCORE } else { 0.0 };
+    *slot = Some(if special || looks_special(&text) {
+        Token { text, kind: CONTROL, score }
+    } else {
+        Token { text: text.replace('▁', " "), kind: USER_DEFINED, score }
+    });
+}
+
+/// Added tokens that are marked as text in some files, and never are.
+fn looks_special(text: &str) -> bool {
+    let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
+    matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+        || within("<|", "|>")
+        || within("<｜", "｜>")
+        || within("<unused", ">")
+}
+
+/// Id, text, and whether it is no text.
+type Added = (u64, String, bool);
+
+/// Tokens that stand beside the vocabulary, in all places where they are listed.
+fn added(
+    folder: &Folder<'_>,
+    json: Option<&JsonValue>,
+    settings: &JsonValue,
+) -> Result<Vec<Added>, StoreError> {
+    let mut found: Vec<Added> = Vec::new();
+    if let Some(JsonValue::Object(list)) = folder.json("added_tokens.json")? {
+        found.extend(list.into_iter().filter_map(|(text, id)| Some((id.as_u64()?, text, false))));
+    }
+    let entry = |id: Option<u64>, token: &JsonValue| {
+        let text = token.get("content").and_then(JsonValue::as_str)?;
+        let special = token.get("special").and_then(JsonValue::as_bool).unwrap_or(false);
+        Some((id?, text.to_owned(), special))
+    };
+    let settings = settings.get("added_tokens_decoder").and_then(JsonValue::as_object);
+    found.extend(settings.into_iter().flatten().filter_map(|(id, token)| entry(id.parse().ok(), token)));
+    let json = json.and_then(|json| json.get("added_tokens")).and_then(JsonValue::as_array);
+    let number = |token: &JsonValue| token.get("id").and_then(JsonValue::as_u64);
+    found.extend(json.into_iter().flatten().filter_map(|token| entry(number(token), token)));
+    Ok(found)
+}
+
+/// Tokens by their ids, and what else a vocabulary of merges says.
+fn from_json(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Form), String> {
+    let model = json.get("model").ok_or("`model` is missing")?;
+    // Old files do not say it.
+    let kind = model.get("type").and_then(JsonValue::as_str).unwrap_or("BPE");
+    if kind != "BPE" {
+        let kind = crate::name::shown(kind);
+        return Err(format!("a vocabulary of type {kind} needs a tokenizer.model beside it"));
+    }
+    let vocab = model.get("vocab").and_then(JsonValue::as_object).ok_or("`model.vocab` is no object")?;
+    let mut tokens: Vec<Option<Token>> = vec![None; rows];
+    for (text, id) in vocab {
+        let shown = || crate::name::shown(text);
+        let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", shown()))?;
+        let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else {
+            return Err(format!("token {} has the id {id}, but the embedding has {rows} rows", shown()));
+        };
+        *slot = Some(Token { text: text.clone(), kind: NORMAL, score: 0.0 });
+    }
+    let merges = merges(model.get("merges"))?;
+    let falls_back = model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true);
+    if falls_back {
+        score(&mut tokens, &merges, model.get("unk_token").and_then(JsonValue::as_str));
+        let has_prefix = pretokenizer::has_prefix(json);
+        return Ok((tokens, Form::Scores { has_prefix }));
+    }
+    let merges = merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right))).collect();
+    Ok((tokens, Form::Merges { pre: pretokenizer::of(json)?, merges }))
+}
+
+/// A blank within a part would be taken for the one between parts.
+fn escaped(part: &str) -> String {
+    part.replace(' ', "Ġ")
+}
+
+/// Pairs, in either of the two ways in which they are written.
+fn merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
+    let list = list.and_then(JsonValue::as_array).ok_or("`model.merges` is no list")?;
+    let pair = |entry: &JsonValue| match entry {
+        JsonValue::String(text) => text.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())),
+        JsonValue::Array(pair) => match &pair[..] {
+            [JsonValue::String(a), JsonValue::String(b)] => Some((a.clone(), b.clone())),
+            _ => None,
+        },
+        _ => None,
+    };
+    list.iter()
+        .map(|entry| pair(entry).ok_or_else(|| "`model.merges` has an entry that is no pair".into()))
+        .collect()
+}
+
+/// Scores that make the best neighbours those which the list of merges joins first.
+fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Option<&str>) {
+    let mut rank: HashMap<String, usize> = HashMap::with_capacity(merges.len());
+    for (at, (left, right)) in merges.iter().enumerate() {
+        rank.entry(format!("{left}{right}")).or_insert(at + 1);
+    }
+    for token in tokens.iter_mut().flatten() {
+        let is_byte = token.text.len() == 6 && token.text.starts_with("<0x") && token.text.ends_with('>');
+        token.kind = match () {
+            () if Some(token.text.as_str()) == unknown => UNKNOWN,
+            () if is_byte => BYTE,
+            () => NORMAL,
+        };
+        // What no merge makes is not joined, whatever its score.
+        token.score = rank.get(&token.text).map_or(if is_byte { 0.0 } else { -1e6 }, |&at| -(at as f32));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn scores_follow_the_order_of_merges() {
+        let json = json!({"model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+            "vocab": {"<unk>": 0, "<0x0A>": 1, "a": 2, "b": 3, "ab": 4, "▁ab": 5, "▁": 6},
+            "merges": ["a b", ["▁", "ab"]]}});
+        let (tokens, form) = from_json(&json, 8).unwrap();
+        let tokens: Vec<_> = tokens.into_iter().map(|t| t.map(|t| (t.kind, t.score))).collect();
+        assert_eq!(tokens[0], Some((UNKNOWN, -1e6)));
+        assert_eq!(tokens[1], Some((BYTE, 0.0)));
+        assert_eq!((tokens[4], tokens[5], tokens[7]), (Some((NORMAL, -1.0)), Some((NORMAL, -2.0)), None));
+        assert!(matches!(form, Form::Scores { has_prefix: false }));
+    }
+
+    #[test]
+    fn added_tokens_are_text_or_control() {
+        let mut tokens =
+            vec![Some(Token { text: "<unk>".into(), kind: UNKNOWN, score: 0.0 }), None, None, None];
+        for (id, text, special) in
+            [(0, "<unk>", true), (1, "<|end|>", false), (2, "▁▁", false), (3, "x", true), (9, "y", true)]
+        {
+            add(&mut tokens, id, text.to_owned(), special, true);
+        }
+        let found: Vec<_> = tokens.into_iter().flatten().map(|t| (t.text, t.kind)).collect();
+        let want = [("<unk>", UNKNOWN), ("<|end|>", CONTROL), ("  ", USER_DEFINED), ("x", CONTROL)];
+        assert_eq!(found, want.map(|(text, kind)| (text.to_owned(), kind)));
+    }
+
+    #[test]
+    fn vocabularies_that_do_not_fit_are_refused() {
+        for (json, want) in [
+            (json!({"model": {"type": "Unigram"}}), "needs a tokenizer.model"),
+            (json!({"model": {"type": "BPE", "vocab": {"a": 5}, "merges": []}}), "has the id 5"),
+            (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "no pair"),
+            (json!({}), "`model` is missing"),
+        ] {
+            let error = from_json(&json, 3).map(|_| ()).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+}
