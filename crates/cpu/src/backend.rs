@@ -1,11 +1,11 @@
 //! The CPU as a backend: adopts mapped weights as they are, compiles plans, runs steps on the pool.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, OpTime, Place, Plan, ProgramId, Rope, Rows, StepInput,
-    Weight,
+    Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope, Rows,
+    StepInput, Weight,
 };
 
 use crate::cache::Cache;
@@ -14,6 +14,7 @@ use crate::deal::Deal;
 use crate::ease::Ease;
 use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
+use crate::ops::observe::Observations;
 use crate::pool::Pool;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
 use crate::topology::{self, System};
@@ -56,6 +57,7 @@ pub struct CpuBackend {
     gathered: Vec<f32>,
     measuring: bool,
     measured: Vec<OpTime>,
+    observations: Option<Arc<Observations>>,
 }
 
 /// Why there is no CPU backend.
@@ -118,7 +120,14 @@ impl CpuBackend {
             gathered: Vec::new(),
             measuring: false,
             measured: Vec::new(),
+            observations: None,
         })
+    }
+
+    /// The same, with sums of what products read ([`Backend::observed`]), which cost some time.
+    #[must_use]
+    pub fn observing(self) -> Self {
+        Self { observations: Some(Arc::default()), ..self }
     }
 
     /// Takes other threads for the next step where the process may now use more or less than before.
@@ -193,7 +202,14 @@ impl Backend for CpuBackend {
     }
 
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
-        let program = compile(&plan, &self.weights, &self.ropes, self.level, self.deterministic)?;
+        let program = compile(
+            &plan,
+            &self.weights,
+            &self.ropes,
+            self.level,
+            self.deterministic,
+            self.observations.as_ref(),
+        )?;
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
         }
@@ -286,6 +302,16 @@ impl Backend for CpuBackend {
 
     fn measured(&self) -> Vec<OpTime> {
         self.measured.clone()
+    }
+
+    fn observed(&self) -> Vec<Observed> {
+        let all = self.observations.as_ref().map(|observations| observations.all()).unwrap_or_default();
+        let one = |(weight, sums): (usize, crate::ops::observe::Sums)| Observed {
+            name: self.weights[weight].name.clone(),
+            squares: sums.squares.iter().map(|&sum| sum as f32).collect(),
+            counts: sums.counts,
+        };
+        all.into_iter().map(one).collect()
     }
 }
 

@@ -18,6 +18,7 @@ use crate::ops::expert_tiles::{Side, TileSlots, room};
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
+use crate::ops::observe::{Observations, Observe, ObserveExperts};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
@@ -37,19 +38,22 @@ pub struct Program {
     pub own_bytes: usize,
 }
 
-/// Compiles `plan` for `level`; `deterministic`: with products that add in one order, however many rows a step has.
+/// Compiles `plan` for `level`; `deterministic`: with products that add in one order, however many rows a step has;
+/// `observations` is where what products read is to be summed up.
 pub fn compile(
     plan: &Plan,
     weights: &[Weight],
     ropes: &[Rope],
     level: &'static Level,
     deterministic: bool,
+    observations: Option<&Arc<Observations>>,
 ) -> Result<Program, BackendError> {
     let mut c = Compiler {
         plan,
         weights,
         level,
         deterministic,
+        observations,
         ropes,
         out: Vec::new(),
         angles: HashMap::new(),
@@ -106,6 +110,7 @@ struct Compiler<'a> {
     ropes: &'a [Rope],
     level: &'static Level,
     deterministic: bool,
+    observations: Option<&'a Arc<Observations>>,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
     /// Values that are rounded already, and where.
@@ -206,6 +211,10 @@ impl Compiler<'_> {
             groups[usize::from(kernel.acts == ActKind::Q8)][usize::from(kernel.tiles.is_some())].push(matrix);
         }
         assert!(x.is_contiguous(), "products read whole values");
+        if let Some(into) = self.observations {
+            let weights = groups.iter().flatten().flatten().map(|matrix| matrix.w).collect();
+            self.push(Observe { x, weights, into: Arc::clone(into) });
+        }
         let forms = self.round(input)?;
         for (rounded, groups) in groups.into_iter().enumerate() {
             for (tiled, matrices) in groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty()) {
@@ -340,6 +349,7 @@ impl Compiler<'_> {
         let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
+        self.observe_experts(&mixture, false);
         if input_tiles > 0 {
             self.push(TileSlots(Arc::clone(&mixture), Side::Input));
         }
@@ -347,6 +357,7 @@ impl Compiler<'_> {
         self.expert_changes(&mixture, Part::Gate)?;
         self.expert_changes(&mixture, Part::Up)?;
         self.push(Unit(Arc::clone(&mixture)));
+        self.observe_experts(&mixture, true);
         if hidden_tiles > 0 {
             self.push(TileSlots(Arc::clone(&mixture), Side::Hidden));
         }
@@ -354,6 +365,12 @@ impl Compiler<'_> {
         self.expert_changes(&mixture, Part::Down)?;
         self.push(Combine(mixture));
         Ok(())
+    }
+
+    fn observe_experts(&mut self, mixture: &Arc<Mixture>, is_hidden: bool) {
+        if let Some(into) = self.observations {
+            self.push(ObserveExperts { mixture: Arc::clone(mixture), is_hidden, into: Arc::clone(into) });
+        }
     }
 
     /// What changes one of a mixture's products.

@@ -131,6 +131,17 @@ pub struct OpTime {
     pub macs: u64,
 }
 
+/// What the products with a weight have read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observed {
+    /// The weight's name.
+    pub name: String,
+    /// Sums of squares of every column, for each matrix of a stack one row.
+    pub squares: Vec<f32>,
+    /// Over how many rows, for each matrix.
+    pub counts: Vec<u64>,
+}
+
 /// Why a backend could not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -230,4 +241,9 @@ pub trait Backend: Send {
 
     /// What was measured since [`Backend::measure`].
     fn measured(&self) -> Vec<OpTime>;
+
+    /// What products have read, by weight, where the backend was made to look at it.
+    fn observed(&self) -> Vec<Observed> {
+        Vec::new()
+    }
 }

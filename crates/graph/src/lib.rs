@@ -12,8 +12,8 @@ mod ops;
 mod plan;
 
 pub use backend::{
-    Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, OpTime, ProgramId, Segment, StepInput,
-    Weight,
+    Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, Observed, OpTime, ProgramId, Segment,
+    StepInput, Weight,
 };
 pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};

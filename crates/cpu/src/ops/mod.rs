@@ -8,5 +8,6 @@ pub mod expert_tiles;
 pub mod linear;
 pub mod moe;
 pub mod norm;
+pub mod observe;
 pub mod rope;
 pub mod rotate;

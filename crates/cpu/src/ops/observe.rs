@@ -1,0 +1,110 @@
+//! What matrices are multiplied with: sums of squares of every column, for importance matrices. Put before the products
+//! where a backend was asked to observe; the results stay as they are.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use puna_graph::Place;
+
+use crate::ops::moe::Mixture;
+use crate::step::{Instruction, Local, Step};
+
+/// Sums by the number of a weight.
+#[derive(Default)]
+pub struct Observations(Mutex<BTreeMap<usize, Sums>>);
+
+/// Of each matrix of a weight one row of sums and a count.
+#[derive(Clone)]
+pub struct Sums {
+    pub squares: Vec<f64>,
+    pub counts: Vec<u64>,
+}
+
+impl Observations {
+    /// All that was seen so far.
+    pub fn all(&self) -> BTreeMap<usize, Sums> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds rows to matrices of weights that have so many.
+    fn add<'a>(
+        &self,
+        weights: &[usize],
+        matrices: usize,
+        rows: impl Iterator<Item = (usize, &'a [f32])> + Clone,
+    ) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for &weight in weights {
+            for (matrix, row) in rows.clone() {
+                let sums = all.entry(weight).or_insert_with(|| Sums {
+                    squares: vec![0.0; row.len() * matrices],
+                    counts: vec![0; matrices],
+                });
+                let squares = &mut sums.squares[matrix * row.len()..][..row.len()];
+                squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+                sums.counts[matrix] += 1;
+            }
+        }
+    }
+}
+
+/// The input of products.
+pub struct Observe {
+    pub x: Place,
+    pub weights: Vec<usize>,
+    pub into: Arc<Observations>,
+}
+
+// SAFETY: there is one task, which reads what was written before a barrier and writes behind a lock.
+unsafe impl Instruction for Observe {
+    fn name(&self) -> &'static str {
+        "observe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        usize::from(step.rows(self.x.rows) > 0)
+    }
+
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+        // SAFETY: the value was written before a barrier, and nothing else runs.
+        let rows = (0..step.rows(self.x.rows)).map(|row| (0, unsafe { step.arena.row(&self.x, row) }));
+        self.into.add(&self.weights, 1, rows);
+    }
+}
+
+/// The inputs of experts: what a token gives to gate and up, and what their unit gives to down.
+pub struct ObserveExperts {
+    pub mixture: Arc<Mixture>,
+    /// Whether it is the experts' hidden values.
+    pub is_hidden: bool,
+    pub into: Arc<Observations>,
+}
+
+// SAFETY: as above.
+unsafe impl Instruction for ObserveExperts {
+    fn name(&self) -> &'static str {
+        "observe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        usize::from(self.mixture.slots(step) > 0)
+    }
+
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+        let m = &*self.mixture;
+        let (experts, hidden) = (m.spec.experts, m.spec.hidden);
+        let rows = (0..m.slots(step)).map(|slot| {
+            // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing else runs.
+            let row = unsafe {
+                if self.is_hidden {
+                    m.state.gate.slice(slot * hidden, hidden)
+                } else {
+                    step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
+                }
+            };
+            (m.expert_of(slot), row)
+        });
+        let weights = if self.is_hidden { vec![m.down.w] } else { vec![m.gate.w, m.up.w] };
+        self.into.add(&weights, experts, rows);
+    }
+}
