@@ -9,10 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
+import time
 
 import pytest
 
 from conftest import BINARY, REPOSITORY, Puna, environment, free_port, puna, wait_for
+from test_registry import Registry
 
 TOOLS = REPOSITORY / ".cache/go"
 DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
@@ -274,3 +277,107 @@ def test_serve_is_a_mirror_where_that_is_switched_on(fresh):
     assert server.get("/v2/") == (200, b"{}")
     assert server.get("/api/version")[0] == 200
     assert fresh().get("/v2/")[0] == 404
+
+
+@pytest.fixture
+def upstream():
+    """A registry that stands for Ollama's."""
+    server = Registry()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def through(mirror, upstream, **env):
+    return mirror(PUNA_MIRROR_UPSTREAMS="registry.ollama.ai", PUNA_REGISTRY_DEFAULT=f"http://{upstream.host}", PUNA_MIRROR_PRIVATE="me,team-*", **env)
+
+
+def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstream):
+    data = os.urandom(6 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    upstream.pace = 0.02
+    it = through(mirror, upstream)
+    status, manifest = it.get("/v2/library/big/manifests/latest")
+    assert (status, manifest) == (200, upstream.manifests["library/big:latest"])
+    blob, got, sent = f"/v2/library/big/blobs/{digest(data)}", [], {}
+
+    def fetch(first, last):
+        status, body = it.send("GET", blob, headers={} if last is None else {"Range": f"bytes={first}-{last}"})
+        sent[first, last] = upstream.sent
+        got.append((status, body == data[first : None if last is None else last + 1]))
+
+    asked = [(0, None), (0, None), (0, 65535), (1 << 20, (3 << 20) - 1), (5 << 20, len(data) - 1)]
+    readers = [threading.Thread(target=fetch, args=part) for part in asked]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert sorted(got) == [(200, True)] * 2 + [(206, True)] * 3
+    assert sent[0, 65535] < len(data), "the first bytes waited for the last ones"
+    # Those who fetch halves of a part may meet.
+    assert upstream.sent < len(data) + (1 << 20), "it came once"
+    assert wait_for(lambda: "big:latest" in it.cli("list", check=True).stdout)
+    # Nothing is asked for again while it is fresh.
+    upstream.asked.clear()
+    assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked
+
+
+def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
+    layers = [("application/vnd.ollama.image.model", b"weights"), ("application/vnd.docker.container.image.v1+json", b"{}")]
+    upstream.put("library/m:latest", layers)
+    it = through(mirror, upstream, PUNA_MIRROR_FRESH="1ns")
+    manifest = upstream.manifests["library/m:latest"]
+    assert it.get("/v2/library/m/manifests/latest") == (200, manifest)
+    assert wait_for(lambda: "m:latest" in it.cli("list", check=True).stdout)
+    # It moves there, and here with it.
+    upstream.put("library/m:latest", [("application/vnd.ollama.image.model", b"other weights"), layers[1]])
+    assert it.get("/v2/library/m/manifests/latest") == (200, upstream.manifests["library/m:latest"])
+    assert it.get("/v2/library/absent/manifests/latest")[0] == 404
+    assert wait_for(lambda: it.get(f"/v2/library/m/blobs/{digest(b'other weights')}")[0] == 200)
+    time.sleep(0.2)
+    upstream.manifests.clear()
+    assert it.get("/v2/library/m/manifests/latest")[0] == 200
+    it.kill()
+    it.env["PUNA_REGISTRY_DEFAULT"] = "http://127.0.0.1:9"
+    it.start()
+    assert it.get("/v2/library/m/manifests/latest")[0] == 200
+    status, body = it.get("/v2/library/other/manifests/latest")
+    assert status == 502 and b"the upstream registry" in body
+
+
+def test_nobody_pushes_where_an_upstream_speaks(mirror, upstream):
+    it = through(mirror, upstream)
+    status, body = it.send("POST", "/v2/library/m/blobs/uploads/", b"")
+    assert status == 403 and json.loads(body)["errors"][0]["code"] == "DENIED"
+    assert it.send("PUT", "/v2/library/m/manifests/latest", b'{"layers":[]}')[0] == 403
+    for name in ("me/m", "team-a/m", "one", "a/b/c"):
+        assert it.send("POST", f"/v2/{name}/blobs/uploads/", b"")[0] == 202, name
+
+
+def test_keys_open_namespaces_to_ollamas_key_and_to_passwords(mirror, home, tmp_path):
+    it = mirror()
+    skopeo = shutil.which("skopeo")
+    puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
+    # Without a key there is one now that nobody has shown.
+    other = it.cli("key", "add", "ci", "--scope", "models", "--namespace", "team-*", check=True).stdout.strip()
+    assert wait_for(lambda: it.get("/v2/")[0] == 401)
+    refused = puna("push", "--insecure", f"{it.host}/anna/cria", env=home)
+    assert refused.returncode == 1 and "not authorized" in refused.stderr
+    public = pathlib.Path(home["HOME"]) / ".ollama/id_ed25519.pub"
+    it.cli("key", "add", "anna", "--scope", "models", "--namespace", "anna", "--public-key", public, check=True)
+    assert wait_for(lambda: puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 0, 5)
+    puna("rm", f"{it.host}/anna/cria", env=home, check=True)
+    puna("pull", "--insecure", f"{it.host}/anna/cria", env=home, check=True)
+    puna("cp", "cria", f"{it.host}/bert/cria", env=home, check=True)
+    assert puna("push", "--insecure", f"{it.host}/bert/cria", env=home).returncode == 1
+    # The other one sees its own namespace alone.
+    shown = it.send("GET", "/v2/_catalog", headers={"Authorization": f"Bearer {other}"})
+    assert shown == (200, b'{"repositories":[]}')
+    assert it.send("GET", "/v2/anna/cria/tags/list", headers={"x-api-key": other})[0] == 403
+    if skopeo:
+        there = artifact(tmp_path / "there")
+        to = ("copy", "--dest-tls-verify=false", "--dest-creds", f"anybody:{other}", f"dir:{there}")
+        call(skopeo, *to, f"docker://{it.host}/team-a/thing:v1")
+        assert subprocess.run([skopeo, *to, f"docker://{it.host}/anna/thing:v1"], capture_output=True).returncode != 0
+    log = it.log.read_text()
+    assert other not in log

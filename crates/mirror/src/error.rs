@@ -51,6 +51,8 @@ pub enum MirrorError {
     TooMany(String),
     #[error("{0}")]
     Full(String),
+    #[error("the upstream registry: {0}")]
+    Upstream(String),
     #[error("there is nothing at this address")]
     Route,
     #[error("the request broke off: {0}")]
@@ -83,6 +85,7 @@ impl MirrorError {
             Self::Route => (404, "UNSUPPORTED"),
             Self::TooMany(_) => (429, "TOOMANYREQUESTS"),
             Self::Full(_) => (507, "DENIED"),
+            Self::Upstream(_) => (502, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
         }
     }

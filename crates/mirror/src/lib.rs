@@ -1,6 +1,8 @@
 //! The server of model registries: what a store holds, for Ollama's clients, Puna's, and those of the OCI distribution
 //! rules (`/v2/…`), to pull and to push.
 //!
+//! [`Through`] stands before it and fetches what others have when somebody asks for it.
+//!
 //! A request goes through these rooms: `path` (what is asked for) → `routes` (the protocol: headers, ranges, uploads, error
 //! bodies) → [`Library`] (where things are kept). [`StoreLibrary`] keeps them in a folder of models, beside an Ollama that
 //! uses it too:
@@ -19,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod error;
 mod library;
 mod manifest;
@@ -27,8 +30,9 @@ mod path;
 mod range;
 mod routes;
 
+pub use access::{Holder, Keys, NoKeys, Right, public_key};
 pub use error::MirrorError;
-pub use library::{Answer, Blob, Body, Library, StoreLibrary, UploadId};
+pub use library::{Answer, Blob, Body, Library, StoreLibrary, Through, UploadId, Upstreams};
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
 pub use routes::{Local, Mirror, Secure, Settings};

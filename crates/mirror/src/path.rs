@@ -11,6 +11,8 @@ use crate::name::{Reference, Repository, digest};
 pub(crate) enum Target {
     /// Whether this is a registry.
     Ping,
+    /// A token for those who say who they are.
+    Token,
     /// The repositories.
     Catalog,
     /// A manifest.
@@ -33,6 +35,7 @@ impl Target {
         let rest = match path.strip_prefix("/v2") {
             Some("" | "/") => return Ok(Self::Ping),
             Some("/_catalog") => return Ok(Self::Catalog),
+            Some("/token") => return Ok(Self::Token),
             Some(rest) => rest.strip_prefix('/').ok_or(MirrorError::Route)?,
             None => return Err(MirrorError::Route),
         };
@@ -57,6 +60,21 @@ impl Target {
             "blobs" => Ok(Self::Blob(Repository::parse(name)?, digest(last)?)),
             "referrers" => Ok(Self::Referrers(Repository::parse(name)?, digest(last)?)),
             _ => Err(MirrorError::Route),
+        }
+    }
+}
+
+impl Target {
+    /// The repository that it is about.
+    pub(crate) fn repository(&self) -> Option<&Repository> {
+        match self {
+            Self::Ping | Self::Catalog | Self::Token => None,
+            Self::Manifest(name, _)
+            | Self::Blob(name, _)
+            | Self::Uploads(name)
+            | Self::Upload(name, _)
+            | Self::Tags(name)
+            | Self::Referrers(name, _) => Some(name),
         }
     }
 }
@@ -99,6 +117,7 @@ mod tests {
             ("/v2".to_owned(), Target::Ping),
             ("/v2/".to_owned(), Target::Ping),
             ("/v2/_catalog".to_owned(), Target::Catalog),
+            ("/v2/token".to_owned(), Target::Token),
             ("/v2/a/b/manifests/latest".to_owned(), Target::Manifest(name("a/b"), tag("latest"))),
             ("/v2/blobs/manifests/manifests".to_owned(), Target::Manifest(name("blobs"), tag("manifests"))),
             (format!("/v2/a/manifests/{of}"), Target::Manifest(name("a"), Reference::Digest(of))),

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -52,6 +52,15 @@ enum Attempt {
 pub(crate) struct State {
     pub(crate) completed: u64,
     pub(crate) end: Option<Result<(), RegistryError>>,
+    /// What is being done, as long as it is.
+    work: Weak<Work>,
+}
+
+impl State {
+    /// Up to where bytes have arrived without a gap from `from` on.
+    pub(crate) fn reach(&self, from: u64) -> u64 {
+        self.work.upgrade().map_or(from, |work| work.table().reach(from))
+    }
 }
 
 /// What the connections of a download share.
@@ -110,6 +119,7 @@ pub(crate) async fn download(
             fresh: Mutex::new(0),
             state: state.clone(),
         });
+        state.send_modify(|state| state.work = Arc::downgrade(&work));
         match work.run().await {
             // Bytes of an earlier run may have been lost with the power. Once more, with all of them fetched now.
             Err(RegistryError::DigestMismatch { want, got }) if resumed => {

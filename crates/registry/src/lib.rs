@@ -55,6 +55,7 @@ mod share;
 mod space;
 #[cfg(test)]
 mod tests;
+mod through;
 mod tls;
 mod upload;
 
@@ -70,6 +71,7 @@ pub use key::{Identity, KeyError};
 use lock::lock;
 use rate::Limit;
 pub use settings::{Options, Progress, Proxies, Report, Settings};
+pub use through::{Found, Running};
 pub use tls::config as tls_config;
 
 /// A client of registries. Cheap to clone; clones share running downloads.

@@ -158,6 +158,19 @@ impl Table {
         gap.map_or(self.total, |(offset, part)| offset + part.completed)
     }
 
+    /// Up to where bytes are there without a gap from `from` on.
+    pub(crate) fn reach(&self, from: u64) -> u64 {
+        let first = self.parts.range(..=from).next_back().map_or(0, |(offset, _)| *offset);
+        let mut at = from;
+        for (offset, part) in self.parts.range(first..) {
+            at = at.max(offset + part.completed);
+            if part.completed < part.size {
+                break;
+            }
+        }
+        at
+    }
+
     pub(crate) fn is_complete(&self) -> bool {
         self.frontier() == self.total
     }
@@ -279,6 +292,16 @@ mod tests {
         }
         assert_eq!(Table::plan(4 << 30, 16 * MIB).parts.len(), 128);
         assert_eq!(Table::whole(4 << 30).parts.len(), 1);
+    }
+
+    #[test]
+    fn what_has_arrived_reaches_up_to_the_next_gap() {
+        let table = Table::from_notes(&[note(0, 0, 50, 50), note(1, 50, 30, 10), note(2, 80, 20, 20)], 100);
+        for (from, until) in [(0, 60), (49, 60), (50, 60), (59, 60), (60, 60), (70, 70), (80, 100), (99, 100)]
+        {
+            assert_eq!(table.reach(from), until, "{from}");
+        }
+        assert_eq!(Table::plan(0, 1).reach(0), 0);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Registry {
         let (mut sources, bytes) = self.find(&name, &options).await.map_err(RegistryError::of_manifest)?;
         let manifest = read_manifest(&bytes).map_err(RegistryError::of_manifest)?;
 
-        let mut held = Held { store: store.clone(), digests: Vec::new() };
+        let mut held = Held::new(store);
         self.blobs(&mut sources, store, &manifest, &report, &mut held).await?;
         tell(&report, Progress::status("verifying sha256 digest")).await;
         tell(&report, Progress::status("writing manifest")).await;
@@ -53,7 +53,11 @@ impl Registry {
     }
 
     /// The manifest, from the first who has it, and everybody who may have its blobs from there on.
-    async fn find(&self, name: &ModelName, options: &Options) -> Result<(Sources, Bytes), RegistryError> {
+    pub(crate) async fn find(
+        &self,
+        name: &ModelName,
+        options: &Options,
+    ) -> Result<(Sources, Bytes), RegistryError> {
         let limits = self.limits(options);
         let mut sessions = VecDeque::new();
         for endpoint in Endpoint::all(self.settings(), name, options)? {
@@ -78,7 +82,7 @@ impl Registry {
         }
     }
 
-    async fn blobs(
+    pub(crate) async fn blobs(
         &self,
         sources: &mut Sources,
         store: &Arc<Store>,
@@ -146,12 +150,25 @@ impl Registry {
 }
 
 /// Everybody who may have a model's blobs, in the order of asking. Never empty: the registry itself is the last.
-struct Sources(VecDeque<Arc<Session>>);
+#[derive(Clone)]
+pub(crate) struct Sources(VecDeque<Arc<Session>>);
+
+impl Sources {
+    pub(crate) fn first(&self) -> Option<&Arc<Session>> {
+        self.0.front()
+    }
+}
 
 /// Blobs that are kept from being cleared away until the manifest is stored, or the pull has failed.
-struct Held {
+pub(crate) struct Held {
     store: Arc<Store>,
     digests: Vec<Digest>,
+}
+
+impl Held {
+    pub(crate) fn new(store: &Arc<Store>) -> Self {
+        Self { store: store.clone(), digests: Vec::new() }
+    }
 }
 
 impl Drop for Held {

@@ -56,7 +56,7 @@ impl Share {
 
 impl Downloads {
     /// Joins the download of a blob, or begins it.
-    fn join(
+    pub(crate) fn join(
         self: &Arc<Self>,
         session: &Arc<Session>,
         store: &Arc<Store>,

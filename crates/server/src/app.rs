@@ -232,7 +232,7 @@ impl App {
     }
 }
 
-fn registry_settings(config: &Config) -> puna_registry::Settings {
+pub(crate) fn registry_settings(config: &Config) -> puna_registry::Settings {
     let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
     puna_registry::Settings {
         user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),

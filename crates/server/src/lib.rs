@@ -60,6 +60,9 @@ pub enum ServeError {
     /// The API keys cannot be used.
     #[error(transparent)]
     Keys(#[from] keys::KeyError),
+    /// The registry cannot be set up.
+    #[error(transparent)]
+    Mirror(#[from] puna_mirror::MirrorError),
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] http::tls::TlsError),
@@ -131,7 +134,15 @@ async fn answer(
         .config()
         .mirror
         .serve
-        .then(|| mirror::Registry::new(app.shared_store().clone(), &app.config().mirror, guard.clone()));
+        .then(|| {
+            mirror::Registry::new(
+                app.shared_store().clone(),
+                app.registry().clone(),
+                app.config(),
+                guard.clone(),
+            )
+        })
+        .transpose()?;
     let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
     http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;

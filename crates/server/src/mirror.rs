@@ -9,20 +9,27 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use puna_mirror::{Mirror, Settings, StoreLibrary};
+use puna_mirror::{Holder, Keys, Library, Mirror, MirrorError, Right, Settings, StoreLibrary, Through};
 use puna_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::config::{Config, MirrorConfig};
+use crate::app::registry_settings;
+use crate::config::Config;
 use crate::http::door::{is_local, peer};
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
 use crate::http::serve::{Desk, Manner, run};
 use crate::http::tls::Tls;
 use crate::keys::guard::Guard;
+use crate::keys::{Key, Scope};
 use crate::panics::text_of;
 use crate::{ServeError, VERSION};
+
+/// Whether a word is the public half of an Ed25519 key, as OpenSSH writes it.
+pub fn is_public_key(word: &str) -> bool {
+    puna_mirror::public_key(word).is_some()
+}
 
 /// A registry and who may do what with it. Cheap to clone.
 #[derive(Clone)]
@@ -34,10 +41,22 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// The registry of a store.
-    pub(crate) fn new(store: Arc<Store>, config: &MirrorConfig, guard: Arc<Guard>) -> Self {
-        let settings = Settings { push: config.push, delete: config.delete };
-        let mirror = Mirror::new(Arc::new(StoreLibrary::new(store)), settings);
-        Self { mirror, guard, machine: machine_name().into() }
+    pub(crate) fn new(
+        store: Arc<Store>,
+        client: puna_registry::Registry,
+        config: &Config,
+        guard: Arc<Guard>,
+    ) -> Result<Self, MirrorError> {
+        let config = &config.mirror;
+        let settings = Settings { anonymous: config.anonymous, push: config.push, delete: config.delete };
+        let mut library: Arc<dyn Library> = Arc::new(StoreLibrary::new(store.clone()));
+        if !config.upstreams.hosts.is_empty() {
+            library = Arc::new(Through::new(library, store, client, config.upstreams.clone()));
+        }
+        let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings)?;
+        let tidied = mirror.clone();
+        tokio::spawn(async move { tidied.keep_tidy().await });
+        Ok(Self { mirror, guard, machine: machine_name().into() })
     }
 
     /// Answers a request for a path of the registry.
@@ -62,6 +81,44 @@ impl Registry {
             "/" => text(StatusCode::OK, "Puna's mirror is running: a registry of models, at /v2/\n"),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
+    }
+}
+
+/// The API keys, as the registry sees them: `inference` may pull, `models` push, `admin` remove.
+struct Holders(Arc<Guard>);
+
+impl Holders {
+    fn find(&self, is: impl Fn(&Key) -> bool) -> Option<Holder> {
+        let keys = self.0.keys();
+        let key = keys.keys.iter().find(|key| is(key))?;
+        let right = if key.may(Scope::Admin) {
+            Right::Admin
+        } else if key.may(Scope::Models) {
+            Right::Write
+        } else {
+            Right::Read
+        };
+        Some(Holder { name: key.name.clone(), right, namespaces: key.namespaces.clone() })
+    }
+}
+
+impl Keys for Holders {
+    fn any(&self) -> bool {
+        self.0.has_keys()
+    }
+
+    fn by_name(&self, name: &str) -> Option<Holder> {
+        self.find(|key| key.name == name)
+    }
+
+    fn by_secret(&self, secret: &str) -> Option<Holder> {
+        let name = self.0.keys().find(secret)?.name.clone();
+        self.by_name(&name)
+    }
+
+    fn by_public(&self, public: &[u8]) -> Option<Holder> {
+        let is = |text: &String| puna_mirror::public_key(text).is_some_and(|key| key == public);
+        self.find(|key| key.public.as_ref().is_some_and(is))
     }
 }
 
@@ -103,7 +160,8 @@ pub async fn serve(
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
     let guard = Arc::new(Guard::new(&config.keys)?);
     let store = Arc::new(Store::open(&config.models)?);
-    let registry = Registry::new(store, &config.mirror, guard);
+    let client = puna_registry::Registry::new(registry_settings(&config));
+    let registry = Registry::new(store, client, &config, guard)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(address = %format_args!("{scheme}://{address}"), models = %config.models.display(), version = VERSION, "the mirror is listening");
     let desk = Arc::new(Alone(registry));

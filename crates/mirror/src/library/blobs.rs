@@ -94,9 +94,15 @@ impl Blob for FileBlob {
                     return None;
                 }
                 let len = (range.end - range.start).min(PIECE as u64) as usize;
-                let rest = range.start + len as u64..range.end;
-                match blocking(move || read_at(&file, range.start, len)).await {
-                    Ok(bytes) => Some((Ok(bytes), rest)),
+                let read = match cached(&file, range.start, len) {
+                    Some(bytes) => Ok(bytes),
+                    None => blocking(move || read_at(&file, range.start, len)).await,
+                };
+                match read {
+                    Ok(bytes) => {
+                        let rest = range.start + bytes.len() as u64..range.end;
+                        Some((Ok(bytes), rest))
+                    }
                     Err(error) => Some((Err(error), range.end..range.end)),
                 }
             }
@@ -105,8 +111,25 @@ impl Blob for FileBlob {
     }
 }
 
+/// Bytes of a file that the system has in memory, perhaps fewer than were asked for; `None` where they come from the disk,
+/// which no thread may wait for that answers others.
+#[cfg(target_os = "linux")]
+fn cached(file: &File, at: u64, len: usize) -> Option<Bytes> {
+    let mut bytes = BytesMut::zeroed(len);
+    let mut into = [io::IoSliceMut::new(&mut bytes)];
+    let read = rustix::io::preadv2(file, &mut into, at, rustix::io::ReadWriteFlags::NOWAIT);
+    let read = read.ok().filter(|read| *read > 0)?;
+    bytes.truncate(read);
+    Some(bytes.freeze())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn cached(_: &File, _: u64, _: usize) -> Option<Bytes> {
+    None
+}
+
 /// Bytes of a file, all of them.
-fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
+pub(super) fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
     let mut bytes = BytesMut::zeroed(len);
     read_exact_at(file, &mut bytes, at)
         .map_err(|e| MirrorError::Internal(format!("a blob cannot be read: {e}")))?;

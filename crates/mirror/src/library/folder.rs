@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use puna_store::{Digest, Store, StoreError, write_atomic};
 
@@ -19,11 +19,17 @@ const FOLDER: &str = "puna-registry";
 pub(crate) struct Folder {
     pub(crate) store: Arc<Store>,
     root: PathBuf,
+    changes: Arc<Mutex<()>>,
 }
 
 impl Folder {
     pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { root: store.root().join(FOLDER), store }
+        Self { root: store.root().join(FOLDER), store, changes: Arc::default() }
+    }
+
+    /// Held while manifests and the blobs that they need are looked at together.
+    pub(crate) fn changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {

@@ -98,6 +98,7 @@ impl Folder {
             folder::remove(&self.tags(name).join(tag))?;
             return Ok(());
         }
+        let _changes = self.changes();
         for blob in &manifest.blobs {
             self.take_from_store(&blob.digest)?;
         }

@@ -4,6 +4,7 @@ mod blobs;
 mod folder;
 mod manifests;
 mod store;
+mod through;
 mod uploads;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 
 pub use store::StoreLibrary;
+pub use through::{Through, Upstreams};
 
 /// What a library will answer.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
@@ -70,6 +72,9 @@ pub trait Library: Send + Sync + 'static {
 
     /// Makes a blob of an upload, whose digest must be right.
     fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()>;
+
+    /// Removes what nobody needs any more: uploads that were given up, blobs without a manifest. To be called now and then.
+    fn tidy(&self) -> Answer<'_, ()>;
 
     /// Gives an upload up.
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;

@@ -1,7 +1,9 @@
 //! The library in a folder of models.
 
 use std::collections::HashSet;
+use std::fs;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use puna_store::{Digest, Store};
 
@@ -11,6 +13,9 @@ use super::{Answer, Blob, Library, Part, UploadId};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+
+/// How long a pushed blob may wait for its manifest.
+const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a store holds, and beside it what was pushed and is no model.
 pub struct StoreLibrary {
@@ -35,6 +40,29 @@ impl StoreLibrary {
 }
 
 impl Folder {
+    /// Removes pushed blobs that no manifest needs, a day after anybody touched them. Those of models are the store's by then.
+    fn sweep(&self) -> Result<(usize, u64), MirrorError> {
+        let _changes = self.changes();
+        let needed = self.needed()?;
+        let (mut removed, mut bytes) = (0, 0);
+        for name in folder::names(&self.blobs())? {
+            let path = self.blobs().join(&name);
+            let Ok(meta) = fs::metadata(&path) else { continue };
+            let age = meta
+                .modified()
+                .ok()
+                .and_then(|at| SystemTime::now().duration_since(at).ok())
+                .unwrap_or_default();
+            if age > GRACE
+                && name.parse().map_or(true, |digest| !needed.contains(&digest))
+                && folder::remove(&path)?
+            {
+                (removed, bytes) = (removed + 1, bytes + meta.len());
+            }
+        }
+        Ok((removed, bytes))
+    }
+
     /// The blobs of all manifests in the registry's folder.
     pub(crate) fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
         let mut needed = HashSet::new();
@@ -100,6 +128,17 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.remove_blob(&digest)))
     }
 
+    fn tidy(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.uploads.clear(&self.folder)?;
+            let (removed, bytes) = self.with(Folder::sweep).await?;
+            if removed > 0 {
+                tracing::info!(removed, bytes, "blobs that no manifest needs were removed");
+            }
+            Ok(())
+        })
+    }
+
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
         Box::pin(async move { self.uploads.begin(&self.folder, name) })
     }
@@ -118,5 +157,45 @@ impl Library for StoreLibrary {
 
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()> {
         Box::pin(self.uploads.cancel(&self.folder, name, id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::OCI_MANIFEST;
+
+    #[test]
+    fn blobs_without_a_manifest_go_after_a_day() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
+        fs::create_dir_all(folder.blobs()).unwrap();
+        let pushed = |content: &[u8], age: Duration| {
+            let digest = Digest::of(content);
+            fs::write(folder.blob(&digest), content).unwrap();
+            let file = fs::File::options().append(true).open(folder.blob(&digest)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+            digest
+        };
+        let (kept, old, new) =
+            (pushed(b"kept", 2 * GRACE), pushed(b"old", 2 * GRACE), pushed(b"new", GRACE / 2));
+        let text = format!(
+            r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{kept}","size":4}}]}}"#
+        );
+        let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
+        let name = Repository::parse("a/b").unwrap();
+        folder.put_manifest(&name, &Reference::Tag("t".into()), &manifest).unwrap();
+        fs::File::options()
+            .append(true)
+            .open(folder.blob(&kept))
+            .unwrap()
+            .set_modified(SystemTime::now() - 2 * GRACE)
+            .unwrap();
+        assert_eq!(folder.sweep().unwrap(), (1, 3));
+        let there = [kept, old, new].map(|digest| folder.blob(&digest).exists());
+        assert_eq!(there, [true, false, true]);
+        assert!(folder.remove_manifest(&name, &Reference::Digest(manifest.digest)).unwrap());
+        assert_eq!(folder.tags_of(&name).unwrap(), None);
+        assert_eq!(folder.sweep().unwrap(), (1, 4));
     }
 }

@@ -50,7 +50,7 @@ impl Mirror {
                 headers.insert(header::CONTENT_RANGE, value(&text));
             }
             // Ollama's client fetches the parts of a blob from where this points, and gives up without it.
-            _ => _ = headers.insert(header::LOCATION, value(&format!("/v2/{name}/blobs/{of}"))),
+            _ => _ = headers.insert(header::LOCATION, value(&self.access().address(&name, &of))),
         }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         headers.insert(header::CONTENT_LENGTH, (part.end - part.start).into());

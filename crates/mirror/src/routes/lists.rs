@@ -9,6 +9,7 @@ use puna_store::Digest;
 use serde_json::json;
 
 use super::{Answered, Mirror, document, value};
+use crate::access::{Holder, Right};
 use crate::error::MirrorError;
 use crate::manifest::OCI_INDEX;
 use crate::name::Repository;
@@ -21,8 +22,10 @@ const MAX_PAGE: usize = 10_000;
 const FILTERS: HeaderName = HeaderName::from_static("oci-filters-applied");
 
 impl Mirror {
-    pub(super) async fn catalog(&self, head: &Parts) -> Answered {
-        let all = self.library().repositories().await?;
+    pub(super) async fn catalog(&self, head: &Parts, holder: Option<&Holder>) -> Answered {
+        let mut all = self.library().repositories().await?;
+        // What somebody may not pull is not shown to him.
+        all.retain(|name| holder.is_none_or(|holder| holder.may(Right::Read, Some(name))));
         let page = Page::of(all.iter().map(|name| name.to_string()).collect(), head)?;
         let answer = document(StatusCode::OK, &json!({"repositories": page.entries}));
         Ok(page.link(answer, "/v2/_catalog"))

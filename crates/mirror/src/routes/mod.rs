@@ -3,10 +3,11 @@
 mod blobs;
 mod lists;
 mod manifests;
-mod place;
+pub(crate) mod place;
 mod uploads;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -15,6 +16,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::library::Library;
 use crate::path::{Target, unescaped};
@@ -25,6 +27,9 @@ pub use place::Secure;
 const VERSION: (HeaderName, HeaderValue) =
     (HeaderName::from_static("docker-distribution-api-version"), HeaderValue::from_static("registry/2.0"));
 
+/// How often what nobody needs is removed.
+const TIDY: Duration = Duration::from_secs(60 * 60);
+
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
 /// A request comes from this machine and was meant for it. Whoever answers connections puts it among a request's extensions.
@@ -34,7 +39,9 @@ pub struct Local;
 /// How a registry behaves.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Whether everybody may push; otherwise those from this machine alone.
+    /// Whether everybody may pull, where there are keys; without any everybody may.
+    pub anonymous: bool,
+    /// Whether everybody may push, where there are no keys; otherwise those from this machine alone.
     pub push: bool,
     /// Whether what was pushed may be removed.
     pub delete: bool,
@@ -46,7 +53,8 @@ pub struct Mirror(Arc<Inner>);
 
 struct Inner {
     library: Arc<dyn Library>,
-    settings: Settings,
+    access: Access,
+    delete: bool,
 }
 
 /// What a handler answers.
@@ -54,12 +62,35 @@ type Answered = Result<Response, MirrorError>;
 
 impl Mirror {
     /// A registry of what a library has.
-    pub fn new(library: Arc<dyn Library>, settings: Settings) -> Self {
-        Self(Arc::new(Inner { library, settings }))
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new(
+        library: Arc<dyn Library>,
+        keys: Box<dyn Keys>,
+        settings: &Settings,
+    ) -> Result<Self, MirrorError> {
+        let access = Access::new(keys, settings.anonymous, settings.push)?;
+        Ok(Self(Arc::new(Inner { library, access, delete: settings.delete })))
+    }
+
+    pub(crate) fn access(&self) -> &Access {
+        &self.0.access
     }
 
     pub(crate) fn library(&self) -> &dyn Library {
         &*self.0.library
+    }
+
+    /// Removes what nobody needs any more, now and then, for ever.
+    pub async fn keep_tidy(&self) {
+        let mut hours = tokio::time::interval(TIDY);
+        loop {
+            hours.tick().await;
+            if let Err(error) = self.library().tidy().await {
+                tracing::warn!(%error, "what nobody needs any more cannot be removed");
+            }
+        }
     }
 
     /// Whether a path is one of a registry.
@@ -85,16 +116,26 @@ impl Mirror {
         let path = unescaped(head.uri.path()).ok_or(MirrorError::Route)?;
         let (target, method) = (Target::parse(&path)?, head.method.clone());
         let reads = method == Method::GET || method == Method::HEAD;
-        match &target {
-            Target::Upload(..) => self.may_push(&head)?,
-            _ if reads => {}
-            _ if method == Method::DELETE => self.may_delete(&head)?,
-            _ => self.may_push(&head)?,
-        }
+        let right = match &target {
+            Target::Upload(..) => Right::Write,
+            _ if reads => Right::Read,
+            _ if method == Method::DELETE => Right::Admin,
+            _ => Right::Write,
+        };
         let head = &head;
+        let holder = match self.admit(head, &target, right) {
+            Err(error @ MirrorError::Unauthorized(_)) => {
+                let challenge = self.access().challenge(head, right, target.repository());
+                let mut response = refusal(&error);
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, value(&challenge));
+                return Ok(response);
+            }
+            admitted => admitted?,
+        };
         match (target, method) {
+            (Target::Token, _) if reads => self.token(head),
             (Target::Ping, _) if reads => Ok(document(StatusCode::OK, &json!({}))),
-            (Target::Catalog, _) if reads => self.catalog(head).await,
+            (Target::Catalog, _) if reads => self.catalog(head, holder.as_ref()).await,
             (Target::Tags(name), _) if reads => self.tags(name, head).await,
             (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
             (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head).await,
@@ -111,22 +152,25 @@ impl Mirror {
         }
     }
 
-    fn may_push(&self, head: &Parts) -> Result<(), MirrorError> {
-        match self.0.settings.push || head.extensions.get::<Local>().is_some() {
-            true => Ok(()),
-            false => Err(MirrorError::Denied(
-                "to this registry only its own machine may push, unless mirror.push is on".into(),
-            )),
+    /// Judges a request. The token's own address is judged by what it is asked with.
+    fn admit(&self, head: &Parts, target: &Target, right: Right) -> Result<Option<Holder>, MirrorError> {
+        if right == Right::Admin && !self.0.delete {
+            return Err(MirrorError::Unsupported(
+                "nothing can be removed from this registry, unless mirror.delete is on".into(),
+            ));
         }
+        let blob = match target {
+            Target::Token => return Ok(None),
+            Target::Blob(_, blob) => Some(blob),
+            _ => None,
+        };
+        self.access().judge(head, right, target.repository(), blob)
     }
 
-    fn may_delete(&self, head: &Parts) -> Result<(), MirrorError> {
-        match self.0.settings.delete {
-            true => self.may_push(head),
-            false => Err(MirrorError::Unsupported(
-                "nothing can be removed from this registry, unless mirror.delete is on".into(),
-            )),
-        }
+    fn token(&self, head: &Parts) -> Answered {
+        let token = self.access().token(head)?;
+        let seconds = TOKEN_TIME.as_secs();
+        Ok(document(StatusCode::OK, &json!({"token": token, "access_token": token, "expires_in": seconds})))
     }
 }
 
@@ -158,7 +202,7 @@ fn value(text: &str) -> HeaderValue {
 }
 
 /// A header as text.
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 

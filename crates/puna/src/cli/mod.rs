@@ -87,6 +87,7 @@ Serves the models of the store to Ollama, Puna, and the tools of container regis
 
 Environment Variables:
       PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
+      PUNA_MIRROR_UPSTREAMS      Hosts whose models are fetched when asked for
       PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
       PUNA_MIRROR_DELETE         Let those who may push remove things, too
       OLLAMA_MODELS              The path to the models directory

@@ -32,7 +32,7 @@ pub struct SettingArgs {
 pub enum KeyCommand {
     /// Make a key and print it; from then on the server asks for one
     #[command(
-        after_help = "Examples:\n  puna key add laptop\n  puna key add ci --scope inference,models --requests-per-minute 60 --concurrent 2\n\nShow it to the server as `Authorization: Bearer KEY` or `x-api-key: KEY`; commands take it from PUNA_API_KEY."
+        after_help = "Examples:\n  puna key add laptop\n  puna key add ci --scope inference,models --requests-per-minute 60 --concurrent 2\n  puna key add anna --scope models --namespace anna --public-key ~/anna.pub\n\nShow it to the server as `Authorization: Bearer KEY` or `x-api-key: KEY`; commands take it from PUNA_API_KEY."
     )]
     Add(KeyAddArgs),
     /// List the keys, without the keys themselves
@@ -53,6 +53,13 @@ pub struct KeyAddArgs {
     /// What it is for: inference, models (making, fetching and removing them) or admin (everything)
     #[arg(long, value_delimiter = ',', default_value = "inference")]
     pub scope: Vec<String>,
+    /// The public half of an Ed25519 key (the line of an id_ed25519.pub, or its file): registries know its owner by it, and no
+    /// key is made
+    #[arg(long, value_name = "KEY")]
+    pub public_key: Option<String>,
+    /// In the registry, for these namespaces alone: me, or team-* for all that begin so
+    #[arg(long, value_delimiter = ',', value_name = "NAMESPACE")]
+    pub namespace: Vec<String>,
     /// Requests a minute at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests_per_minute: Option<u32>,

@@ -1,6 +1,6 @@
 //! `puna key`: who may use the server.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use puna_server::Config;
 use puna_server::keys::{Key, KeyError, KeyFile, Scope};
 use serde_json::json;
@@ -13,13 +13,21 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     match command {
         KeyCommand::Add(args) => {
             let scopes = scopes(args)?;
+            let public = args.public_key.as_deref().map(public).transpose()?;
             let secret = KeyFile::change(&path, |file| {
                 let secret = file.add(&args.name, scopes)?;
                 if let Some(key) = file.keys.last_mut() {
                     (key.requests_per_minute, key.concurrent) = (args.requests_per_minute, args.concurrent);
+                    key.namespaces.clone_from(&args.namespace);
+                    if public.is_some() {
+                        (key.public, key.hash) = (public.clone(), String::new());
+                    }
                 }
                 Ok::<_, KeyError>(secret)
             })?;
+            if public.is_some() {
+                return out::line(&format!("added '{}'", args.name));
+            }
             out::note(format_args!(
                 "The key is shown only now. Servers that use {} ask for a key from here on.",
                 path.display()
@@ -27,7 +35,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             out::line(&secret)
         }
         KeyCommand::List(args) if args.json => {
-            let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent});
+            let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent, "namespaces": key.namespaces, "public": key.public});
             let file = KeyFile::read(&path)?;
             out::json(
                 &json!({"file": path.display().to_string(), "keys": file.keys.iter().map(one).collect::<Vec<_>>()}),
@@ -38,10 +46,14 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             let row = |key: &Key| {
                 let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
                 let (rate, at_once) = (limit(key.requests_per_minute), limit(key.concurrent));
-                vec![key.name.clone(), scopes.join(","), rate, at_once, key.created.clone()]
+                let within = if key.namespaces.is_empty() { "-".into() } else { key.namespaces.join(",") };
+                vec![key.name.clone(), scopes.join(","), within, rate, at_once, key.created.clone()]
             };
             let rows: Vec<_> = KeyFile::read(&path)?.keys.iter().map(row).collect();
-            out::text(&format::table(&["NAME", "SCOPES", "A MINUTE", "AT ONCE", "CREATED"], &rows))
+            out::text(&format::table(
+                &["NAME", "SCOPES", "NAMESPACES", "A MINUTE", "AT ONCE", "CREATED"],
+                &rows,
+            ))
         }
         KeyCommand::Rm { names } => {
             let none_left = KeyFile::change(&path, |file| {
@@ -54,6 +66,18 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             names.iter().try_for_each(|name| out::line(&format!("removed '{name}'")))
         }
     }
+}
+
+/// The public key of a line or file of OpenSSH's.
+fn public(text: &str) -> Result<String> {
+    let line = match text.contains("ssh-ed25519") || puna_server::mirror::is_public_key(text) {
+        true => text.to_owned(),
+        false => std::fs::read_to_string(text).with_context(|| format!("reading the public key {text}"))?,
+    };
+    let key = line.split_whitespace().find(|word| puna_server::mirror::is_public_key(word));
+    key.map(str::to_owned).with_context(|| {
+        format!("{text} has no Ed25519 key: it must be the line of an id_ed25519.pub, `ssh-ed25519 AAAA…`")
+    })
 }
 
 fn scopes(args: &KeyAddArgs) -> Result<Vec<Scope>> {

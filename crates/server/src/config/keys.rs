@@ -13,7 +13,7 @@ pub enum Kind {
 
 /// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
 /// there. The manual has each of them (`docs/serve.md`; a test asks).
-pub const SETTINGS: [(&str, Kind); 35] = [
+pub const SETTINGS: [(&str, Kind); 39] = [
     ("host", Kind::Text),
     ("models", Kind::Text),
     ("origins", Kind::List),
@@ -22,8 +22,12 @@ pub const SETTINGS: [(&str, Kind); 35] = [
     ("tls.key", Kind::Text),
     ("mirror.serve", Kind::Any),
     ("mirror.host", Kind::Text),
+    ("mirror.anonymous", Kind::Any),
     ("mirror.push", Kind::Any),
     ("mirror.delete", Kind::Any),
+    ("mirror.upstreams", Kind::List),
+    ("mirror.private", Kind::List),
+    ("mirror.fresh", Kind::Any),
     ("api_key", Kind::Text),
     ("keep_alive", Kind::Any),
     ("load_timeout", Kind::Any),

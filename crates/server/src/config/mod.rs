@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
+use puna_mirror::Upstreams;
 use puna_registry::{Hosts, Proxies};
 
 pub use keys::{Kind, SETTINGS, check_key};
@@ -37,6 +38,9 @@ const DEFAULT_ADDRESS: &str = "";
 
 /// Where a mirror listens that is not told otherwise.
 const MIRROR_ADDRESS: &str = "127.0.0.1:5000";
+
+/// How long a mirror serves a tag without asking whether it has moved.
+const FRESH: Duration = Duration::from_secs(60 * 60);
 
 /// Something that was set is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -106,10 +110,14 @@ pub struct MirrorConfig {
     pub serve: bool,
     /// `PUNA_MIRROR_HOST`: where a mirror that runs alone listens.
     pub address: Address,
+    /// `PUNA_MIRROR_ANONYMOUS`: whether everybody may pull, though there are keys.
+    pub anonymous: bool,
     /// `PUNA_MIRROR_PUSH`: whether everybody may push, as long as there are no keys.
     pub push: bool,
     /// `PUNA_MIRROR_DELETE`: whether what is here may be removed by those who may push.
     pub delete: bool,
+    /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE` and `PUNA_MIRROR_FRESH`: what is fetched from others.
+    pub upstreams: Upstreams,
 }
 
 /// Everything that can be set.
@@ -267,8 +275,14 @@ impl Config {
             mirror: MirrorConfig {
                 serve: read.switch("mirror.serve"),
                 address: read.address("mirror.host", MIRROR_ADDRESS).0,
+                anonymous: read.switch("mirror.anonymous"),
                 push: read.switch("mirror.push"),
                 delete: read.switch("mirror.delete"),
+                upstreams: Upstreams {
+                    hosts: read.hosts("mirror.upstreams"),
+                    private: read.namespaces("mirror.private"),
+                    fresh: read.timeout("mirror.fresh", FRESH).unwrap_or(Duration::MAX),
+                },
             },
             api_key: read.secret("api_key"),
             keep_alive: read.keep_alive(Duration::from_secs(300)),

@@ -313,6 +313,21 @@ impl<'a> Reader<'a> {
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
     }
 
+    /// Namespaces of models, of which the last letter may be `*`.
+    pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        let parse = |text: &str| {
+            let all: Vec<_> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+            match all.iter().find(|one| !one.strip_suffix('*').unwrap_or(one).chars().all(fits)) {
+                Some(wrong) => Err(format!(
+                    "has {wrong:?}: a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them"
+                )),
+                None => Ok(all.into_iter().map(str::to_owned).collect()),
+            }
+        };
+        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
+    }
+
     /// How keys and values are stored: the name of a type.
     pub fn cache_type(&mut self) -> String {
         let parse = |text: &str| match text.parse::<KvType>() {

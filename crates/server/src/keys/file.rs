@@ -54,6 +54,7 @@ pub struct Key {
     /// Whose or what for.
     pub name: String,
     /// SHA-256 of the key, in hexadecimal digits.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hash: String,
     /// What it is for.
     pub scopes: Vec<Scope>,
@@ -65,6 +66,12 @@ pub struct Key {
     /// Requests at once at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<u32>,
+    /// The public half of an Ed25519 key, as OpenSSH writes it, by which registries know their clients; then there is no hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public: Option<String>,
+    /// Namespaces of the registry that it is for: `name`, or `name*`. Without any, all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
 }
 
 impl Key {
@@ -161,9 +168,10 @@ impl KeyFile {
         let secret = format!("{PREFIX}{}", hex(&random));
         let created = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let (requests_per_minute, concurrent) = (None, None);
-        let hash = hash(&secret);
+        let (name, hash, public, namespaces) = (name.to_owned(), hash(&secret), None, Vec::new());
         self.open = false;
-        self.keys.push(Key { name: name.to_owned(), hash, scopes, created, requests_per_minute, concurrent });
+        let key = Key { name, hash, scopes, created, requests_per_minute, concurrent, public, namespaces };
+        self.keys.push(key);
         Ok(secret)
     }
 

@@ -108,7 +108,7 @@ impl Guard {
     }
 
     /// The keys as the file has them now. A file that was broken since leaves them as they were.
-    fn keys(&self) -> Arc<KeyFile> {
+    pub(crate) fn keys(&self) -> Arc<KeyFile> {
         let mut known = lock(&self.known);
         if known.looked.elapsed() >= LOOK {
             known.looked = Instant::now();

@@ -89,7 +89,8 @@ mod tests {
 
     fn key(requests_per_minute: Option<u32>, concurrent: Option<u32>) -> Key {
         let (name, hash, created) = ("a".into(), String::new(), String::new());
-        Key { name, hash, scopes: Vec::new(), created, requests_per_minute, concurrent }
+        let (public, namespaces) = (None, Vec::new());
+        Key { name, hash, scopes: Vec::new(), created, requests_per_minute, concurrent, public, namespaces }
     }
 
     #[test]

@@ -1,0 +1,403 @@
+//! Who may do what: everybody, holders of keys, and who shows a token that was made for such a holder.
+//!
+//! Ollama's clients prove who they are with an Ed25519 key: they sign the address of the token that they are told to fetch.
+//! Tools of container registries fetch it with a name and password; the password is an API key, which may also be shown as
+//! a bearer token itself. A token says whose it is and until when: what its holder may do is looked up when it is used.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::http::header;
+use axum::http::request::Parts;
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use puna_store::Digest;
+use ring::hmac;
+use ring::rand::SystemRandom;
+use ring::signature::{ED25519, UnparsedPublicKey};
+
+use crate::error::MirrorError;
+use crate::name::Repository;
+use crate::path::query;
+use crate::routes::{Local, place, text};
+
+/// How long a token holds.
+pub(crate) const TOKEN_TIME: Duration = Duration::from_secs(5 * 60);
+/// How long the address of a blob holds: Ollama's client uses it for all parts and attempts.
+const ADDRESS_TIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// How far clocks may be apart.
+const SKEW: u64 = 5 * 60;
+/// Signed requests that are remembered, so that nobody sends them again.
+const MAX_NONCES: usize = 20_000;
+/// Bytes of a nonce at most.
+const MAX_NONCE: usize = 128;
+/// What Ollama's clients sign in the place of a body's hash: Base64 of the digits of the empty body's.
+const EMPTY: &str =
+    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
+/// What stands before the 32 bytes of a public key: the name of its kind, and lengths.
+const SSH: &[u8] = b"\0\0\0\x0bssh-ed25519\0\0\0\x20";
+
+/// What somebody wants to do. Who may do more may do less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Right {
+    /// Pull and look.
+    Read,
+    /// Push.
+    Write,
+    /// Remove.
+    Admin,
+}
+
+/// Who has a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// His name.
+    pub name: String,
+    /// What he may do.
+    pub right: Right,
+    /// In which namespaces: `name`, or `name*`. None means all of them.
+    pub namespaces: Vec<String>,
+}
+
+impl Holder {
+    /// Whether he may do something; with all repositories, where none is said.
+    pub fn may(&self, right: Right, name: Option<&Repository>) -> bool {
+        let within = || match name {
+            None => right == Right::Read,
+            Some(name) => self.namespaces.iter().any(|own| is_in(name.namespace(), own)),
+        };
+        self.right >= right && (self.namespaces.is_empty() || within())
+    }
+}
+
+/// Whether a namespace is one of a pattern.
+pub(crate) fn is_in(namespace: &str, pattern: &str) -> bool {
+    let (namespace, pattern) = (namespace.to_ascii_lowercase(), pattern.to_ascii_lowercase());
+    pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
+}
+
+/// The keys there are.
+pub trait Keys: Send + Sync + 'static {
+    /// Whether there are any.
+    fn any(&self) -> bool;
+    /// The holder of a name.
+    fn by_name(&self, name: &str) -> Option<Holder>;
+    /// The holder of an API key.
+    fn by_secret(&self, secret: &str) -> Option<Holder>;
+    /// The holder of the Ed25519 key with this public half.
+    fn by_public(&self, key: &[u8]) -> Option<Holder>;
+}
+
+/// Nobody has one.
+pub struct NoKeys;
+
+impl Keys for NoKeys {
+    fn any(&self) -> bool {
+        false
+    }
+    fn by_name(&self, _: &str) -> Option<Holder> {
+        None
+    }
+    fn by_secret(&self, _: &str) -> Option<Holder> {
+        None
+    }
+    fn by_public(&self, _: &[u8]) -> Option<Holder> {
+        None
+    }
+}
+
+/// The public half of an Ed25519 key as OpenSSH writes it, without the kind before it and the comment behind.
+pub fn public_key(text: &str) -> Option<Vec<u8>> {
+    let bytes = STANDARD.decode(text).ok()?;
+    bytes.strip_prefix(SSH).filter(|key| key.len() == 32).map(<[u8]>::to_vec)
+}
+
+/// Judges requests.
+pub(crate) struct Access {
+    keys: Box<dyn Keys>,
+    /// Whether everybody may read, where there are keys.
+    anonymous: bool,
+    /// Whether everybody may push, where there are none.
+    push: bool,
+    /// What tokens are signed with; tokens of an earlier run are worth nothing.
+    secret: hmac::Key,
+    nonces: Mutex<HashMap<String, Instant>>,
+}
+
+impl Access {
+    pub(crate) fn new(keys: Box<dyn Keys>, anonymous: bool, push: bool) -> Result<Self, MirrorError> {
+        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        let secret =
+            secret.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
+        Ok(Self { keys, anonymous, push, secret, nonces: Mutex::default() })
+    }
+
+    /// Judges a request. Who it is from is told, where that matters.
+    pub(crate) fn judge(
+        &self,
+        head: &Parts,
+        right: Right,
+        name: Option<&Repository>,
+        blob: Option<&Digest>,
+    ) -> Result<Option<Holder>, MirrorError> {
+        if !self.keys.any() {
+            return match right == Right::Read || self.push || head.extensions.get::<Local>().is_some() {
+                true => Ok(None),
+                false => Err(MirrorError::Denied(
+                    "this registry has no keys, so only its own machine may push: make one there with `puna key add`".into(),
+                )),
+            };
+        }
+        if right == Right::Read && blob.is_some_and(|blob| self.is_address(head, blob)) {
+            return Ok(None);
+        }
+        match self.holder(head) {
+            Some(holder) if holder.may(right, name) => Ok(Some(holder)),
+            Some(holder) => Err(MirrorError::Denied(format!(
+                "the key {:?} may not do this{}",
+                holder.name,
+                name.map(|name| format!(" with {name}")).unwrap_or_default()
+            ))),
+            None if right == Right::Read && self.anonymous => Ok(None),
+            None => Err(MirrorError::Unauthorized("this registry wants to know who asks".into())),
+        }
+    }
+
+    /// Whom a request is from.
+    fn holder(&self, head: &Parts) -> Option<Holder> {
+        if let Some(secret) = text(&head.headers, header::HeaderName::from_static("x-api-key")) {
+            return self.keys.by_secret(secret.trim());
+        }
+        let (scheme, rest) = text(&head.headers, header::AUTHORIZATION)?.split_once(' ')?;
+        match scheme.to_ascii_lowercase().as_str() {
+            "bearer" => match self.named(rest.trim()) {
+                Some(name) => self.keys.by_name(&name),
+                None => self.keys.by_secret(rest.trim()),
+            },
+            "basic" => {
+                let pair = String::from_utf8(STANDARD.decode(rest.trim()).ok()?).ok()?;
+                self.keys.by_secret(pair.split_once(':')?.1)
+            }
+            _ => None,
+        }
+    }
+
+    /// What is told to those who must say who they are.
+    pub(crate) fn challenge(&self, head: &Parts, right: Right, name: Option<&Repository>) -> String {
+        let actions = match right {
+            Right::Read => "pull",
+            Right::Write => "pull,push",
+            Right::Admin => "pull,push,delete",
+        };
+        let scope =
+            name.map_or("registry:catalog:*".to_owned(), |name| format!("repository:{name}:{actions}"));
+        format!("Bearer realm=\"{}/v2/token\",service=\"puna\",scope=\"{scope}\"", place::of(head))
+    }
+
+    /// A token for whom a request is from.
+    pub(crate) fn token(&self, head: &Parts) -> Result<String, MirrorError> {
+        let signed = text(&head.headers, header::AUTHORIZATION).and_then(|text| text.split_once(':'));
+        let holder = match signed.filter(|(key, _)| !key.contains(' ')) {
+            Some((key, signature)) => self.signer(head, key, signature)?,
+            None => self.holder(head),
+        };
+        match holder {
+            Some(holder) => Ok(self.sign(&holder.name, TOKEN_TIME)),
+            // It is worth as much as none.
+            None if !head.headers.contains_key(header::AUTHORIZATION)
+                && (self.anonymous || !self.keys.any()) =>
+            {
+                Ok(self.sign("", TOKEN_TIME))
+            }
+            None => Err(MirrorError::Unauthorized("this key is not known here".into())),
+        }
+    }
+
+    /// Who signed the address that is asked for.
+    fn signer(&self, head: &Parts, key: &str, signature: &str) -> Result<Option<Holder>, MirrorError> {
+        let refused = |why: &str| MirrorError::Unauthorized(format!("the signature of this request {why}"));
+        let Some(public) = public_key(key) else { return Err(refused("comes with a key that is none")) };
+        let signature = STANDARD.decode(signature).map_err(|_| refused("is none"))?;
+        let asked = |key| query(head.uri.query(), key).unwrap_or_default();
+        let url =
+            format!("{}{}", place::of(head), head.uri.path_and_query().map_or("", |path| path.as_str()));
+        let message = format!("GET,{url},{EMPTY}");
+        let verified = UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
+        verified.map_err(|_| {
+            refused(&format!("is not one of {url}: is the address another one outside of a proxy?"))
+        })?;
+        let ts: u64 = asked("ts").parse().map_err(|_| refused("has no time"))?;
+        if ts.abs_diff(seconds()) > SKEW {
+            return Err(refused("is of another time: the clocks of the two machines are too far apart"));
+        }
+        if !self.is_new(&asked("nonce")) {
+            return Err(refused("was used before"));
+        }
+        Ok(self.keys.by_public(&public))
+    }
+
+    /// Whether a signed request comes for the first time.
+    fn is_new(&self, nonce: &str) -> bool {
+        if nonce.is_empty() || nonce.len() > MAX_NONCE {
+            return false;
+        }
+        let mut nonces = self.nonces.lock().unwrap_or_else(PoisonError::into_inner);
+        nonces.retain(|_, at| at.elapsed() < Duration::from_secs(2 * SKEW));
+        nonces.len() < MAX_NONCES && nonces.insert(nonce.to_owned(), Instant::now()).is_none()
+    }
+
+    /// The path of a blob that anybody may read who was told it.
+    pub(crate) fn address(&self, name: &Repository, blob: &Digest) -> String {
+        let path = format!("/v2/{name}/blobs/{blob}");
+        match self.keys.any() && !self.anonymous {
+            true => format!("{path}?token={}", self.sign(&blob.to_string(), ADDRESS_TIME)),
+            false => path,
+        }
+    }
+
+    fn is_address(&self, head: &Parts, blob: &Digest) -> bool {
+        let token = query(head.uri.query(), "token");
+        token.and_then(|token| self.named(&token)).is_some_and(|of| of == blob.to_string())
+    }
+
+    /// A text with its end, and the proof that this was said here.
+    fn sign(&self, of: &str, time: Duration) -> String {
+        let claim = format!("{}.{of}", seconds() + time.as_secs());
+        let tag = hmac::sign(&self.secret, claim.as_bytes());
+        format!("{}.{}", URL_SAFE_NO_PAD.encode(claim), URL_SAFE_NO_PAD.encode(tag))
+    }
+
+    /// What such a text says.
+    fn named(&self, token: &str) -> Option<String> {
+        let (claim, tag) = token.split_once('.')?;
+        let (claim, tag) = (URL_SAFE_NO_PAD.decode(claim).ok()?, URL_SAFE_NO_PAD.decode(tag).ok()?);
+        hmac::verify(&self.secret, &claim, &tag).ok()?;
+        let claim = String::from_utf8(claim).ok()?;
+        let (end, of) = claim.split_once('.')?;
+        (end.parse::<u64>().ok()? >= seconds()).then(|| of.to_owned())
+    }
+}
+
+/// Seconds since 1970.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::extract::Request;
+    use ring::signature::{Ed25519KeyPair, KeyPair};
+
+    use super::*;
+
+    struct Team;
+
+    impl Keys for Team {
+        fn any(&self) -> bool {
+            true
+        }
+        fn by_name(&self, name: &str) -> Option<Holder> {
+            let right = match name {
+                "reader" => Right::Read,
+                "writer" => Right::Write,
+                _ => return None,
+            };
+            Some(Holder { name: name.into(), right, namespaces: vec!["team-*".into()] })
+        }
+        fn by_secret(&self, secret: &str) -> Option<Holder> {
+            self.by_name(secret.strip_suffix("-secret")?)
+        }
+        fn by_public(&self, key: &[u8]) -> Option<Holder> {
+            self.by_name("reader").filter(|_| key == pair().public_key().as_ref())
+        }
+    }
+
+    /// The key of the published example: its seed is 00 01 02 … 1f.
+    fn pair() -> Ed25519KeyPair {
+        let seed: Vec<u8> = (0..32).collect();
+        Ed25519KeyPair::from_seed_unchecked(&seed).unwrap()
+    }
+
+    fn access() -> Access {
+        Access::new(Box::new(Team), false, false).unwrap()
+    }
+
+    fn head(path: &str, authorization: &str) -> Parts {
+        let request =
+            Request::get(path).header("host", "registry.example").header("x-forwarded-proto", "https");
+        let request = match authorization {
+            "" => request,
+            text => request.header("authorization", text),
+        };
+        request.body(Body::empty()).unwrap().into_parts().0
+    }
+
+    fn name(text: &str) -> Repository {
+        Repository::parse(text).unwrap()
+    }
+
+    #[test]
+    fn keys_hold_for_their_namespaces_and_no_more_than_they_are_for() {
+        let access = access();
+        let judge = |authorization: &str, right, of: &str| {
+            access.judge(&head("/v2/", authorization), right, Some(&name(of)), None).map_err(|e| e.code().0)
+        };
+        assert_eq!(judge("", Right::Read, "team-a/m").unwrap_err(), 401);
+        assert_eq!(judge("Bearer nobody-secret", Right::Read, "team-a/m").unwrap_err(), 401);
+        judge("Bearer reader-secret", Right::Read, "team-a/m").unwrap();
+        assert_eq!(judge("Bearer reader-secret", Right::Write, "team-a/m").unwrap_err(), 403);
+        assert_eq!(judge("Bearer reader-secret", Right::Read, "library/m").unwrap_err(), 403);
+        judge(&format!("Basic {}", STANDARD.encode("me:writer-secret")), Right::Write, "TEAM-b/m").unwrap();
+        let token = access.token(&head("/v2/token", "Bearer writer-secret")).unwrap();
+        judge(&format!("Bearer {token}"), Right::Write, "team-a/m").unwrap();
+        assert_eq!(judge(&format!("Bearer {token}x"), Right::Read, "team-a/m").unwrap_err(), 401);
+        let others = super::tests::access().token(&head("/v2/token", "Bearer writer-secret")).unwrap();
+        assert_eq!(judge(&format!("Bearer {others}"), Right::Read, "team-a/m").unwrap_err(), 401);
+    }
+
+    #[test]
+    fn the_published_signature_is_one_of_another_time() {
+        let path = "/v2/token?nonce=AAECAwQFBgcICQoLDA0ODw&scope=repository%3Alibrary%2Fdemo%3Apull&service=puna&ts=1700000000";
+        let public = "AAAAC3NzaC1lZDI1NTE5AAAAIAOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4";
+        let signature =
+            "vrlKQJ8FF/KBu+b1UKN+plkm+WERFSzRMUCCll2AHU4bT9W4jMni/MJTyO2jflgxfIUD/mxzoFJBVO+gA1VODw==";
+        let refused = |path: &str, host: bool| {
+            let mut head = head(path, &format!("{public}:{signature}"));
+            if host {
+                head.headers.insert("host", "other.example".parse().unwrap());
+            }
+            access().token(&head).unwrap_err().to_string()
+        };
+        assert!(refused(path, false).contains("another time"), "{}", refused(path, false));
+        assert!(refused(path, true).contains("is not one of https://other.example/v2/token"));
+        assert!(refused(&path.replace("demo", "other"), false).contains("is not one of"));
+    }
+
+    #[test]
+    fn a_signed_request_gives_a_token_once() {
+        let access = access();
+        let path = format!("/v2/token?nonce=abc&scope=&service=puna&ts={}", seconds());
+        let message = format!("GET,https://registry.example{path},{EMPTY}");
+        let public = STANDARD.encode([SSH, pair().public_key().as_ref()].concat());
+        let signature = STANDARD.encode(pair().sign(message.as_bytes()));
+        let head = head(&path, &format!("{public}:{signature}"));
+        let token = access.token(&head).unwrap();
+        assert_eq!(access.named(&token).as_deref(), Some("reader"));
+        assert!(access.token(&head).unwrap_err().to_string().contains("was used before"));
+    }
+
+    #[test]
+    fn the_address_of_a_blob_opens_that_blob_alone() {
+        let access = access();
+        let (blob, other) = (Digest::of(b"a"), Digest::of(b"b"));
+        let address = access.address(&name("team-a/m"), &blob);
+        let judge =
+            |blob| access.judge(&head(&address, ""), Right::Read, Some(&name("team-a/m")), Some(blob));
+        judge(&blob).unwrap();
+        assert_eq!(judge(&other).unwrap_err().code().0, 401);
+        let pushed = access.judge(&head(&address, ""), Right::Write, Some(&name("team-a/m")), Some(&blob));
+        assert_eq!(pushed.unwrap_err().code().0, 401);
+    }
+}

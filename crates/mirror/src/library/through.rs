@@ -1,0 +1,364 @@
+//! A library that asks elsewhere for what it does not have, and hands it on while it arrives.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::{FutureExt, StreamExt, stream};
+use puna_registry::{Found, Options, Registry, RegistryError, Running};
+use puna_store::{Digest, ModelName, ModelRef, Source, Store};
+
+use super::blobs::read_at;
+use super::folder::blocking;
+use super::{Answer, Blob, Body, Library, Part, UploadId};
+use crate::access::is_in;
+use crate::error::MirrorError;
+use crate::manifest::{Descriptor, Manifest};
+use crate::name::{Reference, Repository};
+
+/// How long nobody is asked again who did not answer, or did not have something.
+const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
+/// Tags of which it is known when they were asked for last.
+const MAX_KNOWN: usize = 100_000;
+/// Bytes that are read at once.
+const PIECE: usize = 256 << 10;
+
+/// From where, and what not.
+#[derive(Debug, Clone, Default)]
+pub struct Upstreams {
+    /// Hosts whose models are fetched when somebody asks for them.
+    pub hosts: Vec<String>,
+    /// Namespaces of the default host that are this library's own: `name`, or `name*`.
+    pub private: Vec<String>,
+    /// How long a tag is served without asking whether it has moved.
+    pub fresh: Duration,
+}
+
+impl Upstreams {
+    /// The model that is fetched for a tag, if it is one of somebody else's.
+    fn model(&self, name: &Repository, tag: &str) -> Option<ModelName> {
+        let model = name.model(tag)?;
+        let asked = self.hosts.iter().any(|host| host.eq_ignore_ascii_case(model.host()));
+        let own = self.private.iter().any(|own| is_in(model.namespace(), own));
+        (asked && !own).then_some(model)
+    }
+}
+
+/// A library before which registries stand that have more.
+pub struct Through(Arc<Inner>);
+
+struct Inner {
+    library: Arc<dyn Library>,
+    store: Arc<Store>,
+    registry: Registry,
+    upstreams: Upstreams,
+    tags: Mutex<HashMap<ModelName, Arc<Tag>>>,
+}
+
+/// What is known of a tag.
+#[derive(Default)]
+struct Tag {
+    /// Held by the one who asks; the others wait for what comes of it.
+    asking: tokio::sync::Mutex<()>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// When somebody said what it stands for.
+    said: Option<Instant>,
+    /// When nobody did, or nobody had it.
+    missed: Option<Instant>,
+    /// What is being fetched.
+    pending: Option<Arc<Pending>>,
+}
+
+/// A model that is being fetched.
+struct Pending {
+    found: Found,
+    manifest: Manifest,
+}
+
+impl Through {
+    /// A library with what others have.
+    pub fn new(
+        library: Arc<dyn Library>,
+        store: Arc<Store>,
+        registry: Registry,
+        upstreams: Upstreams,
+    ) -> Self {
+        Self(Arc::new(Inner { library, store, registry, upstreams, tags: Mutex::default() }))
+    }
+
+    /// Refuses to take what is somebody else's to say.
+    fn own(&self, name: &Repository) -> Result<(), MirrorError> {
+        match self.0.upstreams.model(name, "latest") {
+            None => Ok(()),
+            Some(model) => Err(MirrorError::Denied(format!(
+                "{name} is mirrored from {}, and only what is there is here: push to a namespace of mirror.private",
+                model.host()
+            ))),
+        }
+    }
+}
+
+impl Inner {
+    fn tag(&self, model: &ModelName) -> Arc<Tag> {
+        let mut tags = lock(&self.tags);
+        if tags.len() >= MAX_KNOWN {
+            tags.retain(|_, tag| lock(&tag.known).pending.is_some());
+        }
+        tags.entry(model.clone()).or_default().clone()
+    }
+
+    /// What a tag stands for.
+    async fn tagged(self: &Arc<Self>, name: &Repository, tag: &str) -> Result<Option<Manifest>, MirrorError> {
+        let of = Reference::Tag(tag.to_owned());
+        let Some(model) = self.upstreams.model(name, tag) else {
+            return self.library.manifest(name, &of).await;
+        };
+        let state = self.tag(&model);
+        let _asking = state.asking.lock().await;
+        let stored = self.library.manifest(name, &of).await?;
+        {
+            let known = lock(&state.known);
+            if let Some(pending) = &known.pending {
+                return Ok(Some(pending.manifest.clone()));
+            }
+            let within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
+            if within(known.missed, REST) || stored.is_some() && within(known.said, self.upstreams.fresh) {
+                return Ok(stored);
+            }
+        }
+        let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        match self.registry.look(&reference, &Options::default()).await {
+            Ok(found) => self.take(&state, model, found, stored).await.map(Some),
+            Err(error) => {
+                lock(&state.known).missed = Some(Instant::now());
+                match (stored, is_absence(&error)) {
+                    (None, true) => Ok(None),
+                    (None, false) => Err(MirrorError::Upstream(format!("{model}: {error}"))),
+                    (stored, absent) => {
+                        tracing::warn!(%model, %error, absent, "the upstream does not have it now: serving what is here");
+                        Ok(stored)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to fetch what was found, unless it is here.
+    async fn take(
+        self: &Arc<Self>,
+        state: &Arc<Tag>,
+        model: ModelName,
+        found: Found,
+        stored: Option<Manifest>,
+    ) -> Result<Manifest, MirrorError> {
+        let manifest = Manifest::parse(found.bytes().clone(), Some(puna_store::media::MANIFEST))
+            .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
+        lock(&state.known).said = Some(Instant::now());
+        if stored.is_some_and(|stored| stored.digest == manifest.digest) {
+            return Ok(manifest);
+        }
+        tracing::info!(%model, digest = %manifest.digest, "fetching");
+        let pending = Arc::new(Pending { found, manifest: manifest.clone() });
+        lock(&state.known).pending = Some(pending.clone());
+        let (inner, state) = (self.clone(), state.clone());
+        tokio::spawn(async move {
+            let fetched =
+                std::panic::AssertUnwindSafe(pending.found.fetch(&inner.store)).catch_unwind().await;
+            let mut known = lock(&state.known);
+            known.pending = None;
+            match fetched {
+                Ok(Ok(())) => tracing::info!(%model, "fetched"),
+                failed => {
+                    known.said = None;
+                    let error = failed.map(|fetched| fetched.err().map(|error| error.to_string()));
+                    tracing::warn!(%model, error = ?error.ok().flatten(), "fetching failed");
+                }
+            }
+        });
+        Ok(manifest)
+    }
+
+    /// What is being fetched and has something.
+    fn pending(&self, has: impl Fn(&Pending) -> bool) -> Option<Arc<Pending>> {
+        let tags: Vec<_> = lock(&self.tags).values().cloned().collect();
+        tags.iter().find_map(|tag| lock(&tag.known).pending.clone().filter(|pending| has(pending)))
+    }
+
+    fn arriving(&self, digest: Digest) -> Option<Box<dyn Blob>> {
+        let pending = self.pending(|pending| pending.found.size(&digest).is_some())?;
+        let size = pending.found.size(&digest)?;
+        let running = pending.found.running(&self.store, digest)?;
+        Some(Box::new(Arriving { size, running }))
+    }
+}
+
+fn is_absence(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A blob that has not arrived wholly.
+struct Arriving {
+    size: u64,
+    running: Running,
+}
+
+impl Blob for Arriving {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(self: Box<Self>, range: Range<u64>) -> Body {
+        let state = (range, self.running, None);
+        let pieces = stream::unfold(state, |(range, mut running, file)| async move {
+            if range.is_empty() {
+                return None;
+            }
+            let piece = async {
+                let until = running.reach(range.start).await.map_err(broken)?.min(range.end);
+                let file = match file {
+                    Some(file) => file,
+                    None => Arc::new(running.open().map_err(broken)?),
+                };
+                let (at, len) = (range.start, (until - range.start).min(PIECE as u64) as usize);
+                let from = file.clone();
+                let bytes = blocking(move || read_at(&from, at, len)).await?;
+                Ok::<_, MirrorError>((bytes, file))
+            };
+            match piece.await {
+                Ok((bytes, file)) => {
+                    let rest = range.start + bytes.len() as u64..range.end;
+                    Some((Ok(bytes), (rest, running, Some(file))))
+                }
+                Err(error) => Some((Err(error), (range.end..range.end, running, None))),
+            }
+        });
+        pieces.boxed()
+    }
+}
+
+fn broken(error: RegistryError) -> MirrorError {
+    MirrorError::Upstream(error.to_string())
+}
+
+impl Library for Through {
+    fn manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, Option<Manifest>> {
+        Box::pin(async move {
+            match reference {
+                Reference::Tag(tag) => self.0.tagged(name, tag).await,
+                Reference::Digest(digest) => match self.0.library.manifest(name, reference).await? {
+                    Some(manifest) => Ok(Some(manifest)),
+                    None => {
+                        let pending = self.0.pending(|pending| pending.manifest.digest == *digest);
+                        Ok(pending.map(|pending| pending.manifest.clone()))
+                    }
+                },
+            }
+        })
+    }
+
+    fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>> {
+        Box::pin(async move {
+            match self.0.library.blob(digest).await? {
+                Some(blob) => Ok(Some(blob)),
+                None => match self.0.arriving(digest) {
+                    Some(blob) => Ok(Some(blob)),
+                    // It may have become whole between the two.
+                    None => self.0.library.blob(digest).await,
+                },
+            }
+        })
+    }
+
+    fn put_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        Box::pin(async move {
+            self.own(name)?;
+            self.0.library.put_manifest(name, reference, manifest).await
+        })
+    }
+
+    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
+        Box::pin(async move {
+            self.own(name)?;
+            self.0.library.begin(name).await
+        })
+    }
+
+    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
+        self.0.library.remove_manifest(name, reference)
+    }
+
+    fn tidy(&self) -> Answer<'_, ()> {
+        self.0.library.tidy()
+    }
+
+    fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
+        self.0.library.tags(name)
+    }
+
+    fn repositories(&self) -> Answer<'_, Vec<Repository>> {
+        self.0.library.repositories()
+    }
+
+    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>> {
+        self.0.library.referrers(name, subject)
+    }
+
+    fn remove_blob(&self, digest: Digest) -> Answer<'_, bool> {
+        self.0.library.remove_blob(digest)
+    }
+
+    fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64> {
+        self.0.library.uploaded(name, id)
+    }
+
+    fn append<'a>(&'a self, name: &'a Repository, id: &'a UploadId, part: Part) -> Answer<'a, u64> {
+        self.0.library.append(name, id, part)
+    }
+
+    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()> {
+        self.0.library.finish(name, id, digest)
+    }
+
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()> {
+        self.0.library.cancel(name, id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_private_is_never_asked_for_elsewhere() {
+        let upstreams = Upstreams {
+            hosts: vec!["registry.ollama.ai".into(), "hf.co".into()],
+            private: vec!["team-*".into(), "me".into()],
+            fresh: Duration::ZERO,
+        };
+        let asked = |name: &str| upstreams.model(&Repository::parse(name).unwrap(), "latest").is_some();
+        for name in ["library/llama3", "mean/m", "hf.co/user/repo"] {
+            assert!(asked(name), "{name}");
+        }
+        for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d"] {
+            assert!(!asked(name), "{name}");
+        }
+    }
+}
