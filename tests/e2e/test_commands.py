@@ -153,6 +153,19 @@ def test_perplexity_of_a_text(home, tmp_path):
     assert told["tokens"] > 100 and 1 < told["perplexity"] < 4096
 
 
+def test_an_importance_matrix_is_made_and_used(home, tmp_path):
+    text, matrix, small = tmp_path / "text.txt", tmp_path / "matrix.gguf", tmp_path / "small.gguf"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    told = puna("imatrix", str(CRIA), "-f", str(text), "-o", str(matrix), "--ctx", "128", "--chunks", "2", env=home, check=True)
+    assert "[2/2]" in told.stderr
+    assert b"blk.5.ffn_down.weight.in_sum2" in matrix.read_bytes()
+    # This type cannot be made without.
+    without = puna("quantize", str(CRIA), str(small), "IQ2_XS", env=home)
+    assert without.returncode != 0 and "importance" in without.stderr, without.stderr
+    puna("quantize", str(CRIA), str(small), "IQ2_XS", "--imatrix", str(matrix), env=home, check=True)
+    assert small.stat().st_size < CRIA.stat().st_size // 2
+
+
 @pytest.mark.parametrize("split", ["whole", "one", "7"])
 def test_debug_logits_agree_with_the_zoo(home, split):
     case = json.loads((DATA / "zoo/llama.json").read_text())

@@ -4,6 +4,7 @@ mod constrained;
 mod deterministic;
 mod fairness;
 mod memory;
+mod observe;
 mod progress;
 mod prompts;
 mod scarce_pages;

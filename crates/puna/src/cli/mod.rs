@@ -221,6 +221,11 @@ pub enum Command {
     /// Quantize a model file
     #[command(after_help = "Example:\n  puna quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M")]
     Quantize(QuantizeArgs),
+    /// Find out which weights matter, for a better quantization
+    #[command(
+        after_help = "Example:\n  puna imatrix model-f16.gguf -f text.txt -o imatrix.gguf\n  puna quantize model-f16.gguf model-iq4_xs.gguf IQ4_XS --imatrix imatrix.gguf"
+    )]
+    Imatrix(ImatrixArgs),
     /// Show what can compute here
     Devices(JsonArgs),
     /// Show what is set, and where
@@ -466,6 +471,33 @@ pub struct QuantizeArgs {
     /// Write as many files as the model has, OUTPUT-00001-of-00003.gguf and so on
     #[arg(long)]
     pub keep_split: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ImatrixArgs {
+    /// The model: a stored one or a GGUF file
+    pub model: String,
+    /// The text that is read; the closer to what the model is for, the better
+    #[arg(short, long)]
+    pub file: PathBuf,
+    /// The file to write
+    #[arg(short, long, default_value = "imatrix.gguf")]
+    pub output: PathBuf,
+    /// Tokens of a chunk
+    #[arg(long, default_value = "512")]
+    pub ctx: usize,
+    /// Read at most this many chunks
+    #[arg(long)]
+    pub chunks: Option<usize>,
+    /// Look at the output matrix, too
+    #[arg(long)]
+    pub process_output: bool,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(short, long, value_parser = threads)]
+    pub threads: Option<usize>,
 }
 
 #[derive(Args, Debug, Clone)]

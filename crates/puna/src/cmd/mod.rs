@@ -7,6 +7,7 @@ mod create;
 mod debug;
 mod detokenize;
 mod devices;
+mod imatrix;
 mod inspect;
 mod key;
 mod library;
@@ -40,6 +41,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Key(command) => key::run(&command),

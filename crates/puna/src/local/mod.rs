@@ -41,6 +41,8 @@ pub struct Compute {
     pub num_batch: usize,
     /// Sequences that are kept apart.
     pub sequences: usize,
+    /// Whether what products read is summed up.
+    pub observe: bool,
 }
 
 impl Compute {
@@ -52,17 +54,28 @@ impl Compute {
         let kernels = if kernels.is_some() { kernels } else { crate::env::kernels()? };
         let (cache_k, cache_v) = (KvType::F16, KvType::F16);
         let (num_ctx, num_batch, sequences) = (None, 512, 1);
-        Ok(Self { threads, kernels, deterministic: false, cache_k, cache_v, num_ctx, num_batch, sequences })
+        Ok(Self {
+            threads,
+            kernels,
+            deterministic: false,
+            cache_k,
+            cache_v,
+            num_ctx,
+            num_batch,
+            sequences,
+            observe: false,
+        })
     }
 
     /// The backend.
     pub fn backend(&self) -> Result<CpuBackend> {
-        Ok(CpuBackend::new(&Config {
+        let backend = CpuBackend::new(&Config {
             threads: self.threads,
             kernels: self.kernels.clone(),
             deterministic: self.deterministic,
             capped: false,
-        })?)
+        })?;
+        Ok(if self.observe { backend.observing() } else { backend })
     }
 
     /// Loads a model, to be fed by hand.

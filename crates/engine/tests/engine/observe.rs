@@ -1,0 +1,82 @@
+//! What products read, for importance matrices: against sums made by hand from the file.
+
+use puna_cpu::{Config, CpuBackend};
+use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+use puna_gguf::View;
+use puna_graph::Observed;
+use puna_quant::dequantize;
+
+use crate::file;
+
+const TOKENS: [u32; 9] = [5, 17, 60, 61, 100, 17, 3, 250, 9];
+
+fn observed(path: &str) -> (View, Vec<Observed>) {
+    let view = file(path);
+    let backend = CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap().observing();
+    let mut evaluator = Evaluator::open(&view, Box::new(backend), &EngineOptions::default()).unwrap();
+    for tokens in TOKENS.chunks(5) {
+        evaluator.logits(&[Feed { sequence: 0, tokens, outputs: Outputs::All }]).unwrap();
+    }
+    let seen = evaluator.backend().observed();
+    (view, seen)
+}
+
+fn of<'a>(seen: &'a [Observed], name: &str) -> &'a Observed {
+    seen.iter().find(|seen| seen.name == name).unwrap_or_else(|| panic!("{name}"))
+}
+
+fn values(view: &View, name: &str) -> Vec<f32> {
+    let gguf = view.gguf();
+    let tensor = gguf.tensor(name).unwrap();
+    let mut values = vec![0.0; tensor.elements() as usize];
+    dequantize(tensor.ty, gguf.data(tensor), &mut values).unwrap();
+    values
+}
+
+#[test]
+fn what_the_first_products_read_are_the_normed_tokens() {
+    let (view, seen) = observed("tests/data/zoo/llama.gguf");
+    let (table, norm) = (values(&view, "token_embd.weight"), values(&view, "blk.0.attn_norm.weight"));
+    let width = norm.len();
+    let mut want = vec![0.0f64; width];
+    for token in TOKENS {
+        let row = &table[token as usize * width..][..width];
+        let mean = row.iter().map(|x| f64::from(x * x)).sum::<f64>() / width as f64;
+        let scale = 1.0 / (mean + 1e-5).sqrt();
+        want.iter_mut().zip(row.iter().zip(&norm)).for_each(|(sum, (x, w))| {
+            *sum += (f64::from(*x) * scale * f64::from(*w)).powi(2);
+        });
+    }
+    let query = of(&seen, "blk.0.attn_q.weight");
+    assert_eq!(query.counts, [TOKENS.len() as u64]);
+    for (found, want) in query.squares.iter().zip(want) {
+        assert!((f64::from(*found) - want).abs() <= want * 1e-4, "{found} for {want}");
+    }
+    assert_eq!(of(&seen, "blk.0.attn_v.weight").squares, query.squares);
+    // Rows of all tokens, in the last layer too.
+    assert_eq!(of(&seen, "blk.1.ffn_down.weight").counts, query.counts);
+    assert!(of(&seen, "blk.1.ffn_down.weight").squares.iter().all(|sum| *sum > 0.0));
+}
+
+#[test]
+fn experts_read_what_their_tokens_give_them() {
+    let (_, seen) = observed("tests/data/zoo/qwen3moe.gguf");
+    let (up, down) = (of(&seen, "blk.0.ffn_up_exps.weight"), of(&seen, "blk.0.ffn_down_exps.weight"));
+    assert_eq!((up.counts.len(), up.squares.len(), down.squares.len()), (5, 5 * 48, 5 * 24));
+    assert_eq!(up.counts, down.counts);
+    assert_eq!(up.counts.iter().sum::<u64>(), 2 * TOKENS.len() as u64);
+    assert_eq!(
+        of(&seen, "blk.0.ffn_gate_exps.weight"),
+        &Observed { name: "blk.0.ffn_gate_exps.weight".into(), ..up.clone() }
+    );
+    // Each token goes to two experts: what all read is twice what the router read.
+    let router = of(&seen, "blk.0.ffn_gate_inp.weight");
+    for (column, want) in router.squares.iter().enumerate() {
+        let found: f32 = up.squares.iter().skip(column).step_by(48).sum();
+        assert!((found - 2.0 * want).abs() <= want * 1e-4, "column {column}: {found} for twice {want}");
+    }
+    for (expert, count) in down.counts.iter().enumerate() {
+        let used = down.squares[expert * 24..][..24].iter().any(|sum| *sum > 0.0);
+        assert_eq!(used, *count > 0, "expert {expert}");
+    }
+}
