@@ -88,10 +88,10 @@ def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
     assert "named SmolLM" in json.dumps(shown), shown
 
 
-def test_a_model_with_an_adapter_is_refused_rather_than_made_without_it(server, tmp_path):
+def test_an_adapter_that_is_none_is_refused_rather_than_left_out(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
     done = server.cli("create", "adapted", "-f", tmp_path / "Modelfile")
-    assert done.returncode == 1 and "adapters are not supported yet: merge the adapter" in done.stderr, done
+    assert done.returncode == 1 and "ADAPTER names a file that is no adapter" in done.stderr, done
     assert "adapted" not in server.cli("list", check=True).stdout
 
 
