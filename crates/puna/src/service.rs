@@ -29,14 +29,16 @@ pub struct Service {
     client: Client,
     own: Arc<Mutex<Option<OwnServer>>>,
     runtime: Runtime,
+    /// Whether the server's address is one of this machine.
+    is_here: bool,
 }
 
 impl Service {
-    fn new(client: Client, own: Option<OwnServer>, runtime: Runtime) -> Self {
+    fn new(client: Client, own: Option<OwnServer>, runtime: Runtime, is_here: bool) -> Self {
         let own = Arc::new(Mutex::new(own));
         #[cfg(unix)]
         runtime.spawn(end_when_terminated(crate::terminal::Saved::now(), own.clone()));
-        Self { client, own, runtime }
+        Self { client, own, runtime, is_here }
     }
 
     /// The server that listens.
@@ -46,7 +48,7 @@ impl Service {
     pub fn connect() -> Result<Self> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
-            Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
+            Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
             Contact::Nobody(_) => {
                 let url = config.address.url();
                 bail!("could not connect to a puna server at {url}, run 'puna serve' to start it")
@@ -66,11 +68,11 @@ impl Service {
     pub fn connect_or_own() -> Result<Self> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
-            Contact::Answers(_) => Ok(Self::new(client, None, runtime)),
+            Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
             Contact::Nobody(_) if is_this_machine(&config.address) => {
                 let key = config.api_key.clone();
                 let own = OwnServer::start(&runtime, config)?;
-                Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime))
+                Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime, true))
             }
             Contact::Nobody(error) => Err(error.into()),
         }
@@ -87,7 +89,7 @@ impl Service {
             }
             Contact::Nobody(error) => return Err(error.into()),
         }
-        Ok(Self::new(client, None, runtime))
+        Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
     }
 
     /// A server of its own for a file that is in no store, and the name that the model has there. The file of its draft
@@ -113,12 +115,22 @@ impl Service {
         let runtime = runtime()?;
         let mut own = OwnServer::start(&runtime, config)?;
         own.folder = Some(dir);
-        Ok((Self::new(Client::new(own.url.clone()), Some(own), runtime), name.to_string()))
+        Ok((Self::new(Client::new(own.url.clone()), Some(own), runtime, true), name.to_string()))
     }
 
     /// The server.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Whether the server is on this machine.
+    pub fn is_here(&self) -> bool {
+        self.is_here
+    }
+
+    /// Whether the server is in this process, with this user's settings.
+    pub fn is_own(&self) -> bool {
+        self.own.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
     }
 
     /// Where to ask it.
@@ -162,7 +174,7 @@ impl OwnServer {
             runtime.block_on(TcpListener::bind("127.0.0.1:0")).context("cannot listen on this machine")?;
         let url = format!("http://{}", listener.local_addr()?);
         // What is wrong with the store is known now rather than with the first request.
-        Store::open(&config.models)?;
+        config.store()?;
         let (end, ended) = oneshot::channel();
         let task = runtime.spawn(async move {
             let until = async {

@@ -36,6 +36,8 @@ impl Registry {
         let (mut sources, bytes) = self.find(&name, &options).await.map_err(RegistryError::of_manifest)?;
         let manifest = read_manifest(&bytes).map_err(RegistryError::of_manifest)?;
 
+        let (at, noted, text) = (store.clone(), name.clone(), bytes.clone());
+        blocking(move || Ok(at.note_pull(&noted, &text)?)).await?;
         let mut held = Held::new(store);
         self.blobs(&mut sources, store, &manifest, &report, &mut held).await?;
         tell(&report, Progress::status("verifying sha256 digest")).await;

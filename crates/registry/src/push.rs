@@ -65,7 +65,7 @@ impl Registry {
 /// The model's name as it is stored, and its manifest.
 fn read_model(store: &Store, name: &ModelName) -> Result<(ModelName, Manifest, Vec<u8>), RegistryError> {
     let (entry, bytes) = store.manifest_bytes(name)?;
-    if entry.embedded {
+    if entry.is_embedded() {
         return Err(RegistryError::BuiltIn(entry.name.to_string()));
     }
     // What is missing is known before anything is sent.

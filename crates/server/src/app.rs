@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
-use puna_store::{Model, Store, StoreError, Weights};
+use puna_store::{Model, PruneOptions, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
@@ -55,7 +55,7 @@ struct Inner {
 
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
-        let store = Arc::new(Store::open(&config.models)?);
+        let store = Arc::new(config.store()?);
         let registry = Registry::new(registry_settings(&config));
         let limits = Limits {
             max_loaded: config.max_loaded_models,
@@ -67,6 +67,24 @@ impl App {
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
         let (responses, links) = (Arc::default(), Links::new(&config));
         Ok(Self(Arc::new(Inner { config, store, registry, models, responses, figures, links })))
+    }
+
+    /// Clears away in the background what no model uses, unless that is not wanted. A store that cannot be written is left as
+    /// it is.
+    pub(crate) fn tidy(&self) {
+        if self.config().no_prune {
+            return;
+        }
+        let store = self.0.store.clone();
+        tokio::task::spawn_blocking(move || match store.prune(PruneOptions::default()) {
+            Ok(pruned) if pruned.kept.is_none() => {
+                let (removed, bytes) = (pruned.removed.len(), pruned.bytes());
+                tracing::info!(blobs = pruned.blobs, removed, bytes, "the store is tidy");
+            }
+            // The list of models says what is wrong.
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "the store cannot be tidied up"),
+        });
     }
 
     pub(crate) fn config(&self) -> &Config {

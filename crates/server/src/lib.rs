@@ -68,7 +68,8 @@ pub enum ServeError {
     Tls(#[from] http::tls::TlsError),
 }
 
-/// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models.
+/// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models. For programs that
+/// have a server for themselves.
 ///
 /// # Errors
 /// The folder of models cannot be read, or the listener has no address.
@@ -77,10 +78,11 @@ pub async fn serve(
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    serve_reloading(config, listener, end, mpsc::channel(1).1).await
+    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
+    answer(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
-/// The same, looking at the files of API keys and of the certificate whenever something comes from `reload`, besides every
+/// The same for everybody: clears away first what no model uses, unless that is not wanted, and looks at the files of API keys and of the certificate whenever something comes from `reload`, besides every
 /// second in which somebody asks.
 ///
 /// # Errors
@@ -92,7 +94,9 @@ pub async fn serve_reloading(
     reload: mpsc::Receiver<()>,
 ) -> Result<(), ServeError> {
     let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
-    answer(config, listener, end, reload, launcher).await
+    let app = app::App::new(config, launcher)?;
+    app.tidy();
+    answer(app, listener, end, reload).await
 }
 
 #[cfg(test)]
@@ -102,23 +106,21 @@ pub(crate) async fn serve_with(
     end: impl Future<Output = ()>,
     launcher: Arc<dyn runner::launch::Launcher>,
 ) -> Result<(), ServeError> {
-    answer(config, listener, end, mpsc::channel(1).1, launcher).await
+    answer(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
 async fn answer(
-    config: Config,
+    app: app::App,
     listener: TcpListener,
     end: impl Future<Output = ()>,
     reload: mpsc::Receiver<()>,
-    launcher: Arc<dyn runner::launch::Launcher>,
 ) -> Result<(), ServeError> {
-    let address = listener.local_addr()?;
+    let (address, config) = (listener.local_addr()?, app.config());
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
     let write_timeout = config.write_timeout;
     let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);
-    let app = app::App::new(config, launcher)?;
     let guard = keys::guard::Guard::new(&app.config().keys)?;
     if !address.ip().is_loopback() && !guard.has_keys() {
         tracing::warn!(

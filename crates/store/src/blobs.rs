@@ -12,9 +12,19 @@ use crate::manifest::{Layer, TEXT_LIMIT};
 use crate::store::Store;
 
 impl Store {
-    /// Where a blob is or would be.
+    /// Where a blob is, in the store's own folder or another one; or where it would be.
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
-        self.root().join("blobs").join(digest.file_name())
+        let own = self.own_blob_path(digest);
+        if self.others().is_empty() || own.is_file() {
+            return own;
+        }
+        let others = self.others().iter().map(|folder| blob_in(folder, digest));
+        others.into_iter().find(|path| path.is_file()).unwrap_or(own)
+    }
+
+    /// Where a blob is or would be in the store's own folder, which alone is written.
+    pub(crate) fn own_blob_path(&self, digest: &Digest) -> PathBuf {
+        blob_in(self.root(), digest)
     }
 
     /// Whether a blob is there. Its content is not looked at.
@@ -36,7 +46,7 @@ impl Store {
     /// The store cannot be written.
     pub fn add_blob(&self, bytes: &[u8]) -> Result<NewBlob, StoreError> {
         let digest = Digest::of(bytes);
-        if let Some(blob) = self.reuse_blob(&digest)? {
+        if let Some(blob) = self.reuse_blob(&digest, bytes.len() as u64) {
             return Ok(blob);
         }
         let mut writer = self.blob_writer()?;
@@ -97,21 +107,20 @@ impl Store {
 
     /// A blob that is there already, marked as used now: neither this program nor an Ollama on the same store clears
     /// away blobs that were touched in the last hour.
-    fn reuse_blob(&self, digest: &Digest) -> Result<Option<NewBlob>, StoreError> {
-        let path = self.blob_path(digest);
-        let Ok(meta) = fs::metadata(&path) else { return Ok(None) };
-        self.pin(digest);
-        self.touch_blob(digest);
-        // It may have gone between the look and the pin.
-        Ok(self.has_blob(digest).then_some(NewBlob { digest: *digest, size: meta.len(), is_new: false }))
+    fn reuse_blob(&self, digest: &Digest, size: u64) -> Option<NewBlob> {
+        self.hold_blob(digest, size).then_some(NewBlob { digest: *digest, size, is_new: false })
     }
 
     /// Sets a blob's time of change to now. A file of another user cannot be touched, and need not be.
     pub(crate) fn touch_blob(&self, digest: &Digest) {
-        if let Ok(file) = File::options().append(true).open(self.blob_path(digest)) {
+        if let Ok(file) = File::options().append(true).open(self.own_blob_path(digest)) {
             let _ = file.set_modified(SystemTime::now());
         }
     }
+}
+
+fn blob_in(folder: &Path, digest: &Digest) -> PathBuf {
+    folder.join("blobs").join(digest.file_name())
 }
 
 /// A blob that was stored.
@@ -155,13 +164,11 @@ impl BlobWriter<'_> {
         {
             return Err(StoreError::DigestMismatch { expected: *expected, found: digest });
         }
-        if let Some(blob) = self.store.reuse_blob(&digest)?
-            && blob.size == self.size
-        {
+        if let Some(blob) = self.store.reuse_blob(&digest, self.size) {
             return Ok(blob);
         }
         self.store.pin(&digest);
-        self.temp.persist(&self.store.blob_path(&digest))?;
+        self.temp.persist(&self.store.own_blob_path(&digest))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }
 }

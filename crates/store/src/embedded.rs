@@ -14,7 +14,7 @@ use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::name::ModelName;
-use crate::store::{Entry, Store};
+use crate::store::{Entry, Place, Store};
 
 /// The name of the embedded model.
 pub const CRIA: &str = "cria";
@@ -110,7 +110,7 @@ pub fn entry() -> Entry {
         digest: parts.digest,
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(MODIFIED),
         manifest: parts.manifest.clone(),
-        embedded: true,
+        place: Place::Embedded,
     }
 }
 

@@ -28,6 +28,11 @@ pub enum StoreError {
         "{name} is built into this program and cannot be removed; a model of this name in the store takes its place"
     )]
     BuiltIn { name: String },
+    #[error(
+        "{name} is in {}, a folder of models that is only read: remove it there, or leave the folder out of `search`",
+        folder.display()
+    )]
+    OnlyRead { name: String, folder: PathBuf },
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
     #[error(
@@ -50,6 +55,8 @@ pub enum StoreError {
     Remote { name: String, host: String },
     #[error("{}: no such file", path.display())]
     NoFile { path: PathBuf },
+    #[error("{} has changed while it was read: try again when nobody writes it", path.display())]
+    Changed { path: PathBuf },
     #[error("{} is not a regular file", path.display())]
     NotRegular { path: PathBuf },
     #[error("cannot {action} {}: {reason}{}", path.display(), hint(*kind))]
@@ -157,6 +164,7 @@ impl StoreError {
                 | DigestMismatch { .. }
                 | BlobMissing(_)
                 | BuiltIn { .. }
+                | OnlyRead { .. }
         )
     }
 

@@ -51,6 +51,10 @@ impl TempFile {
         format!("{}-{}-{random:016x}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
     }
 
+    pub(crate) fn file(&self) -> &File {
+        self.file.as_ref().expect("open until it is persisted")
+    }
+
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let file = self.file.as_mut().expect("open until it is persisted");
         step().and_then(|()| file.write_all(bytes)).map_err(|e| StoreError::io("write", &self.path, &e))

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod blobs;
 mod builtin;
 mod create;
@@ -43,12 +44,15 @@ mod model;
 mod modelfile;
 mod name;
 mod prune;
+mod pulls;
 mod requantize;
 mod store;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod verify;
 
+pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
@@ -67,9 +71,11 @@ pub use modelfile::{
     Instruction, LineProblem, Modelfile, ModelfileError, format_parameters, parse_parameter,
 };
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
-pub use prune::Pruned;
+pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
+pub use pulls::Pull;
 pub use requantize::{
     FileType, Imatrix, ImatrixRow, QuantizeOptions, requantize, requantize_part, write_imatrix,
 };
-pub use store::{Deleted, Entry, Store, Work, default_root};
+pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};
+pub use verify::{Aside, Damage};

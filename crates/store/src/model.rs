@@ -165,7 +165,7 @@ struct Layers<'a> {
 
 impl Layers<'_> {
     fn bytes(&self, layer: &Layer) -> Result<Vec<u8>, StoreError> {
-        match self.entry.embedded {
+        match self.entry.is_embedded() {
             true => embedded::blob(&layer.digest).ok_or(StoreError::BlobMissing(layer.digest)),
             false => self.store.read_layer(layer),
         }
@@ -194,7 +194,7 @@ impl Layers<'_> {
     }
 
     fn weights(&self, layer: &Layer) -> Result<(Weights, Arc<Facts>), StoreError> {
-        if self.entry.embedded {
+        if self.entry.is_embedded() {
             let facts = Facts::of(&Gguf::from_bytes(embedded::weights())?);
             return Ok((Weights::Embedded, Arc::new(facts)));
         }

@@ -195,6 +195,11 @@ impl ModelName {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
+    /// The text that all spellings of a model's name have in common.
+    pub(crate) fn folded(&self) -> String {
+        self.parts().join("/").to_ascii_lowercase()
+    }
+
     /// Host, namespace, model and tag.
     pub(crate) fn parts(&self) -> [&str; 4] {
         [&self.host, &self.namespace, &self.model, &self.tag]

@@ -1,118 +1,223 @@
-//! Clearing away what nobody uses, as is done when a server starts.
+//! Clearing away what nobody uses: when a server starts, and when somebody asks for it.
 
+use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::TEMP_DIR;
 use crate::store::Store;
+use crate::transfer::is_held;
 
 /// Blobs and temporary files that were touched within this time may belong to somebody's work.
 const GRACE: Duration = Duration::from_secs(60 * 60);
 /// Interrupted downloads are kept longer, so that they can go on after a restart.
 const PARTIAL_GRACE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
+/// An Ollama that downloads holds no lock; it writes at least this often, or gives up.
+const STALL: Duration = Duration::from_secs(60);
 
-/// What [`Store::prune`] did.
+/// What is to be cleared away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PruneOptions {
+    /// Nothing is removed, only told.
+    pub dry_run: bool,
+    /// Interrupted downloads too, however young, unless somebody is at them.
+    pub downloads: bool,
+}
+
+/// What a file was that nobody needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftoverKind {
+    /// A blob that no model uses.
+    Blob,
+    /// A part of an interrupted download.
+    Download,
+    /// Interrupted work of another kind.
+    Temporary,
+}
+
+/// A file that nobody needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its path below the store's folder.
+    pub file: PathBuf,
+    /// What it was.
+    pub kind: LeftoverKind,
+    /// Bytes that it takes of the disk.
+    pub bytes: u64,
+}
+
+/// What [`Store::prune`] found.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pruned {
     /// Blobs that were there.
     pub blobs: usize,
-    /// Blobs and leftovers that were removed.
-    pub removed: usize,
-    /// Their bytes.
-    pub bytes: u64,
+    /// What was removed, or would be.
+    pub removed: Vec<Leftover>,
+    /// Unused files that are too young to be removed.
+    pub young: usize,
+    /// The file among the manifests that cannot be read and may use any blob, so that nothing was looked at.
+    pub kept: Option<StoreError>,
+}
+
+impl Pruned {
+    /// Bytes that were freed, or would be.
+    pub fn bytes(&self) -> u64 {
+        self.removed.iter().map(|leftover| leftover.bytes).sum()
+    }
 }
 
 impl Store {
     /// Removes blobs that no manifest uses and leftovers of interrupted work, but nothing that was touched in the last
-    /// hour, no interrupted download of the last two weeks, and no file that is not the store's. Does nothing while a
-    /// manifest cannot be read.
+    /// hour, no interrupted download of the last two weeks unless it is asked for, and no file that is not the store's. Does
+    /// nothing while a manifest cannot be read.
     ///
     /// # Errors
     /// The store cannot be read or written.
-    pub fn prune(&self) -> Result<Pruned, StoreError> {
-        let mut pruned = Pruned::default();
+    pub fn prune(&self, options: PruneOptions) -> Result<Pruned, StoreError> {
+        let mut broom = Broom { store: self, options, pruned: Pruned::default() };
         if !self.root().is_dir() {
-            return Ok(pruned);
+            return Ok(broom.pruned);
         }
-        let _lock = self.lock()?;
+        // Who only looks writes nothing, not even a lock.
+        let _lock = if options.dry_run { None } else { Some(self.lock()?) };
         let blobs = self.root().join("blobs");
-        rename_old_blobs(&blobs);
-        let Ok(used) = self.used_blobs()? else { return Ok(pruned) };
-        for (path, name, age) in files_of(&blobs)? {
-            let unused = match name.parse::<Digest>() {
-                Ok(digest) => {
-                    pruned.blobs += 1;
-                    age > GRACE && !used.contains(&digest) && !self.is_pinned(&digest)
-                }
-                Err(_) => name.contains("-partial") && name.starts_with("sha256-") && age > PARTIAL_GRACE,
-            };
-            if unused {
-                pruned.remove(&path);
-            }
+        if !options.dry_run {
+            rename_old_blobs(&blobs);
         }
-        let temp = self.root().join(TEMP_DIR);
-        for (path, name, age) in files_of(&temp)? {
-            if name != "lock" && age > GRACE && !is_held(&path, &name) {
-                pruned.remove(&path);
-            }
+        match self.used_blobs()? {
+            Ok(used) => broom.sweep(&blobs, &used)?,
+            Err(unreadable) => broom.pruned.kept = Some(unreadable),
         }
-        for entry in fs::read_dir(&temp).into_iter().flatten().flatten() {
-            let age =
-                entry.metadata().ok().filter(|m| m.is_dir()).and_then(|m| m.modified().ok()?.elapsed().ok());
-            if age.is_some_and(|age| age > GRACE) {
-                // Links to blobs from a merge that was interrupted.
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-        Ok(pruned)
+        Ok(broom.pruned)
     }
 }
 
-/// Whether a file is the lock of a download that goes on.
-fn is_held(path: &Path, name: &str) -> bool {
-    let held = |file: fs::File| matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
-    name.ends_with(".lock") && fs::File::open(path).is_ok_and(held)
+/// Goes through the folders.
+struct Broom<'a> {
+    store: &'a Store,
+    options: PruneOptions,
+    pruned: Pruned,
 }
 
-impl Pruned {
-    fn remove(&mut self, path: &Path) {
-        let size = fs::metadata(path).map_or(0, |m| m.len());
-        match fs::remove_file(path) {
-            Ok(()) => {
-                self.removed += 1;
-                self.bytes += size;
+impl Broom<'_> {
+    fn sweep(&mut self, blobs: &Path, used: &HashSet<Digest>) -> Result<(), StoreError> {
+        for file in files_of(blobs)? {
+            match file.name.parse::<Digest>() {
+                Ok(digest) => {
+                    self.pruned.blobs += 1;
+                    if !used.contains(&digest) && !self.store.is_worked_with(&digest) {
+                        self.older(&file, GRACE, LeftoverKind::Blob);
+                    }
+                }
+                Err(_) => self.download(&file),
             }
-            Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be removed"),
+        }
+        for pull in self.store.pulls()? {
+            // A note about nothing: its blobs were removed, or another program has finished them.
+            if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
+                let note = File::of(pull.note, SystemTime::now());
+                note.iter().for_each(|note| self.older(note, GRACE, LeftoverKind::Temporary));
+            }
+        }
+        let temp = self.store.root().join(TEMP_DIR);
+        for file in files_of(&temp)? {
+            if file.name != "lock" && !(file.name.ends_with(".lock") && is_held(&file.path)) {
+                self.older(&file, GRACE, LeftoverKind::Temporary);
+            }
+        }
+        if !self.options.dry_run {
+            remove_merges(&temp);
+        }
+        Ok(())
+    }
+
+    /// A part of a download, or a file of somebody else.
+    fn download(&mut self, file: &File) {
+        let Some((digest, _)) = file.name.split_once("-partial") else { return };
+        let Ok(digest) = digest.parse::<Digest>() else { return };
+        if self.store.is_being_downloaded(&digest) {
+            return;
+        }
+        let grace = if self.options.downloads { STALL } else { PARTIAL_GRACE };
+        self.older(file, grace, LeftoverKind::Download);
+    }
+
+    /// Removes a file that nobody uses, if it is old enough.
+    fn older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
+        if file.age <= grace {
+            self.pruned.young += usize::from(kind != LeftoverKind::Temporary);
+            return;
+        }
+        let removed = if self.options.dry_run { Ok(()) } else { fs::remove_file(&file.path) };
+        match removed {
+            Ok(()) => {
+                let path = file.path.strip_prefix(self.store.root()).unwrap_or(&file.path).to_owned();
+                self.pruned.removed.push(Leftover { file: path, kind, bytes: file.bytes });
+            }
+            Err(error) => tracing::warn!(path = %file.path.display(), %error, "cannot be removed"),
+        }
+    }
+}
+
+/// Links to blobs from merges that were interrupted.
+fn remove_merges(temp: &Path) {
+    for entry in fs::read_dir(temp).into_iter().flatten().flatten() {
+        let is_merge = entry.file_name().to_string_lossy().ends_with("-parts");
+        let age =
+            entry.metadata().ok().filter(|m| m.is_dir()).and_then(|m| m.modified().ok()?.elapsed().ok());
+        if is_merge && age.is_some_and(|age| age > GRACE) {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
 /// Early versions of Ollama had a colon in the names of blobs.
 fn rename_old_blobs(blobs: &Path) {
-    for (path, name, _) in files_of(blobs).unwrap_or_default() {
-        if let Some(hex) = name.strip_prefix("sha256:")
-            && let Err(error) = fs::rename(&path, blobs.join(format!("sha256-{hex}")))
+    for file in files_of(blobs).unwrap_or_default() {
+        if let Some(hex) = file.name.strip_prefix("sha256:")
+            && let Err(error) = fs::rename(&file.path, blobs.join(format!("sha256-{hex}")))
         {
-            tracing::warn!(path = %path.display(), %error, "cannot be renamed");
+            tracing::warn!(path = %file.path.display(), %error, "cannot be renamed");
         }
     }
 }
 
-/// The regular files of a folder with their names and ages; none where there is no folder.
-fn files_of(dir: &Path) -> Result<Vec<(std::path::PathBuf, String, Duration)>, StoreError> {
+/// A regular file.
+struct File {
+    path: PathBuf,
+    name: String,
+    age: Duration,
+    bytes: u64,
+}
+
+impl File {
+    /// `None` for what is no regular file, or no more. A link, which stands for a file elsewhere, is as young as itself.
+    fn of(path: PathBuf, now: SystemTime) -> Option<Self> {
+        let meta = fs::symlink_metadata(&path).ok().filter(|meta| meta.is_file() || meta.is_symlink())?;
+        let age = now.duration_since(meta.modified().ok()?).unwrap_or_default();
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        Some(Self { bytes: on_disk(&meta), path, name, age })
+    }
+}
+
+/// Bytes that a file takes: an unfinished download is mostly holes.
+fn on_disk(meta: &fs::Metadata) -> u64 {
+    #[cfg(unix)]
+    return std::os::unix::fs::MetadataExt::blocks(meta).saturating_mul(512).min(meta.len());
+    #[cfg(not(unix))]
+    meta.len()
+}
+
+/// The files of a folder; none where there is no folder.
+fn files_of(dir: &Path) -> Result<Vec<File>, StoreError> {
     let now = SystemTime::now();
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
     };
-    let file = |entry: fs::DirEntry| {
-        let meta = entry.metadata().ok().filter(|m| m.is_file())?;
-        let age = now.duration_since(meta.modified().ok()?).unwrap_or_default();
-        Some((entry.path(), entry.file_name().to_string_lossy().into_owned(), age))
-    };
-    Ok(entries.filter_map(Result::ok).filter_map(file).collect())
+    Ok(entries.filter_map(|entry| File::of(entry.ok()?.path(), now)).collect())
 }

@@ -15,9 +15,12 @@ use crate::files::{self, read_limited, sync_dir, write_atomic};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::{ModelName, part_from_file_name};
 
-/// A folder of models. Reading never writes, not even folders; any number of stores may be open on one folder.
+/// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
+/// may be open on one folder.
 pub struct Store {
     root: PathBuf,
+    /// Folders of the same layout whose models and blobs count too, but that are never written.
+    others: Vec<PathBuf>,
     pins: Mutex<Pins>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
@@ -71,11 +74,27 @@ pub struct Entry {
     pub modified: SystemTime,
     /// The manifest.
     pub manifest: Manifest,
-    /// Whether it is part of the program and in no folder.
-    pub embedded: bool,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In the store's own folder.
+    Own,
+    /// In a folder that is only read.
+    Other(PathBuf),
+    /// Part of the program, and in no folder.
+    Embedded,
 }
 
 impl Entry {
+    /// Whether it is part of the program.
+    pub fn is_embedded(&self) -> bool {
+        self.place == Place::Embedded
+    }
+
     /// Bytes of the model, as its manifest states them.
     pub fn size(&self) -> u64 {
         self.manifest.size()
@@ -105,7 +124,15 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        Ok(Self { root, pins: Mutex::default(), told: Mutex::default(), facts: Mutex::default() })
+        let (others, pins) = (Vec::new(), Mutex::default());
+        Ok(Self { root, others, pins, told: Mutex::default(), facts: Mutex::default() })
+    }
+
+    /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
+    /// none. They are only read, and need not be there: a share may be mounted later.
+    pub fn with_others(mut self, folders: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.others = folders.into_iter().filter(|folder| *folder != self.root).collect();
+        self
     }
 
     /// The folder.
@@ -113,12 +140,27 @@ impl Store {
         &self.root
     }
 
+    /// The folders that are only read.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.others
+    }
+
     pub(crate) fn manifests(&self) -> PathBuf {
-        self.root.join("manifests")
+        manifests_of(&self.root)
+    }
+
+    /// All folders, the store's own first.
+    fn places(&self) -> impl Iterator<Item = Place> {
+        [Place::Own].into_iter().chain(self.others.iter().cloned().map(Place::Other))
+    }
+
+    /// The folder of the manifests of a place.
+    fn manifests_at(&self, place: &Place) -> PathBuf {
+        manifests_of(if let Place::Other(folder) = place { folder } else { &self.root })
     }
 
     /// All models, newest first; those built into the program last, unless the store has one of their name.
-    /// Files that are no manifests are skipped with a warning.
+    /// Files that are no manifests are skipped with a warning. Of models of one name the one that [`Store::find`] finds.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -132,9 +174,9 @@ impl Store {
     /// The store cannot be read.
     pub fn list_all(&self) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
         let (mut entries, mut broken) = (Vec::new(), Vec::new());
-        let scan = self.scan()?;
+        let scan = self.scan(&Place::Own)?;
         for (name, path) in scan.models {
-            match self.read_entry(&name, &path) {
+            match read_entry(&name, &path, Place::Own) {
                 Ok(entry) => entries.push(entry),
                 Err(error) => broken.push(error),
             }
@@ -145,6 +187,7 @@ impl Store {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
+        self.list_others(&mut entries);
         let seconds =
             |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
@@ -153,6 +196,31 @@ impl Store {
             entries.push(cria);
         }
         Ok((entries, broken))
+    }
+
+    /// Adds the models of the folders that are only read, unless there is one of their name. What cannot be read there is
+    /// logged: it costs nothing here.
+    fn list_others(&self, entries: &mut Vec<Entry>) {
+        for place in self.places().filter(|place| *place != Place::Own) {
+            let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
+            let models = self.scan(&place).map(|scan| scan.models);
+            let read = |(name, path): (ModelName, PathBuf)| {
+                (!names.contains(&name.folded())).then(|| read_entry(&name, &path, place.clone()))
+            };
+            let found = match models {
+                Ok(models) => models.into_iter().filter_map(read).collect(),
+                Err(error) => vec![Err(error)],
+            };
+            for entry in found {
+                match entry {
+                    Ok(entry) => entries.push(entry),
+                    Err(error) if self.is_news(&error.to_string()) => {
+                        tracing::warn!(%error, "not a model: skipped in lists");
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
     }
 
     /// Whether a trouble was not reported before, so that a list that is read every second does not fill the log.
@@ -169,14 +237,17 @@ impl Store {
     /// # Errors
     /// The manifest is there but is none, or the store cannot be read.
     pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        let exact = name.manifest_path(&self.manifests());
-        if let Some(entry) = self.read_if_there(name, &exact)? {
-            return Ok(Some(entry));
-        }
-        if let Some((name, path)) = self.scan()?.models.into_iter().find(|(other, _)| other.same(name))
-            && let Some(entry) = self.read_if_there(&name, &path)?
-        {
-            return Ok(Some(entry));
+        for place in self.places() {
+            let exact = name.manifest_path(&self.manifests_at(&place));
+            if let Some(entry) = read_if_there(name, &exact, &place)? {
+                return Ok(Some(entry));
+            }
+            let same = self.scan(&place)?.models.into_iter().find(|(other, _)| other.same(name));
+            if let Some((name, path)) = same
+                && let Some(entry) = read_if_there(&name, &path, &place)?
+            {
+                return Ok(Some(entry));
+            }
         }
         Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
     }
@@ -195,7 +266,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub(crate) fn spelling(&self, name: &ModelName) -> Result<ModelName, StoreError> {
-        let models = self.scan()?.models;
+        let models = self.scan(&Place::Own)?.models;
         let shared = |other: &ModelName| {
             let pairs = name.parts().into_iter().zip(other.parts());
             pairs.take_while(|(a, b)| a.eq_ignore_ascii_case(b)).count()
@@ -216,14 +287,6 @@ impl Store {
         Ok(ModelName::from_parts(parts[0], parts[1], parts[2], parts[3])?)
     }
 
-    /// `None` where there is no such file, or no more.
-    fn read_if_there(&self, name: &ModelName, path: &Path) -> Result<Option<Entry>, StoreError> {
-        match self.read_entry(name, path) {
-            Err(error) if error.is_absence() => Ok(None),
-            read => read.map(Some),
-        }
-    }
-
     /// The model of a name, whose blobs are pinned and all there.
     ///
     /// # Errors
@@ -231,7 +294,7 @@ impl Store {
     pub(crate) fn hold(&self, name: &ModelName) -> Result<Entry, StoreError> {
         loop {
             let entry = self.get(name)?;
-            if entry.embedded {
+            if entry.is_embedded() {
                 embedded::store_blobs(self)?;
             }
             entry.manifest.blobs().for_each(|layer| self.pin(&layer.digest));
@@ -244,28 +307,15 @@ impl Store {
         }
     }
 
-    fn read_entry(&self, name: &ModelName, path: &Path) -> Result<Entry, StoreError> {
-        let bytes = read_limited(path, TEXT_LIMIT)?;
-        let meta =
-            fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
-        Ok(Entry {
-            name: name.clone(),
-            digest: Digest::of(&bytes),
-            modified: meta,
-            manifest: Manifest::parse(&bytes, path)?,
-            embedded: false,
-        })
-    }
-
-    /// The names of all models, in order.
+    /// The names of all models of the own folder, in order.
     pub(crate) fn names(&self) -> Result<Vec<ModelName>, StoreError> {
-        Ok(self.scan()?.models.into_iter().map(|(name, _)| name).collect())
+        Ok(self.scan(&Place::Own)?.models.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// All manifest files, in order of their names.
-    fn scan(&self) -> Result<Scan, StoreError> {
+    /// All manifest files of a folder, in order of their names.
+    fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
         let mut scan = Scan::default();
-        scan.folder(&self.manifests(), &mut Vec::new())?;
+        scan.folder(&self.manifests_at(place), &mut Vec::new())?;
         scan.models.sort();
         Ok(scan)
     }
@@ -292,7 +342,7 @@ impl Store {
         let path = name.manifest_path(&self.manifests());
         let manifest = Manifest::parse(bytes, &path)?;
         let _lock = self.lock()?;
-        let replaced = self.read_entry(name, &path).ok().map(|entry| entry.manifest);
+        let replaced = read_entry(name, &path, Place::Own).ok().map(|entry| entry.manifest);
         for layer in manifest.blobs() {
             self.layer_path(layer)?;
         }
@@ -324,7 +374,7 @@ impl Store {
         };
         let (path, size, time) = found().map_err(|e| StoreError::io("read", path, &e))?;
         let digest = Digest::of(format!("{}\n{size}\n{time:?}", path.display()).as_bytes());
-        let blob = self.blob_path(&digest);
+        let blob = self.own_blob_path(&digest);
         files::create_dir(&self.root.join("blobs"))?;
         link(&path, &blob).map_err(|e| StoreError::io("link", &blob, &e))?;
         let manifest = Manifest { config: None, layers: vec![Layer::new(media::MODEL, digest, size)] };
@@ -343,19 +393,23 @@ impl Store {
         copied
     }
 
+    /// The manifest of a model, byte for byte.
+    pub(crate) fn bytes_of(&self, entry: &Entry) -> Result<Vec<u8>, StoreError> {
+        match &entry.place {
+            Place::Embedded => Ok(embedded::manifest_bytes()),
+            place => read_limited(&entry.name.manifest_path(&self.manifests_at(place)), TEXT_LIMIT),
+        }
+    }
+
     fn copy_held(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
         let target = self.spelling(target)?;
-        if source.name.same(&target) && !source.embedded {
+        if source.name.same(&target) && source.place == Place::Own {
             return Ok(());
         }
-        let path = source.name.manifest_path(&self.manifests());
-        let bytes = match source.embedded {
-            true => embedded::manifest_bytes(),
-            false => read_limited(&path, TEXT_LIMIT).map_err(|error| match error.is_absence() {
-                true => StoreError::NotFound(source.name.to_string()),
-                false => error,
-            })?,
-        };
+        let bytes = self.bytes_of(source).map_err(|error| match error.is_absence() {
+            true => StoreError::NotFound(source.name.to_string()),
+            false => error,
+        })?;
         self.write_manifest(&target, &bytes, false)
     }
 
@@ -371,13 +425,13 @@ impl Store {
                 self.remove_manifest(&path)?;
                 return Ok(Deleted { kept: self.used_blobs()?.err() });
             }
-            Ok(Some(entry)) if !entry.embedded => {}
+            Ok(Some(entry)) if entry.place == Place::Own => {}
             found => return Err(not_removable(found?, name)),
         }
         let _lock = self.lock()?;
         // As it is now that nobody else writes.
         let entry = match self.find(name)? {
-            Some(entry) if !entry.embedded => entry,
+            Some(entry) if entry.place == Place::Own => entry,
             found => return Err(not_removable(found, name)),
         };
         self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
@@ -409,7 +463,7 @@ impl Store {
         for layer in manifest.blobs() {
             let pinned = pins.pinned.contains(&layer.digest);
             if !used.contains(&layer.digest) && !pinned && done.insert(layer.digest) {
-                files::remove(&self.blob_path(&layer.digest))?;
+                files::remove(&self.own_blob_path(&layer.digest))?;
             }
         }
         Ok(None)
@@ -417,7 +471,7 @@ impl Store {
 
     /// The blobs of all manifests; the inner error is the first of them that cannot be read.
     pub(crate) fn used_blobs(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
-        let scan = self.scan()?;
+        let scan = self.scan(&Place::Own)?;
         let mut used = HashSet::new();
         let unreadable = |error: StoreError| {
             if self.is_news(&format!("unused {error}")) {
@@ -426,7 +480,7 @@ impl Store {
             Ok(Err(error))
         };
         for (name, path) in &scan.models {
-            match self.read_entry(name, path) {
+            match read_entry(name, path, Place::Own) {
                 Ok(entry) => used.extend(entry.manifest.blobs().map(|layer| layer.digest)),
                 Err(error) => return unreadable(error),
             }
@@ -470,8 +524,15 @@ impl Store {
         pins.released.retain(|released| released != digest);
     }
 
+    #[cfg(test)]
     pub(crate) fn is_pinned(&self, digest: &Digest) -> bool {
         self.pins().pinned.contains(digest)
+    }
+
+    /// Whether somebody is at work who may have pinned a blob. An upload that nobody makes a model of stays pinned for ever.
+    pub(crate) fn is_worked_with(&self, digest: &Digest) -> bool {
+        let pins = self.pins();
+        pins.works > 0 && pins.pinned.contains(digest)
     }
 
     /// Lets go of blobs that were pinned.
@@ -486,11 +547,34 @@ impl Store {
     }
 }
 
-/// Why there is nothing to remove: no such model, or one that is part of the program.
+/// Why there is nothing to remove: no such model, or one of somebody else.
 fn not_removable(found: Option<Entry>, name: &ModelName) -> StoreError {
     match found {
+        Some(Entry { name, place: Place::Other(folder), .. }) => {
+            StoreError::OnlyRead { name: name.to_string(), folder }
+        }
         Some(entry) => StoreError::BuiltIn { name: entry.name.to_string() },
         None => StoreError::NotFound(name.to_string()),
+    }
+}
+
+fn manifests_of(folder: &Path) -> PathBuf {
+    folder.join("manifests")
+}
+
+fn read_entry(name: &ModelName, path: &Path, place: Place) -> Result<Entry, StoreError> {
+    let bytes = read_limited(path, TEXT_LIMIT)?;
+    let modified =
+        fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
+    let manifest = Manifest::parse(&bytes, path)?;
+    Ok(Entry { name: name.clone(), digest: Digest::of(&bytes), modified, manifest, place })
+}
+
+/// `None` where there is no such file, or no more.
+fn read_if_there(name: &ModelName, path: &Path, place: &Place) -> Result<Option<Entry>, StoreError> {
+    match read_entry(name, path, place.clone()) {
+        Err(error) if error.is_absence() => Ok(None),
+        read => read.map(Some),
     }
 }
 

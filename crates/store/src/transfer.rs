@@ -6,10 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
-use crate::embedded;
 use crate::error::StoreError;
-use crate::files::{self, TempFile, read_limited, sync_dir};
-use crate::manifest::{Layer, TEXT_LIMIT};
+use crate::files::{self, TempFile, sync_dir};
+use crate::manifest::Layer;
 use crate::name::ModelName;
 use crate::store::{Entry, Store};
 
@@ -116,11 +115,16 @@ impl Store {
     /// # Errors
     /// The store cannot be written.
     pub fn partial(&self, digest: &Digest) -> Result<Partial, StoreError> {
-        let blobs = self.root().join("blobs");
-        let temp = self.root().join(files::TEMP_DIR);
-        files::create_dir(&blobs)?;
-        files::create_dir(&temp)?;
-        Ok(Partial { temp, data: blobs.join(format!("{}-partial", digest.file_name())) })
+        let partial = self.partial_of(digest);
+        files::create_dir(partial.folder())?;
+        files::create_dir(&partial.temp)?;
+        Ok(partial)
+    }
+
+    /// The same without making anything.
+    pub(crate) fn partial_of(&self, digest: &Digest) -> Partial {
+        let data = self.root().join("blobs").join(format!("{}-partial", digest.file_name()));
+        Partial { temp: self.root().join(files::TEMP_DIR), data }
     }
 
     /// Makes a downloaded blob of a partial one, whose bytes were compared with the digest: flushed to the disk, then
@@ -130,7 +134,7 @@ impl Store {
     /// The store cannot be written.
     pub fn finish_partial(&self, digest: &Digest) -> Result<(), StoreError> {
         let partial = self.partial(digest)?;
-        let target = self.blob_path(digest);
+        let target = self.own_blob_path(digest);
         let fail = |e: &io::Error| StoreError::io("write", &target, e);
         File::options()
             .write(true)
@@ -170,7 +174,7 @@ impl Store {
     pub fn lock_download(&self, digest: &Digest) -> Result<Option<BlobLock>, StoreError> {
         let dir = self.root().join(files::TEMP_DIR);
         files::create_dir(&dir)?;
-        let path = dir.join(format!("{}.lock", digest.hex()));
+        let path = self.download_lock(digest);
         let fail = |e: &io::Error| StoreError::io("lock", &path, e);
         loop {
             let open = File::options().write(true).create(true).truncate(false).open(&path);
@@ -187,6 +191,15 @@ impl Store {
                 return Ok(Some(BlobLock { path, _file: file }));
             }
         }
+    }
+
+    /// Whether some process has the right to download a blob.
+    pub(crate) fn is_being_downloaded(&self, digest: &Digest) -> bool {
+        is_held(&self.download_lock(digest))
+    }
+
+    fn download_lock(&self, digest: &Digest) -> PathBuf {
+        self.root().join(files::TEMP_DIR).join(format!("{}.lock", digest.hex()))
     }
 
     /// Bytes that may still be written; `None` where the system does not say.
@@ -207,11 +220,7 @@ impl Store {
     /// [`StoreError::NotFound`], or the store cannot be read.
     pub fn manifest_bytes(&self, name: &ModelName) -> Result<(Entry, Vec<u8>), StoreError> {
         let entry = self.get(name)?;
-        let bytes = if entry.embedded {
-            embedded::manifest_bytes()
-        } else {
-            read_limited(&entry.name.manifest_path(&self.manifests()), TEXT_LIMIT)?
-        };
+        let bytes = self.bytes_of(&entry)?;
         Ok((entry, bytes))
     }
 
@@ -279,8 +288,16 @@ impl Store {
         keep_unused: bool,
         removing: &mut dyn FnMut(),
     ) -> Result<(), StoreError> {
-        self.replace_manifest(name, bytes, keep_unused, removing)
+        self.replace_manifest(name, bytes, keep_unused, removing)?;
+        self.forget_pull(name);
+        Ok(())
     }
+}
+
+/// Whether somebody holds the lock of a file.
+pub(crate) fn is_held(path: &Path) -> bool {
+    let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    File::open(path).is_ok_and(held)
 }
 
 /// Whether a path is still that of an open file.

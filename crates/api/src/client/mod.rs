@@ -13,9 +13,10 @@ use serde::de::DeserializeOwned;
 use crate::Address;
 use crate::native::{
     ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, DetokenizeRequest,
-    DetokenizeResponse, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse, ErrorBody,
-    GenerateRequest, GenerateResponse, ListResponse, ProcessResponse, Progress, PullRequest, ShowRequest,
-    ShowResponse, TokenizeRequest, TokenizeResponse, VersionResponse,
+    DetokenizeResponse, DownloadsResponse, EmbedRequest, EmbedResponse, EmbeddingsRequest,
+    EmbeddingsResponse, ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse,
+    Progress, PruneRequest, PruneResponse, PullRequest, ShowRequest, ShowResponse, TokenizeRequest,
+    TokenizeResponse, VerifyRequest, VersionResponse,
 };
 use crate::trust;
 
@@ -187,6 +188,21 @@ impl Client {
     /// Sends a model to the registry that its name says; reports progress.
     pub async fn push(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/push", request).await
+    }
+
+    /// Compares stored models with their digests (on a Puna server); reports progress, and the damage as an error.
+    pub async fn verify(&self, request: &VerifyRequest) -> Result<Stream<Progress>, ClientError> {
+        self.stream("/api/verify", request).await
+    }
+
+    /// Removes what no model uses (on a Puna server).
+    pub async fn prune(&self, request: &PruneRequest) -> Result<PruneResponse, ClientError> {
+        self.json(Method::POST, "/api/prune", Some(request)).await
+    }
+
+    /// Pulls that are not finished (on a Puna server).
+    pub async fn downloads(&self) -> Result<DownloadsResponse, ClientError> {
+        self.json(Method::GET, "/api/downloads", None::<&()>).await
     }
 
     /// Gives a model a further name.

@@ -5,6 +5,7 @@ mod message;
 mod models;
 mod rerank;
 mod tokens;
+mod upkeep;
 
 pub use generate::{
     ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest,
@@ -23,6 +24,7 @@ pub use rerank::{
     RerankUsage,
 };
 pub use tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+pub use upkeep::{Download, DownloadsResponse, Leftover, PruneRequest, PruneResponse, VerifyRequest};
 
 use serde::{Deserialize, Serialize};
 

@@ -106,6 +106,15 @@ Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
       OLLAMA_EDITOR              Editor for interactive prompts (Ctrl+G)
       OLLAMA_NOHISTORY           Do not preserve readline history";
+const VERIFY_HELP: &str = "\
+Reads every part of the models and compares it with the digest that is its name. Damage ends in status 1.
+
+Examples:
+  puna verify                      all models
+  puna verify llama3.2 --repair    fetches what is damaged again from where it came
+
+Environment Variables:
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 const CREATE_HELP: &str = "\
 A Modelfile says what to make the model from and how it behaves:
   FROM cria
@@ -117,6 +126,7 @@ FROM takes a stored model, a GGUF file, or a folder of safetensors.
 Examples:
   puna create pirate                       from ./Modelfile
   printf 'FROM ./model.gguf\\n' | puna create mine -f -
+  puna create mine --reference             leaves the files where they are, and needs them there
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
@@ -184,7 +194,7 @@ pub enum Command {
     Push(PushArgs),
     /// List models
     #[command(visible_alias = "ls", after_help = HOST_HELP)]
-    List(ListArgs),
+    List(StoredArgs),
     /// List running models
     #[command(after_help = HOST_HELP)]
     Ps(ListArgs),
@@ -203,6 +213,12 @@ pub enum Command {
         #[arg(required = true)]
         models: Vec<String>,
     },
+    /// Check that stored models are what they were
+    #[command(after_help = VERIFY_HELP)]
+    Verify(VerifyArgs),
+    /// Remove files that no model uses
+    #[command(after_help = HOST_HELP)]
+    Prune(PruneArgs),
     /// Show what a model file holds, and what it needs
     #[command(after_help = STORE_HELP)]
     Inspect(InspectArgs),
@@ -294,6 +310,9 @@ pub struct CreateArgs {
     /// Quantize the DRAFT model to this level
     #[arg(long, value_name = "TYPE")]
     pub draft_quantize: Option<String>,
+    /// Refer to the files instead of taking them into the store
+    #[arg(long)]
+    pub reference: bool,
 }
 
 #[derive(Args, Debug)]
@@ -390,6 +409,40 @@ pub struct RunArgs {
 pub struct ListArgs {
     /// Only models whose name begins so
     pub prefix: Option<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct StoredArgs {
+    #[command(flatten)]
+    pub list: ListArgs,
+    /// Show pulls that are not finished instead
+    #[arg(long)]
+    pub partial: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    /// The model [default: all]
+    pub model: Option<String>,
+    /// Fetch what is damaged again
+    #[arg(long)]
+    pub repair: bool,
+    /// Fetch by plain HTTP
+    #[arg(long, requires = "repair")]
+    pub insecure: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PruneArgs {
+    /// Only show what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Remove interrupted downloads too
+    #[arg(long)]
+    pub partial: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

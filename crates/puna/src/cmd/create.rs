@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use puna_api::native::{CreateRequest, License, Message, ShowRequest};
 use puna_api::{Client, ClientError};
-use puna_store::{LocalFile, LocalPlan, ModelRef, Modelfile, plan_local};
+use puna_store::{Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, plan_local};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
@@ -35,7 +35,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
     service.runtime().block_on(async {
         for file in &plan.files {
-            upload(service.client(), file, &mut display).await?;
+            give(&service, file, args.reference, &mut display).await?;
         }
         let request = request(args, plan);
         let created = async { display.follow(service.client().create(&request).await?).await };
@@ -94,12 +94,48 @@ fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
     }
 }
 
-async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Result<()> {
-    let digest = file.digest.to_string();
+/// Gets a file into the server's store: shared with it where both use the same folder of models, else uploaded.
+async fn give(service: &Service, file: &LocalFile, refer: bool, display: &mut Display) -> Result<()> {
+    let (client, digest) = (service.client(), file.digest.to_string());
     display.status(&format!("copying file {digest}"));
-    if client.has_blob(&digest).await? {
+    if client.has_blob(&digest).await? || share(service, file, refer).await? {
         return Ok(());
     }
+    if refer {
+        bail!(
+            "cannot refer to {}: that takes a server on this machine, and its folder of models must be yours to write",
+            file.path.display()
+        );
+    }
+    upload(client, file).await
+}
+
+/// Takes a file into the folder of models of this user without copying it, if that is the server's folder, too.
+async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool> {
+    if !service.is_here() {
+        return Ok(false);
+    }
+    let store = crate::env::store()?;
+    // Nothing is made for a server that has its models elsewhere.
+    if !service.is_own() && !store.root().join("blobs").is_dir() {
+        return Ok(false);
+    }
+    let how = if refer { Adopt::Refer } else { Adopt::Share };
+    match store.adopt(&file.path, &file.digest, file.size, how) {
+        Ok(Adopted::New) => {}
+        Err(error @ StoreError::Changed { .. }) => return Err(error.into()),
+        // It is another user's, or on another disk.
+        Ok(_) | Err(_) => return Ok(false),
+    }
+    let is_there = service.client().has_blob(&file.digest.to_string()).await?;
+    if !is_there {
+        store.disown(&file.digest)?;
+    }
+    Ok(is_there)
+}
+
+async fn upload(client: &Client, file: &LocalFile) -> Result<()> {
+    let digest = file.digest.to_string();
     let opened = tokio::fs::File::open(&file.path).await;
     let opened = opened.with_context(|| format!("cannot read {}", file.path.display()))?;
     // Pieces of a size that keeps both ends busy.

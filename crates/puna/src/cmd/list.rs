@@ -3,14 +3,18 @@
 use std::time::SystemTime;
 
 use anyhow::Result;
-use puna_api::native::{ListResponse, ProcessResponse, RunningModel};
+use puna_api::native::{Download, DownloadsResponse, ListResponse, ProcessResponse, RunningModel};
 
-use crate::cli::ListArgs;
+use crate::cli::{ListArgs, StoredArgs};
 use crate::service::Service;
 use crate::{format, out};
 
-pub fn run(args: &ListArgs) -> Result<()> {
+pub fn run(args: &StoredArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
+    if args.partial {
+        return partial(&service, &args.list);
+    }
+    let args = &args.list;
     let mut list = service.wait(service.client().list())?;
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
@@ -33,6 +37,28 @@ pub fn table(list: &ListResponse) -> String {
         })
         .collect();
     format::table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows)
+}
+
+/// The pulls that are not finished.
+fn partial(service: &Service, args: &ListArgs) -> Result<()> {
+    let mut list = service.wait(service.client().downloads())?;
+    let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
+    list.downloads.retain(|download| download.model.to_lowercase().starts_with(&prefix));
+    if args.json { out::json(&list) } else { out::text(&downloads_table(&list)) }
+}
+
+fn downloads_table(list: &DownloadsResponse) -> String {
+    let now = SystemTime::now();
+    let row = |download: &Download| {
+        let Download { total, completed, .. } = *download;
+        let percent = (completed.min(total) as f64 / total.max(1) as f64 * 100.0).floor();
+        let state = if download.running { "running" } else { "stopped" };
+        let began = format::time(format::parse_time(&download.began_at), now, "Never");
+        let size = format!("{} of {}", format::bytes(completed), format::bytes(total));
+        vec![download.model.clone(), format!("{percent}%"), size, state.into(), began]
+    };
+    let rows: Vec<_> = list.downloads.iter().map(row).collect();
+    format::table(&["NAME", "DONE", "SIZE", "STATE", "BEGAN"], &rows)
 }
 
 pub fn ps(args: &ListArgs) -> Result<()> {
@@ -87,6 +113,21 @@ mod tests {
         assert_eq!(of(100, 100), "100% GPU");
         assert_eq!(of(100, 30), "70%/30% CPU/GPU");
         assert_eq!(of(100, 101), "Unknown");
+    }
+
+    #[test]
+    fn unfinished_pulls_say_how_far_they_are() {
+        let download = Download {
+            model: "big:1b".into(),
+            total: 2_000_000_000,
+            completed: 1_999_999_999,
+            running: false,
+            began_at: (jiff::Timestamp::now() - jiff::SignedDuration::from_secs(125)).to_string(),
+        };
+        let table = downloads_table(&DownloadsResponse { downloads: vec![download] });
+        let row = table.lines().nth(1).unwrap();
+        // What is not whole is not called so.
+        assert!(row.contains("99%") && row.contains("stopped") && row.contains("2 minutes ago"), "{table}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod serve;
 mod show;
 mod tokenize;
 mod transfer;
+mod upkeep;
 
 use std::process::ExitCode;
 
@@ -58,6 +59,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Stop { model } => library::stop(&model),
         Command::Pull(args) => transfer::pull(&args),
         Command::Push(args) => transfer::push(&args),
+        Command::Verify(args) => upkeep::verify(&args),
+        Command::Prune(args) => upkeep::prune(&args),
         Command::List(args) => list::run(&args),
         Command::Ps(args) => list::ps(&args),
         Command::Cp { source, destination } => library::copy(&source, &destination),

@@ -10,7 +10,7 @@ use puna_api::native::{
     ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse, Think,
 };
 use puna_server::speculate::Wish;
-use puna_store::{ModelRef, Store, StoreError, Weights};
+use puna_store::{ModelRef, StoreError, Weights};
 use serde_json::{Map, Value};
 
 use super::library::is_not_found;
@@ -88,7 +88,7 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     if is_a_path(draft) {
         return Ok(Some(PathBuf::from(draft)));
     }
-    let store = Store::open(crate::env::models_dir()?)?;
+    let store = crate::env::store()?;
     let found = ModelRef::parse(draft).map_err(StoreError::from).and_then(|model| store.resolve(&model.name));
     let unknown = || format!("--speculate {draft} is none of {}, nor a draft model", Wish::MODES);
     match found.with_context(unknown)?.weights {

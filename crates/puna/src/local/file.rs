@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use puna_gguf::{Gguf, View};
-use puna_store::{Model, ModelRef, Store, Weights, embedded};
+use puna_store::{Model, ModelRef, Weights, embedded};
 use puna_tokenizer::Tokenizer;
 
 /// An opened model file.
@@ -29,7 +29,7 @@ impl ModelFile {
         if is_a_path(argument) {
             return Self::of_path(path);
         }
-        let store = Store::open(crate::env::models_dir()?)?;
+        let store = crate::env::store()?;
         let name = ModelRef::parse(argument)?.name;
         let model = match store.resolve(&name) {
             Err(puna_store::StoreError::NotFound(_)) => {

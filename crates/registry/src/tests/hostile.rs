@@ -17,7 +17,7 @@ async fn with_blobs(
 
 /// Nothing is listed, and nothing has the name of a blob that is none.
 fn assert_clean(bench: &Bench) {
-    assert!(bench.store.list().unwrap().iter().all(|entry| entry.embedded));
+    assert!(bench.store.list().unwrap().iter().all(|entry| entry.is_embedded()));
     let entries = std::fs::read_dir(bench.root().join("blobs")).into_iter().flatten();
     for name in entries.map(|e| e.unwrap().file_name().into_string().unwrap()) {
         if let Ok(digest) = name.parse::<Digest>() {

@@ -224,7 +224,7 @@ async fn names_keep_the_case_in_which_they_are_stored() {
     bench.pull_ok(&format!("{}/Test/M", server.host)).await;
     bench.pull_ok(&server.model()).await;
     assert_eq!(server.seen().last().unwrap().path, "/v2/Test/M/manifests/latest");
-    assert_eq!(bench.store.list().unwrap().iter().filter(|entry| !entry.embedded).count(), 1);
+    assert_eq!(bench.store.list().unwrap().iter().filter(|entry| !entry.is_embedded()).count(), 1);
 }
 
 #[tokio::test]

@@ -13,9 +13,10 @@ pub enum Kind {
 
 /// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
 /// there. The manual has each of them (`docs/serve.md`; a test asks).
-pub const SETTINGS: [(&str, Kind); 39] = [
+pub const SETTINGS: [(&str, Kind); 40] = [
     ("host", Kind::Text),
     ("models", Kind::Text),
+    ("search_paths", Kind::List),
     ("origins", Kind::List),
     ("keys", Kind::Text),
     ("tls.certificate", Kind::Text),

@@ -20,6 +20,7 @@ use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
 use puna_mirror::Upstreams;
 use puna_registry::{Hosts, Proxies};
+use puna_store::{Store, StoreError};
 
 pub use keys::{Kind, SETTINGS, check_key};
 pub use reader::{Setting, Source};
@@ -127,6 +128,8 @@ pub struct Config {
     pub address: Address,
     /// `OLLAMA_MODELS`: the folder of the store.
     pub models: PathBuf,
+    /// `PUNA_SEARCH_PATHS`: further folders of models, which are only read.
+    pub search_paths: Vec<PathBuf>,
     /// `OLLAMA_ORIGINS`: web origins that may call beside those of this machine.
     pub origins: Origins,
     /// `PUNA_KEYS`: the file of [API keys](crate::keys).
@@ -269,6 +272,7 @@ impl Config {
         let mut config = Self {
             address,
             models: models.unwrap_or_default(),
+            search_paths: read.folders("search_paths"),
             origins: read.origins(),
             keys: read.path("keys", keys.as_deref()).unwrap_or_default(),
             tls,
@@ -337,6 +341,14 @@ impl Config {
             }
         }
         Ok(config)
+    }
+
+    /// Opens the store of models.
+    ///
+    /// # Errors
+    /// Its folder is none, or cannot be read.
+    pub fn store(&self) -> Result<Store, StoreError> {
+        Ok(Store::open(&self.models)?.with_others(self.search_paths.iter().cloned()))
     }
 
     /// Where a setting comes from.

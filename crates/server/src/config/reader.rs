@@ -328,6 +328,25 @@ impl<'a> Reader<'a> {
         self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
     }
 
+    /// Folders, by whole paths or from the home folder.
+    pub fn folders(&mut self, key: &'static str) -> Vec<PathBuf> {
+        let home = self.sources.home.clone();
+        let parse = |text: &str| {
+            let folders = text.split(',').map(str::trim).filter(|folder| !folder.is_empty());
+            let folder = |text: &str| {
+                let path = expanded(Path::new(text), home.as_deref());
+                let problem = || format!("has {text:?}: a folder is a whole path, or begins with ~/");
+                if path.is_absolute() { Ok(path) } else { Err(problem()) }
+            };
+            folders.map(folder).collect::<Result<Vec<_>, _>>()
+        };
+        let show = |folders: &Vec<PathBuf>| {
+            let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            (!folders.is_empty()).then(|| quoted(&folders.join(",")))
+        };
+        self.strict(key, Vec::new(), parse, show)
+    }
+
     /// How keys and values are stored: the name of a type.
     pub fn cache_type(&mut self) -> String {
         let parse = |text: &str| match text.parse::<KvType>() {

@@ -398,3 +398,13 @@ fn the_manual_has_every_setting_of_a_host() {
         assert!(manual.contains(&format!("`{key}`")), "docs/registry.md has no {key}");
     }
 }
+
+#[test]
+fn folders_that_are_searched_are_whole_paths() {
+    let c = with_file("search_paths = [\"/srv/models\", \"~/more\"]", &[("HOME", "/home/me")], &[]).unwrap();
+    assert_eq!(c.search_paths, [Path::new("/srv/models"), Path::new("/home/me/more")]);
+    let c = config(&[("PUNA_SEARCH_PATHS", "/a, /b ,")]);
+    assert_eq!(c.search_paths, [Path::new("/a"), Path::new("/b")]);
+    let refused = with_file("\nsearch_paths = \"here\"", &[], &[]).unwrap_err().to_string();
+    assert!(refused.contains("line 2: search_paths has \"here\""), "{refused}");
+}

@@ -35,7 +35,16 @@ fn what_changes_models_or_looks_into_the_server_asks_for_more_than_use() {
     assert_eq!(of(Access::Needs(Scope::Admin)), ["/metrics"]);
     assert_eq!(
         of(Access::Needs(Scope::Models)),
-        ["/api/create", "/api/copy", "/api/delete", "/api/pull", "/api/push", "/api/blobs/{digest}"]
+        [
+            "/api/create",
+            "/api/copy",
+            "/api/delete",
+            "/api/pull",
+            "/api/push",
+            "/api/verify",
+            "/api/prune",
+            "/api/blobs/{digest}"
+        ]
     );
 }
 

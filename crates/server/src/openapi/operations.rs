@@ -135,6 +135,20 @@ fn library() -> Vec<Operation> {
             .json::<native::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
             .answer(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
             .errors(&[403, 404, 500]),
+        Operation::post("/api/verify", "verify", "Compare stored models with their digests")
+            .about(
+                "Damaged parts are told in lines of their own; if any are left in the end, that is an error.",
+            )
+            .json::<native::VerifyRequest>(&[], r#"{"model": "cria"}"#)
+            .answer(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .errors(&[404, 500]),
+        Operation::post("/api/prune", "prune", "Remove what no model uses")
+            .json::<native::PruneRequest>(&[], r#"{"dry_run": true}"#)
+            .object::<native::PruneResponse>("What was removed, or would be.")
+            .errors(&[500]),
+        Operation::get("/api/downloads", "downloads", "Pulls that are not finished")
+            .object::<native::DownloadsResponse>("Those that go on and those that were interrupted.")
+            .errors(&[500]),
         digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Whether a file was uploaded"))
             .answer(200, "It is there.", &[Content::Nothing])
             .errors(&[400, 404]),

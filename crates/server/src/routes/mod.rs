@@ -21,6 +21,7 @@ mod show;
 mod tests;
 mod tokens;
 mod transfer;
+mod upkeep;
 
 use axum::routing::{delete, get, post};
 
@@ -69,6 +70,9 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OLLAMA, MODELS, "/api/delete", DELETE, delete(library::delete)),
         Route::new(OLLAMA, MODELS, "/api/pull", POST, post(transfer::pull)),
         Route::new(OLLAMA, MODELS, "/api/push", POST, post(transfer::push)),
+        Route::new(OLLAMA, MODELS, "/api/verify", POST, post(upkeep::verify)),
+        Route::new(OLLAMA, MODELS, "/api/prune", POST, post(upkeep::prune)),
+        Route::new(OLLAMA, USE, "/api/downloads", GET, get(upkeep::downloads)),
         Route::new(
             OLLAMA,
             MODELS,

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Kit, from_model, name};
 use crate::manifest::{Layer, Manifest, media};
-use crate::{Digest, Store, StoreError, Weights, embedded};
+use crate::{Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Store, StoreError, Weights, embedded};
 
 #[test]
 fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
@@ -176,6 +176,31 @@ fn hostile_layers_are_errors_of_their_model_alone() {
     assert_eq!(kit.names().len(), 7);
 }
 
+fn prune(kit: &Kit) -> Pruned {
+    kit.store.prune(PruneOptions::default()).unwrap()
+}
+
+#[test]
+fn interrupted_downloads_go_when_they_are_meant() {
+    let kit = Kit::new();
+    let (idle, running) = (Digest::of(b"idle"), Digest::of(b"running"));
+    for digest in [&idle, &running] {
+        let partial = kit.store.partial(digest).unwrap();
+        fs::write(partial.data(), "x").unwrap();
+        partial.write_part(0, b"{}").unwrap();
+        for path in [partial.data().to_owned(), partial.part(0)] {
+            let time = SystemTime::now() - Duration::from_secs(90);
+            File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
+        }
+    }
+    let _lock = kit.store.lock_download(&running).unwrap();
+    assert_eq!(prune(&kit).removed.len(), 0);
+    let pruned = kit.store.prune(PruneOptions { downloads: true, ..PruneOptions::default() }).unwrap();
+    assert_eq!(pruned.removed.len(), 2);
+    assert!(!kit.store.partial(&idle).unwrap().data().exists());
+    assert!(kit.store.partial(&running).unwrap().data().exists());
+}
+
 #[test]
 fn pruning_keeps_what_is_used_young_or_not_ours() {
     let kit = Kit::new();
@@ -191,23 +216,28 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
         path
     };
     let (young, aged, ancient) = (orphan(b"young"), orphan(b"aged"), blobs.join("sha256:ab"));
-    let (partial, stranger) = (blobs.join("sha256-ab-partial"), blobs.join("notes.txt"));
+    let partial = blobs.join(format!("{}-partial", Digest::of(b"more").file_name()));
+    let stranger = blobs.join("notes.txt");
     for path in [&ancient, &partial, &stranger] {
         fs::write(path, "x").unwrap();
     }
     for path in [&aged, &partial, &stranger, &kit.store.blob_path(&used)] {
         old(path, 2);
     }
-    let pruned = kit.store.prune().unwrap();
-    assert_eq!((pruned.removed, pruned.bytes), (1, 4));
+    let dry = kit.store.prune(PruneOptions { dry_run: true, ..PruneOptions::default() }).unwrap();
+    assert!(aged.exists() && ancient.exists());
+    let pruned = prune(&kit);
+    assert_eq!(dry.removed, pruned.removed);
+    let file = aged.strip_prefix(kit.root()).unwrap().to_owned();
+    assert_eq!(pruned.removed, [Leftover { file, kind: LeftoverKind::Blob, bytes: 4 }]);
     assert!(!aged.exists() && young.exists() && partial.exists() && stranger.exists());
     assert!(kit.store.has_blob(&used) && blobs.join("sha256-ab").exists() && !ancient.exists());
     old(&partial, 24 * 15);
-    assert_eq!(kit.store.prune().unwrap().removed, 1);
+    assert_eq!(prune(&kit).removed.len(), 1);
     // One manifest that cannot be read stops it.
     old(&young, 2);
     fs::write(kit.root().join("manifests/registry.ollama.ai/library/a/bad"), "{").unwrap();
-    assert_eq!(kit.store.prune().unwrap().removed, 0);
+    assert_eq!(prune(&kit).removed.len(), 0);
     assert!(young.exists());
 }
 
@@ -284,12 +314,12 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
     });
     for entry in kit.store.list().unwrap() {
         let model = kit.store.resolve_entry(&entry).unwrap();
-        for layer in entry.manifest.blobs().filter(|_| !entry.embedded) {
+        for layer in entry.manifest.blobs().filter(|_| !entry.is_embedded()) {
             kit.store.verify_blob(&layer.digest).unwrap();
         }
-        assert!(entry.embedded || entry.name.model() == "base" || model.system.is_some());
+        assert!(entry.is_embedded() || entry.name.model() == "base" || model.system.is_some());
     }
-    assert_eq!(kit.store.prune().unwrap().removed, 0);
+    assert_eq!(prune(&kit).removed.len(), 0);
 }
 
 #[test]

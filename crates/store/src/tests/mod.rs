@@ -7,6 +7,7 @@ mod draft;
 mod import;
 mod layout;
 mod minilm;
+mod others;
 mod races;
 
 use std::collections::BTreeMap;

@@ -39,7 +39,8 @@ async fn bench() -> (Bench, CertificateDer<'static>) {
     let config = Config { tls: Some(files(folder.path())), ..Config::with_models(folder.path()) };
     let (reload, orders) = tokio::sync::mpsc::channel(1);
     let launcher = Arc::new(FakeLauncher(Arc::default()));
-    tokio::spawn(crate::answer(config, listener, std::future::pending(), orders, launcher));
+    let app = crate::app::App::new(config, launcher).unwrap();
+    tokio::spawn(crate::answer(app, listener, std::future::pending(), orders));
     (Bench { folder, address, reload }, trusted)
 }
 

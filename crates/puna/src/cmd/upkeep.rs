@@ -1,0 +1,77 @@
+//! `puna verify` and `puna prune`: looking after the store.
+
+use anyhow::Result;
+use puna_api::native::{PruneRequest, PruneResponse, VerifyRequest};
+
+use crate::cli::{PruneArgs, VerifyArgs};
+use crate::progress::Display;
+use crate::service::Service;
+use crate::{format, out};
+
+/// An error where anything is damaged in the end.
+pub fn verify(args: &VerifyArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    let model = args.model.clone().unwrap_or_default();
+    let request = VerifyRequest { model, repair: args.repair, insecure: args.insecure, stream: None };
+    let mut display = Display::new();
+    let verified = service.wait(async { display.follow(service.client().verify(&request).await?).await });
+    display.done();
+    verified
+}
+
+pub fn prune(args: &PruneArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
+    let request = PruneRequest { dry_run: args.dry_run, partial: args.partial };
+    let pruned = service.wait(service.client().prune(&request))?;
+    if args.json {
+        return out::json(&pruned);
+    }
+    if !pruned.warning.is_empty() {
+        anyhow::bail!("{}", pruned.warning);
+    }
+    out::text(&summary(&pruned, args.dry_run))
+}
+
+fn summary(pruned: &PruneResponse, dry_run: bool) -> String {
+    let rows: Vec<Vec<String>> = pruned
+        .removed
+        .iter()
+        .map(|file| vec![file.file.clone(), file.kind.clone(), format::bytes(file.size)])
+        .collect();
+    let mut text =
+        if rows.is_empty() { String::new() } else { format::table(&["FILE", "KIND", "SIZE"], &rows) };
+    let done = if dry_run { "would be removed" } else { "removed" };
+    let count = match rows.len() {
+        1 => "1 file".to_owned(),
+        n => format!("{n} files"),
+    };
+    text.push_str(&format!("{count} {done}, {}\n", format::bytes(pruned.bytes)));
+    if pruned.young > 0 {
+        let young = pruned.young;
+        text.push_str(&format!(
+            "{young} more that nobody uses were touched in the last hour, and stay for now\n"
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_api::native::Leftover;
+
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_went_and_what_stays() {
+        let file = Leftover { file: "blobs/sha256-ab".into(), kind: "blob".into(), size: 3_000_000 };
+        let pruned =
+            PruneResponse { removed: vec![file], bytes: 3_000_000, young: 2, warning: String::new() };
+        let text = summary(&pruned, true);
+        assert!(
+            text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3.0 MB\n"),
+            "{text}"
+        );
+        assert!(text.contains("2 more"), "{text}");
+        assert_eq!(summary(&PruneResponse::default(), false), "0 files removed, 0 B\n");
+    }
+}

@@ -1,0 +1,236 @@
+//! Looking after the store: `POST /api/verify`, `POST /api/prune` and `GET /api/downloads`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use puna_api::native::{
+    Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
+};
+use puna_store::{
+    Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions, Pruned, Source,
+    Store,
+};
+use tokio::sync::mpsc;
+
+use super::lines::{self, Line, WAITING};
+use super::{rfc3339, transfer};
+use crate::app::{App, store_failure};
+use crate::canonical::Failure;
+use crate::http::{Json, Native, Refused, json};
+use crate::names::{REMOTE, reference};
+
+/// Progress is told this often.
+const TICK: Duration = Duration::from_millis(60);
+
+/// `POST /api/verify`
+pub(super) async fn verify(
+    State(app): State<App>,
+    Json(request, _): Json<Native, VerifyRequest>,
+) -> Result<Response, Refused<Native>> {
+    let model = match request.model.as_str() {
+        "" => None,
+        given => Some(reference(given, REMOTE)?.name),
+    };
+    let whole = request.stream == Some(false);
+    let repair = request.repair.then_some(Repair { insecure: request.insecure });
+    let (to, lines) = mpsc::channel::<Line>(WAITING);
+    tokio::spawn(async move {
+        let last = match check(&app, model, repair, &to).await {
+            Ok(()) => Ok(status("success")),
+            Err(failure) => Err(failure),
+        };
+        let _ = to.send(last).await;
+    });
+    lines::answer(lines, whole).await
+}
+
+/// How what is damaged is fetched again.
+#[derive(Clone, Copy)]
+struct Repair {
+    /// By plain HTTP.
+    insecure: bool,
+}
+
+/// Damaged models, with the damage of each.
+type Damaged = Vec<(Entry, HashMap<Digest, Damage>)>;
+
+async fn check(
+    app: &App,
+    model: Option<ModelName>,
+    repair: Option<Repair>,
+    to: &mpsc::Sender<Line>,
+) -> Result<(), Failure> {
+    let wanted = model.clone();
+    let entries = app.store(move |store| match wanted {
+        Some(name) => store.get(&name).map(|entry| vec![entry]),
+        None => store.list(),
+    });
+    let entries = entries.await?.map_err(|error| match error {
+        puna_store::StoreError::NotFound(name) => Failure::not_found(format!("model '{name}' not found")),
+        error => store_failure(&error),
+    })?;
+    let mut left = damaged(app, entries, to).await?;
+    if let Some(repair) = repair {
+        let mut remaining = Vec::new();
+        for (entry, damages) in left {
+            tell(to, status(format!("repairing {}", entry.name))).await;
+            match mend(app, &entry, &damages, repair, to).await {
+                Ok(()) => remaining.extend(damaged(app, stored(app, &entry.name).await?, to).await?),
+                Err(failure) => {
+                    tell(to, status(format!("{} is not repaired: {}", entry.name, failure.message))).await;
+                    remaining.push((entry, damages));
+                }
+            }
+        }
+        left = remaining;
+    }
+    if left.is_empty() { Ok(()) } else { Err(verdict(&left, repair.is_some())) }
+}
+
+/// The model as it is stored now, if it is.
+async fn stored(app: &App, name: &ModelName) -> Result<Vec<Entry>, Failure> {
+    let name = name.clone();
+    let found = app.store(move |store| store.find(&name)).await?;
+    Ok(found.map_err(|error| store_failure(&error))?.into_iter().collect())
+}
+
+/// Reads the parts of models and tells which are damaged, as they are found.
+async fn damaged(app: &App, entries: Vec<Entry>, to: &mpsc::Sender<Line>) -> Result<Damaged, Failure> {
+    let entries: Vec<_> = entries.into_iter().filter(|entry| !entry.is_embedded()).collect();
+    let line = match &entries[..] {
+        [one] => format!("verifying {}", one.name),
+        all => format!("verifying {} models", all.len()),
+    };
+    let layers: Vec<Layer> = entries.iter().flat_map(|e| e.manifest.blobs().cloned()).collect();
+    let progress = to.clone();
+    let damages = app.store(move |store| read(store, &layers, line, &progress)).await?;
+    let mut damaged = Vec::new();
+    for entry in entries {
+        let of_entry: HashMap<_, _> = entry
+            .manifest
+            .blobs()
+            .filter_map(|layer| Some((layer.digest, damages.get(&layer.digest)?.clone())))
+            .collect();
+        for (digest, damage) in &of_entry {
+            tell(to, status(format!("{}: {digest} {damage}", entry.name))).await;
+        }
+        if !of_entry.is_empty() {
+            damaged.push((entry, of_entry));
+        }
+    }
+    Ok(damaged)
+}
+
+fn read(store: &Store, layers: &[Layer], line: String, to: &mpsc::Sender<Line>) -> HashMap<Digest, Damage> {
+    let sizes: HashMap<Digest, u64> = layers.iter().map(|layer| (layer.digest, layer.size)).collect();
+    let total = sizes.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
+    let (done, last) = (AtomicU64::new(0), std::sync::Mutex::new(Instant::now()));
+    let at = |completed| Progress { status: line.clone(), total, completed, ..Progress::default() };
+    let damages = store.damages(layers, &|bytes| {
+        let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // Whoever finds it taken leaves the telling to the other.
+        if let Ok(mut last) = last.try_lock()
+            && last.elapsed() >= TICK
+        {
+            *last = Instant::now();
+            // A reader that is slow misses lines.
+            let _ = to.try_send(Ok(at(done)));
+        }
+        !to.is_closed()
+    });
+    let _ = to.blocking_send(Ok(at(total)));
+    damages
+}
+
+/// Fetches the damaged parts of a model again.
+async fn mend(
+    app: &App,
+    entry: &Entry,
+    damages: &HashMap<Digest, Damage>,
+    repair: Repair,
+    to: &mpsc::Sender<Line>,
+) -> Result<(), Failure> {
+    if let Place::Other(folder) = &entry.place {
+        let folder = folder.display();
+        return Err(Failure::bad_request(format!("{folder} is only read: repair it where it is written")));
+    }
+    let store: Arc<Store> = app.shared_store().clone();
+    let digests: Vec<_> = damages.keys().copied().collect();
+    let aside = move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
+    let aside = app.store(move |_| aside()).await?.map_err(|error| store_failure(&error))?;
+    let from = ModelRef { name: entry.name.clone(), source: Source::Any, http: repair.insecure };
+    let fetched = transfer::fetch(app, &from, to).await;
+    // What nothing came for comes back: a damaged part may still be of use to its owner.
+    app.store(move |_| drop(aside)).await?;
+    fetched
+}
+
+/// What is still damaged, and the way out.
+fn verdict(left: &Damaged, repaired: bool) -> Failure {
+    let names: Vec<_> = left.iter().map(|(entry, _)| entry.name.to_string()).collect();
+    let way_out = match repaired {
+        true => "create them again, or remove them with `rm`",
+        false => "`puna verify --repair` fetches again what came from a registry",
+    };
+    let what = if names.len() == 1 { "is" } else { "are" };
+    Failure::internal(format!("{} {what} damaged: {way_out}", names.join(", ")))
+}
+
+async fn tell(to: &mpsc::Sender<Line>, progress: Progress) {
+    let _ = to.send(Ok(progress)).await;
+}
+
+fn status(status: impl Into<String>) -> Progress {
+    Progress { status: status.into(), ..Progress::default() }
+}
+
+/// `POST /api/prune`
+pub(super) async fn prune(
+    State(app): State<App>,
+    Json(request, _): Json<Native, PruneRequest>,
+) -> Result<Response, Refused<Native>> {
+    let options = PruneOptions { dry_run: request.dry_run, downloads: request.partial };
+    let pruned = app.store(move |store| store.prune(options)).await?.map_err(|e| store_failure(&e))?;
+    Ok(json(StatusCode::OK, &told(&pruned)))
+}
+
+fn told(pruned: &Pruned) -> PruneResponse {
+    let kind = |kind| match kind {
+        LeftoverKind::Blob => "blob",
+        LeftoverKind::Download => "download",
+        LeftoverKind::Temporary => "temporary",
+    };
+    let leftover = |leftover: &puna_store::Leftover| Leftover {
+        file: leftover.file.display().to_string(),
+        kind: kind(leftover.kind).into(),
+        size: leftover.bytes,
+    };
+    let why = |error: &puna_store::StoreError| {
+        format!("nothing is removed: {error}; that file might use anything: repair or delete it")
+    };
+    PruneResponse {
+        removed: pruned.removed.iter().map(leftover).collect(),
+        bytes: pruned.bytes(),
+        young: pruned.young,
+        warning: pruned.kept.as_ref().map(why).unwrap_or_default(),
+    }
+}
+
+/// `GET /api/downloads`
+pub(super) async fn downloads(State(app): State<App>) -> Result<Response, Refused<Native>> {
+    let pulls = app.store(|store| store.pulls()).await?.map_err(|e| store_failure(&e))?;
+    let download = |pull: puna_store::Pull| Download {
+        model: pull.name.to_string(),
+        total: pull.total,
+        completed: pull.completed,
+        running: pull.is_running,
+        began_at: rfc3339(pull.began),
+    };
+    let downloads = pulls.into_iter().map(download).collect();
+    Ok(json(StatusCode::OK, &DownloadsResponse { downloads }))
+}

@@ -1,0 +1,210 @@
+//! Reading what is stored once more: whether blobs still are what their names say.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::digest::{Digest, Hasher};
+use crate::error::StoreError;
+use crate::files::{self, TEMP_DIR};
+use crate::manifest::Layer;
+use crate::store::Store;
+
+/// Blobs that are read at once: more than one, since a processor computes digests more slowly than a good disk reads.
+const READERS: usize = 4;
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// What is wrong with a blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Damage {
+    /// It is not there.
+    Missing,
+    /// It is longer or shorter than the manifest says.
+    Size {
+        /// Bytes that it should have.
+        expected: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// Its content is not what its name says.
+    Content,
+    /// The system cannot read it, for this reason.
+    Unreadable(String),
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("is missing"),
+            Self::Size { expected, found } => write!(f, "has {found} bytes instead of {expected}"),
+            Self::Content => f.write_str("has other content than its name says"),
+            Self::Unreadable(reason) => write!(f, "cannot be read: {reason}"),
+        }
+    }
+}
+
+impl Store {
+    /// Reads the blobs of layers, each once and several at a time, and says which of them are damaged. `go_on` is told the
+    /// bytes that were read since it was last called, on any thread; when it says no, the blobs that are left are not read.
+    pub fn damages(&self, layers: &[Layer], go_on: &(dyn Fn(u64) -> bool + Sync)) -> HashMap<Digest, Damage> {
+        let mut distinct: HashMap<Digest, &Layer> = HashMap::new();
+        layers.iter().for_each(|layer| _ = distinct.insert(layer.digest, layer));
+        let mut distinct: Vec<_> = distinct.into_values().collect();
+        // The largest first, so that no thread is left alone with it in the end.
+        distinct.sort_by_key(|layer| (std::cmp::Reverse(layer.size), layer.digest.hex()));
+        let (next, found) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+        let read = || {
+            while let Some(layer) = distinct.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.damage(layer, go_on) {
+                    Some(None) => {}
+                    Some(Some(damage)) => {
+                        found.lock().expect("no reader panics").insert(layer.digest, damage);
+                    }
+                    None => return,
+                }
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(READERS);
+        std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(read)));
+        found.into_inner().expect("no reader panics")
+    }
+
+    /// What is wrong with a layer's blob, if anything; the outer `None`: nobody wants to know any more.
+    fn damage(&self, layer: &Layer, go_on: &dyn Fn(u64) -> bool) -> Option<Option<Damage>> {
+        let mut file = match self.layer_path(layer).map(|path| (File::open(&path), path)) {
+            Ok((Ok(file), _)) => file,
+            Ok((Err(error), _)) => return Some(Some(Damage::Unreadable(error.to_string()))),
+            Err(StoreError::BlobMissing(_)) => return Some(Some(Damage::Missing)),
+            Err(StoreError::BlobSize { expected, found, .. }) => {
+                return Some(Some(Damage::Size { expected, found }));
+            }
+            Err(error) => return Some(Some(Damage::Unreadable(error.to_string()))),
+        };
+        let (mut hasher, mut piece) = (Hasher::default(), vec![0; PIECE]);
+        loop {
+            match file.read(&mut piece) {
+                Ok(0) => break,
+                Ok(n) => {
+                    hasher.update(&piece[..n]);
+                    if !go_on(n as u64) {
+                        return None;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Some(Some(Damage::Unreadable(error.to_string()))),
+            }
+        }
+        Some((hasher.finish() != layer.digest).then_some(Damage::Content))
+    }
+
+    /// Puts a blob out of the way, so that it can be fetched anew. It comes back unless a new one is there when this is
+    /// dropped. Models that are in memory keep the file they have.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn set_aside(&self, digest: &Digest) -> Result<Aside, StoreError> {
+        let (blob, folder) = (self.own_blob_path(digest), self.root().join(TEMP_DIR));
+        files::create_dir(&folder)?;
+        let aside = folder.join(format!("{}.aside", digest.hex()));
+        match fs::rename(&blob, &aside) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("move", &blob, &e)),
+            _ => {
+                // Whoever clears away looks at the time.
+                if let Ok(file) = File::options().append(true).open(&aside) {
+                    let _ = file.set_modified(std::time::SystemTime::now());
+                }
+                Ok(Aside { blob, aside })
+            }
+        }
+    }
+}
+
+/// A blob that is out of the way.
+#[derive(Debug)]
+pub struct Aside {
+    blob: PathBuf,
+    aside: PathBuf,
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let done = match self.blob.exists() {
+            true => files::remove(&self.aside),
+            false => match fs::rename(&self.aside, &self.blob) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("move", &self.aside, &e)),
+                _ => Ok(()),
+            },
+        };
+        if let Err(error) = done {
+            tracing::warn!(%error, "a damaged blob stays aside");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store, Vec<Layer>) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let blob = |bytes: &[u8]| store.add_blob(bytes).unwrap();
+        let layers =
+            [&b"one"[..], b"two22", &[7; 3 * PIECE]].map(blob).map(|b| Layer::new("m", b.digest, b.size));
+        (dir, store, layers.to_vec())
+    }
+
+    #[test]
+    fn what_is_as_it_was_has_no_damage_and_is_read_once() {
+        let (_dir, store, mut layers) = store();
+        layers.push(layers[0].clone());
+        let read = AtomicU64::new(0);
+        let found = store.damages(&layers, &|n| read.fetch_add(n, Ordering::Relaxed) < u64::MAX);
+        assert_eq!((found.len(), read.into_inner()), (0, 3 + 5 + 3 * PIECE as u64));
+    }
+
+    #[test]
+    fn every_kind_of_damage_is_told() {
+        let (_dir, store, layers) = store();
+        fs::write(store.blob_path(&layers[0].digest), b"0ne").unwrap();
+        fs::write(store.blob_path(&layers[1].digest), b"two").unwrap();
+        fs::remove_file(store.blob_path(&layers[2].digest)).unwrap();
+        let found = store.damages(&layers, &|_| true);
+        assert_eq!(found[&layers[0].digest], Damage::Content);
+        assert_eq!(found[&layers[1].digest], Damage::Size { expected: 5, found: 3 });
+        assert_eq!(found[&layers[2].digest], Damage::Missing);
+    }
+
+    #[test]
+    fn nobody_reads_on_for_a_listener_that_left() {
+        let (_dir, store, layers) = store();
+        let calls = AtomicU64::new(0);
+        store.damages(&layers, &|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            false
+        });
+        assert!(calls.into_inner() <= READERS as u64);
+    }
+
+    #[test]
+    fn what_was_set_aside_comes_back_unless_there_is_a_new_one() {
+        let (_dir, store, layers) = store();
+        let digest = layers[0].digest;
+        let path = store.blob_path(&digest);
+        drop(store.set_aside(&digest).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        let aside = store.set_aside(&digest).unwrap();
+        assert!(!path.exists());
+        fs::write(&path, b"new").unwrap();
+        drop(aside);
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(store.root().join(TEMP_DIR)).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,151 @@
+"""Looking after the store with the real program: damage, leftovers, unfinished pulls, files that are not copied, folders that
+are only read."""
+import json
+import os
+import time
+
+import pytest
+
+from conftest import REPOSITORY, environment, puna
+from test_registry import digest, give_up, of_cria, registry, wait_for  # noqa: F401: a fixture
+
+CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
+QUESTION = "What is the capital of France?"
+
+
+def models(env):
+    return REPOSITORY.__class__(env["HOME"]) / ".ollama/models"
+
+
+def weights(env, name, host="registry.ollama.ai/library"):
+    """The file of a model's weights."""
+    manifest = json.loads((models(env) / "manifests" / host / name / "latest").read_text())
+    return models(env) / "blobs" / manifest["layers"][0]["digest"].replace(":", "-")
+
+
+def create(env, name, *flags, file=None):
+    file = file or models(env).parents[1] / "mine.gguf"
+    if not file.exists():
+        file.write_bytes(CRIA.read_bytes())
+    puna("create", name, "-f", "-", *flags, env=env, input=f"FROM {file}\n", check=True)
+    return file
+
+
+def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry, fresh):
+    server = fresh()
+    name = of_cria(server, registry)
+    assert server.cli("verify", check=True).stderr.splitlines()[-1] == "success"
+    blob = weights(server.env, "cria", f"{registry.host}/me")
+    whole = blob.read_bytes()
+    blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = server.cli("verify", name)
+    assert found.returncode == 1 and "has other content than its name says" in found.stderr and "--repair" in found.stderr
+    server.cli("verify", name, "--repair", "--insecure", check=True)
+    assert blob.read_bytes() == whole
+    # Without the registry nothing is lost: not even what is damaged.
+    blob.write_bytes(whole[:100])
+    registry.manifests.clear()
+    left = server.cli("verify", name, "--repair", "--insecure")
+    assert left.returncode == 1 and "file does not exist" in left.stderr
+    assert blob.read_bytes() == whole[:100]
+    status, told = server.post("/api/verify", {"model": "absent"})
+    assert (status, told["error"]) == (404, "model 'absent:latest' not found")
+
+
+def test_what_nobody_uses_goes_when_it_is_old_enough(fresh):
+    server = fresh()
+    old, young = os.urandom(1000), os.urandom(1000)
+    for data in (old, young):
+        assert server.send("POST", f"/api/blobs/{digest(data)}", data)[0] == 201
+    blob = models(server.env) / "blobs" / digest(old).replace(":", "-")
+    os.utime(blob, (time.time() - 7200,) * 2)
+    dry = server.cli("prune", "--dry-run", check=True).stdout
+    assert blob.name in dry and "1 file would be removed" in dry and "1 more" in dry and blob.exists()
+    assert "1 file removed" in server.cli("prune", check=True).stdout
+    assert not blob.exists() and server.send("HEAD", f"/api/blobs/{digest(young)}")[0] == 200
+    # A server that starts does the same.
+    blob.write_bytes(old)
+    os.utime(blob, (time.time() - 7200,) * 2)
+    server.stop()
+    server.start()
+    assert wait_for(lambda: not blob.exists())
+
+
+def test_an_interrupted_pull_is_listed_until_it_is_done_or_removed(registry, fresh):
+    data = os.urandom(48 << 20)
+    registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("x/config", b"{}")])
+    registry.pace = 0.02
+    server = fresh()
+    name = f"{registry.host}/me/big"
+    lines = server.client().pull(name, insecure=True, stream=True)
+    for line in lines:
+        if (line.completed or 0) > 4 << 20:
+            break
+    listed = json.loads(server.cli("list", "--partial", "--json", check=True).stdout)["downloads"]
+    assert [(d["model"], d["running"], d["total"]) for d in listed] == [(f"{name}:latest", True, len(data) + 2)]
+    lines.close()
+    row = wait_for(lambda: [r for r in server.cli("list", "--partial").stdout.splitlines() if "stopped" in r])
+    assert row and name in row[0]
+    partial = list((models(server.env) / "blobs").glob("*-partial*"))
+    for file in partial:
+        os.utime(file, (time.time() - 90,) * 2)
+    assert "0 files removed" in server.cli("prune", check=True).stdout
+    assert f"{len(partial)} files removed" in server.cli("prune", "--partial", check=True).stdout
+    registry.pace = 0
+    assert server.client().pull(name, insecure=True).status == "success"
+    assert json.loads(server.cli("list", "--partial", "--json", check=True).stdout) == {"downloads": []}
+
+
+def test_files_of_this_machine_are_not_copied(fresh):
+    server = fresh()
+    file = create(server.env, "shared")
+    blob = weights(server.env, "shared")
+    # Where the file system clones, the file is another one; its bytes are not.
+    assert blob.stat().st_ino == file.stat().st_ino or blob.stat().st_nlink == 1
+    file.unlink()
+    messages = [{"role": "user", "content": QUESTION}]
+    assert server.client().chat("shared", messages, options={"temperature": 0}).message.content == "Paris."
+    referred = create(server.env, "referred", "--reference", file=models(server.env).parents[1] / "cria.gguf")
+    server.client().delete("shared")
+    assert weights(server.env, "referred").exists() and referred.exists()
+
+
+def test_a_model_that_refers_to_a_file_needs_it(home):
+    file = create(home, "mine", "--reference")
+    assert os.readlink(weights(home, "mine")) == str(file)
+    assert "success" in puna("verify", env=home, check=True).stderr
+    file.unlink()
+    gone = puna("verify", "mine", env=home)
+    assert gone.returncode == 1 and "is missing" in gone.stderr
+
+
+def test_a_server_with_models_elsewhere_gets_the_files_by_http(fresh, tmp_path):
+    server = fresh()
+    elsewhere = environment(tmp_path, OLLAMA_HOST=server.env["OLLAMA_HOST"])
+    (models(elsewhere) / "blobs").mkdir(parents=True)
+    create(elsewhere, "mine")
+    assert list((models(elsewhere) / "blobs").iterdir()) == []
+    assert "mine:latest" in [m.model for m in server.client().list().models]
+    refused = puna("create", "other", "-f", "-", "--reference", env=elsewhere, input=f"FROM {unlike(tmp_path)}\n")
+    assert refused.returncode == 1 and "cannot refer to" in refused.stderr
+
+
+def unlike(folder):
+    """A file that the server does not have."""
+    file = folder / "other.gguf"
+    file.write_bytes(CRIA.read_bytes() + b"\0")
+    return file
+
+
+def test_models_of_a_shared_folder_run_and_stay_untouched(home, fresh, tmp_path):
+    create(home, "theirs")
+    before = {path: path.stat().st_mtime_ns for path in models(home).rglob("*")}
+    server = fresh(PUNA_SEARCH_PATHS=models(home))
+    assert "theirs:latest" in [m.model for m in server.client().list().models]
+    assert server.client().generate("theirs", QUESTION, options={"num_predict": 2}).eval_count
+    refused = server.cli("rm", "theirs")
+    assert refused.returncode == 1 and "only read" in refused.stderr
+    server.client().copy("theirs", "copy")
+    assert not list((models(server.env) / "blobs").glob("*")) if (models(server.env) / "blobs").exists() else True
+    server.client().delete("copy")
+    assert {path: path.stat().st_mtime_ns for path in models(home).rglob("*")} == before
