@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
-use puna_store::{Model, PruneOptions, Store, StoreError, Weights};
+use puna_store::{Details, Model, PruneOptions, Store, StoreError, Weights};
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
@@ -77,12 +77,12 @@ impl App {
         }
         let store = self.0.store.clone();
         tokio::task::spawn_blocking(move || match store.prune(PruneOptions::default()) {
-            Ok(pruned) if pruned.kept.is_none() => {
-                let (removed, bytes) = (pruned.removed.len(), pruned.bytes());
-                tracing::info!(blobs = pruned.blobs, removed, bytes, "the store is tidy");
+            // Where a manifest cannot be read, the list of models says so.
+            Ok(pruned) if pruned.removed.is_empty() => {}
+            Ok(pruned) => {
+                let (files, bytes) = (pruned.removed.len(), pruned.bytes());
+                tracing::info!(files, bytes, "removed what no model uses");
             }
-            // The list of models says what is wrong.
-            Ok(_) => {}
             Err(error) => tracing::debug!(%error, "the store cannot be tidied up"),
         });
     }
@@ -287,7 +287,11 @@ pub(crate) fn key(model: &Model) -> Key {
 
 /// What a model is, in the API's form.
 pub(crate) fn details(model: &Model) -> ModelDetails {
-    let details = model.details();
+    api_details(model.details())
+}
+
+/// The same of what a list knows.
+pub(crate) fn api_details(details: Details) -> ModelDetails {
     ModelDetails {
         parent_model: details.parent_model,
         format: details.format,

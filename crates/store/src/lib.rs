@@ -39,6 +39,7 @@ mod files;
 mod gojson;
 mod home;
 mod import;
+mod listing;
 mod manifest;
 mod model;
 mod modelfile;
@@ -65,6 +66,7 @@ pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{sync_dir, write_atomic};
 pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
+pub use listing::Summary;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use model::{Details, Model, Weights};
 pub use modelfile::{

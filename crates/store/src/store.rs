@@ -12,8 +12,9 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::{self, read_limited, sync_dir, write_atomic};
+use crate::listing::{Memory, foreign, read_entry};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
-use crate::name::{ModelName, part_from_file_name};
+use crate::name::ModelName;
 
 /// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
 /// may be open on one folder.
@@ -24,6 +25,8 @@ pub struct Store {
     pins: Mutex<Pins>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
+    /// What lists remember.
+    pub(crate) listed: Memory,
     /// What the files of models say, by their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
 }
@@ -125,7 +128,8 @@ impl Store {
             }
         }
         let (others, pins) = (Vec::new(), Mutex::default());
-        Ok(Self { root, others, pins, told: Mutex::default(), facts: Mutex::default() })
+        let (told, listed, facts) = (Mutex::default(), Memory::default(), Mutex::default());
+        Ok(Self { root, others, pins, told, listed, facts })
     }
 
     /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
@@ -150,77 +154,13 @@ impl Store {
     }
 
     /// All folders, the store's own first.
-    fn places(&self) -> impl Iterator<Item = Place> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
         [Place::Own].into_iter().chain(self.others.iter().cloned().map(Place::Other))
     }
 
     /// The folder of the manifests of a place.
-    fn manifests_at(&self, place: &Place) -> PathBuf {
+    pub(crate) fn manifests_at(&self, place: &Place) -> PathBuf {
         manifests_of(if let Place::Other(folder) = place { folder } else { &self.root })
-    }
-
-    /// All models, newest first; those built into the program last, unless the store has one of their name.
-    /// Files that are no manifests are skipped with a warning. Of models of one name the one that [`Store::find`] finds.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
-        self.list_all().map(|(entries, _)| entries)
-    }
-
-    /// As [`Store::list`], with what is wrong with the files that were skipped.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn list_all(&self) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
-        let (mut entries, mut broken) = (Vec::new(), Vec::new());
-        let scan = self.scan(&Place::Own)?;
-        for (name, path) in scan.models {
-            match read_entry(&name, &path, Place::Own) {
-                Ok(entry) => entries.push(entry),
-                Err(error) => broken.push(error),
-            }
-        }
-        broken.extend(scan.foreign.into_iter().map(foreign));
-        for error in &broken {
-            if self.is_news(&error.to_string()) {
-                tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
-            }
-        }
-        self.list_others(&mut entries);
-        let seconds =
-            |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
-        let cria = embedded::entry();
-        if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
-            entries.push(cria);
-        }
-        Ok((entries, broken))
-    }
-
-    /// Adds the models of the folders that are only read, unless there is one of their name. What cannot be read there is
-    /// logged: it costs nothing here.
-    fn list_others(&self, entries: &mut Vec<Entry>) {
-        for place in self.places().filter(|place| *place != Place::Own) {
-            let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
-            let models = self.scan(&place).map(|scan| scan.models);
-            let read = |(name, path): (ModelName, PathBuf)| {
-                (!names.contains(&name.folded())).then(|| read_entry(&name, &path, place.clone()))
-            };
-            let found = match models {
-                Ok(models) => models.into_iter().filter_map(read).collect(),
-                Err(error) => vec![Err(error)],
-            };
-            for entry in found {
-                match entry {
-                    Ok(entry) => entries.push(entry),
-                    Err(error) if self.is_news(&error.to_string()) => {
-                        tracing::warn!(%error, "not a model: skipped in lists");
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
     }
 
     /// Whether a trouble was not reported before, so that a list that is read every second does not fill the log.
@@ -310,14 +250,6 @@ impl Store {
     /// The names of all models of the own folder, in order.
     pub(crate) fn names(&self) -> Result<Vec<ModelName>, StoreError> {
         Ok(self.scan(&Place::Own)?.models.into_iter().map(|(name, _)| name).collect())
-    }
-
-    /// All manifest files of a folder, in order of their names.
-    fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
-        let mut scan = Scan::default();
-        scan.folder(&self.manifests_at(place), &mut Vec::new())?;
-        scan.models.sort();
-        Ok(scan)
     }
 
     /// Writes a manifest, under the store's lock, after a check that all its blobs are there; then removes the blobs
@@ -562,14 +494,6 @@ fn manifests_of(folder: &Path) -> PathBuf {
     folder.join("manifests")
 }
 
-fn read_entry(name: &ModelName, path: &Path, place: Place) -> Result<Entry, StoreError> {
-    let bytes = read_limited(path, TEXT_LIMIT)?;
-    let modified =
-        fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
-    let manifest = Manifest::parse(&bytes, path)?;
-    Ok(Entry { name: name.clone(), digest: Digest::of(&bytes), modified, manifest, place })
-}
-
 /// `None` where there is no such file, or no more.
 fn read_if_there(name: &ModelName, path: &Path, place: &Place) -> Result<Option<Entry>, StoreError> {
     match read_entry(name, path, place.clone()) {
@@ -578,51 +502,10 @@ fn read_if_there(name: &ModelName, path: &Path, place: &Place) -> Result<Option<
     }
 }
 
-/// A file whose name is that of no model.
-fn foreign(path: PathBuf) -> StoreError {
-    StoreError::Manifest { path, reason: "its name is no name of a model".into() }
-}
-
 /// A link that costs nothing; where the system has none, a copy.
 fn link(path: &Path, link: &Path) -> io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::symlink(path, link);
     #[cfg(not(unix))]
     return fs::hard_link(path, link).or_else(|_| fs::copy(path, link).map(|_| ()));
-}
-
-/// What is below `manifests/`.
-#[derive(Default)]
-struct Scan {
-    models: Vec<(ModelName, PathBuf)>,
-    /// Files at the depth of manifests whose names are no model names.
-    foreign: Vec<PathBuf>,
-}
-
-impl Scan {
-    fn folder(&mut self, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
-        let entries = match fs::read_dir(dir) {
-            Ok(entries) => entries,
-            // Never there, or removed while we look.
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Ok(());
-            }
-            Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
-        };
-        for entry in entries {
-            let path = entry.map_err(|e| StoreError::io("read the folder", dir, &e))?.path();
-            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            parts.push(part_from_file_name(&name));
-            if parts.len() < 4 {
-                self.folder(&path, parts)?;
-            } else if path.is_file() {
-                match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
-                    Ok(name) => self.models.push((name, path)),
-                    Err(_) => self.foreign.push(path),
-                }
-            }
-            parts.pop();
-        }
-        Ok(())
-    }
 }

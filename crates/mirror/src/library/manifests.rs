@@ -55,7 +55,7 @@ impl Folder {
     fn model(&self, name: &Repository, tag: &str) -> Result<Option<Manifest>, MirrorError> {
         let Some(model) = name.model(tag) else { return Ok(None) };
         match self.store.manifest_bytes(&model) {
-            Ok((entry, _)) if entry.embedded => Ok(None),
+            Ok((entry, _)) if entry.is_embedded() => Ok(None),
             Ok((_, bytes)) => as_model(bytes).map(Some),
             Err(StoreError::NotFound(_)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -191,7 +191,7 @@ impl Folder {
     }
 
     pub(crate) fn all_repositories(&self) -> Result<Vec<Repository>, MirrorError> {
-        let models = self.store.list()?.into_iter().filter(|entry| !entry.embedded);
+        let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let mut all: BTreeSet<_> = models.filter_map(|entry| Repository::of_model(&entry.name)).collect();
         all.extend(
             folder::names(&self.repositories())?.iter().filter_map(|name| Repository::of_folder(name)),

@@ -147,8 +147,8 @@ Environment Variables:
 A server that pulls by itself, or for this command, also reads:
       OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
       PUNA_REGISTRY_MIRRORS      Mirrors to ask first
-      PUNA_REGISTRY_DEFAULT      Registry of names without a host, instead of Ollama's
-      DOCKER_CONFIG              Folder of docker's config.json, for its credentials
+      PUNA_REGISTRY_DEFAULT      Registry of names without a host
+      DOCKER_CONFIG              Folder of docker's config.json
       HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies on the way to registries
       SSL_CERT_FILE              Certificates to trust instead of the system's";
 const PUSH_HELP: &str = "\

@@ -68,7 +68,7 @@ mod tests {
             PruneResponse { removed: vec![file], bytes: 3_000_000, young: 2, warning: String::new() };
         let text = summary(&pruned, true);
         assert!(
-            text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3.0 MB\n"),
+            text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
         assert!(text.contains("2 more"), "{text}");

@@ -280,6 +280,10 @@ impl Bench {
         for layer in entry.manifest.blobs() {
             self.store.verify_blob(&layer.digest).unwrap();
         }
+        assert!(
+            self.store.pulls().unwrap().iter().all(|pull| pull.name != entry.name),
+            "it is noted no more"
+        );
         self.assert_files(model.blobs.len());
     }
 
@@ -287,7 +291,10 @@ impl Bench {
     pub(crate) fn assert_files(&self, blobs: usize) {
         let names = |dir: &str| -> Vec<String> {
             let entries = std::fs::read_dir(self.root().join(dir)).into_iter().flatten();
-            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).filter(|n| n != "lock").collect()
+            entries
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .filter(|n| !["lock", "pulls"].contains(&n.as_str()))
+                .collect()
         };
         assert_eq!(names("blobs").len(), blobs, "{:?}", names("blobs"));
         assert_eq!(names("puna-tmp"), Vec::<String>::new());

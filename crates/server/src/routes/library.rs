@@ -3,13 +3,15 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use puna_api::native::{CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelSummary, ShowRequest};
+use puna_api::native::{
+    CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary, ShowRequest,
+};
 use puna_store::{Deleted, Entry, ModelRef, Store, StoreError};
 
 use super::create::check_parameters;
 use super::rfc3339;
 use super::show;
-use crate::app::{App, details, store_failure};
+use crate::app::{App, api_details, store_failure};
 use crate::canonical::Failure;
 use crate::http::{Json, Native, Refused, json};
 use crate::names::Name;
@@ -40,12 +42,14 @@ fn summary(store: &Store, entry: &Entry) -> ModelSummary {
         digest: entry.digest.hex(),
         ..ModelSummary::default()
     };
-    match store.resolve_entry(entry) {
-        Ok(model) => {
-            summary.details = details(&model);
-            summary.details.context_length = model.facts.context_length;
-            summary.details.embedding_length = model.facts.embedding_length;
-            summary.capabilities = model.capabilities();
+    match store.summary(entry) {
+        Ok(known) => {
+            summary.details = ModelDetails {
+                context_length: known.context_length,
+                embedding_length: known.embedding_length,
+                ..api_details(known.details.clone())
+            };
+            summary.capabilities = known.capabilities.clone();
         }
         Err(error) if store.is_news(&error.to_string()) => {
             tracing::warn!(model = summary.name, %error, "a stored model is broken");
