@@ -13,7 +13,7 @@ pub enum Kind {
 
 /// Every setting: its key in the configuration file, which is the name of its variables in small letters, and what it may be
 /// there. The manual has each of them (`docs/serve.md`; a test asks).
-pub const SETTINGS: [(&str, Kind); 40] = [
+pub const SETTINGS: &[(&str, Kind)] = &[
     ("host", Kind::Text),
     ("models", Kind::Text),
     ("search_paths", Kind::List),
