@@ -312,6 +312,8 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     readers = [threading.Thread(target=fetch, args=part) for part in asked]
     for reader in readers:
         reader.start()
+    page = it.get("/mirror")[1].decode()
+    assert re.search(r"Being fetched.*library/big:latest<td>[^<]+ of 6\.3 MB", page) and "There is nothing here yet" in page
     for reader in readers:
         reader.join()
     assert sorted(got) == [(200, True)] * 2 + [(206, True)] * 3
@@ -319,6 +321,9 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     # Those who fetch halves of a part may meet.
     assert upstream.sent < len(data) + (1 << 20), "it came once"
     assert wait_for(lambda: "big:latest" in it.cli("list", check=True).stdout)
+    page = it.get("/mirror")[1].decode()
+    assert "Being fetched" not in page and "library/big:latest<td>6.3 MB" in page and "Last pulls" in page
+    assert f"puna pull --insecure {it.host}/library/" in page and not re.search(r"(src|href)=|https?://", page)
     # Nothing is asked for again while it is fresh.
     upstream.asked.clear()
     assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked

@@ -32,7 +32,7 @@ mod routes;
 
 pub use access::{Holder, Keys, NoKeys, Right, public_key};
 pub use error::MirrorError;
-pub use library::{Answer, Blob, Body, Library, StoreLibrary, Through, UploadId, Upstreams};
+pub use library::{Answer, Blob, Body, Library, Part, Shown, StoreLibrary, Through, UploadId, Upstreams};
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
-pub use routes::{Local, Mirror, Secure, Settings};
+pub use routes::{Caller, Local, Mirror, Secure, Settings};

@@ -146,6 +146,11 @@ impl Manifest {
         })
     }
 
+    /// Bytes of its blobs, as it states them.
+    pub fn size(&self) -> u64 {
+        self.blobs.iter().fold(0, |sum, blob| sum.saturating_add(blob.size))
+    }
+
     /// As a list of manifests names it.
     pub fn descriptor(&self) -> Descriptor {
         Descriptor {

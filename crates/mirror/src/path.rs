@@ -6,11 +6,16 @@ use crate::error::MirrorError;
 use crate::library::UploadId;
 use crate::name::{Reference, Repository, digest};
 
+/// Where the page for people is.
+pub(crate) const PAGE: &str = "/mirror";
+
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Whether this is a registry.
     Ping,
+    /// The page for people.
+    Page,
     /// A token for those who say who they are.
     Token,
     /// The repositories.
@@ -32,6 +37,9 @@ pub(crate) enum Target {
 impl Target {
     /// Reads a decoded path. The names of repositories have any number of words, so it is read from its end.
     pub(crate) fn parse(path: &str) -> Result<Self, MirrorError> {
+        if path == PAGE {
+            return Ok(Self::Page);
+        }
         let rest = match path.strip_prefix("/v2") {
             Some("" | "/") => return Ok(Self::Ping),
             Some("/_catalog") => return Ok(Self::Catalog),
@@ -68,7 +76,7 @@ impl Target {
     /// The repository that it is about.
     pub(crate) fn repository(&self) -> Option<&Repository> {
         match self {
-            Self::Ping | Self::Catalog | Self::Token => None,
+            Self::Ping | Self::Catalog | Self::Page | Self::Token => None,
             Self::Manifest(name, _)
             | Self::Blob(name, _)
             | Self::Uploads(name)
@@ -118,6 +126,7 @@ mod tests {
             ("/v2/".to_owned(), Target::Ping),
             ("/v2/_catalog".to_owned(), Target::Catalog),
             ("/v2/token".to_owned(), Target::Token),
+            ("/mirror".to_owned(), Target::Page),
             ("/v2/a/b/manifests/latest".to_owned(), Target::Manifest(name("a/b"), tag("latest"))),
             ("/v2/blobs/manifests/manifests".to_owned(), Target::Manifest(name("blobs"), tag("manifests"))),
             (format!("/v2/a/manifests/{of}"), Target::Manifest(name("a"), Reference::Digest(of))),

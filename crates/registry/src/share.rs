@@ -55,6 +55,13 @@ impl Share {
 }
 
 impl Downloads {
+    /// Bytes that have arrived of a blob that is being downloaded; none of another one.
+    pub(crate) fn completed(&self, store: &Store, digest: Digest) -> u64 {
+        let key = (store.root().to_owned(), digest);
+        let state = lock(&self.0).get(&key).and_then(Weak::upgrade);
+        state.map_or(0, |state| state.borrow().completed)
+    }
+
     /// Joins the download of a blob, or begins it.
     pub(crate) fn join(
         self: &Arc<Self>,

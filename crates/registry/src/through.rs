@@ -72,6 +72,15 @@ impl Found {
         .await
     }
 
+    /// Bytes of its blobs that are here.
+    pub fn completed(&self, store: &Store) -> u64 {
+        let here = |layer: &puna_store::Layer| match store.has_blob(&layer.digest) {
+            true => layer.size,
+            false => self.registry.downloads().completed(store, layer.digest).min(layer.size),
+        };
+        self.manifest.blobs().fold(0, |sum, layer| sum.saturating_add(here(layer)))
+    }
+
     /// The download of a blob of it, which begins unless it runs; `None` if it has no such blob.
     pub fn running(&self, store: &Arc<Store>, digest: Digest) -> Option<Running> {
         let total = self.size(&digest)?;

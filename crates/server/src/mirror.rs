@@ -6,10 +6,12 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use puna_mirror::{Holder, Keys, Library, Mirror, MirrorError, Right, Settings, StoreLibrary, Through};
+use puna_mirror::{
+    Caller, Holder, Keys, Library, Mirror, MirrorError, Right, Settings, StoreLibrary, Through,
+};
 use puna_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -64,6 +66,8 @@ impl Registry {
         if is_local(&request, &self.machine) {
             request.extensions_mut().insert(puna_mirror::Local);
         }
+        let caller = Caller(peer(&request).to_string());
+        request.extensions_mut().insert(caller);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         match AssertUnwindSafe(self.mirror.answer(request)).catch_unwind().await {
             Ok(response) => response,
@@ -78,7 +82,7 @@ impl Registry {
         match request.uri().path() {
             path if Mirror::has(path) => self.answer(request).await,
             "/health" => text(StatusCode::OK, "ok\n"),
-            "/" => text(StatusCode::OK, "Puna's mirror is running: a registry of models, at /v2/\n"),
+            "/" => Redirect::temporary("/mirror").into_response(),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
     }

@@ -6,6 +6,7 @@ use std::fs;
 use bytes::Bytes;
 use puna_store::{Digest, StoreError};
 
+use super::Shown;
 use super::folder::{self, Folder};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Kind, Manifest};
@@ -197,6 +198,24 @@ impl Folder {
             folder::names(&self.repositories())?.iter().filter_map(|name| Repository::of_folder(name)),
         );
         Ok(all.into_iter().collect())
+    }
+
+    pub(crate) fn shown(&self) -> Result<Vec<Shown>, MirrorError> {
+        let models = self.store.list()?.into_iter().filter(|entry| !entry.embedded);
+        let of_model = |entry: puna_store::Entry| {
+            let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
+            Some(Shown { name, tag, digest: entry.digest, size: entry.size(), completed: None })
+        };
+        let mut shown: Vec<Shown> = models.filter_map(of_model).collect();
+        for folder in folder::names(&self.repositories())? {
+            let Some(name) = Repository::of_folder(&folder) else { continue };
+            for tag in folder::names(&self.tags(&name))? {
+                let Some(digest) = self.tagged(&name, &tag)? else { continue };
+                let Some(manifest) = self.kept(&name, &digest)? else { continue };
+                shown.push(Shown { name: name.clone(), tag, digest, size: manifest.size(), completed: None });
+            }
+        }
+        Ok(shown)
     }
 
     pub(crate) fn referrers_of(

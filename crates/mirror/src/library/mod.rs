@@ -52,6 +52,9 @@ pub trait Library: Send + Sync + 'static {
     /// All repositories, in no order.
     fn repositories(&self) -> Answer<'_, Vec<Repository>>;
 
+    /// All tags, in no order.
+    fn shown(&self) -> Answer<'_, Vec<Shown>>;
+
     /// The manifests of a repository that are about another one, which need not be there.
     fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>>;
 
@@ -78,6 +81,21 @@ pub trait Library: Send + Sync + 'static {
 
     /// Gives an upload up.
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;
+}
+
+/// A tag and what it stands for, as people see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shown {
+    /// The repository.
+    pub name: Repository,
+    /// The tag.
+    pub tag: String,
+    /// Of the manifest.
+    pub digest: Digest,
+    /// Bytes of its blobs.
+    pub size: u64,
+    /// Those of them that are here, while it is being fetched.
+    pub completed: Option<u64>,
 }
 
 /// A blob that is there.

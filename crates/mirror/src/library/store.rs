@@ -9,7 +9,7 @@ use puna_store::{Digest, Store};
 
 use super::folder::{self, Folder, blocking};
 use super::uploads::Uploads;
-use super::{Answer, Blob, Library, Part, UploadId};
+use super::{Answer, Blob, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
@@ -126,6 +126,10 @@ impl Library for StoreLibrary {
 
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool> {
         Box::pin(self.with(move |folder| folder.remove_blob(&digest)))
+    }
+
+    fn shown(&self) -> Answer<'_, Vec<Shown>> {
+        Box::pin(self.with(Folder::shown))
     }
 
     fn tidy(&self) -> Answer<'_, ()> {

@@ -11,7 +11,7 @@ use puna_store::{Digest, ModelName, ModelRef, Source, Store};
 
 use super::blobs::read_at;
 use super::folder::blocking;
-use super::{Answer, Blob, Body, Library, Part, UploadId};
+use super::{Answer, Blob, Body, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
@@ -303,6 +303,22 @@ impl Library for Through {
 
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
         self.0.library.remove_manifest(name, reference)
+    }
+
+    fn shown(&self) -> Answer<'_, Vec<Shown>> {
+        Box::pin(async move {
+            let mut shown = self.0.library.shown().await?;
+            let tags: Vec<_> =
+                lock(&self.0.tags).iter().map(|(model, tag)| (model.clone(), tag.clone())).collect();
+            for (model, tag) in tags {
+                let Some(pending) = lock(&tag.known).pending.clone() else { continue };
+                let Some(name) = Repository::of_model(&model) else { continue };
+                let (tag, manifest) = (model.tag().to_owned(), &pending.manifest);
+                let completed = Some(pending.found.completed(&self.0.store));
+                shown.push(Shown { name, tag, digest: manifest.digest, size: manifest.size(), completed });
+            }
+            Ok(shown)
+        })
     }
 
     fn tidy(&self) -> Answer<'_, ()> {

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
@@ -17,7 +17,8 @@ const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 impl Mirror {
     pub(super) async fn manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
         let found = self.library().manifest(&name, &of).await?;
-        let manifest = found.ok_or(MirrorError::ManifestUnknown { name, reference: of.to_string() })?;
+        let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
+        let manifest = found.ok_or_else(unknown)?;
         let etag = format!("\"{}\"", manifest.digest);
         let known = is_known(&head.headers, &etag);
         let mut response = bare(if known { StatusCode::NOT_MODIFIED } else { StatusCode::OK });
@@ -27,6 +28,11 @@ impl Mirror {
         if known {
             headers.remove(header::CONTENT_LENGTH);
             return Ok(response);
+        }
+        if let Reference::Tag(tag) = &of
+            && head.method == Method::GET
+        {
+            self.pulls().note(head, &name, tag);
         }
         headers.insert(header::CONTENT_TYPE, value(&manifest.media_type));
         headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());

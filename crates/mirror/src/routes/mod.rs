@@ -3,6 +3,7 @@
 mod blobs;
 mod lists;
 mod manifests;
+mod page;
 pub(crate) mod place;
 mod uploads;
 
@@ -19,8 +20,11 @@ use serde_json::json;
 use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::library::Library;
-use crate::path::{Target, unescaped};
+use crate::path::{PAGE, Target, unescaped};
 
+use page::Pulls;
+
+pub use page::Caller;
 pub use place::Secure;
 
 /// What every answer of a registry says it is.
@@ -55,6 +59,7 @@ struct Inner {
     library: Arc<dyn Library>,
     access: Access,
     delete: bool,
+    pulls: Pulls,
 }
 
 /// What a handler answers.
@@ -71,7 +76,11 @@ impl Mirror {
         settings: &Settings,
     ) -> Result<Self, MirrorError> {
         let access = Access::new(keys, settings.anonymous, settings.push)?;
-        Ok(Self(Arc::new(Inner { library, access, delete: settings.delete })))
+        Ok(Self(Arc::new(Inner { library, access, delete: settings.delete, pulls: Pulls::default() })))
+    }
+
+    pub(crate) fn pulls(&self) -> &Pulls {
+        &self.0.pulls
     }
 
     pub(crate) fn access(&self) -> &Access {
@@ -95,7 +104,7 @@ impl Mirror {
 
     /// Whether a path is one of a registry.
     pub fn has(path: &str) -> bool {
-        path == "/v2" || path.starts_with("/v2/")
+        path == "/v2" || path == PAGE || path.starts_with("/v2/")
     }
 
     /// Answers a request for a path below `/v2`.
@@ -125,7 +134,11 @@ impl Mirror {
         let head = &head;
         let holder = match self.admit(head, &target, right) {
             Err(error @ MirrorError::Unauthorized(_)) => {
-                let challenge = self.access().challenge(head, right, target.repository());
+                let challenge = match target {
+                    // Browsers ask for a name and password by themselves.
+                    Target::Page => "Basic realm=\"the key is the password\"".to_owned(),
+                    _ => self.access().challenge(head, right, target.repository()),
+                };
                 let mut response = refusal(&error);
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, value(&challenge));
                 return Ok(response);
@@ -133,6 +146,7 @@ impl Mirror {
             admitted => admitted?,
         };
         match (target, method) {
+            (Target::Page, _) if reads => self.page(head, holder.as_ref()).await,
             (Target::Token, _) if reads => self.token(head),
             (Target::Ping, _) if reads => Ok(document(StatusCode::OK, &json!({}))),
             (Target::Catalog, _) if reads => self.catalog(head, holder.as_ref()).await,
