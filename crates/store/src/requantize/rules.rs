@@ -312,6 +312,7 @@ fn mixture(
                 Q5_K
             }
             _ if eight && very_low => Q5_K,
+            _ if eight => base,
             "Q2_K" => Q3_K,
             "IQ3_XXS" => IQ3_S,
             "Q3_K_M" | "IQ3_M" => Q4_K,
@@ -377,6 +378,21 @@ mod tests {
             check(&zoo.join(format!("llama-{name}.gguf")));
         }
         check(&zoo.join("qwen3-q4_k_m.gguf"));
+    }
+
+    /// As llama-quantize chooses for a file of these shapes.
+    #[test]
+    fn eight_experts_change_what_attention_gets() {
+        let mut writer = puna_gguf::Writer::new();
+        writer.set("general.architecture", "llama").set("llama.block_count", 1u32);
+        writer.set("llama.expert_count", 8u32).set("llama.attention.head_count", 4u32);
+        writer.tensor("blk.0.attn_output.weight", F16, &[256, 1]).unwrap();
+        let gguf = Gguf::from_bytes(writer.to_vec([&[0u8; 512][..]]).unwrap()).unwrap();
+        for (name, want) in
+            [("Q3_K_L", Q3_K), ("Q3_K_M", Q5_K), ("Q4_K_M", Q5_K), ("Q5_K_M", Q5_K), ("Q6_K", Q6_K)]
+        {
+            assert_eq!(choose(&gguf, FileType::from_name(name).unwrap(), false), [want], "{name}");
+        }
     }
 
     #[test]
