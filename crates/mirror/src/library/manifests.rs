@@ -201,7 +201,7 @@ impl Folder {
     }
 
     pub(crate) fn shown(&self) -> Result<Vec<Shown>, MirrorError> {
-        let models = self.store.list()?.into_iter().filter(|entry| !entry.embedded);
+        let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: puna_store::Entry| {
             let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
             Some(Shown { name, tag, digest: entry.digest, size: entry.size(), completed: None })
