@@ -123,6 +123,37 @@ def test_a_password_comes_from_the_configuration_or_from_docker(home, tmp_path):
         assert PASSWORD not in pulled.stderr and auth not in pulled.stderr
 
 
+@pytest.mark.parametrize(
+    "format, config, weights",
+    [
+        ("docker", "application/vnd.docker.ai.model.config.v0.1+json", "application/vnd.docker.ai.gguf.v3"),
+        ("modelpack", "application/vnd.cncf.model.config.v1+json", "application/vnd.cncf.model.weight.v1.raw"),
+    ],
+)
+def test_other_packagings_are_written_and_read(format, config, weights, home, tmp_path):
+    with registry(tmp_path) as host:
+        name = f"{host}/me/cria"
+        puna("cp", "cria", name, env=home, check=True)
+        puna("push", "--insecure", "--format", format, name, env=home, check=True)
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        url = f"http://{host}/v2/me/cria/manifests/latest"
+        pushed = urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": kind})).read()
+        manifest = json.loads(pushed)
+        assert manifest["config"]["mediaType"] == config
+        [layer] = [layer for layer in manifest["layers"] if layer["mediaType"] == weights]
+        assert layer["annotations"]["org.cncf.model.filepath"].endswith(".gguf")
+        puna("rm", name, env=home, check=True)
+        puna("pull", "--insecure", name, env=home, check=True)
+        answer = puna("run", "--insecure", name, "What is the capital of France?", env=home, check=True)
+        assert "Paris" in answer.stdout
+        # What came in this way goes out as it came.
+        again = f"{host}/me/again"
+        puna("cp", name, again, env=home, check=True)
+        puna("push", "--insecure", "--format", format, again, env=home, check=True)
+        url = f"http://{host}/v2/me/again/manifests/latest"
+        assert urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": kind})).read() == pushed
+
+
 class Tokens(http.server.ThreadingHTTPServer):
     """A token server as the registry's documentation describes it: on another host, for users with passwords."""
 

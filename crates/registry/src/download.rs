@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use puna_store::{BlobLock, Digest, Hasher, Partial, Store, StoreError};
-use reqwest::{Method, Response};
+use puna_store::{BlobLock, Digest, Partial, Store, StoreError};
+use reqwest::{Method, Response, Url};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -18,16 +18,21 @@ use crate::address::shown;
 use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::fetch::{Opened, Source};
+use crate::file::{file_number, read_at, write_at};
+use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::{Session, stalled, transport};
 use crate::lock::lock;
 use crate::parts::Table;
 use crate::settings::Settings;
 use crate::space::room;
+use crate::sum::{Saved, Sum};
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 20;
 /// Bytes after which an attempt counts as a success, so that the next one is a first one.
 const PROGRESS: u64 = 1 << 20;
+/// The first notes are made after this part of the usual pause.
+const FIRST_NOTES: u32 = 16;
 /// How long somebody without work waits before he looks for some again.
 const IDLE: Duration = Duration::from_millis(200);
 /// A connection this many times slower than the others together on average is replaced…
@@ -36,6 +41,17 @@ const SLOW: u64 = 10;
 const SLOW_AFTER: Duration = Duration::from_secs(10);
 /// … this often for one part.
 const SLOW_TIMES: u32 = 3;
+
+/// What is downloaded.
+#[derive(Debug, Clone)]
+pub(crate) struct What {
+    /// Its digest; of a file whose digest nobody knows, something that only this version of it is called.
+    pub(crate) key: Digest,
+    /// Whether `key` is the digest.
+    pub(crate) verified: bool,
+    pub(crate) total: u64,
+    pub(crate) url: Url,
+}
 
 /// What came of a request for a part.
 enum Attempt {
@@ -51,7 +67,8 @@ enum Attempt {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
     pub(crate) completed: u64,
-    pub(crate) end: Option<Result<(), RegistryError>>,
+    /// The digest of what arrived, or why it did not.
+    pub(crate) end: Option<Result<Digest, RegistryError>>,
     /// What is being done, as long as it is.
     work: Weak<Work>,
 }
@@ -70,9 +87,14 @@ struct Work {
     partial: Partial,
     file: File,
     digest: Digest,
+    verified: bool,
     /// Held until the last byte is written, also where nobody waits for that any more.
     lock: Arc<BlobLock>,
     table: Mutex<Table>,
+    /// How far the digest is computed.
+    sum: Mutex<Option<Saved>>,
+    /// How far that is on disk.
+    saved: AtomicU64,
     /// Bytes were written.
     arrived: Condvar,
     /// The first answer is there, so that it is known whether parts can be had.
@@ -91,11 +113,11 @@ struct Work {
 pub(crate) async fn download(
     session: Arc<Session>,
     store: Arc<Store>,
-    digest: Digest,
-    total: u64,
+    what: What,
     state: &watch::Sender<State>,
-) -> Result<(), RegistryError> {
-    let Some(lock) = right_to_download(&store, digest, total, state).await? else { return Ok(()) };
+) -> Result<Digest, RegistryError> {
+    let (digest, total) = (what.key, what.total);
+    let Some(lock) = right_to_download(&store, digest, total, state).await? else { return Ok(digest) };
     let lock = Arc::new(lock);
     loop {
         let partial = store.partial(&digest)?;
@@ -103,13 +125,16 @@ pub(crate) async fn download(
         room(&store, &digest.to_string(), total - table.completed())?;
         let file = open_data(&partial, total)?;
         let work = Arc::new(Work {
-            source: Source::new(session.clone(), digest, total),
+            source: Source::new(session.clone(), &what),
             store: store.clone(),
             partial,
             file,
             digest,
+            verified: what.verified,
             lock: lock.clone(),
             table: Mutex::new(table),
+            sum: Mutex::new(None),
+            saved: AtomicU64::new(0),
             arrived: Condvar::new(),
             answered: Notify::new(),
             whole: AtomicBool::new(false),
@@ -185,7 +210,7 @@ fn open_data(partial: &Partial, total: u64) -> Result<File, StoreError> {
 }
 
 impl Work {
-    async fn run(self: &Arc<Self>) -> Result<(), RegistryError> {
+    async fn run(self: &Arc<Self>) -> Result<Digest, RegistryError> {
         self.show();
         self.checkpoint().await?;
         let hashing = {
@@ -204,12 +229,13 @@ impl Work {
             return Err(error);
         }
         let got = hashing.await.map_err(|e| RegistryError::Setup(e.to_string()))??;
-        if got != Some(self.digest) {
-            let got = got.unwrap_or_else(|| Digest::of(b""));
+        let got = got.unwrap_or_else(|| Digest::of(b""));
+        if self.verified && got != self.digest {
             return Err(RegistryError::DigestMismatch { want: self.digest, got });
         }
         let work = self.clone();
-        blocking(move || Ok(work.store.finish_partial(&work.digest)?)).await
+        blocking(move || Ok(work.store.finish_partial(&work.digest, &got)?)).await?;
+        Ok(got)
     }
 
     /// Has connections fetch all parts, noting what arrives.
@@ -222,8 +248,10 @@ impl Work {
         if !self.table().is_complete() {
             spawn(&mut workers);
         }
-        let mut tick = tokio::time::interval(self.settings().checkpoint);
-        let mut alone = true;
+        // What comes first is noted soon, so that short downloads go on too; then as often as is told.
+        let mut pause = self.settings().checkpoint / FIRST_NOTES;
+        let mut tick = Instant::now() + pause;
+        let (mut alone, mut growth) = (true, Growth::new(1));
         loop {
             tokio::select! {
                 done = workers.join_next() => match done {
@@ -234,10 +262,19 @@ impl Work {
                 },
                 () = self.answered.notified(), if alone => {
                     alone = false;
-                    let more = if self.whole.load(Ordering::Relaxed) { 0 } else { self.source.session().streams() - 1 };
+                    let most = if self.whole.load(Ordering::Relaxed) { 1 } else { self.source.session().streams() };
+                    growth = Growth::new(most);
+                    (1..most.min(FIRST_STREAMS)).for_each(|_| spawn(&mut workers));
+                }
+                () = tokio::time::sleep_until(growth.at.into()), if growth.goes_on() => {
+                    let more = growth.more(*lock(&self.fresh), self.workers.load(Ordering::Relaxed));
                     (0..more).for_each(|_| spawn(&mut workers));
                 }
-                _ = tick.tick() => self.checkpoint().await?,
+                () = tokio::time::sleep_until(tick.into()) => {
+                    self.checkpoint().await?;
+                    pause = (pause * 2).min(self.settings().checkpoint);
+                    tick = Instant::now() + pause;
+                }
             }
         }
     }
@@ -419,17 +456,30 @@ impl Work {
 
     /// Notes on disk what is there, after it is there for good.
     async fn checkpoint(self: &Arc<Self>) -> Result<(), RegistryError> {
+        // Before the notes, so that what is verified is among what they say is there.
+        let sum = lock(&self.sum).clone();
         let notes = self.table().unwritten();
         if notes.is_empty() {
             return Ok(());
         }
         let work = self.clone();
         blocking(move || {
+            let left = {
+                let table = work.table();
+                table.total() - table.completed()
+            };
+            room(&work.store, &work.digest.to_string(), left)?;
             work.file.sync_data().map_err(|e| work.io(&e))?;
             for note in notes {
                 work.partial.write_part(note.n, &note.to_bytes())?;
                 work.table().written(note);
             }
+            let Some(sum) = sum.filter(|sum| sum.at > work.saved.load(Ordering::Relaxed)) else {
+                return Ok(());
+            };
+            let text = serde_json::to_vec(&sum).map_err(|e| RegistryError::Setup(e.to_string()))?;
+            work.partial.write_sum(&text)?;
+            work.saved.store(sum.at, Ordering::Relaxed);
             Ok(())
         })
         .await
@@ -437,7 +487,9 @@ impl Work {
 
     /// Computes the digest of the file behind those who write it. `None`: it ends without having been completed.
     fn hash(&self) -> Result<Option<Digest>, RegistryError> {
-        let (mut hasher, mut at, mut life) = (Hasher::default(), 0, 0);
+        let file = file_number(&self.file).unwrap_or(0);
+        let (mut hasher, mut at) = self.kept_sum(file);
+        let mut life = 0;
         let mut buffer = vec![0; PIECE];
         loop {
             let until = {
@@ -448,7 +500,8 @@ impl Work {
                     }
                     // A server without ranges makes a download begin anew.
                     if table.life() != life {
-                        (hasher, at, life) = (Hasher::default(), 0, table.life());
+                        (hasher, at, life) = (Sum::default(), 0, table.life());
+                        *lock(&self.sum) = None;
                     }
                     if table.frontier() > at || table.is_complete() {
                         break;
@@ -465,6 +518,25 @@ impl Work {
             read_at(&self.file, &mut buffer[..want], at).map_err(|e| self.io(&e))?;
             hasher.update(&buffer[..want]);
             at += want as u64;
+            if let Some(saved) = hasher.save(file).filter(|_| file > 0) {
+                *lock(&self.sum) = Some(saved);
+            }
+        }
+    }
+
+    /// How far an interrupted download computed the digest of this very file, as far as its bytes count.
+    fn kept_sum(&self, file: u64) -> (Sum, u64) {
+        if !self.verified {
+            // Nothing would find out that it is not of these bytes.
+            return (Sum::default(), 0);
+        }
+        let saved = self.partial.read_sum().and_then(|text| serde_json::from_slice::<Saved>(&text).ok());
+        let frontier = self.table().frontier();
+        match saved
+            .filter(|saved| saved.file == file && file > 0 && saved.at <= frontier && saved.at % 64 == 0)
+        {
+            Some(saved) => (Sum::resume(&saved), saved.at),
+            None => (Sum::default(), 0),
         }
     }
 
@@ -494,39 +566,4 @@ impl Drop for EndsHashing<'_> {
         self.0.over.store(true, Ordering::Relaxed);
         self.0.arrived.notify_one();
     }
-}
-
-#[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
-}
-
-#[cfg(windows)]
-fn write_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let n = std::os::windows::fs::FileExt::seek_write(file, bytes, at)?;
-        if n == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        (bytes, at) = (&bytes[n..], at + n as u64);
-    }
-    Ok(())
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let n = std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at + done as u64)?;
-        if n == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        done += n;
-    }
-    Ok(())
 }

@@ -9,6 +9,8 @@ use crate::settings::{Options, Settings};
 
 /// Docker's registry: what it is called, where it is, and who hands out its tokens.
 const HUB: (&str, &str, &str) = ("docker.io", "https://registry-1.docker.io", "auth.docker.io");
+/// Hosts that list the files of models.
+const HUBS: [&str; 2] = ["hf.co", "huggingface.co"];
 /// Mirrors of one name at most.
 const MAX_MIRRORS: usize = 16;
 
@@ -54,6 +56,11 @@ impl Endpoint {
         Ok(Self { root, prefix: prefix.unwrap_or_default(), host, settings: of_host, mirror_of: None })
     }
 
+    /// Where a file is.
+    pub(crate) fn of_url(settings: &Settings, url: &Url) -> Result<Self, RegistryError> {
+        Self::parse(settings, &format!("{}://{}", url.scheme(), crate::address::authority(url)), false)
+    }
+
     /// The registry of a name.
     fn origin(settings: &Settings, name: &ModelName, options: &Options) -> Result<Self, RegistryError> {
         let host = name.host();
@@ -69,7 +76,8 @@ impl Endpoint {
             hub.host = HUB.0.to_owned();
             return Ok(hub);
         }
-        let origin = Self::parse(settings, host, options.insecure)?;
+        let mut origin = Self::parse(settings, host, options.insecure)?;
+        origin.settings.hub |= HUBS.iter().any(|hub| host.eq_ignore_ascii_case(hub));
         match origin.prefix.is_empty() {
             true => Ok(origin),
             false => Err(RegistryError::Setup(format!("{host:?} is no address of a registry"))),
@@ -101,6 +109,14 @@ impl Endpoint {
         }
         all.push(origin);
         Ok(all)
+    }
+
+    /// Where the hub lists files, which is not where it plays a registry.
+    pub(crate) fn listing(&self) -> Self {
+        let [short, long] = HUBS;
+        let root =
+            Url::parse(&format!("https://{long}/")).ok().filter(|_| self.host.eq_ignore_ascii_case(short));
+        Self { root: root.unwrap_or_else(|| self.root.clone()), ..self.clone() }
     }
 
     /// The registry that a model is pushed to.
@@ -169,6 +185,16 @@ mod tests {
         let plain = Options::default();
         assert_eq!(all(&settings, "llama3", &plain), shown(&[("http://models.example/", "")]));
         assert_eq!(all(&settings, "hf.co/a/b", &plain), shown(&[("https://hf.co/", "")]));
+    }
+
+    #[test]
+    fn the_hub_lists_under_its_long_name() {
+        let of = |host: &str| {
+            Endpoint::parse(&Settings::default(), host, false).unwrap().listing().root.to_string()
+        };
+        assert_eq!(of("hf.co"), "https://huggingface.co/");
+        assert_eq!(of("huggingface.co"), "https://huggingface.co/");
+        assert_eq!(of("hub.intra:5000"), "https://hub.intra:5000/");
     }
 
     #[test]

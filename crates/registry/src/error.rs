@@ -103,6 +103,11 @@ impl RegistryError {
         }
     }
 
+    /// Whether a hub says so of models that its registry does not serve, though they may be there.
+    pub(crate) fn is_refusal_of_hub(&self) -> bool {
+        matches!(self, Self::NotFound | Self::Status { code: 400 | 404 | 405 | 410 | 422 | 501, .. })
+    }
+
     /// With what the mirrors said.
     pub(crate) fn after_mirrors(self, missed: &[String]) -> Self {
         match missed {

@@ -7,6 +7,7 @@ use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, LOCATION, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 
 use crate::address::shown;
+use crate::download::What;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session};
 use crate::lock::lock;
@@ -16,6 +17,7 @@ pub(crate) struct Source {
     session: Arc<Session>,
     digest: Digest,
     total: u64,
+    url: Url,
     /// Where the registry's address led to, until that fails.
     direct: Mutex<Option<Url>>,
 }
@@ -29,8 +31,8 @@ pub(crate) enum Opened {
 }
 
 impl Source {
-    pub(crate) fn new(session: Arc<Session>, digest: Digest, total: u64) -> Self {
-        Self { session, digest, total, direct: Mutex::default() }
+    pub(crate) fn new(session: Arc<Session>, what: &What) -> Self {
+        Self { session, digest: what.key, total: what.total, url: what.url.clone(), direct: Mutex::default() }
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -38,7 +40,7 @@ impl Source {
     }
 
     pub(crate) fn url(&self) -> Url {
-        self.session.blob_url(&self.digest)
+        self.url.clone()
     }
 
     /// Asks for the bytes from `from` to before `end`.
@@ -136,7 +138,7 @@ impl Source {
 }
 
 /// `bytes 0-99/1234`, or `*` instead of the total.
-fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
+pub(crate) fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let total = if total == "*" { None } else { Some(total.parse().ok()?) };

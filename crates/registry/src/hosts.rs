@@ -72,6 +72,8 @@ pub struct Host {
     pub credentials: Option<Credentials>,
     /// Another host that hands out tokens to everybody.
     pub token_host: Option<String>,
+    /// Whether it lists the files of models as the hub does.
+    pub hub: bool,
     /// Addresses that are asked first.
     pub mirrors: Vec<String>,
     /// Bytes a second at most, of all connections together.

@@ -116,6 +116,11 @@ impl Session {
         &self.endpoint
     }
 
+    /// The model that it is about.
+    pub(crate) fn name(&self) -> &ModelName {
+        &self.name
+    }
+
     /// Whether others stand behind it.
     pub(crate) fn is_mirror(&self) -> bool {
         self.endpoint.mirror_of.is_some()

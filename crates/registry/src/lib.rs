@@ -31,19 +31,25 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod announced;
 mod auth;
 mod blocking;
+mod direct;
 mod docker;
 mod download;
 mod endpoint;
 mod error;
 mod fetch;
+mod file;
+mod growth;
 mod hosts;
 mod http;
+mod hub;
 mod key;
 mod lock;
 mod manifest;
 mod md5;
+mod packaging;
 mod parts;
 mod proof;
 mod pull;
@@ -53,6 +59,7 @@ mod retry;
 mod settings;
 mod share;
 mod space;
+mod sum;
 #[cfg(test)]
 mod tests;
 mod through;
@@ -63,14 +70,17 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+pub use announced::{Announced, MIRROR_SERVICE, announced};
+pub use direct::FileUrl;
 use endpoint::Endpoint;
 pub use error::RegistryError;
 pub use hosts::{Credentials, Host, Hosts, Secret};
 pub use http::root_cause;
 pub use key::{Identity, KeyError};
 use lock::lock;
+pub use packaging::Format;
 use rate::Limit;
-pub use settings::{Options, Progress, Proxies, Report, Settings};
+pub use settings::{DetectTemplate, Options, Progress, Proxies, Report, Settings};
 pub use through::{Found, Running};
 pub use tls::config as tls_config;
 

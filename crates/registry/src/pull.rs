@@ -4,14 +4,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, Layer, Manifest, ModelName, ModelRef, Store};
+use puna_store::{Digest, ModelName, ModelRef, Store};
+use reqwest::Url;
 
 use crate::Registry;
 use crate::blocking::blocking;
+use crate::download::What;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
 use crate::http::Session;
+use crate::hub::{HubFile, HubModel};
 use crate::manifest::read_manifest;
+use crate::packaging::{Made, Package, is_made_of};
 use crate::settings::{Options, Progress, Report, tell};
 use crate::space::{on_disk, room};
 
@@ -28,20 +32,54 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
-        let _work = store.work();
-        tell(&report, Progress::status("pulling manifest")).await;
+        let work = store.work();
+        let spent = self.pull_model(store, reference, options, &report).await?;
+        drop(work);
+        self.clear(store, spent).await?;
+        tell(&report, Progress::status("success")).await;
+        Ok(())
+    }
+
+    /// Removes blobs that only packed others.
+    pub(crate) async fn clear(&self, store: &Arc<Store>, spent: Vec<Digest>) -> Result<(), RegistryError> {
+        if spent.is_empty() {
+            return Ok(());
+        }
+        let at = store.clone();
+        blocking(move || Ok(at.remove_blobs(&spent)?)).await
+    }
+
+    /// Stores the model: the blobs that only packed others.
+    async fn pull_model(
+        &self,
+        store: &Arc<Store>,
+        reference: &ModelRef,
+        options: &Options,
+        report: &Report,
+    ) -> Result<Vec<Digest>, RegistryError> {
+        tell(report, Progress::status("pulling manifest")).await;
         let (asked, at) = (reference.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
-        let (mut sources, bytes) = self.find(&name, &options).await.map_err(RegistryError::of_manifest)?;
+        let found = self.search(&name, &options).await.map_err(RegistryError::of_manifest)?;
+        let (mut sources, bytes) = match found {
+            Place::Manifest(sources, bytes) => (sources, bytes),
+            Place::Listed(session, model) => {
+                return self.pull_listed(session, store, name, model, &options, report).await;
+            }
+        };
+        if let Some(package) = Package::read(&bytes).map_err(RegistryError::of_manifest)? {
+            return self.pull_package(sources, store, name, package, &options, report).await;
+        }
         let manifest = read_manifest(&bytes).map_err(RegistryError::of_manifest)?;
 
         let (at, noted, text) = (store.clone(), name.clone(), bytes.clone());
         blocking(move || Ok(at.note_pull(&noted, &text)?)).await?;
         let mut held = Held::new(store);
-        self.blobs(&mut sources, store, &manifest, &report, &mut held).await?;
-        tell(&report, Progress::status("verifying sha256 digest")).await;
-        tell(&report, Progress::status("writing manifest")).await;
+        let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
+        self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
+        tell(report, Progress::status("verifying sha256 digest")).await;
+        tell(report, Progress::status("writing manifest")).await;
         let (at, to) = (store.clone(), report.clone());
         blocking(move || {
             let mut removing = || {
@@ -50,8 +88,71 @@ impl Registry {
             Ok(at.store_manifest(&name, &bytes, options.keep_unused, &mut removing)?)
         })
         .await?;
-        tell(&report, Progress::status("success")).await;
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    /// Fetches a model that is packaged in another way than Ollama's.
+    async fn pull_package(
+        &self,
+        mut sources: Sources,
+        store: &Arc<Store>,
+        name: ModelName,
+        package: Package,
+        options: &Options,
+        report: &Report,
+    ) -> Result<Vec<Digest>, RegistryError> {
+        let (at, package) = (store.clone(), Arc::new(package));
+        let (asked, wanted) = (package.clone(), name.clone());
+        if !blocking(move || Ok(asked.is_stored(&at, &wanted)?)).await? {
+            let mut held = Held::new(store);
+            let blobs: Vec<_> =
+                package.blobs().into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
+            self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
+            tell(report, Progress::status("verifying sha256 digest")).await;
+            tell(report, Progress::status("writing manifest")).await;
+            let (at, keep, detect) = (store.clone(), options.keep_unused, self.settings().detect_template);
+            return blocking(move || package.store(&at, &name, keep, detect)).await;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Fetches the files of a model that the hub lists, and makes a model of them.
+    async fn pull_listed(
+        &self,
+        session: Arc<Session>,
+        store: &Arc<Store>,
+        name: ModelName,
+        model: HubModel,
+        options: &Options,
+        report: &Report,
+    ) -> Result<Vec<Digest>, RegistryError> {
+        let origin = model.origin(&session);
+        let (at, wanted) = (store.clone(), (origin.digest(), name.clone()));
+        if !blocking(move || Ok(is_made_of(&at, &wanted.1, &wanted.0)?)).await? {
+            let file = |file: &HubFile| Wanted {
+                digest: file.digest,
+                size: file.size,
+                url: Some(model.url(&session, file)),
+            };
+            let files: Vec<_> = model.files.iter().map(file).collect();
+            let mut held = Held::new(store);
+            let mut sources = Sources(VecDeque::from([session.clone()]));
+            self.blobs(&mut sources, store, &files, report, &mut held).await?;
+            tell(report, Progress::status("verifying sha256 digest")).await;
+            tell(report, Progress::status("writing manifest")).await;
+            let (at, keep) = (store.clone(), options.keep_unused);
+            return blocking(move || {
+                let mut made = Made::default();
+                for file in model.files {
+                    let name = file.path.rsplit('/').next().unwrap_or(&file.path).to_owned();
+                    made.file(name, file.digest)?;
+                }
+                made.made_of(&at, &origin)?;
+                made.finish(&at, &name, keep)
+            })
+            .await;
+        }
+        Ok(Vec::new())
     }
 
     /// The manifest, from the first who has it, and everybody who may have its blobs from there on.
@@ -60,6 +161,14 @@ impl Registry {
         name: &ModelName,
         options: &Options,
     ) -> Result<(Sources, Bytes), RegistryError> {
+        match self.search(name, options).await? {
+            Place::Manifest(sources, bytes) => Ok((sources, bytes)),
+            Place::Listed(..) => Err(RegistryError::NotFound),
+        }
+    }
+
+    /// The same, or what the hub lists instead.
+    async fn search(&self, name: &ModelName, options: &Options) -> Result<Place, RegistryError> {
         let limits = self.limits(options);
         let mut sessions = VecDeque::new();
         for endpoint in Endpoint::all(self.settings(), name, options)? {
@@ -69,9 +178,19 @@ impl Registry {
         loop {
             let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
             let error = match session.manifest().await {
-                Ok(bytes) => return Ok((Sources(sessions), bytes)),
+                Ok(bytes) => return Ok(Place::Manifest(Sources(sessions), bytes)),
                 Err(error) => error,
             };
+            if session.endpoint().settings.hub && error.is_refusal_of_hub() {
+                let listing = session.endpoint().listing();
+                let hub = Arc::new(Session::new(self, name.clone(), listing, &limits)?);
+                match hub.hub_model().await {
+                    Ok(model) => return Ok(Place::Listed(hub, model)),
+                    // It says what there is instead.
+                    Err(better @ RegistryError::NotAManifest(_)) => return Err(better),
+                    Err(other) => tracing::debug!(error = %other, "the hub lists no files"),
+                }
+            }
             let Some(mirror) = session.is_mirror().then(|| session.host()) else {
                 return Err(error.after_mirrors(&missed));
             };
@@ -88,17 +207,16 @@ impl Registry {
         &self,
         sources: &mut Sources,
         store: &Arc<Store>,
-        manifest: &Manifest,
+        blobs: &[Wanted],
         report: &Report,
         held: &mut Held,
     ) -> Result<(), RegistryError> {
-        let sizes = sizes(manifest)?;
+        let sizes = sizes(blobs)?;
         let at = store.clone();
-        let missing: Vec<(Digest, u64)> = sizes.iter().map(|(digest, size)| (*digest, *size)).collect();
-        blocking(move || has_room(&at, missing)).await?;
+        blocking(move || has_room(&at, sizes.into_iter().collect())).await?;
         let mut done = Vec::new();
-        for layer in manifest.blobs() {
-            let Layer { digest, size, .. } = *layer;
+        for Wanted { digest, size, url } in blobs {
+            let (digest, size) = (*digest, *size);
             if done.contains(&digest) {
                 continue;
             }
@@ -107,7 +225,7 @@ impl Registry {
             let is_there = blocking(move || Ok(at.hold_blob(&digest, size))).await?;
             held.digests.push(digest);
             if !is_there {
-                self.blob(sources, store, digest, size, report).await?;
+                self.blob(sources, store, digest, size, url.as_ref(), report).await?;
             }
             tell(report, Progress::blob("pulling", digest, size, size)).await;
         }
@@ -120,23 +238,18 @@ impl Registry {
         store: &Arc<Store>,
         digest: Digest,
         size: u64,
+        url: Option<&Url>,
         report: &Report,
     ) -> Result<(), RegistryError> {
         if size == 0 {
             let at = store.clone();
             return blocking(move || Ok(at.blob_writer()?.finish(Some(&digest)).map(drop)?)).await;
         }
-        // What was told is never taken back, also where a download begins anew.
-        let (mut most, mut said) = (0, None);
-        let mut told = |completed: u64| {
-            most = completed.max(most).min(size);
-            if said != Some(most) {
-                said = Some(most);
-                let _ = report.try_send(Progress::blob("pulling", digest, size, most));
-            }
-        };
+        let mut told = teller(report, digest, size);
         while let Some(session) = sources.0.front() {
-            let fetched = self.downloads().fetch(session, store, digest, size, &mut told).await;
+            let url = url.cloned().unwrap_or_else(|| session.blob_url(&digest));
+            let what = What { key: digest, verified: true, total: size, url };
+            let fetched = self.downloads().fetch(session, store, &what, &mut told).await;
             let Err(error) = fetched else { return Ok(()) };
             if let RegistryError::DigestMismatch { .. } = error {
                 tell(report, Progress::status("verifying sha256 digest")).await;
@@ -148,6 +261,51 @@ impl Registry {
             sources.0.pop_front();
         }
         Err(RegistryError::NotFound)
+    }
+
+    /// Has something downloaded, telling how far it is: its digest.
+    pub(crate) async fn fetch_told(
+        &self,
+        session: &Arc<Session>,
+        store: &Arc<Store>,
+        what: &What,
+        report: &Report,
+    ) -> Result<Digest, RegistryError> {
+        self.downloads().fetch(session, store, what, teller(report, what.key, what.total)).await
+    }
+}
+
+/// Tells how much of a blob there is. What was told is never taken back, also where a download begins anew.
+fn teller(report: &Report, digest: Digest, size: u64) -> impl FnMut(u64) {
+    let (mut most, mut said) = (0, None);
+    move |completed: u64| {
+        most = completed.max(most).min(size);
+        if said != Some(most) {
+            said = Some(most);
+            let _ = report.try_send(Progress::blob("pulling", digest, size, most));
+        }
+    }
+}
+
+/// Where a model is.
+enum Place {
+    /// A registry describes it.
+    Manifest(Sources, Bytes),
+    /// The hub lists its files.
+    Listed(Arc<Session>, HubModel),
+}
+
+/// A blob that is wanted.
+pub(crate) struct Wanted {
+    digest: Digest,
+    size: u64,
+    /// Where it is, if not where the registry's blobs are.
+    url: Option<Url>,
+}
+
+impl Wanted {
+    pub(crate) fn blob(digest: Digest, size: u64) -> Self {
+        Self { digest, size, url: None }
     }
 }
 
@@ -180,12 +338,12 @@ impl Drop for Held {
 }
 
 /// The blobs and their sizes, each of which has one.
-fn sizes(manifest: &Manifest) -> Result<HashMap<Digest, u64>, RegistryError> {
+fn sizes(blobs: &[Wanted]) -> Result<HashMap<Digest, u64>, RegistryError> {
     let mut sizes = HashMap::new();
-    for layer in manifest.blobs() {
-        let first = *sizes.entry(layer.digest).or_insert(layer.size);
-        if first != layer.size {
-            let reason = format!("the blob {} has two sizes, {first} and {}", layer.digest, layer.size);
+    for &Wanted { digest, size, .. } in blobs {
+        let first = *sizes.entry(digest).or_insert(size);
+        if first != size {
+            let reason = format!("the blob {digest} has two sizes, {first} and {size}");
             return Err(RegistryError::NotAManifest(reason).of_manifest());
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Layer, Manifest, ModelName, ModelRef, Store, StoreError, media};
+use puna_store::{Digest, Layer, ModelName, ModelRef, Store, StoreError, media};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use reqwest::{Body, Method};
 use serde::Deserialize;
@@ -13,6 +13,7 @@ use crate::blocking::blocking;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session, stalled};
+use crate::packaging::{self, Format};
 use crate::settings::{Options, Progress, Report, tell};
 use crate::upload::Upload;
 
@@ -37,33 +38,65 @@ impl Registry {
     ) -> Result<(), RegistryError> {
         tell(&report, Progress::status("retrieving manifest")).await;
         let (at, name) = (store.clone(), reference.name.clone());
-        let read = blocking(move || read_model(&at, &name)).await;
-        let (name, manifest, bytes) = match read {
+        let format = options.format;
+        let read = blocking(move || read_model(&at, &name, format)).await;
+        let outgoing = match read {
             Ok(read) => read,
             Err(error) => {
                 tell(&report, Progress::status("couldn't retrieve manifest")).await;
                 return Err(error);
             }
         };
-        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
-        let target = Endpoint::target(self.settings(), &name, &options)?;
-        let session = Session::new(self, name, target, &self.limits(&options))?;
-        let mut done = Vec::new();
-        for layer in manifest.blobs() {
-            if !done.contains(&layer.digest) {
-                done.push(layer.digest);
-                push_blob(&session, store, layer, &report).await?;
-            }
+        let made = outgoing.made;
+        let pushed = self.push_all(store, outgoing, reference, options, &report).await;
+        if let Some(made) = made {
+            let at = store.clone();
+            blocking(move || {
+                at.let_go([made]);
+                Ok(at.remove_blobs(&[made])?)
+            })
+            .await?;
         }
-        tell(&report, Progress::status("pushing manifest")).await;
-        session.put_manifest(bytes.into()).await?;
+        pushed?;
         tell(&report, Progress::status("success")).await;
         Ok(())
     }
+
+    async fn push_all(
+        &self,
+        store: &Arc<Store>,
+        outgoing: Outgoing,
+        reference: &ModelRef,
+        options: &Options,
+        report: &Report,
+    ) -> Result<(), RegistryError> {
+        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
+        let target = Endpoint::target(self.settings(), &outgoing.name, &options)?;
+        let session = Session::new(self, outgoing.name, target, &self.limits(&options))?;
+        let mut done = Vec::new();
+        for layer in &outgoing.layers {
+            if !done.contains(&layer.digest) {
+                done.push(layer.digest);
+                push_blob(&session, store, layer, report).await?;
+            }
+        }
+        tell(report, Progress::status("pushing manifest")).await;
+        session.put_manifest(outgoing.manifest.into()).await
+    }
 }
 
-/// The model's name as it is stored, and its manifest.
-fn read_model(store: &Store, name: &ModelName) -> Result<(ModelName, Manifest, Vec<u8>), RegistryError> {
+/// What is pushed.
+struct Outgoing {
+    /// The model's name, as it is stored.
+    name: ModelName,
+    layers: Vec<Layer>,
+    manifest: Vec<u8>,
+    /// A blob that is of no use afterwards.
+    made: Option<Digest>,
+}
+
+/// A stored model as it is to be pushed.
+fn read_model(store: &Store, name: &ModelName, format: Format) -> Result<Outgoing, RegistryError> {
     let (entry, bytes) = store.manifest_bytes(name)?;
     if entry.is_embedded() {
         return Err(RegistryError::BuiltIn(entry.name.to_string()));
@@ -77,7 +110,12 @@ fn read_model(store: &Store, name: &ModelName) -> Result<(ModelName, Manifest, V
             other => other,
         })?;
     }
-    Ok((entry.name, entry.manifest, bytes))
+    if format != Format::Ollama {
+        let packaging::Outgoing { manifest, layers, made } = packaging::package(store, &entry, format)?;
+        return Ok(Outgoing { name: entry.name, layers, manifest, made });
+    }
+    let layers = entry.manifest.blobs().cloned().collect();
+    Ok(Outgoing { name: entry.name, layers, manifest: bytes, made: None })
 }
 
 async fn push_blob(

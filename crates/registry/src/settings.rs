@@ -3,10 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use puna_store::Digest;
+use puna_store::{Digest, FileTemplate, NamedTemplate};
 use tokio::sync::mpsc;
 
 use crate::hosts::Hosts;
+use crate::packaging::Format;
+
+/// A search for the known template that a Jinja template is.
+pub type DetectTemplate = fn(&FileTemplate) -> Option<NamedTemplate>;
 
 /// How a client behaves. The times are there for tests; the defaults suit the world.
 #[derive(Debug, Clone)]
@@ -25,6 +29,8 @@ pub struct Settings {
     pub hosts: Hosts,
     /// Docker's `config.json`, in which `docker login` leaves credentials.
     pub docker_config: Option<PathBuf>,
+    /// Knows the templates of packages that bring their own.
+    pub detect_template: Option<DetectTemplate>,
     /// Bytes a second at most, of all that is pulled and pushed together.
     pub limit_rate: Option<u64>,
     /// Proxies between here and the registries.
@@ -52,6 +58,7 @@ impl Default for Settings {
             hosts: Hosts::default(),
             docker_config: None,
             limit_rate: None,
+            detect_template: None,
             proxies: Proxies::default(),
             patience: Duration::from_secs(30),
             pause: Duration::from_secs(1),
@@ -84,6 +91,8 @@ pub struct Options {
     pub mirror: Option<String>,
     /// Bytes a second at most.
     pub limit_rate: Option<u64>,
+    /// How a model is packaged that is pushed.
+    pub format: Format,
 }
 
 /// A line of progress, in Ollama's words.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use puna_store::{Digest, Store};
 use tokio::sync::watch;
 
-use crate::download::{State, download};
+use crate::download::{State, What, download};
 use crate::error::RegistryError;
 use crate::http::Session;
 use crate::lock::lock;
@@ -34,7 +34,7 @@ impl Share {
         mut self,
         tick: std::time::Duration,
         mut told: impl FnMut(u64),
-    ) -> Result<(), RegistryError> {
+    ) -> Result<Digest, RegistryError> {
         let mut ticks = tokio::time::interval(tick);
         loop {
             let end = self.state.borrow_and_update().end.clone();
@@ -43,8 +43,8 @@ impl Share {
             }
             tokio::select! {
                 ended = self.state.wait_for(|state| state.end.is_some()) => match ended {
-                    Ok(state) => return state.end.clone().unwrap_or(Ok(())),
-                    // The process ends.
+                    // Without an end, the process ends.
+                    Ok(state) => return state.end.clone().unwrap_or(Err(RegistryError::Cancelled)),
                     Err(_) => return Err(RegistryError::Cancelled),
                 },
                 _ = ticks.tick() => {}
@@ -63,14 +63,8 @@ impl Downloads {
     }
 
     /// Joins the download of a blob, or begins it.
-    pub(crate) fn join(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        store: &Arc<Store>,
-        digest: Digest,
-        total: u64,
-    ) -> Share {
-        let key = (store.root().to_owned(), digest);
+    pub(crate) fn join(self: &Arc<Self>, session: &Arc<Session>, store: &Arc<Store>, what: &What) -> Share {
+        let key = (store.root().to_owned(), what.key);
         let mut running = lock(&self.0);
         if let Some(state) = running.get(&key).and_then(Weak::upgrade) {
             return Share { state: state.subscribe(), is_own: false };
@@ -78,9 +72,9 @@ impl Downloads {
         let (sender, state) = watch::channel(State::default());
         let sender = Arc::new(sender);
         running.insert(key.clone(), Arc::downgrade(&sender));
-        let (all, session, store) = (self.clone(), session.clone(), store.clone());
+        let (all, session, store, what) = (self.clone(), session.clone(), store.clone(), what.clone());
         tokio::spawn(async move {
-            let end = download(session, store, digest, total, &sender).await;
+            let end = download(session, store, what, &sender).await;
             // Whoever comes from now on begins anew, or finds the blob.
             lock(&all.0).remove(&key);
             sender.send_modify(|state| state.end = Some(end));
@@ -94,13 +88,12 @@ impl Downloads {
         self: &Arc<Self>,
         session: &Arc<Session>,
         store: &Arc<Store>,
-        digest: Digest,
-        total: u64,
+        what: &What,
         mut told: impl FnMut(u64),
-    ) -> Result<(), RegistryError> {
+    ) -> Result<Digest, RegistryError> {
         let mut left = TAKE_OVERS;
         loop {
-            let share = self.join(session, store, digest, total);
+            let share = self.join(session, store, what);
             let is_own = share.is_own;
             match share.finished(session.settings().tick, &mut told).await {
                 Err(_) if !is_own && left > 0 => left -= 1,

@@ -10,8 +10,9 @@ use tokio::sync::mpsc;
 
 use crate::Registry;
 use crate::blocking::blocking;
+use crate::download::What;
 use crate::error::RegistryError;
-use crate::pull::{Held, Sources};
+use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
 use crate::share::Share;
 
@@ -63,7 +64,8 @@ impl Found {
         let mut held = Held::new(store);
         // Nobody listens.
         let (report, _) = mpsc::channel(1);
-        self.registry.blobs(&mut self.sources.clone(), store, &manifest, &report, &mut held).await?;
+        let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
+        self.registry.blobs(&mut self.sources.clone(), store, &blobs, &report, &mut held).await?;
         let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
         blocking(move || {
             let name = store.spelled(&name)?;
@@ -85,7 +87,8 @@ impl Found {
     pub fn running(&self, store: &Arc<Store>, digest: Digest) -> Option<Running> {
         let total = self.size(&digest)?;
         let session = self.sources.first()?;
-        let share = self.registry.downloads().join(session, store, digest, total);
+        let what = What { key: digest, verified: true, total, url: session.blob_url(&digest) };
+        let share = self.registry.downloads().join(session, store, &what);
         Some(Running { share, store: store.clone(), digest })
     }
 }
@@ -106,7 +109,7 @@ impl Running {
         let state = self.share.state.wait_for(|state| state.end.is_some() || state.reach(from) > from).await;
         let state = state.map_err(|_| RegistryError::Cancelled)?;
         match &state.end {
-            Some(Ok(())) => Ok(u64::MAX),
+            Some(Ok(_)) => Ok(u64::MAX),
             Some(Err(error)) => Err(error.clone()),
             None => Ok(state.reach(from)),
         }

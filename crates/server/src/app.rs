@@ -262,6 +262,7 @@ pub(crate) fn registry_settings(config: &Config) -> puna_registry::Settings {
         hosts: config.registry_hosts.clone(),
         docker_config: config.docker_config.clone(),
         limit_rate: config.registry_limit_rate,
+        detect_template: Some(crate::routes::create::detect_template),
         ..puna_registry::Settings::default()
     }
 }

@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::TEMP_DIR;
 use crate::store::Store;
-use crate::transfer::is_held;
+use crate::transfer::{SUM_SUFFIX, is_held};
 
 /// Blobs and temporary files that were touched within this time may belong to somebody's work.
 const GRACE: Duration = Duration::from_secs(60 * 60);
@@ -125,7 +125,9 @@ impl Broom<'_> {
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
             if file.name != "lock" && !(file.name.ends_with(".lock") && is_held(&file.path)) {
-                self.older(&file, GRACE, LeftoverKind::Temporary);
+                // Without its sum an interrupted download goes on too, but reads again what was verified.
+                let grace = if file.name.ends_with(SUM_SUFFIX) { PARTIAL_GRACE } else { GRACE };
+                self.older(&file, grace, LeftoverKind::Temporary);
             }
         }
         if !self.options.dry_run {

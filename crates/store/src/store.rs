@@ -401,6 +401,17 @@ impl Store {
         Ok(None)
     }
 
+    /// Removes blobs that no manifest uses and nobody holds.
+    ///
+    /// # Errors
+    /// The store cannot be read or written.
+    pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        let layers = digests.iter().map(|digest| Layer::new("", *digest, 0)).collect();
+        let _lock = self.lock()?;
+        // Why something was kept is in the log.
+        self.remove_unused(&Manifest { config: None, layers }).map(drop)
+    }
+
     /// The blobs of all manifests; the inner error is the first of them that cannot be read.
     pub(crate) fn used_blobs(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
         let scan = self.scan(&Place::Own)?;

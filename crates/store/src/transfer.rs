@@ -12,11 +12,17 @@ use crate::manifest::Layer;
 use crate::name::ModelName;
 use crate::store::{Entry, Store};
 
+/// What files are called that say how far a digest is computed.
+pub(crate) const SUM_SUFFIX: &str = ".sum";
+/// Bytes of such a file at most.
+const SUM_LIMIT: u64 = 4 << 10;
+
 /// A blob that is being downloaded: one file of its full size, and a file of JSON for each of its parts.
 ///
 /// ```text
 /// blobs/sha256-<64 hex>-partial        the bytes, at their places; the rest is holes
 /// blobs/sha256-<64 hex>-partial-<N>    {"N":0,"Offset":0,"Size":100000000,"Completed":12345}
+/// puna-tmp/<64 hex>.sum                how far its digest is computed, where Ollama does not look for parts
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial {
@@ -50,6 +56,31 @@ impl Partial {
             let _ = fs::remove_file(&temp);
             StoreError::io("write", &path, &e)
         })
+    }
+
+    /// Writes down how far the digest is: the old text or the new one is there at any moment.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn write_sum(&self, text: &[u8]) -> Result<(), StoreError> {
+        let path = self.sum();
+        let temp = self.temp.join(TempFile::new_name());
+        let write = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, &path));
+        write().map_err(|e| {
+            let _ = fs::remove_file(&temp);
+            StoreError::io("write", &path, &e)
+        })
+    }
+
+    /// What was written down of the digest, if anything was.
+    pub fn read_sum(&self) -> Option<Vec<u8>> {
+        files::read_limited(&self.sum(), SUM_LIMIT).ok()
+    }
+
+    fn sum(&self) -> PathBuf {
+        let name = self.data.file_name().unwrap_or_default().to_string_lossy();
+        let hex = name.trim_start_matches("sha256-").trim_end_matches("-partial");
+        self.temp.join(format!("{hex}{SUM_SUFFIX}"))
     }
 
     /// Removes the file about part `n`.
@@ -87,6 +118,7 @@ impl Partial {
     }
 
     fn discard_parts(&self) -> Result<(), StoreError> {
+        files::remove(&self.sum())?;
         self.parts()?.into_iter().try_for_each(|n| self.remove_part(n))
     }
 
@@ -127,13 +159,13 @@ impl Store {
         Partial { temp: self.root().join(files::TEMP_DIR), data }
     }
 
-    /// Makes a downloaded blob of a partial one, whose bytes were compared with the digest: flushed to the disk, then
-    /// renamed. It is kept from being cleared away until [`Store::let_go`] or a manifest with it.
+    /// Makes a blob of what was downloaded as `partial`, whose bytes have the digest: flushed to the disk, then renamed. It is
+    /// kept from being cleared away until [`Store::let_go`] or a manifest with it.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn finish_partial(&self, digest: &Digest) -> Result<(), StoreError> {
-        let partial = self.partial(digest)?;
+    pub fn finish_partial(&self, partial: &Digest, digest: &Digest) -> Result<(), StoreError> {
+        let partial = self.partial(partial)?;
         let target = self.own_blob_path(digest);
         let fail = |e: &io::Error| StoreError::io("write", &target, e);
         File::options()
@@ -340,7 +372,7 @@ mod tests {
         let mut parts = partial.parts().unwrap();
         parts.sort();
         assert_eq!(parts, [0, 12]);
-        store.finish_partial(&digest).unwrap();
+        store.finish_partial(&digest, &digest).unwrap();
         assert_eq!(store.verify_blob(&digest), Ok(3));
         assert_eq!(fs::read_dir(&blobs).unwrap().count(), 1);
     }

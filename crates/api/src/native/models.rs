@@ -324,6 +324,9 @@ pub struct PullRequest {
     /// Bytes a second at most (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
+    /// How a model is packaged that is pushed: `ollama` (the default), `docker` or `modelpack` (Puna's addition).
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub format: String,
 }
 
 /// A line of progress of create, pull and push.

@@ -68,7 +68,7 @@ Environment Variables:
       OLLAMA_ORIGINS             A comma separated list of allowed origins
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_MAX_TRANSFER_STREAMS
-                                 Connections of one download (default 8)
+                                 Connections of one download at most (default 8)
       PUNA_IMAGE_URLS            Fetch images that requests name by address
       PUNA_IMAGE_HOSTS           Hosts they may come from though not public
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
@@ -132,20 +132,22 @@ Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
 const PULL_HELP: &str = "\
-MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; without a host it is that of Ollama's registry.
+MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; without a host it is that of Ollama's registry. It may be the address of a GGUF file,
+https://HOST/PATH/NAME.gguf; the model is called NAME then.
 What an interrupted pull has fetched is kept, and the next one goes on from there.
 
 Examples:
   puna pull llama3.2:1b
   puna pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   puna pull --insecure 192.168.1.5:5000/library/llama3.2
+  puna pull https://models.example/tiny-Q8_0.gguf --digest sha256:0f1a...
   puna pull --mirror http://mirror.intra:5000 --limit-rate 20MB llama3.2:1b
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
 
 A server that pulls by itself, or for this command, also reads:
-      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
+      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download at most (default 8)
       PUNA_REGISTRY_MIRRORS      Mirrors to ask first
       PUNA_REGISTRY_DEFAULT      Registry of names without a host
       DOCKER_CONFIG              Folder of docker's config.json
@@ -355,7 +357,11 @@ pub struct TransferArgs {
 pub struct PullArgs {
     #[command(flatten)]
     pub transfer: TransferArgs,
-    /// Mirror to ask before the registry, instead of those of the configuration; "off": none
+    /// SHA-256 of the file, where MODEL is the address of one
+    #[arg(long, value_name = "SHA256")]
+    pub digest: Option<String>,
+    /// Mirror to ask before the registry, instead of those of the configuration; "off": none; "auto": one that announces itself
+    /// on the network, which is asked about unless it is in the configuration
     #[arg(long, value_name = "ADDRESS")]
     pub mirror: Option<String>,
 }
@@ -364,6 +370,9 @@ pub struct PullArgs {
 pub struct PushArgs {
     #[command(flatten)]
     pub transfer: TransferArgs,
+    /// How to package the model: as Ollama does, as Docker Model Runner does, or as a ModelPack
+    #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
+    pub format: String,
 }
 
 #[derive(Args, Debug)]

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod announced;
 mod bench;
 mod completion;
 mod config;

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use puna_api::native::PullRequest;
 use puna_store::{DEFAULT_HOST, ModelRef};
 
+use super::announced;
 use crate::cli::{PullArgs, PushArgs, TransferArgs};
 use crate::out;
 use crate::progress::Display;
@@ -11,9 +12,20 @@ use crate::service::Service;
 
 pub fn pull(args: &PullArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
-    // The word of the command line is no address.
-    let mirror = args.mirror.clone().map(|mirror| if mirror == "off" { String::new() } else { mirror });
-    follow(&service, &PullRequest { mirror, ..request(&args.transfer) })
+    // Two words of the command line are no addresses.
+    let mirror = match args.mirror.as_deref() {
+        Some("off") => Some(String::new()),
+        Some("auto") => Some(announced::mirror()?),
+        mirror => mirror.map(str::to_owned),
+    };
+    let mut request = PullRequest { mirror, ..request(&args.transfer) };
+    if let Some(digest) = &args.digest {
+        if !request.model.contains("://") {
+            bail!("--digest is for the address of a file; a registry says the digests of a model itself");
+        }
+        request.model = format!("{}#{digest}", request.model);
+    }
+    follow(&service, &request)
 }
 
 /// Has the server fetch a model, showing how far it is.
@@ -35,7 +47,9 @@ fn request(args: &TransferArgs) -> PullRequest {
 
 pub fn push(args: &PushArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
-    let request = request(&args.transfer);
+    // What a server of Ollama's does anyway is not mentioned to it.
+    let format = Some(args.format.clone()).filter(|format| format != "ollama").unwrap_or_default();
+    let request = PullRequest { format, ..request(&args.transfer) };
     let mut display = Display::new();
     let pushed = service.runtime().block_on(async {
         let lines = service.client().push(&request).await?;

@@ -2,6 +2,7 @@
 
 mod auth;
 mod hostile;
+mod hub;
 mod mirrors;
 mod pull;
 mod push;

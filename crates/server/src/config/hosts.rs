@@ -17,7 +17,7 @@ pub const GROUP: &str = "registry.hosts";
 const HUB: [&str; 2] = ["hf.co", "huggingface.co"];
 
 /// Every setting of a host, and what it may be. The manual has each of them (`docs/registry.md`; a test asks).
-pub const HOST_SETTINGS: [(&str, Kind); 14] = [
+pub const HOST_SETTINGS: [(&str, Kind); 15] = [
     ("http", Kind::Any),
     ("ca", Kind::Text),
     ("username", Kind::Text),
@@ -32,6 +32,7 @@ pub const HOST_SETTINGS: [(&str, Kind); 14] = [
     ("limit_rate", Kind::Any),
     ("streams", Kind::Any),
     ("anonymous", Kind::Any),
+    ("hub", Kind::Any),
 ];
 
 /// The setting of a key.
@@ -133,6 +134,7 @@ impl Table<'_> {
         let mirrors = mirrors.split(',').map(str::trim).filter(|text| !text.is_empty());
         Ok(Host {
             http: self.switch("http")?,
+            hub: self.switch("hub")?,
             ca: self.path("ca"),
             credentials: self.credentials()?,
             token_host: self.text("token_host"),

@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
                 let bare = bare.unwrap_or(text);
                 is_host(bare.split_once('/').map_or(bare, |(host, _)| host))
             };
-            match all.iter().find(|text| !host(text) && **text != "auto") {
+            match all.iter().find(|text| !host(text)) {
                 Some(wrong) => Err(format!(
                     "has {wrong:?}: a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)"
                 )),

@@ -111,7 +111,7 @@ fn hooks() -> Hooks<'static> {
     }
 }
 
-fn detect_template(file: &FileTemplate) -> Option<puna_store::NamedTemplate> {
+pub(crate) fn detect_template(file: &FileTemplate) -> Option<puna_store::NamedTemplate> {
     let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
     Some(puna_store::NamedTemplate {
         name: found.name.to_owned(),

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{Progress, PullRequest};
-use puna_registry::{Options, RegistryError, Report};
+use puna_registry::{FileUrl, Options, RegistryError, Report};
 use puna_store::ModelRef;
 use tokio::sync::mpsc;
 
@@ -18,6 +18,16 @@ pub(super) async fn pull(
     State(app): State<App>,
     Json(request, _): Json<Native, PullRequest>,
 ) -> Result<Response, Refused<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    if let Some(file) = FileUrl::parse(given) {
+        let file = file.map_err(Failure::bad_request)?;
+        let (whole, options) = (request.stream == Some(false), options(&app, request)?);
+        let work = app.clone();
+        let lines = report(async move |report| {
+            work.registry().pull_file(work.shared_store(), &file, &options, report).await
+        });
+        return lines::answer(lines, whole).await;
+    }
     let (reference, whole, options) = read(&app, request)?;
     let work = app.clone();
     let lines = report(async move |report| {
@@ -62,13 +72,19 @@ pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -
 fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let reference = reference(given, REMOTE)?;
-    let options = Options {
+    let whole = request.stream == Some(false);
+    Ok((reference, whole, options(app, request)?))
+}
+
+/// How to go about it.
+fn options(app: &App, request: PullRequest) -> Result<Options, Failure> {
+    Ok(Options {
         insecure: request.insecure,
         keep_unused: app.config().no_prune,
         mirror: request.mirror,
         limit_rate: request.limit_rate.filter(|rate| *rate > 0),
-    };
-    Ok((reference, request.stream == Some(false), options))
+        format: request.format.parse().map_err(|problem: String| Failure::bad_request(problem))?,
+    })
 }
 
 /// Has work done that reports; it is cancelled when nobody reads its lines any more.

@@ -81,7 +81,7 @@ impl Store {
         let blob = self.add_blob(&config)?;
         let manifest = Manifest {
             config: Some(Layer::new(media::CONFIG, blob.digest, blob.size)),
-            layers: draft.layers.iter().map(|layer| layer.layer.clone()).collect(),
+            layers: draft.layers.iter().map(|layer| &layer.layer).chain(&request.beside).cloned().collect(),
         };
         progress(Progress::status("writing manifest"));
         self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)

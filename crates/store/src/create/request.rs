@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use crate::manifest::Layer;
+
 /// A body of `/api/create`, checked for types only. File names map to digests of blobs that were stored before.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CreateRequest {
@@ -39,6 +41,8 @@ pub struct CreateRequest {
     pub remote_host: Option<String>,
     /// Overrides of what is found out about the model.
     pub info: Map<String, Value>,
+    /// Layers that the model keeps beside its own, such as what it was made of.
+    pub beside: Vec<Layer>,
 }
 
 /// A line of progress.

@@ -1,0 +1,98 @@
+//! Mirrors that announce themselves on the network, by DNS service discovery over multicast: `_puna-mirror._tcp`.
+//!
+//! The record's properties say what its address does not: `scheme` is `http` or `https`, and `host` the name that a
+//! certificate is for. Anybody on a network can announce anything, so that somebody must say yes to what is found.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use mdns_sd::{ServiceDaemon, ServiceEvent};
+
+use crate::address::plain;
+use crate::error::RegistryError;
+
+/// What mirrors announce themselves as.
+pub const MIRROR_SERVICE: &str = "_puna-mirror._tcp.local.";
+
+/// Mirrors that are listened to at most.
+const MOST: usize = 32;
+/// Characters of a name at most.
+const NAME: usize = 80;
+
+/// A mirror that has announced itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announced {
+    /// What it calls itself.
+    pub name: String,
+    /// Its address, as a setting or `--mirror` has it.
+    pub address: String,
+}
+
+/// The mirrors that answer within a time, by name. Blocks as long.
+///
+/// # Errors
+/// The network cannot be asked.
+pub fn announced(wait: Duration) -> Result<Vec<Announced>, RegistryError> {
+    let fail = |e: mdns_sd::Error| RegistryError::Setup(format!("mirrors cannot be looked for: {e}"));
+    let daemon = ServiceDaemon::new().map_err(fail)?;
+    let answers = daemon.browse(MIRROR_SERVICE).map_err(fail)?;
+    let until = Instant::now() + wait;
+    let mut found = BTreeMap::new();
+    while found.len() < MOST
+        && let Ok(event) = answers.recv_deadline(until)
+    {
+        let ServiceEvent::ServiceResolved(service) = event else { continue };
+        let property = |key: &str| service.txt_properties.get_property_val_str(key);
+        let addresses = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
+        let name = service.fullname.strip_suffix(MIRROR_SERVICE).unwrap_or(&service.fullname);
+        let name = plain(name.trim_end_matches('.'), NAME);
+        if let Some(address) = address(property("scheme"), property("host"), addresses, service.port) {
+            found.insert(name.clone(), Announced { name, address });
+        }
+    }
+    // It ends on its own, too; nobody waits for that.
+    let _ = daemon.shutdown();
+    Ok(found.into_values().collect())
+}
+
+/// The address of a record; `None` where it makes none.
+fn address(scheme: Option<&str>, host: Option<&str>, addresses: Vec<IpAddr>, port: u16) -> Option<String> {
+    let scheme = match scheme {
+        None | Some("http") => "http",
+        Some("https") => "https",
+        Some(_) => return None,
+    };
+    let is_name = |host: &&str| {
+        !host.is_empty()
+            && host.len() <= 253
+            && host.bytes().all(|c| c.is_ascii_alphanumeric() || b"-.".contains(&c))
+    };
+    // Addresses of the older kind need no zone.
+    let number = addresses.iter().find(|ip| ip.is_ipv4()).or(addresses.first());
+    let host = match (host.filter(is_name), number?) {
+        (Some(name), _) => name.to_owned(),
+        (None, IpAddr::V4(ip)) => ip.to_string(),
+        (None, IpAddr::V6(ip)) => format!("[{ip}]"),
+    };
+    (port > 0).then(|| format!("{scheme}://{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_make_addresses_or_none() {
+        let four: IpAddr = "192.168.1.5".parse().unwrap();
+        let six: IpAddr = "fe80::1".parse().unwrap();
+        let of = |scheme, host, addresses: &[IpAddr], port| address(scheme, host, addresses.to_vec(), port);
+        assert_eq!(of(None, None, &[six, four], 5000).unwrap(), "http://192.168.1.5:5000");
+        assert_eq!(of(Some("http"), None, &[six], 5000).unwrap(), "http://[fe80::1]:5000");
+        assert_eq!(of(Some("https"), Some("m.intra"), &[four], 443).unwrap(), "https://m.intra:443");
+        assert_eq!(of(None, Some("a/b@evil"), &[four], 1).unwrap(), "http://192.168.1.5:1");
+        assert_eq!(of(Some("file"), None, &[four], 1), None);
+        assert_eq!(of(None, None, &[], 1), None);
+        assert_eq!(of(None, None, &[four], 0), None);
+    }
+}

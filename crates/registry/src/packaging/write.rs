@@ -1,0 +1,174 @@
+//! Models as packages: the manifest and config to push.
+
+use puna_store::{Digest, Entry, Layer, Model, Store, StoreError, media};
+use serde_json::{Map, Value, json};
+
+use super::{Artifact, Blob, FILE_PATH, Format, MANIFEST};
+use crate::error::RegistryError;
+
+/// A package to push: its manifest, and what the store does not have of it.
+pub(crate) struct Outgoing {
+    pub(crate) manifest: Vec<u8>,
+    pub(crate) layers: Vec<Layer>,
+    /// The blob that was made for it.
+    pub(crate) made: Option<Digest>,
+}
+
+/// Packages a stored model. One that came in this way goes out as it came, if all of it is there.
+///
+/// # Errors
+/// The model cannot be read, or the store not be written.
+pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Outgoing, RegistryError> {
+    if let Some(outgoing) = as_it_came(store, entry, format)? {
+        return Ok(outgoing);
+    }
+    let model = store.resolve_entry(entry)?;
+    let mut layers = Vec::new();
+    let mut projectors = 0;
+    for layer in &entry.manifest.layers {
+        let file = match layer.media_type.as_str() {
+            media::MODEL => format!("{}.gguf", file_stem(&model)),
+            media::PROJECTOR => {
+                projectors += 1;
+                format!("mmproj-{projectors}.gguf")
+            }
+            media::LICENSE => "LICENSE".to_owned(),
+            _ => String::new(),
+        };
+        if let Some(kind) = kind(&layer.media_type, format) {
+            let named = [(FILE_PATH[0].to_owned(), Value::from(file.clone()))];
+            let annotations = if file.is_empty() { Map::new() } else { named.into_iter().collect() };
+            layers.push(Blob { media_type: kind, digest: layer.digest, size: layer.size, annotations });
+        }
+    }
+    if let Some(config) = &entry.manifest.config {
+        // Renderer and parser have no word in the other packagings.
+        let (digest, size) = (config.digest, config.size);
+        layers.push(Blob { media_type: media::CONFIG.into(), digest, size, annotations: Map::new() });
+    }
+    let config = match format {
+        Format::Docker => docker_config(&model, &layers),
+        _ => pack_config(&model, &layers),
+    };
+    let config_bytes = config.to_string().into_bytes();
+    let stored = store.add_blob(&config_bytes)?;
+    let (config_type, artifact_type) = match format {
+        Format::Docker => ("application/vnd.docker.ai.model.config.v0.1+json", ""),
+        _ => ("application/vnd.cncf.model.config.v1+json", "application/vnd.cncf.model.manifest.v1+json"),
+    };
+    let artifact = Artifact {
+        schema_version: 2,
+        media_type: MANIFEST.into(),
+        artifact_type: artifact_type.into(),
+        config: Blob {
+            media_type: config_type.into(),
+            digest: stored.digest,
+            size: stored.size,
+            annotations: Map::new(),
+        },
+        layers,
+    };
+    let manifest = serde_json::to_vec(&artifact).map_err(|e| RegistryError::Setup(e.to_string()))?;
+    Ok(Outgoing { manifest, layers: blobs(&artifact), made: Some(stored.digest) })
+}
+
+/// The package that the model was made of.
+fn as_it_came(store: &Store, entry: &Entry, format: Format) -> Result<Option<Outgoing>, RegistryError> {
+    for layer in entry.manifest.all(MANIFEST) {
+        let path = store.layer_file(layer)?;
+        let manifest = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, &e))?;
+        let Ok(artifact) = serde_json::from_slice::<Artifact>(&manifest) else { continue };
+        let layers = blobs(&artifact);
+        if artifact.format() == format && layers.iter().all(|layer| store.layer_file(layer).is_ok()) {
+            return Ok(Some(Outgoing { manifest, layers, made: None }));
+        }
+    }
+    Ok(None)
+}
+
+fn blobs(artifact: &Artifact) -> Vec<Layer> {
+    let all = artifact.layers.iter().chain([&artifact.config]);
+    all.map(|blob| Layer::new(&blob.media_type, blob.digest, blob.size)).collect()
+}
+
+/// A layer's media type there; `None`: it stays here.
+fn kind(media_type: &str, format: Format) -> Option<String> {
+    let (docker, pack) = match media_type {
+        media::MODEL => ("gguf.v3", "weight.v1.raw"),
+        media::PROJECTOR => ("mmproj", "weight.v1.raw"),
+        media::LICENSE => ("license", "doc.v1.raw"),
+        // In Ollama's words, which others pass over.
+        media::TEMPLATE | media::SYSTEM | media::PARAMS | media::MESSAGES => return Some(media_type.into()),
+        _ => return None,
+    };
+    Some(match format {
+        Format::Docker => format!("{}{docker}", super::DOCKER),
+        _ => format!("{}{pack}", super::MODEL_PACK[0]),
+    })
+}
+
+/// What the file of the weights is called: the model's name, in plain characters.
+fn file_stem(model: &Model) -> String {
+    let quantization = &model.facts.file_type;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
+    format!("{}-{quantization}", model.name.model()).chars().map(plain).collect()
+}
+
+fn digests(layers: &[Blob]) -> Vec<Digest> {
+    layers.iter().map(|layer| layer.digest).collect()
+}
+
+fn texts(digests: &[Digest]) -> Vec<String> {
+    digests.iter().map(Digest::to_string).collect()
+}
+
+fn docker_config(model: &Model, layers: &[Blob]) -> Value {
+    let details = model.details();
+    let bytes: u64 = layers.iter().map(|layer| layer.size).sum();
+    json!({
+        "config": {
+            "format": "gguf",
+            "quantization": details.quantization_level,
+            "parameters": details.parameter_size,
+            "architecture": model.facts.architecture,
+            "size": format!("{:.2} MiB", bytes as f64 / 1_048_576.0),
+        },
+        "descriptor": {},
+        "rootfs": {"type": "rootfs", "diff_ids": texts(&digests(layers))},
+    })
+}
+
+fn pack_config(model: &Model, layers: &[Blob]) -> Value {
+    json!({
+        "descriptor": {"name": model.name.model(), "family": model.facts.architecture},
+        "modelfs": {"type": "layers", "diffIds": texts(&digests(layers))},
+        "config": {
+            "architecture": "transformer",
+            "format": "gguf",
+            "paramSize": pack_size(model.facts.parameter_count),
+            "quantization": model.facts.file_type,
+        },
+    })
+}
+
+/// `1.5B`: at most one digit behind the point, as ModelPack has it.
+fn pack_size(count: u64) -> String {
+    let (scale, letter) = match count {
+        1_000_000_000.. => (1e9, "B"),
+        1_000_000.. => (1e6, "M"),
+        _ => (1e3, "K"),
+    };
+    let text = format!("{:.1}", count as f64 / scale);
+    format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pack_size;
+
+    #[test]
+    fn sizes_have_one_digit_behind_the_point() {
+        let sizes = [1_543_714_304, 8_000_000_000, 134_515_008, 950].map(pack_size);
+        assert_eq!(sizes, ["1.5B", "8B", "134.5M", "0.9K"].map(str::to_owned));
+    }
+}
