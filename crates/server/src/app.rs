@@ -10,17 +10,19 @@ use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
 use puna_store::{Details, Model, PruneOptions, Store, StoreError, Weights};
+use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
 use crate::figures::{Figures, OfModel, Tally};
-use crate::http::{Client, note_ignored};
+use crate::http::{Client, current_via, note_ignored};
 use crate::kept::Responses;
 use crate::links::Links;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
 use crate::options;
+use crate::remote::{Remotes, Upstream};
 use crate::runner::launch::Launcher;
 use crate::runner::link::Events;
 use crate::runner::protocol::LoadSpec;
@@ -51,6 +53,7 @@ struct Inner {
     responses: Arc<Responses>,
     figures: Arc<Figures>,
     links: Option<Links>,
+    remotes: Arc<Remotes>,
 }
 
 impl App {
@@ -65,8 +68,8 @@ impl App {
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
-        let (responses, links) = (Arc::default(), Links::new(&config));
-        Ok(Self(Arc::new(Inner { config, store, registry, models, responses, figures, links })))
+        let (responses, links, remotes) = (Arc::default(), Links::new(&config), Remotes::new(&config));
+        Ok(Self(Arc::new(Inner { config, store, registry, models, responses, figures, links, remotes })))
     }
 
     /// Clears away in the background what no model uses, unless that is not wanted. A store that cannot be written is left as
@@ -103,6 +106,11 @@ impl App {
     /// Fetches images that are named by address, where that is allowed.
     pub(crate) fn links(&self) -> Option<&Links> {
         self.0.links.as_ref()
+    }
+
+    /// Other servers that models may be on.
+    pub(crate) fn remotes(&self) -> &Arc<Remotes> {
+        &self.0.remotes
     }
 
     /// What is counted.
@@ -181,6 +189,12 @@ impl App {
         {
             *tokens = VISION_CONTEXT;
         }
+        if model.weights == Weights::Remote {
+            run.given = model.params.clone();
+            run.given.extend(request.cloned().unwrap_or_default());
+            run.given.retain(|_, value| !value.is_null());
+            return Ok((load, run));
+        }
         if !embeds && run.speculate.takes_drafts() && run.draft_num_predict != Some(0) {
             load.draft = self.draft(model, asked).await?;
         }
@@ -230,6 +244,11 @@ impl App {
         client: Client,
     ) -> Result<Loaded, Failure> {
         let arrived = Instant::now();
+        if let Some(upstream) = self.remotes().upstream(model, current_via())? {
+            let (source, figures) =
+                (Source::Remote(Arc::new(upstream)), self.figures().of(&model.name.to_string()));
+            return Ok(Loaded { source, client, arrived, load: arrived.elapsed(), figures });
+        }
         let config = self.config();
         let spec = LoadSpec {
             weights: weights(model),
@@ -246,7 +265,13 @@ impl App {
         let ask = Ask { client: client.0, key: key(model), spec, num_ctx, keep_alive, about };
         let lease = self.models().acquire(ask).await;
         waiting.over(lease.is_ok());
-        Ok(Loaded { lease: Arc::new(lease?), client, arrived, load: arrived.elapsed(), figures })
+        Ok(Loaded {
+            source: Source::Runner(Arc::new(lease?)),
+            client,
+            arrived,
+            load: arrived.elapsed(),
+            figures,
+        })
     }
 }
 
@@ -267,11 +292,11 @@ pub(crate) fn registry_settings(config: &Config) -> puna_registry::Settings {
     }
 }
 
-/// The file of a model's weights; `None` is the model inside this program.
+/// The file of a model's weights; `None` is the model inside this program, or one of another server.
 fn weights(model: &Model) -> Option<PathBuf> {
     match &model.weights {
         Weights::File(path) => Some(path.clone()),
-        Weights::Embedded => None,
+        Weights::Embedded | Weights::Remote => None,
     }
 }
 
@@ -315,9 +340,26 @@ pub(crate) fn store_failure(error: &StoreError) -> Failure {
     Failure::new(status, error.to_string())
 }
 
-/// A model in memory that a request may use.
+/// Who does the work of a model.
+enum Source {
+    Runner(Arc<Lease>),
+    /// Another server.
+    Remote(Arc<Upstream>),
+}
+
+/// What comes of a task.
+enum Answers {
+    /// The runner stays while there is more.
+    Runner {
+        events: Events,
+        _lease: Arc<Lease>,
+    },
+    Remote(mpsc::Receiver<Event>),
+}
+
+/// A model that a request may use: in memory, or on another server.
 pub(crate) struct Loaded {
-    lease: Arc<Lease>,
+    source: Source,
     client: Client,
     arrived: Instant,
     load: Duration,
@@ -327,9 +369,14 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Has a task done on it.
     pub(crate) fn run(&self, task: Task) -> Running {
-        let events = self.lease.submit(self.client.0, task);
+        let answers = match &self.source {
+            Source::Runner(lease) => {
+                Answers::Runner { events: lease.submit(self.client.0, task), _lease: lease.clone() }
+            }
+            Source::Remote(upstream) => Answers::Remote(upstream.submit(task)),
+        };
         let tally = self.figures.clone().begin(self.arrived);
-        Running { events, _lease: self.lease.clone(), arrived: self.arrived, load: self.load, tally }
+        Running { answers, arrived: self.arrived, load: self.load, tally }
     }
 
     /// Has generations done on it side by side.
@@ -348,8 +395,7 @@ impl Loaded {
 
 /// A request that is being answered. Dropping it cancels the request.
 pub(crate) struct Running {
-    events: Events,
-    _lease: Arc<Lease>,
+    answers: Answers,
     arrived: Instant,
     load: Duration,
     tally: Tally,
@@ -363,7 +409,10 @@ impl Running {
 
     /// The next event, as a poll.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let event = ready!(self.events.poll_next(cx));
+        let event = match &mut self.answers {
+            Answers::Runner { events, .. } => ready!(events.poll_next(cx)),
+            Answers::Remote(events) => ready!(events.poll_recv(cx)),
+        };
         if let Some(event) = &event {
             self.tally.take(event);
         }

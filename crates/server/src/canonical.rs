@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, Message, PromptLogprob, Think, Tool, ToolCall, ToolChoice};
+use puna_api::native::{Image, Logprob, Message, PromptLogprob, Think, Tool, ToolCall, ToolChoice};
 use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -201,6 +201,9 @@ pub struct Prompt {
     pub raw: bool,
     /// Tokens of an earlier answer, to go on from.
     pub context: Option<Vec<u32>>,
+    /// Images before the text; only models of other servers see any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
     /// The model's input as tokens, instead of everything above.
     pub tokens: Option<Vec<u32>>,
 }
@@ -224,6 +227,9 @@ pub struct RunOptions {
     pub think_budget: Option<u32>,
     /// Tokens of prompt and answer that the context holds; `None` is as many as the runner can give, and never more.
     pub num_ctx: Option<u32>,
+    /// What the model's parameters and the request say by name, for models of other servers: all else is theirs to choose.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub given: Map<String, Value>,
 }
 
 /// Texts to turn into vectors.
@@ -444,6 +450,9 @@ pub struct Failure {
     /// Length of the prompt and of the context in tokens, where that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<(u64, u64)>,
+    /// Seconds after which it may be tried again, where somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after: Option<u64>,
 }
 
 impl Failure {
@@ -452,7 +461,7 @@ impl Failure {
 
     /// A failure with a status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), lengths: None }
+        Self { status, message: message.into(), lengths: None, retry_after: None }
     }
 
     /// The request is wrong.

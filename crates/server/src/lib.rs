@@ -27,6 +27,7 @@ mod names;
 mod openapi;
 mod options;
 mod panics;
+mod remote;
 mod routes;
 pub mod runner;
 pub mod scheduler;

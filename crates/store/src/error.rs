@@ -51,8 +51,8 @@ pub enum StoreError {
     Layer { name: String, what: &'static str, reason: String },
     #[error("the model {0} has no weights")]
     NoWeights(String),
-    #[error("{name} is executed by {host}; remote models are not supported")]
-    Remote { name: String, host: String },
+    #[error("bad remote: {0}")]
+    BadRemote(String),
     #[error("{}: no such file", path.display())]
     NoFile { path: PathBuf },
     #[error("{} has changed while it was read: try again when nobody writes it", path.display())]
@@ -151,6 +151,7 @@ impl StoreError {
                 | Requires
                 | DraftIsModel { .. }
                 | DraftRemote
+                | BadRemote(_)
                 | ManyDrafts { .. }
                 | NotADraft { .. }
                 | NotAnAdapter

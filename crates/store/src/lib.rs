@@ -46,6 +46,7 @@ mod modelfile;
 mod name;
 mod prune;
 mod pulls;
+mod remote;
 mod requantize;
 mod store;
 #[cfg(test)]
@@ -75,6 +76,7 @@ pub use modelfile::{
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
 pub use pulls::Pull;
+pub use remote::Remote;
 pub use requantize::{
     FileType, Imatrix, ImatrixRow, QuantizeOptions, requantize, requantize_part, write_imatrix,
 };

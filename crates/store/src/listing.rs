@@ -34,6 +34,10 @@ pub struct Summary {
     pub embedding_length: u64,
     /// What it can do, as [`Model::capabilities`](crate::Model::capabilities).
     pub capabilities: Vec<String>,
+    /// The model on other servers that it stands for; empty for one that is here.
+    pub remote_model: String,
+    /// Those servers.
+    pub remote_host: String,
 }
 
 /// What lists remember.
@@ -159,6 +163,8 @@ impl Store {
             context_length: model.facts.context_length,
             embedding_length: model.facts.embedding_length,
             capabilities: model.capabilities(),
+            remote_model: model.config.remote_model,
+            remote_host: model.config.remote_host,
         });
         self.listed.summaries().insert(entry.digest, summary.clone());
         Ok(summary)

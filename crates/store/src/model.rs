@@ -16,6 +16,7 @@ use crate::facts::{Facts, parameter_size};
 use crate::manifest::{Config, Layer, media, object};
 use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
+use crate::remote::Remote;
 use crate::store::{Entry, Store};
 
 /// Where the weights are.
@@ -25,6 +26,8 @@ pub enum Weights {
     File(PathBuf),
     /// In this program: [`embedded::weights`].
     Embedded,
+    /// On other servers: [`Config::remote_host`].
+    Remote,
 }
 
 /// A model of the store, its small layers read.
@@ -118,12 +121,14 @@ impl Store {
             }
             None => Config::default(),
         };
-        let name = entry.name.to_string();
-        if !config.remote_host.is_empty() {
-            return Err(StoreError::Remote { name, host: config.remote_host });
-        }
-        let layer = manifest.last(media::MODEL).ok_or(StoreError::NoWeights(name))?;
-        let (weights, facts) = reader.weights(layer)?;
+        let (weights, facts, weights_digest, parent) = if config.remote_host.is_empty() {
+            let layer =
+                manifest.last(media::MODEL).ok_or_else(|| StoreError::NoWeights(entry.name.to_string()))?;
+            let (weights, facts) = reader.weights(layer)?;
+            (weights, facts, layer.digest, layer.from.clone().unwrap_or_default())
+        } else {
+            (Weights::Remote, Arc::new(Facts::of_remote(&config)), entry.digest, String::new())
+        };
         let paths =
             |media_type: &str| manifest.all(media_type).map(|l| self.layer_path(l)).collect::<Result<_, _>>();
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
@@ -137,7 +142,7 @@ impl Store {
             modified: entry.modified,
             size: entry.size(),
             weights,
-            weights_digest: layer.digest,
+            weights_digest,
             adapters: paths(media::ADAPTER)?,
             projectors: paths(media::PROJECTOR)?,
             draft: manifest.last(media::DRAFT).map(|l| self.layer_path(l)).transpose()?,
@@ -150,7 +155,7 @@ impl Store {
                 .map(|l| reader.text(l, "a licence"))
                 .collect::<Result<_, _>>()?,
             config,
-            parent: layer.from.clone().unwrap_or_default(),
+            parent,
             facts,
             projector_facts,
         })
@@ -214,17 +219,32 @@ impl Model {
         let or = |stated: &str, found: String| if stated.is_empty() { found } else { stated.to_owned() };
         Details {
             parent_model: self.parent.clone(),
-            format: or(&config.model_format, "gguf".into()),
+            format: match self.weights {
+                Weights::Remote => config.model_format.clone(),
+                _ => or(&config.model_format, "gguf".into()),
+            },
             family: or(&config.model_family, self.facts.architecture.clone()),
             families: config.model_families.clone(),
-            parameter_size: or(&config.model_type, parameter_size(self.facts.parameter_count)),
+            parameter_size: match self.weights {
+                Weights::Remote => config.model_type.clone(),
+                _ => or(&config.model_type, parameter_size(self.facts.parameter_count)),
+            },
             quantization_level: or(&config.file_type, self.facts.file_type.clone()),
         }
     }
 
     /// What the model can do, in the order of the API: `completion`, `embedding` or `rerank` (Puna's word), then what its files, template and
     /// config add. With a renderer the words of templates do not count, but those of `suffix`: nobody else writes it.
+    ///
+    /// Of a model of another server what its config says, else everything that one may be able to do: the other server knows.
     pub fn capabilities(&self) -> Vec<String> {
+        if self.weights == Weights::Remote {
+            let stated = &self.config.capabilities;
+            let all = || {
+                ["completion", "embedding", "vision", "tools", "insert", "thinking"].map(str::to_owned).into()
+            };
+            return if stated.is_empty() { all() } else { stated.clone() };
+        }
         let template = self.template.as_deref().unwrap_or_default();
         capabilities(&self.facts, &self.projector_facts, template, &self.config)
     }
@@ -232,15 +252,18 @@ impl Model {
     /// The Modelfile that `show` prints, without its comment lines. A request's own `system` and `options` replace or
     /// extend the stored ones.
     pub fn modelfile(&self, system: Option<&str>, options: &Map<String, Value>) -> Modelfile {
-        let mut all = vec![Instruction::From(match &self.weights {
-            Weights::File(path) => path.display().to_string(),
-            Weights::Embedded => self.name.to_string(),
-        })];
+        let sources = match &self.weights {
+            Weights::File(path) => vec![path.display().to_string()],
+            Weights::Embedded => vec![self.name.to_string()],
+            Weights::Remote => Remote::sources(&self.config.remote_host, &self.config.remote_model),
+        };
+        let mut all: Vec<_> = sources.into_iter().map(Instruction::From).collect();
         let path = |path: &PathBuf| path.display().to_string();
         all.extend(self.adapters.iter().map(|p| Instruction::Adapter(path(p))));
         all.extend(self.draft.iter().map(|p| Instruction::Draft(path(p))));
         all.extend(self.projectors.iter().map(|p| Instruction::From(path(p))));
-        all.push(Instruction::Template(self.template.clone().unwrap_or_else(|| "{{ .Prompt }}".into())));
+        let plain = || (self.weights != Weights::Remote).then(|| "{{ .Prompt }}".into());
+        all.extend(self.template.clone().or_else(plain).map(Instruction::Template));
         let system = system.filter(|s| !s.is_empty()).or(self.system.as_deref());
         all.extend(system.map(|text| Instruction::System(text.to_owned())));
         let text = |s: &str| Some(s.to_owned()).filter(|s| !s.is_empty());
@@ -264,6 +287,18 @@ impl Model {
 }
 
 impl Facts {
+    /// What is known of a model whose file is elsewhere.
+    fn of_remote(config: &Config) -> Self {
+        Self {
+            architecture: config.model_family.clone(),
+            kind: "model".into(),
+            file_type: config.file_type.clone(),
+            context_length: config.context_length,
+            embedding_length: config.embedding_length,
+            ..Self::default()
+        }
+    }
+
     /// What a file can do by itself, without a store's template and config.
     pub fn capabilities(&self) -> Vec<String> {
         capabilities(self, &[], "", &Config::default())

@@ -42,6 +42,12 @@ pub struct ModelSummary {
     pub name: String,
     /// The same.
     pub model: String,
+    /// Of a model on other servers: its name there.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_model: String,
+    /// The addresses of those servers.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_host: String,
     /// When it was stored.
     pub modified_at: String,
     /// Bytes of all its parts.
@@ -137,6 +143,12 @@ pub struct ShowResponse {
     /// Messages that precede every conversation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
+    /// Of a model on other servers: its name there.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_model: String,
+    /// The addresses of those servers.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub remote_host: String,
     /// The file's metadata by key.
     pub model_info: BTreeMap<String, Value>,
     /// The same of the projector.
@@ -271,7 +283,7 @@ pub struct CreateRequest {
     #[serde(deserialize_with = "shape::info")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Info>"))]
     pub info: Option<Map<String, Value>>,
-    /// A server that has the model: refused.
+    /// The servers that have the model, which `from` names as they do: one address, or several separated by commas.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_host: String,
     /// Line by line (the default) or only the last.

@@ -94,6 +94,9 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     match found.with_context(unknown)?.weights {
         Weights::File(path) => Ok(Some(path)),
         Weights::Embedded => Ok(None),
+        Weights::Remote => {
+            bail!("--speculate {draft} is a model of another server, which cannot be a draft model")
+        }
     }
 }
 

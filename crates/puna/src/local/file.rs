@@ -40,10 +40,15 @@ impl ModelFile {
         let gguf = match &model.weights {
             Weights::File(path) => Gguf::open(path).with_context(|| path.display().to_string())?,
             Weights::Embedded => Gguf::from_bytes(embedded::weights())?,
+            Weights::Remote => bail!(
+                "the model {} is on another server ({}): it has no file",
+                model.name,
+                model.config.remote_host
+            ),
         };
         let path = match &model.weights {
             Weights::File(path) => Some(path.clone()),
-            Weights::Embedded => None,
+            Weights::Embedded | Weights::Remote => None,
         };
         let gguf = Arc::new(gguf);
         let view = View::new(gguf.clone())?;

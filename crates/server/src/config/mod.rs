@@ -171,6 +171,13 @@ pub struct Config {
     pub image_urls: bool,
     /// `PUNA_IMAGE_HOSTS`: hosts (`name` or `name:port`) that images are fetched from though not everybody can reach them.
     pub image_hosts: Vec<String>,
+    /// `PUNA_REMOTES`, `OLLAMA_REMOTES`: servers (`name`, `name:port`, with `http://` or `https://` before it or not) that models
+    /// of other servers may be asked at.
+    pub remotes: Vec<String>,
+    /// `PUNA_REMOTE_KEYS`: such servers, and the keys that they are shown.
+    pub remote_keys: Vec<(String, String)>,
+    /// `PUNA_REMOTE_TIMEOUT`: how long such a server may be silent; `None` is for ever.
+    pub remote_timeout: Option<Duration>,
     /// The key that registries are shown; `None` where there is no home folder.
     pub registry_key: Option<PathBuf>,
     /// `PUNA_REGISTRY_DEFAULT`: the address that is asked in the place of Ollama's registry.
@@ -313,6 +320,9 @@ impl Config {
             docker_config: places::docker_config(variable),
             image_urls: read.switch("image_urls"),
             image_hosts: read.hosts("image_hosts"),
+            remotes: read.servers("remotes"),
+            remote_keys: read.keys_of_servers("remote_keys"),
+            remote_timeout: read.timeout("remote_timeout", Duration::from_secs(600)),
             registry_key,
             proxies: places::proxies(variable),
             kernels: read.kernels(),

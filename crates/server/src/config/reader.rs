@@ -77,6 +77,12 @@ fn is_host(text: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
+/// Whether a text is a host, perhaps with a scheme of the web before it.
+fn is_server(text: &str) -> bool {
+    let bare = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    is_host(bare.unwrap_or(text).trim_end_matches('/'))
+}
+
 /// A value that was found.
 struct Found {
     text: String,
@@ -285,6 +291,40 @@ impl<'a> Reader<'a> {
             }
         };
         self.strict(key, Vec::new(), parse, |hosts| (!hosts.is_empty()).then(|| quoted(&hosts.join(","))))
+    }
+
+    /// Servers by name or number, with a port or without, perhaps with how they are spoken to.
+    pub fn servers(&mut self, key: &'static str) -> Vec<String> {
+        let parse = |text: &str| {
+            let servers: Vec<_> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+            match servers.iter().find(|name| !is_server(name)) {
+                Some(wrong) => Err(format!(
+                    "has {wrong:?}: a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)"
+                )),
+                None => Ok(servers.into_iter().map(str::to_owned).collect()),
+            }
+        };
+        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
+    }
+
+    /// Servers and their keys, `SERVER=KEY` each; not shown.
+    pub fn keys_of_servers(&mut self, key: &'static str) -> Vec<(String, String)> {
+        let text = self.secret(key).unwrap_or_default();
+        let mut keys = Vec::new();
+        for (at, part) in text.split(',').filter(|part| !part.is_empty()).enumerate() {
+            match part.split_once('=') {
+                Some((server, shown)) if is_server(server) && !shown.is_empty() => {
+                    keys.push((server.to_owned(), shown.to_owned()));
+                }
+                // What stands there may be a key.
+                _ => {
+                    let problem = format!("has an entry, number {}, that is not like gpu1:8000=KEY", at + 1);
+                    let source = self.source(key);
+                    self.refuse(key, &source, problem);
+                }
+            }
+        }
+        keys
     }
 
     /// Addresses of registries, with a path or without.

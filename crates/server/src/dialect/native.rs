@@ -63,6 +63,7 @@ pub(crate) fn generate(
             template: text(request.template),
             raw: request.raw,
             context: Some(context).filter(|tokens| !tokens.is_empty()),
+            images: request.images,
             tokens: None,
         }),
         tool_choice: ToolChoice::Auto,

@@ -14,12 +14,19 @@ use hyper::body::{Frame, SizeHint};
 use super::Dialect;
 use crate::canonical::Failure;
 use crate::ids;
+use crate::remote::VIA as VIA_HEADER;
 
 /// Longest name that a client may give a request, in letters.
 const MAX_ID: usize = 128;
 
 tokio::task_local! {
     static CURRENT: String;
+    static VIA: Vec<String>;
+}
+
+/// The servers of this kind that the request came through which is being answered.
+pub(crate) fn current_via() -> Vec<String> {
+    VIA.try_with(Clone::clone).unwrap_or_default()
 }
 
 /// The name of the request that is being answered; a new one outside of any.
@@ -34,6 +41,7 @@ pub(crate) struct KeyName(pub(crate) String);
 /// What is known of a request. Written down when it is dropped: with its answer's last byte, or when its client leaves.
 pub(crate) struct Entry {
     id: String,
+    via: Vec<String>,
     method: Method,
     path: String,
     client: IpAddr,
@@ -50,6 +58,7 @@ impl Entry {
     pub(crate) fn begin(request: &Request, client: IpAddr) -> Self {
         Self {
             id: given_id(request.headers()).unwrap_or_else(|| ids::hex("req_")),
+            via: via(request.headers()),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             client,
@@ -64,7 +73,8 @@ impl Entry {
 
     /// Waits for the answer; the request has its name meanwhile.
     pub(crate) async fn follow(mut self, answer: impl Future<Output = Response>) -> Response {
-        let mut response = CURRENT.scope(self.id.clone(), answer).await;
+        let mut response =
+            CURRENT.scope(self.id.clone(), VIA.scope(std::mem::take(&mut self.via), answer)).await;
         self.status = response.status().as_u16();
         self.key = response.extensions_mut().remove().map(|KeyName(name)| name);
         if let Ok(id) = HeaderValue::from_str(&self.id) {
@@ -77,6 +87,12 @@ impl Entry {
         self.whole = self.method == Method::HEAD || response.body().is_end_stream();
         response.map(|body| Body::new(Followed { body, entry: self }))
     }
+}
+
+/// What other servers wrote down on the way.
+fn via(headers: &HeaderMap) -> Vec<String> {
+    let text = headers.get(VIA_HEADER).and_then(|via| via.to_str().ok()).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// A name that the client gave its request, where it can be shown.

@@ -22,6 +22,7 @@ pub mod tls;
 pub(crate) use body::{Json, next_piece, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
+pub(crate) use journal::current_via;
 pub(crate) use reply::{
     Anthropic, ErrorForm, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };

@@ -68,7 +68,7 @@ fn status(failure: &Failure) -> StatusCode {
 }
 
 /// Seconds after which a server that was too busy may be asked again.
-const RETRY_AFTER: u16 = 1;
+const RETRY_AFTER: u64 = 1;
 
 /// A failure in a dialect's form; what handlers return as their error.
 pub(crate) struct Refused<D>(Failure, PhantomData<D>);
@@ -82,8 +82,9 @@ impl<D> From<Failure> for Refused<D> {
 impl<D: ErrorForm> IntoResponse for Refused<D> {
     fn into_response(self) -> Response {
         let mut response = D::error(&self.0);
-        if self.0.status == 503 {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
+        let after = self.0.retry_after.or((self.0.status == 503).then_some(RETRY_AFTER));
+        if let Some(seconds) = after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }

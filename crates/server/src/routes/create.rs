@@ -24,15 +24,15 @@ pub(super) async fn create(
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let name = ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?.name;
     let whole = request.stream == Some(false);
-    if !request.remote_host.is_empty() {
-        return Err(Failure::bad_request("remote_host is not supported").into());
-    }
     if !request.from.is_empty() && request.files.is_some() {
         // The weights are those of the other model.
         note_ignored("files".into());
     }
     check_parameters(request.parameters.as_ref())?;
     let wanted = store_request(request);
+    if let Some(remote) = wanted.remote().map_err(|e| store_failure(&e))? {
+        app.remotes().check(&remote.host)?;
+    }
     let (to, lines) = mpsc::channel::<Line>(WAITING);
     // Goes on when the client leaves: what was asked for is made.
     let work = app.clone();
@@ -153,7 +153,7 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         renderer: text(request.renderer),
         parser: text(request.parser),
         requires: text(request.requires),
+        remote_host: text(request.remote_host),
         info: request.info.unwrap_or_default(),
-        ..puna_store::CreateRequest::default()
     }
 }

@@ -50,6 +50,8 @@ fn summary(store: &Store, entry: &Entry) -> ModelSummary {
                 ..api_details(known.details.clone())
             };
             summary.capabilities = known.capabilities.clone();
+            (summary.remote_model, summary.remote_host) =
+                (known.remote_model.clone(), known.remote_host.clone());
         }
         Err(error) if store.is_news(&error.to_string()) => {
             tracing::warn!(model = summary.name, %error, "a stored model is broken");

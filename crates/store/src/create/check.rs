@@ -6,6 +6,19 @@ use super::request::{CreateRequest, Hooks};
 use crate::builtin::{BuiltIn, PARSERS, RENDERERS};
 use crate::error::StoreError;
 use crate::manifest::Config;
+use crate::remote::Remote;
+
+/// The model of another server that a request names, if it does.
+pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreError> {
+    let from = request.from.as_deref().unwrap_or_default();
+    match request.remote_host.as_deref().filter(|host| !host.is_empty()) {
+        None => Remote::parse(from),
+        Some(_) if from.is_empty() => {
+            Err(StoreError::BadRemote("`from` has to name the model as the other server does".into()))
+        }
+        Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
+    }
+}
 
 pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), StoreError> {
     let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
@@ -20,12 +33,19 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty()) && request.draft_files.is_empty() {
         return Err(StoreError::DraftQuantize);
     }
-    if !request.draft_files.is_empty() && request.remote_host.as_ref().is_some_and(|host| !host.is_empty()) {
+    let names_host = request.remote_host.as_ref().is_some_and(|host| !host.is_empty());
+    if !request.draft_files.is_empty() && (names_host || remote(request)?.is_some()) {
         return Err(StoreError::DraftRemote);
     }
     let from = request.from.as_deref().filter(|from| !from.is_empty());
-    if let Some(host) = request.remote_host.as_ref().filter(|host| !host.is_empty()) {
-        return Err(StoreError::Remote { name: from.unwrap_or_default().to_owned(), host: host.clone() });
+    if remote(request)?.is_some() {
+        let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let files =
+            request.files.as_ref().is_some_and(|files| !files.is_empty()) || !request.adapters.is_empty();
+        if files || given(&request.quantize) || given(&request.renderer) || given(&request.parser) {
+            let reason = "its weights, prompts and answers are the other server's: leave files, adapters, quantize, renderer and parser out";
+            return Err(StoreError::BadRemote(reason.into()));
+        }
     }
     match (from, &request.files) {
         (None, None) => return Err(StoreError::NoSource),

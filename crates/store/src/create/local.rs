@@ -14,6 +14,7 @@ use crate::error::StoreError;
 use crate::home::home_of;
 use crate::import::ImportError;
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
+use crate::remote::Remote;
 
 /// A file that the request refers to by its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +57,14 @@ pub fn plan_local(
         let request = &mut planner.plan.request;
         match instruction {
             Instruction::From(text) => match planner.local(text)? {
-                Source::Name => planner.plan.request.from = Some(text.clone()),
+                Source::Name => {
+                    let from = &mut planner.plan.request.from;
+                    // Several servers of one model.
+                    let before = from.take().filter(|before| {
+                        [before, text].into_iter().all(|text| matches!(Remote::parse(text), Ok(Some(_))))
+                    });
+                    *from = Some(before.into_iter().chain([text.clone()]).collect::<Vec<_>>().join(","));
+                }
                 Source::Files(files) => sources.extend(files),
             },
             Instruction::Adapter(text) => match planner.local(text)? {

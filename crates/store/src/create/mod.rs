@@ -20,7 +20,9 @@ use crate::error::StoreError;
 use crate::facts::{Facts, parameter_size};
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
+use crate::model::Weights;
 use crate::name::{ModelName, ModelRef};
+use crate::remote::Remote;
 use crate::store::Store;
 pub(crate) use files::QUANTIZE_TYPES;
 use files::{SourceFile, Sources};
@@ -63,9 +65,13 @@ impl Store {
         draft: &mut Draft,
     ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
-        match request.from.as_deref().filter(|from| !from.is_empty()) {
-            Some(from) => draft.take_model(self, from)?,
-            None => draft.take_files(self, request, hooks, progress)?,
+        let remote = check::remote(request)?;
+        match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
+            (Some(Remote { host, model }), _) => {
+                draft.config = Config { remote_host: host, remote_model: model, ..Config::default() };
+            }
+            (None, Some(from)) => draft.take_model(self, from)?,
+            (None, None) => draft.take_files(self, request, hooks, progress)?,
         }
         draft.quantize(self, request.quantize.as_deref(), media::MODEL, progress)?;
         draft.take_adapters(self, request, progress)?;
@@ -132,13 +138,17 @@ impl Draft {
             DraftLayer { layer, is_new: false, status: None }
         };
         self.layers = entry.manifest.layers.iter().map(take).collect();
-        self.config = Config {
-            model_format: model.config.model_format,
-            renderer: model.config.renderer,
-            parser: model.config.parser,
-            requires: model.config.requires,
-            capabilities: model.config.capabilities,
-            ..Config::default()
+        let config = model.config;
+        self.config = match model.weights {
+            Weights::Remote => config,
+            _ => Config {
+                model_format: config.model_format,
+                renderer: config.renderer,
+                parser: config.parser,
+                requires: config.requires,
+                capabilities: config.capabilities,
+                ..Config::default()
+            },
         };
         self.params = model.params;
         Ok(())
@@ -305,6 +315,9 @@ impl Draft {
             let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
             families.push(facts.architecture.clone());
             model = Some(facts);
+        }
+        if !config.remote_host.is_empty() {
+            return check::apply_info(config, &request.info);
         }
         let adapts = self.layers.iter().any(|l| l.layer.media_type == media::ADAPTER);
         let Some(model) = model else {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use crate::error::StoreError;
 use crate::manifest::Layer;
+use crate::remote::Remote;
 
 /// A body of `/api/create`, checked for types only. File names map to digests of blobs that were stored before.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -43,6 +45,16 @@ pub struct CreateRequest {
     pub info: Map<String, Value>,
     /// Layers that the model keeps beside its own, such as what it was made of.
     pub beside: Vec<Layer>,
+}
+
+impl CreateRequest {
+    /// The model of another server that the request names, if it does.
+    ///
+    /// # Errors
+    /// [`StoreError::BadRemote`]
+    pub fn remote(&self) -> Result<Option<Remote>, StoreError> {
+        super::check::remote(self)
+    }
 }
 
 /// A line of progress.

@@ -247,10 +247,11 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         CREATE,
-        "`remote_host`",
+        "`remote_host` that the configuration does not allow",
         r#"{"model": "m", "from": "cria", "remote_host": "https://example.com"}"#,
         400,
-        "remote_host is not supported",
+        "this server cannot run this remote model: https://example.com is not among its remotes; whoever runs the server \
+         allows it with PUNA_REMOTES=https://example.com",
     ),
     refusal(
         CREATE,

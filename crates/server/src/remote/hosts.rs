@@ -1,0 +1,185 @@
+//! Where a remote model may be asked: what its config says, as far as the configuration allows it.
+
+use std::sync::OnceLock;
+
+use reqwest::Url;
+
+use super::ask::Remotes;
+use crate::canonical::Failure;
+use crate::ids;
+
+/// Hosts of one model at most.
+const HOSTS: usize = 64;
+
+/// Servers that a request may have come through.
+const HOPS: usize = 4;
+
+/// What a host speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// `…/v1`: OpenAI's dialect.
+    OpenAi,
+    /// The dialect of Ollama and Puna.
+    Native,
+}
+
+/// A server that a model may be asked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Host {
+    /// Without a slash at its end; with `/v1` where it speaks OpenAI's dialect.
+    pub(super) base: String,
+    pub(super) protocol: Protocol,
+    /// What it is shown; nothing of it may reach a message.
+    pub(super) key: Option<String>,
+}
+
+/// A host of the configuration: `[scheme://]name[:port]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Allowed {
+    scheme: Option<String>,
+    host: String,
+    key: Option<String>,
+}
+
+impl Allowed {
+    /// The hosts of two settings: names, and names with their keys.
+    pub(super) fn all(names: &[String], keys: &[(String, String)]) -> Vec<Self> {
+        let keyed = keys.iter().map(|(name, key)| Self::new(name, Some(key.clone())));
+        keyed.chain(names.iter().map(|name| Self::new(name, None))).collect()
+    }
+
+    fn new(name: &str, key: Option<String>) -> Self {
+        let name = name.trim().to_ascii_lowercase();
+        let (scheme, rest) = match name.split_once("://") {
+            Some((scheme, rest)) => (Some(scheme.to_owned()), rest),
+            None => (None, name.as_str()),
+        };
+        let host = rest.split('/').next().unwrap_or_default().to_owned();
+        Self { scheme, host, key }
+    }
+
+    fn admits(&self, url: &Url) -> bool {
+        let host = url.host_str().unwrap_or_default();
+        let port = url.port_or_known_default().unwrap_or_default();
+        self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme())
+            && (self.host == host || self.host == format!("{host}:{port}"))
+    }
+}
+
+impl Remotes {
+    /// Whether a config may name these hosts.
+    pub(crate) fn check(&self, text: &str) -> Result<(), Failure> {
+        self.hosts(text).map(drop)
+    }
+
+    /// The hosts of a config's `remote_host`, separated by commas.
+    pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, Failure> {
+        let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+        if parts.is_empty() || parts.len() > HOSTS {
+            return Err(Failure::bad_request(format!("a remote model has between 1 and {HOSTS} hosts")));
+        }
+        parts.into_iter().map(|part| self.host(part)).collect()
+    }
+
+    fn host(&self, text: &str) -> Result<Host, Failure> {
+        let wrong = || {
+            Failure::bad_request(format!(
+                "bad remote: {text:?} is no address of a server; it is like https://host:8000/v1"
+            ))
+        };
+        let url = Url::parse(text).map_err(|_| wrong())?;
+        let plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+        if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() || !plain {
+            return Err(wrong());
+        }
+        // The first that admits it: those with keys come first.
+        let Some(allowed) = self.allowed().iter().find(|allowed| allowed.admits(&url)) else {
+            let shown = url.origin().ascii_serialization();
+            return Err(Failure::bad_request(format!(
+                "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
+                 allows it with PUNA_REMOTES={shown}"
+            )));
+        };
+        let base = text.trim_end_matches('/');
+        let (base, protocol) = match base.strip_suffix("/api") {
+            Some(base) => (base, Protocol::Native),
+            None if base.ends_with("/v1") => (base, Protocol::OpenAi),
+            None => (base, Protocol::Native),
+        };
+        Ok(Host { base: base.to_owned(), protocol, key: allowed.key.clone() })
+    }
+}
+
+/// What this server calls itself in requests to others.
+pub(super) fn instance() -> &'static str {
+    static INSTANCE: OnceLock<String> = OnceLock::new();
+    INSTANCE.get_or_init(|| ids::hex("puna_"))
+}
+
+/// Refuses a request that came through this server before, or through too many.
+pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), Failure> {
+    if via.iter().any(|server| server == instance()) || via.len() > HOPS {
+        return Err(Failure::new(
+            508,
+            format!("the remote model {model} leads back to this server, or through too many others"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn remotes(names: &str, keys: &str) -> std::sync::Arc<Remotes> {
+        let config = Config::from_variables(|name| match name {
+            "OLLAMA_MODELS" => Some("/tmp".into()),
+            "PUNA_REMOTES" => Some(names.into()),
+            "PUNA_REMOTE_KEYS" => Some(keys.into()),
+            _ => None,
+        });
+        Remotes::new(&config.unwrap())
+    }
+
+    #[test]
+    fn only_named_servers_are_asked_and_each_is_shown_its_own_key() {
+        let remotes = remotes("gpu1:8000,https://far.example", "https://api.example=k=1");
+        let hosts =
+            remotes.hosts("http://gpu1:8000/v1, http://gpu1:8000/api,https://api.example/open/v1/").unwrap();
+        let shown: Vec<_> = hosts.iter().map(|h| (h.base.as_str(), h.protocol, h.key.as_deref())).collect();
+        assert_eq!(
+            shown,
+            [
+                ("http://gpu1:8000/v1", Protocol::OpenAi, None),
+                ("http://gpu1:8000", Protocol::Native, None),
+                ("https://api.example/open/v1", Protocol::OpenAi, Some("k=1")),
+            ]
+        );
+        for other in [
+            "http://gpu1/v1",
+            "http://gpu1:8001/v1",
+            "http://far.example/v1",
+            "http://api.example/v1",
+            "https://gpu1.evil.example/v1",
+        ] {
+            let error = remotes.check(other).unwrap_err();
+            assert!(
+                error.status == 400 && error.message.contains("is not among its remotes"),
+                "{other}: {error}"
+            );
+        }
+        for bad in
+            ["", "gpu1:8000", "https://u:p@far.example/v1", "ftp://far.example", "https://far.example/v1?x"]
+        {
+            assert!(remotes.check(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_comes_back_is_refused() {
+        assert!(check_loop(&["other".into()], "m").is_ok());
+        assert_eq!(check_loop(&["other".into(), instance().into()], "m").unwrap_err().status, 508);
+        assert!(check_loop(&vec!["other".to_owned(); HOPS + 1], "m").is_err());
+    }
+}

@@ -1,0 +1,132 @@
+//! Streams of lines, with bounds on their length and on silence.
+
+use std::time::Duration;
+
+use reqwest::Response;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::ask::broken;
+use crate::canonical::Failure;
+
+/// Bytes of a line, or of an answer in one piece, at most.
+const MOST: usize = 64 << 20;
+
+/// The lines of an answer.
+pub(super) struct Lines {
+    response: Response,
+    silence: Option<Duration>,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that were handed out.
+    taken: usize,
+    /// Bytes behind those in which there is no line end.
+    searched: usize,
+    ended: bool,
+}
+
+impl Lines {
+    pub(super) fn new(response: Response, silence: Option<Duration>) -> Self {
+        Self { response, silence, buffer: Vec::new(), taken: 0, searched: 0, ended: false }
+    }
+
+    async fn more(&mut self) -> Result<bool, Failure> {
+        let chunk = self.response.chunk();
+        let chunk = match self.silence {
+            None => chunk.await,
+            Some(silence) => timeout(silence, chunk).await.map_err(|_| {
+                let text = format!("the remote server has sent nothing for {} s", silence.as_secs());
+                Failure::new(504, text)
+            })?,
+        };
+        let Some(chunk) = chunk.map_err(|error| broken(&error))? else { return Ok(false) };
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        if self.buffer.len() + chunk.len() > MOST {
+            return Err(Failure::new(
+                502,
+                format!("the remote server sent a line of more than {} MiB", MOST >> 20),
+            ));
+        }
+        self.buffer.extend_from_slice(&chunk);
+        Ok(true)
+    }
+
+    /// The next line, without its end; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+        loop {
+            let from = self.taken + self.searched;
+            if let Some(at) = self.buffer[from..].iter().position(|&byte| byte == b'\n') {
+                let line = self.taken..from + at;
+                (self.taken, self.searched) = (line.end + 1, 0);
+                return Ok(Some(self.buffer[line].trim_ascii_end()));
+            }
+            self.searched = self.buffer.len() - self.taken;
+            if !self.ended && self.more().await? {
+                continue;
+            }
+            self.ended = true;
+            let rest = self.taken..self.buffer.len();
+            (self.taken, self.searched) = (self.buffer.len(), 0);
+            return Ok(Some(self.buffer[rest].trim_ascii()).filter(|line| !line.is_empty()));
+        }
+    }
+
+    /// The data of the next server-sent event; `None` at the end, which `[DONE]` is too. An answer in one piece, of servers
+    /// that do not stream, counts as an event.
+    pub(super) async fn event(&mut self) -> Result<Option<Value>, Failure> {
+        while let Some(line) = self.next().await? {
+            let data = match line.strip_prefix(b"data:") {
+                Some(data) => data.trim_ascii(),
+                None if line.starts_with(b"{") => line,
+                // Comments that keep connections open, names of events, ends of events.
+                None => continue,
+            };
+            match data {
+                b"" => {}
+                b"[DONE]" => return Ok(None),
+                data => return object(data).map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next line of objects.
+    pub(super) async fn object(&mut self) -> Result<Option<Value>, Failure> {
+        while let Some(line) = self.next().await? {
+            if !line.is_empty() {
+                return object(line).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// All of the answer as one object.
+    pub(super) async fn whole(mut self) -> Result<Value, Failure> {
+        while self.more().await? {}
+        object(&self.buffer)
+    }
+
+    /// All of the answer, if it is short.
+    pub(super) async fn text(mut self, most: usize) -> String {
+        while self.buffer.len() < most && matches!(self.more().await, Ok(true)) {}
+        self.buffer.truncate(most);
+        String::from_utf8_lossy(&self.buffer).into_owned()
+    }
+}
+
+fn object(bytes: &[u8]) -> Result<Value, Failure> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Failure::new(502, format!("the remote server's answer makes no sense: {error}")))
+}
+
+/// The message of an error object in any dialect.
+pub(super) fn error_text(value: &Value) -> Option<String> {
+    let error = match value.get("error") {
+        Some(error) => error,
+        // vLLM, before it took OpenAI's form.
+        None if value["object"] == "error" => value,
+        None => return None,
+    };
+    let text = error.as_str().or_else(|| error["message"].as_str()).map(str::to_owned);
+    (!error.is_null()).then(|| text.unwrap_or_else(|| error.to_string()))
+}

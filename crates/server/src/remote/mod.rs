@@ -1,0 +1,136 @@
+//! Models that other servers run: a name stands for a model on an OpenAI-compatible server, on another Puna or on an Ollama.
+//! Such a model has no runner. Its tasks become requests to one of its hosts, and what comes back becomes the events that a
+//! runner would send, so that all dialects work on top.
+//!
+//! - `hosts` finds where a model may be asked, and with which key;
+//! - `ask` sends requests, chooses between hosts, and says what went wrong;
+//! - `lines` reads streams with bounds;
+//! - `openai` and `native` translate.
+//!
+//! A request goes only to hosts that the configuration names (`remotes`): a manifest from a stranger must not choose where
+//! prompts go. Keys stand in the configuration alone, are sent to no other host, and redirects are not followed.
+
+mod ask;
+mod hosts;
+mod lines;
+mod native;
+mod openai;
+use std::sync::Arc;
+
+use puna_api::native::Message;
+use puna_store::Model;
+use tokio::sync::mpsc;
+
+pub(crate) use ask::{Remotes, VIA};
+
+use crate::canonical::{Event, Failure, Generate, Task};
+use hosts::{Host, Protocol};
+
+/// Events that wait for a slow client.
+const WINDOW: usize = 64;
+
+/// A model somewhere else.
+pub(crate) struct Upstream {
+    remotes: Arc<Remotes>,
+    hosts: Vec<Host>,
+    /// What it is called there.
+    model: String,
+    /// The servers that the request came through.
+    via: Vec<String>,
+}
+
+impl Remotes {
+    /// Where a model is; `None` for one of this server's own.
+    ///
+    /// # Errors
+    /// The configuration allows none of its hosts, or the request came through this server before.
+    pub(crate) fn upstream(
+        self: &Arc<Self>,
+        model: &Model,
+        via: Vec<String>,
+    ) -> Result<Option<Upstream>, Failure> {
+        let config = &model.config;
+        if config.remote_host.is_empty() {
+            return Ok(None);
+        }
+        hosts::check_loop(&via, &model.name.to_string())?;
+        let hosts = self.hosts(&config.remote_host)?;
+        Ok(Some(Upstream { remotes: self.clone(), hosts, model: config.remote_model.clone(), via }))
+    }
+}
+
+impl Upstream {
+    /// Has a task done. Dropping the receiver cancels it, there too.
+    pub(crate) fn submit(self: &Arc<Self>, task: Task) -> mpsc::Receiver<Event> {
+        let (to, events) = mpsc::channel(WINDOW);
+        let upstream = self.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = to.closed() => {}
+                end = upstream.answer(task, &to) => {
+                    let _ = to.send(end.unwrap_or_else(Event::Error)).await;
+                }
+            }
+        });
+        events
+    }
+
+    async fn answer(&self, task: Task, to: &mpsc::Sender<Event>) -> Result<Event, Failure> {
+        match task {
+            Task::Generate(generate) => {
+                check(&generate)?;
+                let form = |protocol| match protocol {
+                    Protocol::OpenAi => openai::generation(&generate, &self.model),
+                    Protocol::Native => native::generation(&generate, &self.model),
+                };
+                let answer = self.ask(form).await?;
+                match answer.protocol {
+                    Protocol::OpenAi => openai::read(answer, &generate, to).await,
+                    Protocol::Native => native::read(answer, to).await,
+                }
+            }
+            Task::Embed(embed) => {
+                let form = |protocol| match protocol {
+                    Protocol::OpenAi => openai::embedding(&embed, &self.model),
+                    Protocol::Native => native::embedding(&embed, &self.model),
+                };
+                let answer = self.ask(form).await?;
+                let vectors = match answer.protocol {
+                    Protocol::OpenAi => openai::vectors(answer, embed.inputs.len()).await,
+                    Protocol::Native => native::vectors(answer, embed.inputs.len()).await,
+                };
+                vectors.map(Event::Embedded)
+            }
+            Task::Count(_) | Task::Tokenize(_) | Task::Detokenize(_) => {
+                Err(cannot("its vocabulary is not here, so tokens cannot be counted or made"))
+            }
+            Task::Rank(_) => Err(cannot("documents cannot be ranked by it")),
+        }
+    }
+}
+
+/// What a remote model cannot be asked for.
+fn cannot(what: &str) -> Failure {
+    Failure::bad_request(format!("the model is on another server: {what}"))
+}
+
+/// Refuses what needs the model at hand.
+fn check(generate: &Generate) -> Result<(), Failure> {
+    match generate {
+        Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
+        Generate { prompt_logprobs: Some(_), .. } => Err(cannot("prompt_logprobs cannot be asked for")),
+        _ => Ok(()),
+    }
+}
+
+/// A conversation with what the manifest says before it: stored messages, and the system message where there is none.
+fn conversation(generate: &Generate, system: Option<&str>, messages: &[Message]) -> Vec<Message> {
+    let mut all: Vec<Message> = generate.model.messages.iter().chain(messages).cloned().collect();
+    let system = system.or(generate.model.system.as_deref()).filter(|text| !text.is_empty());
+    if let Some(text) = system
+        && all.first().is_none_or(|first| first.role != "system")
+    {
+        all.insert(0, Message::text("system", text));
+    }
+    all
+}

@@ -1,0 +1,202 @@
+//! The dialect of Ollama and Puna.
+
+use std::time::Duration;
+
+use puna_api::native::{
+    ChatRequest, ChatResponse, EmbedResponse, GenerateRequest, GenerateResponse, Message, Metrics, ToolChoice,
+};
+use puna_sampler::Constraint;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::Sender;
+
+use super::ask::Answer;
+use super::lines::error_text;
+use super::openai::checked;
+use super::{cannot, conversation};
+use crate::canonical::{
+    Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason, RunOptions,
+};
+use crate::ids;
+use crate::runner::protocol::CALLS_MAX;
+
+/// Path and body of a generation.
+pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
+    let (stored, options) = (&generate.model.messages, options(&generate.options));
+    let format = generate.format.as_ref().map(format);
+    let (logprobs, top_logprobs) = (generate.logprobs.is_some(), generate.logprobs.unwrap_or(0) as i64);
+    let off = |switch: bool| (!switch).then_some(false);
+    let (messages, tools) = match &generate.input {
+        Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
+        Input::Prompt(Prompt { tokens: Some(_), .. }) => {
+            return Err(cannot("prompts of tokens cannot be sent"));
+        }
+        // Messages that stand before every conversation have no place in the other form.
+        Input::Prompt(prompt) if !stored.is_empty() && !prompt.raw && prompt.context.is_none() => {
+            let message = Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
+            (conversation(generate, prompt.system.as_deref(), &[message]), Vec::new())
+        }
+        Input::Prompt(prompt) => {
+            let system = prompt.system.clone().or_else(|| generate.model.system.clone());
+            let request = GenerateRequest {
+                model: model.to_owned(),
+                prompt: prompt.text.clone(),
+                suffix: prompt.suffix.clone(),
+                system: system.filter(|_| !prompt.raw).unwrap_or_default(),
+                template: prompt.template.clone().unwrap_or_default(),
+                context: prompt
+                    .context
+                    .as_ref()
+                    .map(|context| context.iter().map(|t| i64::from(*t)).collect()),
+                stream: Some(true),
+                raw: prompt.raw,
+                format,
+                images: prompt.images.clone(),
+                options,
+                think: generate.think,
+                truncate: off(generate.truncate),
+                shift: off(generate.shift),
+                logprobs,
+                top_logprobs,
+                ..GenerateRequest::default()
+            };
+            return Ok(("/api/generate", json!(request)));
+        }
+    };
+    let request = ChatRequest {
+        model: model.to_owned(),
+        messages,
+        tools,
+        tool_choice: Some(generate.tool_choice.clone()).filter(|choice| *choice != ToolChoice::Auto),
+        parallel_tool_calls: off(generate.parallel_tool_calls),
+        stream: Some(true),
+        format,
+        options,
+        think: generate.think,
+        truncate: off(generate.truncate),
+        shift: off(generate.shift),
+        logprobs,
+        top_logprobs,
+        ..ChatRequest::default()
+    };
+    Ok(("/api/chat", json!(request)))
+}
+
+/// The options that somebody gave.
+fn options(options: &RunOptions) -> Option<Map<String, Value>> {
+    let mut given = options.given.clone();
+    if given.contains_key("seed") {
+        // Each of several answers has its own.
+        given.insert("seed".into(), options.sampling.seed.into());
+    }
+    Some(given).filter(|given| !given.is_empty())
+}
+
+fn format(format: &Constraint) -> Value {
+    match format {
+        Constraint::Json => "json".into(),
+        Constraint::Schema(schema) => schema.clone(),
+        Constraint::Regex(pattern) => json!({"type": "regex", "pattern": pattern}),
+        Constraint::Lark(grammar) => json!({"type": "lark", "grammar": grammar}),
+        Constraint::Gbnf(grammar) => json!({"type": "gbnf", "grammar": grammar}),
+    }
+}
+
+/// Reads an answer's lines; returns its end.
+pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event, Failure> {
+    let mut calls = 0;
+    while let Some(line) = answer.lines.object().await? {
+        if let Some(text) = error_text(&line) {
+            return Err(Failure::new(502, format!("the remote server failed: {text}")));
+        }
+        let wrong = |error| Failure::new(502, format!("the remote server's answer makes no sense: {error}"));
+        let line = match line.get("message").is_some() {
+            true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
+            false => of_generate(serde_json::from_value(line).map_err(wrong)?),
+        };
+        let Message { content, thinking, tool_calls, .. } = line.message;
+        let (mut logprobs, mut events) = (line.logprobs, Vec::new());
+        if !thinking.is_empty() {
+            let logprobs = if content.is_empty() { std::mem::take(&mut logprobs) } else { Vec::new() };
+            events.push(Event::Thinking(Piece { text: thinking, logprobs }));
+        }
+        if !content.is_empty() || !logprobs.is_empty() {
+            events.push(Event::Content(Piece { text: content, logprobs }));
+        }
+        for mut call in tool_calls {
+            if call.id.is_empty() {
+                call.id = ids::call();
+            }
+            call.function.index = calls;
+            calls += 1;
+            if calls > CALLS_MAX as i64 {
+                return Err(Failure::new(
+                    502,
+                    format!("the remote server makes more than {CALLS_MAX} calls"),
+                ));
+            }
+            events.push(Event::ToolCall(call));
+        }
+        for event in events {
+            let _ = to.send(event).await;
+        }
+        if line.done {
+            return Ok(Event::Done(Box::new(end(&line.done_reason, &line.metrics))));
+        }
+    }
+    Err(Failure::new(502, "the remote server ended its answer before it was complete"))
+}
+
+/// A line of the other form as one of a chat.
+fn of_generate(line: GenerateResponse) -> ChatResponse {
+    let message = Message {
+        content: line.response,
+        thinking: line.thinking,
+        tool_calls: line.tool_calls,
+        ..Message::text("assistant", "")
+    };
+    ChatResponse {
+        message,
+        done: line.done,
+        done_reason: line.done_reason,
+        metrics: line.metrics,
+        logprobs: line.logprobs,
+        ..ChatResponse::default()
+    }
+}
+
+fn end(reason: &str, metrics: &Metrics) -> Done {
+    Done {
+        reason: if reason == "length" { Reason::Length } else { Reason::Stop },
+        stop: None,
+        prompt_tokens: metrics.prompt_eval_count,
+        cached_tokens: 0,
+        prefill: Duration::from_nanos(metrics.prompt_eval_duration),
+        generated_tokens: metrics.eval_count,
+        thought_tokens: 0,
+        decode: Duration::from_nanos(metrics.eval_duration),
+        guesses: Default::default(),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: Vec::new(),
+    }
+}
+
+/// Path and body of a request for vectors.
+pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), Failure> {
+    let text = |text: &EmbedText| match text {
+        EmbedText::Text(text) => Ok(text.clone()),
+        EmbedText::Tokens(_) => Err(cannot("texts of tokens cannot be sent")),
+    };
+    let inputs = embed.inputs.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+    Ok(("/api/embed", json!({"model": model, "input": inputs, "truncate": embed.truncate})))
+}
+
+/// Reads vectors.
+pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Failure> {
+    let body = answer.lines.whole().await?;
+    let body: EmbedResponse = serde_json::from_value(body)
+        .map_err(|error| Failure::new(502, format!("the remote server's answer makes no sense: {error}")))?;
+    let mut vectors = body.embeddings;
+    vectors.resize(count, Vec::new());
+    checked(Embedded { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
+}

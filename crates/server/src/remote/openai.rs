@@ -1,0 +1,401 @@
+//! OpenAI's dialect as other servers speak it: vLLM, SGLang, llama.cpp's server, OpenAI itself.
+
+use puna_api::base64_encode;
+use puna_api::native::{Image, Logprob, Message, Think, ToolCall, ToolCallFunction, ToolChoice, TopLogprob};
+use puna_sampler::Constraint;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::Sender;
+
+use super::ask::Answer;
+use super::lines::error_text;
+use super::{cannot, conversation};
+use crate::canonical::{
+    Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason, RunOptions,
+};
+use crate::ids;
+use crate::runner::protocol::CALLS_MAX;
+
+/// Options that have the same name there. `top_k` and those behind it are additions of vLLM, SGLang and llama.cpp; a server
+/// that does not know them may say so.
+const SAME: [&str; 9] = [
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "ignore_eos",
+];
+
+/// Path and body of a generation.
+pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
+    let mut body = json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
+    options(&mut body, &generate.options);
+    let prompt = match &generate.input {
+        Input::Chat { messages, tools } => {
+            body["messages"] = chat(&conversation(generate, None, messages));
+            if !tools.is_empty() {
+                body["tools"] = json!(tools);
+                if generate.tool_choice != ToolChoice::Auto {
+                    body["tool_choice"] = json!(generate.tool_choice);
+                }
+                if !generate.parallel_tool_calls {
+                    body["parallel_tool_calls"] = false.into();
+                }
+            }
+            None
+        }
+        Input::Prompt(prompt) if prompt.raw || !prompt.suffix.is_empty() || prompt.tokens.is_some() => {
+            body["prompt"] = match &prompt.tokens {
+                Some(tokens) => json!(tokens),
+                None => prompt.text.as_str().into(),
+            };
+            Some(prompt)
+        }
+        Input::Prompt(Prompt { template: Some(_), .. }) => {
+            return Err(cannot("a template cannot be sent along"));
+        }
+        Input::Prompt(Prompt { context: Some(_), .. }) => {
+            return Err(cannot("`context` has tokens of no vocabulary that is here; use /api/chat"));
+        }
+        Input::Prompt(prompt) => {
+            let message = Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
+            body["messages"] = chat(&conversation(generate, prompt.system.as_deref(), &[message]));
+            None
+        }
+    };
+    form(&mut body, generate.format.as_ref())?;
+    if let Some(prompt) = prompt {
+        if !prompt.suffix.is_empty() {
+            body["suffix"] = prompt.suffix.as_str().into();
+        }
+        if let Some(count) = generate.logprobs {
+            body["logprobs"] = count.into();
+        }
+        return Ok(("/completions", body));
+    }
+    if let Some(count) = generate.logprobs {
+        (body["logprobs"], body["top_logprobs"]) = (true.into(), count.into());
+    }
+    match generate.think {
+        None => {}
+        // Templates call the switch one or the other.
+        Some(think @ (Think::On | Think::Off)) => {
+            let on = think == Think::On;
+            body["chat_template_kwargs"] = json!({"enable_thinking": on, "thinking": on});
+        }
+        Some(level) => body["reasoning_effort"] = level.level().into(),
+    }
+    Ok(("/chat/completions", body))
+}
+
+/// The options that somebody gave; all others are the other server's to choose.
+fn options(body: &mut Value, options: &RunOptions) {
+    let given = &options.given;
+    for name in SAME.into_iter().filter(|name| given.contains_key(*name)) {
+        body[name] = given[name].clone();
+    }
+    let is_given = |name: &str| given.contains_key(name);
+    if is_given("repeat_penalty") {
+        body["repetition_penalty"] = given["repeat_penalty"].clone();
+    }
+    if is_given("seed") && options.sampling.seed >= 0 {
+        body["seed"] = options.sampling.seed.into();
+    }
+    if is_given("stop") {
+        body["stop"] = json!(options.stop);
+    }
+    if options.num_predict > 0 {
+        body["max_tokens"] = options.num_predict.into();
+    }
+}
+
+fn form(body: &mut Value, format: Option<&Constraint>) -> Result<(), Failure> {
+    body["response_format"] = match format {
+        None => return Ok(()),
+        Some(Constraint::Json) => json!({"type": "json_object"}),
+        Some(Constraint::Schema(schema)) => {
+            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}})
+        }
+        Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_)) => {
+            return Err(cannot(
+                "OpenAI's dialect knows JSON and JSON Schema as forms of an answer, no other",
+            ));
+        }
+    };
+    Ok(())
+}
+
+/// Messages in the form of chats. A call without a name of its own gets one, and the answers to calls are told by it.
+fn chat(messages: &[Message]) -> Value {
+    let mut open: Vec<(String, String)> = Vec::new();
+    let message = |(at, message): (usize, &Message)| {
+        let mut out = json!({"role": message.role, "content": content(message)});
+        if !message.tool_calls.is_empty() {
+            let call = |(i, call): (usize, &ToolCall)| {
+                let id = if call.id.is_empty() { format!("call_{at}_{i}") } else { call.id.clone() };
+                let arguments = Value::Object(call.function.arguments.clone()).to_string();
+                open.push((id.clone(), call.function.name.clone()));
+                json!({"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}})
+            };
+            out["tool_calls"] = message.tool_calls.iter().enumerate().map(call).collect();
+        }
+        if message.role == "tool" {
+            let known = |(id, name): &(String, String)| match message.tool_call_id.is_empty() {
+                true => message.tool_name.is_empty() || *name == message.tool_name,
+                false => *id == message.tool_call_id,
+            };
+            let answered = open.iter().position(known).map(|at| open.remove(at).0);
+            out["tool_call_id"] = answered.unwrap_or_else(|| message.tool_call_id.clone()).into();
+        }
+        out
+    };
+    messages.iter().enumerate().map(message).collect()
+}
+
+fn content(message: &Message) -> Value {
+    if message.images.is_empty() {
+        return message.content.as_str().into();
+    }
+    let image = |Image(bytes): &Image| {
+        let kind = match bytes.as_slice() {
+            [0xff, 0xd8, ..] => "image/jpeg",
+            [b'R', b'I', b'F', b'F', ..] => "image/webp",
+            _ => "image/png",
+        };
+        json!({"type": "image_url", "image_url": {"url": format!("data:{kind};base64,{}", base64_encode(bytes))}})
+    };
+    let text = json!({"type": "text", "text": message.content});
+    let text = (!message.content.is_empty()).then_some(text);
+    text.into_iter().chain(message.images.iter().map(image)).collect()
+}
+
+/// A call whose arguments are coming.
+struct Call {
+    id: String,
+    /// The other server's number of it.
+    number: i64,
+    name: String,
+    arguments: String,
+}
+
+/// What came of an answer so far.
+struct Reader<'a> {
+    to: &'a Sender<Event>,
+    logprobs: bool,
+    stream_calls: bool,
+    call: Option<Call>,
+    calls: usize,
+    finish: Option<String>,
+    stop: Option<String>,
+    usage: Value,
+}
+
+/// Reads an answer's stream; returns its end.
+pub(super) async fn read(
+    mut answer: Answer,
+    generate: &Generate,
+    to: &Sender<Event>,
+) -> Result<Event, Failure> {
+    let (logprobs, stream_calls) = (generate.logprobs.is_some(), generate.stream_calls);
+    let mut reader = Reader {
+        to,
+        logprobs,
+        stream_calls,
+        call: None,
+        calls: 0,
+        finish: None,
+        stop: None,
+        usage: Value::Null,
+    };
+    let mut first = None;
+    while let Some(chunk) = answer.lines.event().await? {
+        first.get_or_insert_with(|| answer.asked.elapsed());
+        if let Some(text) = error_text(&chunk) {
+            return Err(Failure::new(502, format!("the remote server failed: {text}")));
+        }
+        reader.chunk(&chunk).await?;
+    }
+    reader.end_call().await?;
+    let Some(finish) = reader.finish else {
+        return Err(Failure::new(502, "the remote server ended its answer before it was complete"));
+    };
+    let (whole, first) = (answer.asked.elapsed(), first.unwrap_or_default());
+    let count = |pointer: &str| reader.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+    Ok(Event::Done(Box::new(Done {
+        reason: if finish == "length" { Reason::Length } else { Reason::Stop },
+        stop: reader.stop,
+        prompt_tokens: count("/prompt_tokens"),
+        cached_tokens: count("/prompt_tokens_details/cached_tokens"),
+        prefill: first,
+        generated_tokens: count("/completion_tokens"),
+        thought_tokens: count("/completion_tokens_details/reasoning_tokens"),
+        decode: whole.saturating_sub(first),
+        guesses: Default::default(),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: Vec::new(),
+    })))
+}
+
+impl Reader<'_> {
+    async fn send(&self, event: Event) {
+        // Nobody listens any more: the whole task is about to be dropped.
+        let _ = self.to.send(event).await;
+    }
+
+    async fn chunk(&mut self, chunk: &Value) -> Result<(), Failure> {
+        if chunk["usage"].is_object() {
+            self.usage = chunk["usage"].clone();
+        }
+        let choice = &chunk["choices"][0];
+        if choice.is_null() {
+            return Ok(());
+        }
+        // A server that does not stream sends whole messages.
+        let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let thought = text(&delta["reasoning_content"]).or_else(|| text(&delta["reasoning"]));
+        if let Some(text) = thought {
+            self.send(Event::Thinking(Piece { text, logprobs: Vec::new() })).await;
+        }
+        let said =
+            text(&delta["content"]).or_else(|| text(&delta["refusal"])).or_else(|| text(&choice["text"]));
+        let logprobs = if self.logprobs { logprobs(&choice["logprobs"]) } else { Vec::new() };
+        if said.is_some() || !logprobs.is_empty() {
+            self.send(Event::Content(Piece { text: said.unwrap_or_default(), logprobs })).await;
+        }
+        for (at, part) in delta["tool_calls"].as_array().into_iter().flatten().enumerate() {
+            self.call(part, at).await?;
+        }
+        if let Some(finish) = text(&choice["finish_reason"]) {
+            self.finish = Some(finish);
+            self.stop = text(&choice["stop_reason"]);
+        }
+        Ok(())
+    }
+
+    /// A piece of a call: its number and perhaps its id and name come first, then more and more of its arguments. Some
+    /// servers repeat id or name, or leave the number out, or send the call whole.
+    async fn call(&mut self, part: &Value, at: usize) -> Result<(), Failure> {
+        let number = part["index"].as_i64().unwrap_or(at as i64);
+        let id = part["id"].as_str().filter(|id| !id.is_empty());
+        let name = part["function"]["name"].as_str().filter(|name| !name.is_empty());
+        let goes_on = self.call.as_ref().is_some_and(|open| {
+            // Without numbers a new id means a new call.
+            open.number == number && (id.is_none_or(|id| id == open.id) || name.is_none())
+        });
+        if !goes_on {
+            self.end_call().await?;
+            let name =
+                name.ok_or_else(|| Failure::new(502, "the remote server calls a function without a name"))?;
+            if self.calls >= CALLS_MAX {
+                return Err(Failure::new(
+                    502,
+                    format!("the remote server makes more than {CALLS_MAX} calls"),
+                ));
+            }
+            let id = id.map_or_else(ids::call, str::to_owned);
+            if self.stream_calls {
+                let (id, name) = (id.clone(), name.to_owned());
+                self.send(Event::CallBegins { id, index: self.calls, name }).await;
+            }
+            self.call = Some(Call { id, number, name: name.to_owned(), arguments: String::new() });
+        }
+        let piece = match &part["function"]["arguments"] {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            // An object where a text should be.
+            other => other.to_string(),
+        };
+        if let Some(open) = self.call.as_mut().filter(|_| !piece.is_empty()) {
+            open.arguments.push_str(&piece);
+            if self.stream_calls {
+                self.send(Event::CallArguments(piece)).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn end_call(&mut self) -> Result<(), Failure> {
+        let Some(Call { id, name, arguments, .. }) = self.call.take() else { return Ok(()) };
+        let arguments = match arguments.trim() {
+            "" => Map::new(),
+            text => serde_json::from_str(text).map_err(|error| {
+                let text =
+                    format!("the remote server calls {name} with arguments that are no JSON object: {error}");
+                Failure::new(502, text)
+            })?,
+        };
+        let function = ToolCallFunction { index: self.calls as i64, name, arguments };
+        self.calls += 1;
+        self.send(Event::ToolCall(ToolCall { id, function })).await;
+        Ok(())
+    }
+}
+
+/// Log-probabilities of a chat's tokens, or of a completion's.
+fn logprobs(value: &Value) -> Vec<Logprob> {
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::from(f32::MIN)) as f32;
+    let bytes = |entry: &Value, token: &str| match entry["bytes"].as_array() {
+        Some(bytes) => bytes.iter().filter_map(|byte| u8::try_from(byte.as_u64()?).ok()).collect(),
+        None => token.as_bytes().to_vec(),
+    };
+    let top = |entry: &Value| {
+        let token = entry["token"].as_str().unwrap_or_default().to_owned();
+        TopLogprob { logprob: number(&entry["logprob"]), bytes: bytes(entry, &token), token }
+    };
+    if let Some(content) = value["content"].as_array() {
+        let one = |entry: &Value| {
+            let TopLogprob { token, logprob, bytes } = top(entry);
+            let tops = entry["top_logprobs"].as_array().into_iter().flatten().map(top).collect();
+            Logprob { token, logprob, bytes, top_logprobs: tops }
+        };
+        return content.iter().map(one).collect();
+    }
+    let tokens = value["tokens"].as_array().into_iter().flatten();
+    let one = |(at, token): (usize, &Value)| {
+        let token = token.as_str().unwrap_or_default().to_owned();
+        let tops = value["top_logprobs"][at].as_object().into_iter().flatten().map(|(token, logprob)| {
+            TopLogprob { token: token.clone(), logprob: number(logprob), bytes: token.as_bytes().to_vec() }
+        });
+        let (logprob, bytes) = (number(&value["token_logprobs"][at]), token.as_bytes().to_vec());
+        Logprob { token, logprob, bytes, top_logprobs: tops.collect() }
+    };
+    tokens.enumerate().map(one).collect()
+}
+
+/// Path and body of a request for vectors.
+pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), Failure> {
+    let input = |text: &EmbedText| match text {
+        EmbedText::Text(text) => Value::from(text.as_str()),
+        EmbedText::Tokens(tokens) => json!(tokens),
+    };
+    let inputs: Vec<Value> = embed.inputs.iter().map(input).collect();
+    Ok(("/embeddings", json!({"model": model, "input": inputs, "encoding_format": "float"})))
+}
+
+/// Reads vectors, which may come in any order.
+pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Failure> {
+    let body = answer.lines.whole().await?;
+    let mut vectors = vec![Vec::new(); count];
+    for (at, one) in body["data"].as_array().into_iter().flatten().enumerate() {
+        let at = one["index"].as_u64().map_or(at, |index| index as usize);
+        if let (Some(place), Some(numbers)) = (vectors.get_mut(at), one["embedding"].as_array()) {
+            *place = numbers.iter().map(|x| x.as_f64().unwrap_or(f64::NAN) as f32).collect();
+        }
+    }
+    let tokens = body["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
+    checked(Embedded { vectors, tokens, cut: Vec::new() })
+}
+
+/// Refuses vectors that are none.
+pub(super) fn checked(embedded: Embedded) -> Result<Embedded, Failure> {
+    let is_vector = |vector: &Vec<f32>| !vector.is_empty() && vector.iter().all(|x| x.is_finite());
+    match embedded.vectors.iter().all(is_vector) {
+        true => Ok(embedded),
+        false => Err(Failure::new(502, "the remote server sent no vector for some of the texts")),
+    }
+}
