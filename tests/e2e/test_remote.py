@@ -161,7 +161,8 @@ def fresh():
 
 
 def chat(server, model, text="Say hello.", **more):
-    options = {"temperature": 0, "num_predict": 16}
+    # Enough for thoughts, too.
+    options = {"temperature": 0, "num_predict": 300}
     return server.post("/api/chat", {"model": model, "stream": False, "messages": [{"role": "user", "content": text}], "options": options, **more})
 
 
@@ -211,7 +212,7 @@ def test_forms_images_thinking_and_vectors_pass(near):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     message = {"role": "user", "content": "Look.", "images": [pixel]}
     status, body = near.post("/api/chat", {"model": "big", "messages": [message], "stream": False, "format": schema, "think": "low"})
-    assert json.loads(body["message"]["content"]) == {"n": 1}
+    assert status == 200 and json.loads(body["message"]["content"]) == {"n": 1}, body
     sent = Vllm.seen[0][2]
     assert sent["response_format"]["json_schema"]["schema"] == schema and sent["reasoning_effort"] == "low"
     assert sent["messages"][-1]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{pixel}"
@@ -221,11 +222,12 @@ def test_forms_images_thinking_and_vectors_pass(near):
 
 @pytest.mark.parametrize("model", ["native", "openai", "pair"])
 def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
-    here, there = chat(near, model, think=False), chat(far, "cria", think=False)
-    assert here[0] == 200 and here[1]["message"]["content"] == there[1]["message"]["content"] != ""
+    here, there = chat(near, model), chat(far, "cria")
+    said = lambda answer: [answer[1]["message"].get(part, "") for part in ("thinking", "content")]
+    assert here[0] == 200 and said(here) == said(there) != ["", ""]
     assert (here[1]["prompt_eval_count"], here[1]["eval_count"], here[1]["done_reason"]) == (there[1]["prompt_eval_count"], there[1]["eval_count"], there[1]["done_reason"])
-    status, lines = near.post("/api/generate", {"model": model, "prompt": "Say hello.", "options": {"temperature": 0, "num_predict": 8}})
-    assert status == 200 and "".join(line["response"] for line in lines) and lines[-1]["done"]
+    status, lines = near.post("/api/generate", {"model": model, "prompt": "Say hello.", "options": {"temperature": 0, "num_predict": 300}})
+    assert status == 200 and "".join(line.get("thinking", "") + line["response"] for line in lines) and lines[-1]["done"]
     status, body = chat(near, model, format={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
     assert isinstance(json.loads(body["message"]["content"])["a"], bool)
 

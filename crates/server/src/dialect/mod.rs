@@ -277,12 +277,13 @@ pub(crate) fn check_capability(model: &Model, wanted: bool, capability: &str) ->
     Err(Failure::bad_request(format!("{} does not support {capability}", model.name.full())))
 }
 
-/// Refuses images where the model has no eyes.
+/// Refuses images where the model has no eyes. One on other servers sees with theirs.
 pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
-    if count == 0 {
+    let (sees, is_remote) = (has(model, "vision"), !model.config.remote_host.is_empty());
+    if count == 0 || (sees && is_remote) {
         return Ok(());
     }
-    Err(Failure::bad_request(match has(model, "vision") {
+    Err(Failure::bad_request(match sees {
         false => "model does not support image input",
         true => "image input is not supported yet",
     }))

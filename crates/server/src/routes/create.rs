@@ -155,5 +155,6 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         requires: text(request.requires),
         remote_host: text(request.remote_host),
         info: request.info.unwrap_or_default(),
+        ..puna_store::CreateRequest::default()
     }
 }
