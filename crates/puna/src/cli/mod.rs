@@ -68,7 +68,7 @@ Environment Variables:
       OLLAMA_ORIGINS             A comma separated list of allowed origins
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_MAX_TRANSFER_STREAMS
-                                 Connections of one download at most (default 8)
+                                 Connections of one download (default 8)
       PUNA_IMAGE_URLS            Fetch images that requests name by address
       PUNA_IMAGE_HOSTS           Hosts they may come from though not public
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
@@ -147,7 +147,7 @@ Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
 
 A server that pulls by itself, or for this command, also reads:
-      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download at most (default 8)
+      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
       PUNA_REGISTRY_MIRRORS      Mirrors to ask first
       PUNA_REGISTRY_DEFAULT      Registry of names without a host
       DOCKER_CONFIG              Folder of docker's config.json
