@@ -216,6 +216,17 @@ def test_settings_come_from_the_file_the_environment_and_the_command_line(home):
     file.write_text(text)
     again = as_json("config", env=home)["settings"]
     assert [s["value"] for s in again] == [s["value"] for s in as_json("config", env=env)["settings"]]
+    file.write_text('registry.mirrors = ["m:1"]\n[registry.hosts."r.intra:5000"]\nhttp = true\nusername = "ci"\npassword = "s3cret"\nstreams = 2\n[registry.hosts.h]\ntoken_env = "TOKEN"\nlimit_rate = "2MB"\n')
+    env |= {"TOKEN": "t0ken"}
+    found = as_json("config", env=env)["hosts"]
+    assert [s["key"] for s in found[0]["settings"]] == ["http", "username", "password", "streams"] and found[0]["host"] == "r.intra:5000"
+    assert found[0]["settings"][2] == {"key": "password", "value": None, "source": f"{file}, line 5"}
+    text = puna("config", env=env, check=True).stdout
+    assert "# password: set, not shown" in text and "s3cret" not in text and "t0ken" not in text
+    file.write_text(text)
+    again = as_json("config", env=env)["hosts"]
+    assert [s["key"] for s in again[0]["settings"]] == ["http", "streams"], "a user without a password is none"
+    assert [(s["key"], s["value"]) for s in again[1]["settings"]] == [("token_env", '"TOKEN"'), ("limit_rate", '"2MB"')]
     file.write_text("max_queu = 7\n")
     for command in (["config"], ["serve"], ["list"]):
         done = puna(*command, env=home)

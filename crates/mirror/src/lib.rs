@@ -35,4 +35,5 @@ pub use error::MirrorError;
 pub use library::{Answer, Blob, Body, Library, Part, Shown, StoreLibrary, Through, UploadId, Upstreams};
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
+pub use path::unescaped;
 pub use routes::{Caller, Local, Mirror, Secure, Settings};

@@ -88,7 +88,7 @@ impl Target {
 }
 
 /// A text with its percent escapes resolved; `None` if that is no text.
-pub(crate) fn unescaped(text: &str) -> Option<String> {
+pub fn unescaped(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
     }
@@ -160,6 +160,14 @@ mod tests {
             let error = Target::parse(path).unwrap_err();
             assert!((400..=404).contains(&error.code().0), "{path}: {error}");
         }
+    }
+
+    #[test]
+    fn escapes_are_resolved_or_refused() {
+        assert_eq!(unescaped("/a%20b").as_deref(), Some("/a b"));
+        assert_eq!(unescaped("/%zz"), None);
+        assert_eq!(unescaped("/%f"), None);
+        assert_eq!(unescaped("/%ff"), None);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Service {
         match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
             Contact::Nobody(_) if is_this_machine(&config.address) => {
-                let key = config.api_key.clone();
+                let key = config.api_key.0.clone();
                 let own = OwnServer::start(&runtime, config)?;
                 Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime, true))
             }
@@ -235,7 +235,7 @@ struct Greeted {
 /// As [`contact`], or the configuration is wrong.
 fn greet() -> Result<Greeted> {
     let (config, runtime) = (client_config()?, runtime()?);
-    let client = Client::new(config.address.url()).with_key(config.api_key.clone());
+    let client = Client::new(config.address.url()).with_key(config.api_key.0.clone());
     let contact = runtime.block_on(contact(&client, &config.address))?;
     Ok(Greeted { config, client, runtime, contact })
 }

@@ -7,6 +7,8 @@ use super::is_default;
 /// `POST /api/verify`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+// Nothing is required, so that `null` is an empty request, as with Ollama.
+#[cfg_attr(feature = "schema", schemars(extend("type" = ["object", "null"])))]
 #[serde(default)]
 pub struct VerifyRequest {
     /// The model; all of them if it is empty.
@@ -26,6 +28,8 @@ pub struct VerifyRequest {
 /// `POST /api/prune`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+// Nothing is required, so that `null` is an empty request, as with Ollama.
+#[cfg_attr(feature = "schema", schemars(extend("type" = ["object", "null"])))]
 #[serde(default)]
 pub struct PruneRequest {
     /// Only tell what would be removed.

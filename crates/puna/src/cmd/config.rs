@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use puna_server::Config;
-use puna_server::config::{Setting, Source, check_key};
+use puna_server::config::{HostSettings, Setting, Source, check_key};
 use serde_json::json;
 
 use crate::cli::{ConfigArgs, SettingArgs};
@@ -17,10 +17,28 @@ pub fn run(args: &ConfigArgs) -> Result<()> {
     if args.json {
         let one = |s: &Setting| json!({"key": s.key, "value": s.value, "source": s.source.to_string()});
         let settings: Vec<_> = config.settings.iter().map(one).collect();
-        return out::json(&json!({"file": file, "settings": settings}));
+        let host = |table: &HostSettings| {
+            let settings: Vec<_> = table.settings.iter().map(one).collect();
+            json!({"host": table.host, "settings": settings})
+        };
+        let hosts: Vec<_> = config.host_settings.iter().map(host).collect();
+        return out::json(&json!({"file": file, "settings": settings, "hosts": hosts}));
     }
     out::text(&format!("# Configuration file: {}\n", file.as_deref().unwrap_or("none")))?;
-    out::text(&config.settings.iter().map(line).collect::<String>())
+    out::text(&config.settings.iter().map(line).collect::<String>())?;
+    out::text(&config.host_settings.iter().map(table).collect::<String>())
+}
+
+/// What is set for a registry, as the file could have it.
+fn table(host: &HostSettings) -> String {
+    // A user without the password, which is not shown, would be an error.
+    let hidden = host.settings.iter().any(|setting| setting.hidden);
+    let lines = host.settings.iter().map(|setting| {
+        let aside = if hidden && setting.key == "username" { "# " } else { "" };
+        format!("{aside}{}", line(setting))
+    });
+    // A debug text of a host, which is ASCII, is a text of TOML.
+    format!("\n[registry.hosts.{:?}]\n{}", host.host, lines.collect::<String>())
 }
 
 /// The configuration with settings of the command line, `flags` among them.
@@ -42,6 +60,7 @@ pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Resul
 fn line(setting: &Setting) -> String {
     let text = match &setting.value {
         Some(value) => format!("{} = {value}", setting.key),
+        None if setting.hidden => format!("# {}: set, not shown", setting.key),
         None => format!("# {}: automatic", setting.key),
     };
     match setting.source {

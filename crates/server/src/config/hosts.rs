@@ -8,7 +8,8 @@ use puna_registry::{Credentials, Host, Hosts, Secret};
 use super::file::{Entry, File, HostTable};
 use super::keys::Kind;
 use super::places::expanded;
-use super::{ConfigError, MAX_STREAMS};
+use super::reader::quoted;
+use super::{ConfigError, MAX_STREAMS, Setting, Source};
 
 /// What the tables stand in.
 pub const GROUP: &str = "registry.hosts";
@@ -46,6 +47,65 @@ pub fn key(name: &str) -> Result<(&'static str, Kind), String> {
     })
 }
 
+/// Settings that nothing shows.
+const SECRETS: [&str; 2] = ["password", "token"];
+
+/// What is set for one host, as it is in effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSettings {
+    /// Its name, with a port where it has one.
+    pub host: String,
+    /// What is set. A password or token that stands there itself has no value here.
+    pub settings: Vec<Setting>,
+}
+
+/// What is to be shown of the file's hosts, in their order, and of the hub's token where the usual places have one.
+pub fn shown(
+    file: &File,
+    variable: &dyn Fn(&str) -> Option<String>,
+    home: Option<&Path>,
+) -> Vec<HostSettings> {
+    let one = |table: &HostTable| {
+        let setting = |entry: &Entry| Setting {
+            key: entry.key,
+            value: (!SECRETS.contains(&entry.key)).then(|| as_toml(entry)),
+            source: Source::File(file.path.clone(), entry.line),
+            hidden: SECRETS.contains(&entry.key),
+        };
+        let mut entries: Vec<&Entry> = table.entries.iter().collect();
+        entries.sort_by_key(|entry| entry.line);
+        HostSettings { host: table.host.clone(), settings: entries.into_iter().map(setting).collect() }
+    };
+    let mut tables: Vec<&HostTable> = file.hosts.iter().collect();
+    tables.sort_by_key(|table| table.line);
+    let mut all: Vec<HostSettings> = tables.into_iter().map(one).collect();
+    let Some(token) = hub_token(variable, home) else { return all };
+    for host in HUB {
+        let at = all.iter().position(|known| known.host.eq_ignore_ascii_case(host));
+        let at = at.unwrap_or_else(|| {
+            all.push(HostSettings { host: host.to_owned(), settings: Vec::new() });
+            all.len() - 1
+        });
+        let settings = &mut all[at].settings;
+        let replaced = |setting: &Setting| match setting.key {
+            "token_host" => false,
+            "anonymous" => setting.value.as_deref() == Some("true"),
+            key => SECRETS.iter().any(|secret| key.starts_with(secret)),
+        };
+        if !settings.iter().any(replaced) {
+            settings.push(token.shown());
+        }
+    }
+    all
+}
+
+/// A value as the file would have it.
+fn as_toml(entry: &Entry) -> String {
+    let plain = |text: &str| text.parse::<u64>().is_ok() || text.parse::<bool>().is_ok();
+    let is_any = HOST_SETTINGS.iter().any(|(key, kind)| *key == entry.key && *kind == Kind::Any);
+    if is_any && plain(&entry.text) { entry.text.clone() } else { quoted(&entry.text) }
+}
+
 /// What the file says of hosts, and the hub's token where the usual places have one.
 pub fn read(
     file: &File,
@@ -54,8 +114,8 @@ pub fn read(
 ) -> Result<Hosts, ConfigError> {
     let mut hosts = Hosts::default();
     for name in HUB {
-        if let Some(secret) = hub_token(variable, home) {
-            let credentials = Some(Credentials::Token(secret));
+        if let Some(token) = hub_token(variable, home) {
+            let credentials = Some(Credentials::Token(token.secret()));
             hosts.set(name, Host { credentials, ..Host::default() });
         }
     }
@@ -75,16 +135,52 @@ pub fn read(
     Ok(hosts)
 }
 
+/// Where the hub's own tools keep their token.
+enum HubToken {
+    /// A variable, and what it holds.
+    Variable(&'static str, String),
+    File(PathBuf),
+}
+
+impl HubToken {
+    fn secret(self) -> Secret {
+        match self {
+            Self::Variable(_, text) => Secret::Text(text),
+            Self::File(path) => Secret::File(path),
+        }
+    }
+
+    /// As a setting that would have it from the same place.
+    fn shown(&self) -> Setting {
+        match self {
+            Self::Variable(name, _) => Setting {
+                key: "token_env",
+                value: Some(quoted(name)),
+                source: Source::Variable((*name).to_owned()),
+                hidden: false,
+            },
+            Self::File(path) => Setting {
+                key: "token_file",
+                value: Some(quoted(&path.display().to_string())),
+                source: Source::Default,
+                hidden: false,
+            },
+        }
+    }
+}
+
 /// The token of the hub's own tools: in the environment, or where they keep it.
-fn hub_token(variable: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Option<Secret> {
+fn hub_token(variable: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Option<HubToken> {
     let given = |name: &str| variable(name).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
-    if let Some(token) = given("HF_TOKEN").or_else(|| given("HUGGING_FACE_HUB_TOKEN")) {
-        return Some(Secret::Text(token));
+    for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"] {
+        if let Some(token) = given(name) {
+            return Some(HubToken::Variable(name, token));
+        }
     }
     let folder = given("HF_HOME").map(PathBuf::from);
     let folder = folder.or_else(|| Some(home?.join(".cache").join("huggingface")))?;
     let path = folder.join("token");
-    path.is_file().then_some(Secret::File(path))
+    path.is_file().then_some(HubToken::File(path))
 }
 
 struct Table<'a> {

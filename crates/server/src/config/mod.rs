@@ -22,6 +22,7 @@ use puna_mirror::Upstreams;
 use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
+pub use hosts::HostSettings;
 pub use keys::{Kind, SETTINGS, check_key};
 pub use reader::{Setting, Source};
 
@@ -104,6 +105,16 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// Something that no debug text shows.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Hidden<T>(pub T);
+
+impl<T> std::fmt::Debug for Hidden<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
 /// How the [mirror](crate::mirror) behaves.
 #[derive(Debug, Clone)]
 pub struct MirrorConfig {
@@ -139,7 +150,7 @@ pub struct Config {
     /// `PUNA_MIRROR_…`: the registry.
     pub mirror: MirrorConfig,
     /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: the key that commands show to a server.
-    pub api_key: Option<String>,
+    pub api_key: Hidden<Option<String>>,
     /// `OLLAMA_KEEP_ALIVE`: how long a model stays in memory after its last request, where that does not say so itself.
     pub keep_alive: KeepAlive,
     /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is for ever.
@@ -175,7 +186,7 @@ pub struct Config {
     /// of other servers may be asked at.
     pub remotes: Vec<String>,
     /// `PUNA_REMOTE_KEYS`: such servers, and the keys that they are shown.
-    pub remote_keys: Vec<(String, String)>,
+    pub remote_keys: Hidden<Vec<(String, String)>>,
     /// `PUNA_REMOTE_TIMEOUT`: how long such a server may be silent; `None` is for ever.
     pub remote_timeout: Option<Duration>,
     /// The key that registries are shown; `None` where there is no home folder.
@@ -210,6 +221,8 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Every setting as it is in effect, in the order of [`SETTINGS`].
     pub settings: Vec<Setting>,
+    /// What is set for single registries: the tables `[registry.hosts."HOST"]`.
+    pub host_settings: Vec<HostSettings>,
 }
 
 /// A variable whose value could not be understood.
@@ -255,11 +268,10 @@ impl Config {
         let file = places::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
         let path = file.as_ref().map(|file| file.path.clone());
         let home = places::home(variable);
-        let registry_hosts = match &file {
-            Some(file) => hosts::read(file, variable, home.as_deref())?,
-            None => hosts::read(&File::default(), variable, home.as_deref())?,
-        };
-        let sources = Sources { flags, variable, file: file.unwrap_or_default(), home: home.clone() };
+        let file = file.unwrap_or_default();
+        let registry_hosts = hosts::read(&file, variable, home.as_deref())?;
+        let host_settings = hosts::shown(&file, variable, home.as_deref());
+        let sources = Sources { flags, variable, file, home: home.clone() };
         let mut read = Reader::new(sources);
         let registry_key = home.as_ref().map(|home| home.join(".ollama").join("id_ed25519"));
         let models = home.map(|home| puna_store::default_root(None, Some(&home)).display().to_string());
@@ -295,7 +307,7 @@ impl Config {
                     fresh: read.timeout("mirror.fresh", FRESH).unwrap_or(Duration::MAX),
                 },
             },
-            api_key: read.secret("api_key"),
+            api_key: Hidden(read.secret("api_key")),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),
             write_timeout: read.timeout("write_timeout", Duration::from_secs(60)),
@@ -321,7 +333,7 @@ impl Config {
             image_urls: read.switch("image_urls"),
             image_hosts: read.hosts("image_hosts"),
             remotes: read.servers("remotes"),
-            remote_keys: read.keys_of_servers("remote_keys"),
+            remote_keys: Hidden(read.keys_of_servers("remote_keys")),
             remote_timeout: read.timeout("remote_timeout", Duration::from_secs(600)),
             registry_key,
             proxies: places::proxies(variable),
@@ -334,6 +346,7 @@ impl Config {
             warnings: read.warnings,
             file: path,
             settings: read.settings,
+            host_settings,
         };
         // Values first: a pair is judged by what it is made of.
         if let Some(error) = read.error.or(half) {

@@ -47,6 +47,8 @@ pub struct Setting {
     pub value: Option<String>,
     /// Where that came from.
     pub source: Source,
+    /// Whether it has a value that nothing shows.
+    pub hidden: bool,
 }
 
 impl Setting {
@@ -79,8 +81,12 @@ fn is_host(text: &str) -> bool {
 
 /// Whether a text is a host, perhaps with a scheme of the web before it.
 fn is_server(text: &str) -> bool {
-    let bare = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    is_host(bare.unwrap_or(text).trim_end_matches('/'))
+    is_host(without_scheme(text).trim_end_matches('/'))
+}
+
+/// An address without the scheme of the web before it.
+fn without_scheme(text: &str) -> &str {
+    text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text)
 }
 
 /// A value that was found.
@@ -125,7 +131,7 @@ impl<'a> Reader<'a> {
 
     /// Notes what is in effect.
     fn note(&mut self, key: &'static str, value: Option<String>, source: Source) {
-        self.settings.push(Setting { key, value, source });
+        self.settings.push(Setting { key, value, source, hidden: false });
     }
 
     /// Where a setting that was read comes from.
@@ -188,7 +194,7 @@ impl<'a> Reader<'a> {
             let problem = "has blanks or other characters that no key has: it must be one word of plain letters, digits and signs";
             self.refuse(key, &source, problem.into());
         }
-        self.note(key, None, source);
+        self.settings.push(Setting { key, value: None, source, hidden: found.is_some() });
         found.map(|found| found.text)
     }
 
@@ -279,32 +285,43 @@ impl<'a> Reader<'a> {
         self.strict("origins", none, parse, |(_, text)| text.as_deref().map(quoted)).0
     }
 
-    /// Hosts by name or number, with a port or without.
-    pub fn hosts(&mut self, key: &'static str) -> Vec<String> {
+    /// What a list has, each of which must fit; or else what such a thing is.
+    fn list(&mut self, key: &'static str, fits: impl Fn(&str) -> bool, says: &str) -> Vec<String> {
         let parse = |text: &str| {
-            let hosts: Vec<_> = text.split(',').map(str::trim).filter(|host| !host.is_empty()).collect();
-            match hosts.iter().find(|host| !is_host(host)) {
-                Some(wrong) => Err(format!(
-                    "has {wrong:?}: a host is a name or number, with a port or without (intra.example:8080), no address and no pattern"
-                )),
-                None => Ok(hosts.into_iter().map(str::to_owned).collect()),
+            let all: Vec<_> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+            match all.iter().find(|one| !fits(one)) {
+                Some(wrong) => Err(format!("has {wrong:?}: {says}")),
+                None => Ok(all.into_iter().map(str::to_owned).collect()),
             }
         };
-        self.strict(key, Vec::new(), parse, |hosts| (!hosts.is_empty()).then(|| quoted(&hosts.join(","))))
+        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
+    }
+
+    /// Hosts by name or number, with a port or without.
+    pub fn hosts(&mut self, key: &'static str) -> Vec<String> {
+        let says = "a host is a name or number, with a port or without (intra.example:8080), no address and no pattern";
+        self.list(key, is_host, says)
     }
 
     /// Servers by name or number, with a port or without, perhaps with how they are spoken to.
     pub fn servers(&mut self, key: &'static str) -> Vec<String> {
-        let parse = |text: &str| {
-            let servers: Vec<_> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-            match servers.iter().find(|name| !is_server(name)) {
-                Some(wrong) => Err(format!(
-                    "has {wrong:?}: a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)"
-                )),
-                None => Ok(servers.into_iter().map(str::to_owned).collect()),
-            }
-        };
-        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
+        let says = "a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)";
+        self.list(key, is_server, says)
+    }
+
+    /// Addresses of registries, with a path or without.
+    pub fn registries(&mut self, key: &'static str) -> Vec<String> {
+        let says = "a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)";
+        let host = |text: &str| without_scheme(text).split('/').next().is_some_and(is_host);
+        self.list(key, host, says)
+    }
+
+    /// Namespaces of models, of which the last letter may be `*`.
+    pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
+        let says =
+            "a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them";
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        self.list(key, |one| one.strip_suffix('*').unwrap_or(one).chars().all(fits), says)
     }
 
     /// Servers and their keys, `SERVER=KEY` each; not shown.
@@ -327,45 +344,11 @@ impl<'a> Reader<'a> {
         keys
     }
 
-    /// Addresses of registries, with a path or without.
-    pub fn registries(&mut self, key: &'static str) -> Vec<String> {
-        let parse = |text: &str| {
-            let all: Vec<_> = text.split(',').map(str::trim).filter(|text| !text.is_empty()).collect();
-            let host = |text: &str| {
-                let bare = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-                let bare = bare.unwrap_or(text);
-                is_host(bare.split_once('/').map_or(bare, |(host, _)| host))
-            };
-            match all.iter().find(|text| !host(text)) {
-                Some(wrong) => Err(format!(
-                    "has {wrong:?}: a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)"
-                )),
-                None => Ok(all.into_iter().map(str::to_owned).collect()),
-            }
-        };
-        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
-    }
-
     /// Bytes a second; `None` is without a limit.
     pub fn rate(&mut self, key: &'static str) -> Option<u64> {
         let parse =
             |text: &str| parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"));
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
-    }
-
-    /// Namespaces of models, of which the last letter may be `*`.
-    pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-        let parse = |text: &str| {
-            let all: Vec<_> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
-            match all.iter().find(|one| !one.strip_suffix('*').unwrap_or(one).chars().all(fits)) {
-                Some(wrong) => Err(format!(
-                    "has {wrong:?}: a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them"
-                )),
-                None => Ok(all.into_iter().map(str::to_owned).collect()),
-            }
-        };
-        self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
     }
 
     /// Folders, by whole paths or from the home folder.

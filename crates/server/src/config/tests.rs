@@ -362,6 +362,37 @@ fn single_registries_have_settings_of_their_own() {
         !format!("{c:?}").contains("s3cret") && !format!("{c:?}").contains("hf_x"),
         "nothing shows a secret"
     );
+    let keys = [("PUNA_API_KEY", "k-1"), ("PUNA_REMOTES", "gpu:1"), ("PUNA_REMOTE_KEYS", "gpu:1=k-2")];
+    let c = with_file("", &[&keys[..], &[("https_proxy", "http://me:k-3@proxy:8")]].concat(), &[]).unwrap();
+    let shown = format!("{c:?}");
+    assert!(
+        !["k-1", "k-2", "k-3"].iter().any(|key| shown.contains(key)) && shown.contains("proxy:8"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn what_is_shown_of_single_registries_says_the_same_without_secrets() {
+    let text = "[registry.hosts.\"b:5\"]\nhttp = true\nusername = \"ci\"\npassword = \"s3cret\"\nstreams = 2\n\
+                [registry.hosts.a]\nmirrors = [\"m:1\", \"m:2\"]\ntoken_env = \"T\"\nlimit_rate = \"2MB\"\n";
+    let c = with_file(text, &[("T", "t0ken"), ("HF_TOKEN", "hf_x")], &[]).unwrap();
+    let shown = |host: usize| {
+        let table = &c.host_settings[host];
+        let pairs = table.settings.iter().map(|s| (s.key, s.value.as_deref().unwrap_or("-")));
+        (table.host.as_str(), pairs.collect::<Vec<_>>())
+    };
+    assert_eq!(
+        shown(0),
+        ("b:5", vec![("http", "true"), ("username", "\"ci\""), ("password", "-"), ("streams", "2")])
+    );
+    let mirrors = ("mirrors", "\"m:1,m:2\"");
+    assert_eq!(shown(1), ("a", vec![mirrors, ("token_env", "\"T\""), ("limit_rate", "\"2MB\"")]));
+    assert_eq!(shown(2), ("hf.co", vec![("token_env", "\"HF_TOKEN\"")]));
+    assert_eq!(c.host_settings[0].settings[3].source, Source::File(c.file.clone().unwrap(), 5));
+    assert_eq!(c.host_settings[2].settings[0].source, Source::Variable("HF_TOKEN".into()));
+    let own = "[registry.hosts.\"hf.co\"]\nanonymous = true\n";
+    let c = with_file(own, &[("HF_TOKEN", "hf_x")], &[]).unwrap();
+    assert_eq!(c.host_settings[0].settings.len(), 1, "nothing is shown that is not used");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
+use puna_mirror::unescaped;
 use tower::ServiceExt;
 
 use super::Dialect;
@@ -21,7 +22,7 @@ use super::body::Ignored;
 use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
-use super::paths::{Table, Verdict, decoded, respelt};
+use super::paths::{Table, Verdict, respelt};
 use super::room::Room;
 use super::serve::Desk;
 use crate::app::App;
@@ -89,7 +90,7 @@ impl Door {
     }
 
     async fn counted(&self, mut request: Request) -> Response {
-        let path = decoded(request.uri().path());
+        let path = unescaped(request.uri().path());
         let row = path.as_deref().and_then(|path| self.0.table.row(path));
         let dialect = row.map(|row| row.spoken(request.headers())).unwrap_or_default();
         let asked = self.0.figures.asked(row.map(|row| row.path), request.method());

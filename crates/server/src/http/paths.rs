@@ -139,23 +139,6 @@ fn clean(path: &str) -> String {
     format!("/{}", segments.join("/"))
 }
 
-/// A path with its percent escapes resolved; `None` if that is no text.
-pub(crate) fn decoded(path: &str) -> Option<String> {
-    if !path.contains('%') {
-        return Some(path.to_owned());
-    }
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.bytes();
-    while let Some(b) = rest.next() {
-        let mut hex = || rest.next().and_then(|d| char::from(d).to_digit(16));
-        bytes.push(match b {
-            b'%' => (hex()? << 4 | hex()?) as u8,
-            b => b,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
 /// An address with its decoded path written anew, if that was written with escapes.
 pub(crate) fn respelt(uri: &Uri, path: &str) -> Option<Uri> {
     if !uri.path().contains('%') {
@@ -179,6 +162,8 @@ pub(crate) fn respelt(uri: &Uri, path: &str) -> Option<Uri> {
 
 #[cfg(test)]
 mod tests {
+    use puna_mirror::unescaped;
+
     use super::*;
     use crate::keys::Scope;
 
@@ -217,7 +202,7 @@ mod tests {
     fn escapes_are_written_anew_as_they_were_judged() {
         let spelt = |uri: &str| {
             let uri: Uri = uri.parse().unwrap();
-            respelt(&uri, &decoded(uri.path()).unwrap()).map(|uri| uri.to_string())
+            respelt(&uri, &unescaped(uri.path()).unwrap()).map(|uri| uri.to_string())
         };
         assert_eq!(spelt("/api/%67enerate?a=%20").as_deref(), Some("/api/generate?a=%20"));
         assert_eq!(spelt("/api%2Fchat").as_deref(), Some("/api/chat"));
@@ -242,13 +227,5 @@ mod tests {
         assert_eq!(judge("GET", "/api//tags"), redirect(307, "/api/tags"));
         assert_eq!(judge("GET", "/api/../api/tags"), redirect(307, "/api/tags"));
         assert_eq!(judge("GET", "/../../api/./tags//"), redirect(307, "/api/tags"));
-    }
-
-    #[test]
-    fn escapes_are_resolved_or_refused() {
-        assert_eq!(decoded("/a%20b").as_deref(), Some("/a b"));
-        assert_eq!(decoded("/%zz"), None);
-        assert_eq!(decoded("/%f"), None);
-        assert_eq!(decoded("/%ff"), None);
     }
 }

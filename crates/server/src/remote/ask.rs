@@ -47,7 +47,7 @@ struct Load {
 
 impl Remotes {
     pub(crate) fn new(config: &Config) -> Arc<Self> {
-        let allowed = Allowed::all(&config.remotes, &config.remote_keys);
+        let allowed = Allowed::all(&config.remotes, &config.remote_keys.0);
         let http = if allowed.is_empty() { None } else { client() };
         Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default() })
     }
