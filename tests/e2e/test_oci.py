@@ -123,6 +123,28 @@ def test_a_password_comes_from_the_configuration_or_from_docker(home, tmp_path):
         assert PASSWORD not in pulled.stderr and auth not in pulled.stderr
 
 
+def test_credential_helpers_are_asked_and_nothing_shows_what_they_say(home, tmp_path):
+    (tmp_path / "htpasswd").write_text(HTPASSWD)
+    with registry(tmp_path, f"auth: {{htpasswd: {{realm: office, path: {tmp_path / 'htpasswd'}}}}}\n") as host:
+        programs, docker = tmp_path / "bin", tmp_path / "docker"
+        programs.mkdir(), docker.mkdir()
+        kept = json.dumps({"ServerURL": host, "Username": USER, "Secret": PASSWORD})
+        for name, asked in (("office", host), ("all", f"https://{host}/v1/")):
+            helper = programs / f"docker-credential-{name}"
+            helper.write_text(f"#!/bin/sh\nread server; [ \"$1 $server\" = 'get {asked}' ] || {{ echo credentials not found; exit 1; }}\necho '{kept}'\n")
+            helper.chmod(0o755)
+        env = home | {"DOCKER_CONFIG": str(docker), "OLLAMA_DEBUG": "2", "PATH": f"{programs}:{home['PATH']}"}
+        config = docker / "config.json"
+        config.write_text(json.dumps({"credHelpers": {host: "office"}, "credsStore": "none"}))
+        there_and_back(env, host, "--insecure")
+        config.write_text(json.dumps({"auths": {f"https://{host}/v1/": {}}, "credsStore": "all"}))
+        pulled = puna("pull", "--insecure", f"{host}/me/cria", env=env, check=True)
+        assert PASSWORD not in pulled.stderr + pulled.stdout
+        config.write_text(json.dumps({"credsStore": "office-of-others"}))
+        refused = puna("pull", "--insecure", f"{host}/me/cria", env=env)
+        assert refused.returncode == 1 and "docker-credential-office-of-others: it is not installed" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "format, config, weights",
     [

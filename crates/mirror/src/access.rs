@@ -122,6 +122,8 @@ pub(crate) struct Access {
     push: bool,
     /// What tokens are signed with; tokens of an earlier run are worth nothing.
     secret: hmac::Key,
+    /// What their time is counted from, so that they hold as long when the clock is put right.
+    begun: Instant,
     nonces: Mutex<HashMap<String, Instant>>,
 }
 
@@ -130,7 +132,7 @@ impl Access {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let secret =
             secret.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
-        Ok(Self { keys, anonymous, push, secret, nonces: Mutex::default() })
+        Ok(Self { keys, anonymous, push, secret, begun: Instant::now(), nonces: Mutex::default() })
     }
 
     /// Judges a request. Who it is from is told, where that matters.
@@ -265,7 +267,7 @@ impl Access {
 
     /// A text with its end, and the proof that this was said here.
     fn sign(&self, of: &str, time: Duration) -> String {
-        let claim = format!("{}.{of}", seconds() + time.as_secs());
+        let claim = format!("{}.{of}", self.begun.elapsed().as_secs() + time.as_secs());
         let tag = hmac::sign(&self.secret, claim.as_bytes());
         format!("{}.{}", URL_SAFE_NO_PAD.encode(claim), URL_SAFE_NO_PAD.encode(tag))
     }
@@ -277,7 +279,7 @@ impl Access {
         hmac::verify(&self.secret, &claim, &tag).ok()?;
         let claim = String::from_utf8(claim).ok()?;
         let (end, of) = claim.split_once('.')?;
-        (end.parse::<u64>().ok()? >= seconds()).then(|| of.to_owned())
+        (end.parse::<u64>().ok()? >= self.begun.elapsed().as_secs()).then(|| of.to_owned())
     }
 }
 

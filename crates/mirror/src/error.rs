@@ -1,5 +1,7 @@
 //! What can go wrong, in the words and codes of the distribution rules.
 
+use std::io::ErrorKind;
+
 use puna_store::{Digest, StoreError};
 
 use crate::name::Repository;
@@ -85,6 +87,10 @@ impl MirrorError {
             Self::Route => (404, "UNSUPPORTED"),
             Self::TooMany(_) => (429, "TOOMANYREQUESTS"),
             Self::Full(_) => (507, "DENIED"),
+            Self::Store(StoreError::Io {
+                kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded, ..
+            }) => (507, "DENIED"),
+            Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => (405, "UNSUPPORTED"),
             Self::Upstream(_) => (502, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
         }

@@ -1,4 +1,5 @@
-//! Credentials that `docker login` has left: `auths` of its `config.json`.
+//! Credentials that `docker login` has left: in `auths` of its `config.json`, or with a helper that this names (`credHelpers`,
+//! `credsStore`).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,17 +8,25 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
+use crate::helper;
 use crate::hosts::{Credentials, Secret, read_text};
 
 /// Bytes of the file at most.
 const MAX_FILE: u64 = 4 << 20;
 /// Docker's own registry goes by its old address there.
 const HUB: (&str, &str) = ("docker.io", "index.docker.io");
+/// What helpers know that one by.
+const HUB_SERVER: &str = "https://index.docker.io/v1/";
 
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
     auths: HashMap<String, Auth>,
+    /// Helpers of single hosts, and that of all others.
+    #[serde(default, rename = "credHelpers")]
+    helpers: HashMap<String, String>,
+    #[serde(default, rename = "credsStore")]
+    helper: String,
 }
 
 #[derive(Deserialize, Default)]
@@ -44,8 +53,21 @@ pub(crate) fn credentials(path: &Path, host: &str) -> Result<Option<Credentials>
     let file: File = serde_json::from_str(&text)
         .map_err(|e| format!("{}, line {}: it is no configuration of docker", path.display(), e.line()))?;
     let host = if host.eq_ignore_ascii_case(HUB.0) { HUB.1 } else { host };
-    let of_host = |(key, _): &(&String, &Auth)| key_host(key).eq_ignore_ascii_case(host);
-    let Some((_, auth)) = file.auths.iter().find(of_host) else { return Ok(None) };
+    let is_of_host = |key: &str| key_host(key).eq_ignore_ascii_case(host);
+    let entry = file.auths.iter().find(|(key, _)| is_of_host(key));
+    let own = file.helpers.iter().find(|(key, _)| is_of_host(key)).map(|(_, name)| name);
+    if let Some(name) = own.or(Some(&file.helper)).filter(|name| !name.is_empty()) {
+        // An entry without anything in it says under which name the helper has it.
+        let server = match entry {
+            Some((key, _)) => key,
+            None if host == HUB.1 => HUB_SERVER,
+            None => host,
+        };
+        if let Some(kept) = helper::ask(name, server)? {
+            return Ok(Some(kept));
+        }
+    }
+    let Some((_, auth)) = entry else { return Ok(None) };
     read(auth).map_err(|what| format!("{}: the entry of {host} {what}", path.display()))
 }
 
@@ -69,7 +91,7 @@ fn read(auth: &Auth) -> Result<Option<Credentials>, &'static str> {
         return Ok(Some(basic(&auth.username, &auth.password)));
     }
     if auth.auth.is_empty() {
-        // A helper program keeps it, which is not asked.
+        // A helper keeps it, or did.
         return Ok(None);
     }
     let bytes = STANDARD.decode(auth.auth.trim()).map_err(|_| "is no base64")?;
@@ -94,7 +116,7 @@ mod tests {
             "https://token.example": {"registrytoken": "rt"},
             "helper.example": {},
             "bad.example": {"auth": "c2VjcmV0"}
-        }, "credsStore": "desktop"}"#;
+        }, "credHelpers": {"kept.example": "that-nobody-has"}}"#;
         std::fs::write(&path, text).unwrap();
         let of = |host: &str| credentials(&path, host).unwrap();
         let basic = |user: &str, password: &str| {
@@ -104,6 +126,8 @@ mod tests {
         assert_eq!(of("H:5000"), basic("u", "p"));
         assert_eq!(of("h"), None);
         assert_eq!(of("helper.example"), None);
+        let text = credentials(&path, "kept.example").unwrap_err();
+        assert!(text.starts_with("docker-credential-that-nobody-has: it is not installed"), "{text}");
         assert_eq!(of("refresh.example"), Some(Credentials::Refresh(Secret::Text("idt".into()))));
         assert_eq!(of("token.example"), Some(Credentials::Token(Secret::Text("rt".into()))));
         let text = credentials(&path, "bad.example").unwrap_err();

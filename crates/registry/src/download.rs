@@ -22,13 +22,16 @@ use crate::file::{file_number, read_at, write_at};
 use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::{Session, stalled, transport};
 use crate::lock::lock;
+use crate::pace::Pace;
 use crate::parts::Table;
 use crate::settings::Settings;
 use crate::space::room;
 use crate::sum::{Saved, Sum};
 
-/// Bytes that are written at once.
+/// Bytes that are written at once…
 const PIECE: usize = 1 << 20;
+/// … or those of so long a time: a mirror's clients wait for them, and what is not written is not noted.
+const HELD: Duration = Duration::from_millis(500);
 /// Bytes after which an attempt counts as a success, so that the next one is a first one.
 const PROGRESS: u64 = 1 << 20;
 /// The first notes are made after this part of the usual pause.
@@ -350,8 +353,11 @@ impl Work {
         let offset = self.place(offset);
         let (mut pieces, mut held) = (Vec::new(), 0);
         let (begun, mut got) = (Instant::now(), 0u64);
+        let (mut written, mut pace) = (begun, Pace::new(self.settings().patience));
         loop {
+            let asked = Instant::now();
             let piece = self.next(&mut response).await;
+            let waited = asked.elapsed();
             if let Ok(Some(piece)) = &piece {
                 held += piece.len();
                 got += piece.len() as u64;
@@ -359,15 +365,21 @@ impl Work {
                 self.source.session().pay(piece.len()).await;
             }
             let ended = !matches!(piece, Ok(Some(_)));
-            if held >= PIECE || ended {
+            let came = piece.as_ref().ok().and_then(Option::as_ref).map_or(0, Bytes::len);
+            let drips = pace.too_slow(waited, came as u64);
+            if held >= PIECE || ended || drips.is_some() || written.elapsed() >= HELD {
                 self.write(offset, std::mem::take(&mut pieces)).await?;
-                held = 0;
+                (held, written) = (0, Instant::now());
             }
             let (at, until) = self.table().missing(offset);
             if at >= until {
                 return Ok(Attempt::Done);
             }
             piece?;
+            if let Some(got) = drips {
+                let (url, seconds) = (shown(response.url()), self.settings().patience.as_secs());
+                return Err(RegistryError::Drips { url, got, seconds });
+            }
             // Some servers give less than was asked for at a time.
             if ended && got >= PROGRESS {
                 return Ok(Attempt::More);
@@ -464,23 +476,29 @@ impl Work {
         }
         let work = self.clone();
         blocking(move || {
+            work.file.sync_data().map_err(|e| work.io(&e))?;
+            // On a full disk there may be room for some of them, and each is bytes that need not come again.
+            let mut failed = None;
+            for note in notes {
+                match work.partial.write_part(note.n, &note.to_bytes()) {
+                    Ok(()) => work.table().written(note),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            if let Some(error) = failed {
+                return Err(error.into());
+            }
+            if let Some(sum) = sum.filter(|sum| sum.at > work.saved.load(Ordering::Relaxed)) {
+                let text = serde_json::to_vec(&sum).map_err(|e| RegistryError::Setup(e.to_string()))?;
+                work.partial.write_sum(&text)?;
+                work.saved.store(sum.at, Ordering::Relaxed);
+            }
+            // Last: what has arrived is noted on a disk that is full, too.
             let left = {
                 let table = work.table();
                 table.total() - table.completed()
             };
-            room(&work.store, &work.digest.to_string(), left)?;
-            work.file.sync_data().map_err(|e| work.io(&e))?;
-            for note in notes {
-                work.partial.write_part(note.n, &note.to_bytes())?;
-                work.table().written(note);
-            }
-            let Some(sum) = sum.filter(|sum| sum.at > work.saved.load(Ordering::Relaxed)) else {
-                return Ok(());
-            };
-            let text = serde_json::to_vec(&sum).map_err(|e| RegistryError::Setup(e.to_string()))?;
-            work.partial.write_sum(&text)?;
-            work.saved.store(sum.at, Ordering::Relaxed);
-            Ok(())
+            room(&work.store, &work.digest.to_string(), left)
         })
         .await
     }

@@ -25,6 +25,8 @@ pub enum RegistryError {
     NotFound,
     #[error("unauthorized: access denied")]
     Unauthorized,
+    #[error("unauthorized: access denied: {said}")]
+    NoToken { said: String },
     #[error("realm host \"{realm}\" does not match original host \"{host}\"")]
     Realm { realm: String, host: String },
     #[error("the registry wants a token from {url} without encryption, though it is asked with encryption")]
@@ -38,6 +40,10 @@ pub enum RegistryError {
         "the registry {host} wants a user name and a password: set them in the configuration ([registry.hosts.\"{host}\"]), or by `docker login {host}`"
     )]
     NoPassword { host: String },
+    #[error(
+        "the registry {host} wants a user name and a password, and what docker keeps cannot be had: {problem}"
+    )]
+    NoCredentials { host: String, problem: String },
     #[error("the secret for the registry {host}: {reason}")]
     Secret { host: String, reason: String },
 
@@ -45,6 +51,8 @@ pub enum RegistryError {
     Transport { method: String, url: String, cause: String },
     #[error("{method} \"{url}\": no byte for {seconds} s")]
     Stalled { method: String, url: String, seconds: u64 },
+    #[error("{url}: only {got} bytes in {seconds} s")]
+    Drips { url: String, got: u64, seconds: u64 },
     #[error("{status}: {body}")]
     Status { status: String, code: u16, body: String, retry_after: Option<u64> },
     #[error("{url}: {what}")]
@@ -86,7 +94,10 @@ impl RegistryError {
     /// Whether trying again may help.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
-            Self::Transport { .. } | Self::Stalled { .. } | Self::Short { .. } | Self::NoRange { .. } => true,
+            Self::Transport { .. } | Self::Stalled { .. } | Self::Drips { .. } => true,
+            Self::Short { .. } | Self::NoRange { .. } => true,
+            // What a server cannot do, it cannot do the next time either, and a full disk takes a person.
+            Self::Status { code: 501 | 505 | 507, .. } => false,
             Self::Status { code, .. } => matches!(code, 408 | 425 | 429 | 500..=599),
             _ => false,
         }

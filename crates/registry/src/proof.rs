@@ -3,7 +3,7 @@
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 use reqwest::{Body, Method, Response, Url};
 
-use crate::address::authority;
+use crate::address::{authority, plain};
 use crate::auth::{self, Asker, Challenge, Challenges, MAX_TOKEN};
 use crate::blocking::blocking;
 use crate::docker;
@@ -14,11 +14,46 @@ use crate::key::Identity;
 
 /// What we are called at servers that exchange tokens.
 const CLIENT: &str = "puna";
+/// Letters of a token server's words that are shown.
+const MAX_SAID: usize = 300;
+
+/// The error of a token server that gives nothing, with its words where it has some of the usual form.
+fn no_token(body: &str) -> RegistryError {
+    #[derive(serde::Deserialize)]
+    struct Said {
+        errors: Vec<Problem>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Problem {
+        message: String,
+    }
+    let said = serde_json::from_str::<Said>(body).ok().and_then(|said| said.errors.into_iter().next());
+    match said.filter(|problem| !problem.message.is_empty()) {
+        Some(problem) => RegistryError::NoToken { said: plain(&problem.message, MAX_SAID) },
+        None => RegistryError::Unauthorized,
+    }
+}
 
 impl Session {
     /// A fresh value for `Authorization`, of the kind that the registry asks for.
     pub(crate) async fn new_proof(&self, asked: &Challenges) -> Result<String, RegistryError> {
-        let credentials = self.credentials().await?;
+        let (credentials, problem) = self.credentials().await?;
+        let proof = self.proof_of(credentials, asked).await;
+        // Who cannot be let in is told what kept his credentials from being found.
+        proof.map_err(|error| match (error, problem) {
+            (RegistryError::NoPassword { host }, Some(problem)) => {
+                RegistryError::NoCredentials { host, problem }
+            }
+            (RegistryError::Unauthorized, Some(said)) => RegistryError::NoToken { said },
+            (error, _) => error,
+        })
+    }
+
+    async fn proof_of(
+        &self,
+        credentials: Option<Credentials>,
+        asked: &Challenges,
+    ) -> Result<String, RegistryError> {
         match (credentials, &asked.bearer) {
             (Some(Credentials::Token(secret)), _) => Ok(format!("Bearer {}", self.secret(&secret).await?)),
             (Some(Credentials::Basic { user, password }), Some(challenge)) => {
@@ -37,20 +72,22 @@ impl Session {
         }
     }
 
-    /// Who we are at this registry: as it is set, or as docker has it.
-    async fn credentials(&self) -> Result<Option<Credentials>, RegistryError> {
+    /// Who we are at this registry, as it is set, or as docker has it; and why docker's word could not be had. A file or program
+    /// of others that is broken does not keep us from what needs none of it.
+    async fn credentials(&self) -> Result<(Option<Credentials>, Option<String>), RegistryError> {
         if let Some(set) = &self.endpoint().settings.credentials {
-            return Ok(Some(set.clone()));
+            return Ok((Some(set.clone()), None));
         }
-        let Some(path) = self.settings().docker_config.clone() else { return Ok(None) };
+        let Some(path) = self.settings().docker_config.clone() else { return Ok((None, None)) };
         let host = self.endpoint().host.clone();
         blocking(move || {
-            // A file of another program that cannot be read does not keep us from what needs none of it.
-            let found = docker::credentials(&path, &host);
-            Ok(found.unwrap_or_else(|problem| {
-                tracing::warn!("{problem}: it is left aside");
-                None
-            }))
+            Ok(match docker::credentials(&path, &host) {
+                Ok(found) => (found, None),
+                Err(problem) => {
+                    tracing::warn!("{problem}: it is left aside");
+                    (None, Some(problem))
+                }
+            })
         })
         .await
     }
@@ -79,8 +116,13 @@ impl Session {
         if !matches!(signed.status().as_u16(), 400 | 401 | 403) {
             return self.bearer(signed).await;
         }
+        let refused = self.bearer(signed).await;
         let url = challenge.plain_url(root, nobody)?;
-        self.bearer(self.ask_token(&url, None).await?).await
+        match self.bearer(self.ask_token(&url, None).await?).await {
+            // What is wrong with the key says more than that nobody has none.
+            Err(error) => refused.and(Err(error)),
+            token => token,
+        }
     }
 
     async fn ask_token(&self, url: &Url, authorization: Option<&str>) -> Result<Response, RegistryError> {
@@ -118,9 +160,9 @@ impl Session {
     /// The token of a token server's answer.
     async fn bearer(&self, response: Response) -> Result<String, RegistryError> {
         if !response.status().is_success() {
-            return Err(match response.status().as_u16() {
-                401 | 403 => RegistryError::Unauthorized,
-                _ => self.refusal(response).await,
+            return Err(match self.refusal(response).await {
+                RegistryError::Status { code: 401 | 403, body, .. } => no_token(&body),
+                error => error,
             });
         }
         let url = response.url().clone();

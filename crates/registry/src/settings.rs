@@ -1,5 +1,6 @@
 //! What a client can be told, and what it tells.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,8 +70,9 @@ impl Default for Settings {
     }
 }
 
-/// Proxies, as the usual variables name them. Addresses of this machine are never asked through one.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Proxies, as the usual variables name them. Addresses of this machine are never asked through one. They may hold passwords, which
+/// nothing shows.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Proxies {
     /// `HTTP_PROXY`
     pub http: Option<String>,
@@ -78,6 +80,24 @@ pub struct Proxies {
     pub https: Option<String>,
     /// `NO_PROXY`: hosts, domains and address ranges that are asked directly, separated by commas.
     pub direct: String,
+}
+
+impl fmt::Debug for Proxies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = |proxy: &Option<String>| proxy.as_deref().map(without_user).map(str::to_owned);
+        let (http, https) = (place(&self.http), place(&self.https));
+        f.debug_struct("Proxies")
+            .field("http", &http)
+            .field("https", &https)
+            .field("direct", &self.direct)
+            .finish()
+    }
+}
+
+/// The host of an address, and what follows it.
+fn without_user(address: &str) -> &str {
+    let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
+    bare.rsplit_once('@').map_or(bare, |(_, host)| host)
 }
 
 /// What one operation is told.

@@ -2,7 +2,7 @@
 //! processes, and manifests as bytes.
 
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
@@ -49,13 +49,7 @@ impl Partial {
     /// # Errors
     /// The store cannot be written.
     pub fn write_part(&self, n: u64, text: &[u8]) -> Result<(), StoreError> {
-        let path = self.part(n);
-        let temp = self.temp.join(TempFile::new_name());
-        let write = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, &path));
-        write().map_err(|e| {
-            let _ = fs::remove_file(&temp);
-            StoreError::io("write", &path, &e)
-        })
+        self.write_note(&self.part(n), text)
     }
 
     /// Writes down how far the digest is: the old text or the new one is there at any moment.
@@ -63,13 +57,25 @@ impl Partial {
     /// # Errors
     /// The store cannot be written.
     pub fn write_sum(&self, text: &[u8]) -> Result<(), StoreError> {
-        let path = self.sum();
+        self.write_note(&self.sum(), text)
+    }
+
+    /// Writes a note, the old one or the new at any moment; on a full disk over the old one, which takes no further space. Of one
+    /// that is broken by a crash then, nothing counts.
+    fn write_note(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         let temp = self.temp.join(TempFile::new_name());
-        let write = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, &path));
-        write().map_err(|e| {
+        let anew = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, path));
+        let over = || {
+            let mut file = fs::File::options().write(true).open(path)?;
+            file.write_all(text)?;
+            file.set_len(text.len() as u64)
+        };
+        let written = anew().or_else(|e| {
             let _ = fs::remove_file(&temp);
-            StoreError::io("write", &path, &e)
-        })
+            let is_full = matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            if is_full && over().is_ok() { Ok(()) } else { Err(e) }
+        });
+        written.map_err(|e| StoreError::io("write", path, &e))
     }
 
     /// What was written down of the digest, if anything was.

@@ -58,7 +58,7 @@ pub fn push(args: &PushArgs) -> Result<()> {
     display.done();
     match pushed {
         Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model))),
-        Err(error) if is_refused(&error.to_string()) => bail!(
+        Err(error) if is_refused(&error.to_string()) && !says_why(&error.to_string()) => bail!(
             "you are not authorized to push to this namespace, create the model under a namespace you own"
         ),
         Err(error) => Err(error.into()),
@@ -67,6 +67,11 @@ pub fn push(args: &PushArgs) -> Result<()> {
 
 fn is_refused(error: &str) -> bool {
     error.contains("access denied") || error.contains("unauthorized")
+}
+
+/// Whether the registry has words of its own for it.
+fn says_why(error: &str) -> bool {
+    error.contains("access denied: ")
 }
 
 /// Where people find a model that was pushed.

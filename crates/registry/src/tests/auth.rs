@@ -206,6 +206,41 @@ async fn token_servers_that_refuse_flood_or_babble_are_understood() {
 }
 
 #[tokio::test]
+async fn a_token_that_expires_on_the_way_is_asked_for_again() {
+    let model = Model::new(4 << 20);
+    let (served, given) = (model.clone(), Mutex::new((0, 0)));
+    let server = Server::start(move |seen| {
+        let mut given = given.lock().unwrap();
+        let (tokens, uses) = &mut *given;
+        if seen.path == "/token" {
+            (*tokens, *uses) = (*tokens + 1, 0);
+            return status(200, format!("{{\"token\":\"t{tokens}\",\"expires_in\":1}}"));
+        }
+        *uses += 1;
+        let good = seen.header("authorization") == format!("Bearer t{tokens}") && *uses <= 2;
+        if good { served.answer(&seen) } else { challenge(&format!("http://{}/token", seen.header("host"))) }
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.streams = 1);
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test]
+async fn a_clock_that_is_wrong_is_named() {
+    let server = Server::start(|seen| match seen.path.as_str() {
+        "/token" if seen.header("authorization").is_empty() => status(401, ""),
+        "/token" => {
+            status(401, r#"{"errors":[{"code":"UNAUTHORIZED","message":"the clocks are too far apart"}]}"#)
+        }
+        _ => challenge(&format!("http://{}/token", seen.header("host"))),
+    })
+    .await;
+    let text = Bench::new().pull_err(&server.model()).await;
+    assert_eq!(text, "pull model manifest: unauthorized: access denied: the clocks are too far apart");
+}
+
+#[tokio::test]
 async fn a_token_never_follows_a_redirect_to_another_host() {
     let model = Model::new(3 << 20);
     let storage = Server::of(&model).await;

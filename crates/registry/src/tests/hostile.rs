@@ -268,6 +268,40 @@ async fn connections_that_break_or_stand_still_are_made_again() {
 }
 
 #[tokio::test]
+async fn a_blob_that_drips_is_asked_for_again_and_given_up() {
+    let model = Model::new(3 << 20);
+    let drips = |blob: &Bytes, seen: &Seen| {
+        let (first, last) = seen.range().unwrap();
+        let drops = (first..last)
+            .take(100)
+            .map(|at| (Duration::from_millis(40), Some(blob.slice(at as usize..at as usize + 1))));
+        let part = Response::builder().status(206);
+        let part = part.header("Content-Range", format!("bytes {first}-{last}/{}", blob.len()));
+        part.body(slowly(drops.collect())).unwrap()
+    };
+    // Some of the connections: the others go on, and these are made again.
+    let server = with_blobs(&model, move |seen, blob| {
+        (blob.len() > 1000 && seen.nth % 3 == 0).then(|| drips(blob, seen))
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    // All of them.
+    let server = with_blobs(&model, move |seen, blob| (blob.len() > 1000).then(|| drips(blob, seen))).await;
+    let (bench, begun) = (Bench::with(|settings| settings.streams = 1), std::time::Instant::now());
+    let text = bench.pull_err(&server.model()).await;
+    assert!(text.starts_with("max retries exceeded: http://") && text.contains(": only "), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let firsts: Vec<u64> = server.blob_requests().iter().filter_map(|s| Some(s.range()?.0)).collect();
+    assert!(
+        firsts.len() >= 6 && firsts.is_sorted_by(|a, b| a < b),
+        "each goes on where the last one was: {firsts:?}"
+    );
+    assert_clean(&bench);
+}
+
+#[tokio::test]
 async fn a_blob_that_never_comes_ends_after_six_attempts() {
     let model = Model::new(1000);
     let server = with_blobs(&model, |_, _| Some(status(500, "broken\ninside"))).await;
