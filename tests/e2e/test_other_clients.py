@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from conftest import DATA, REPOSITORY
+from test_mirror import Mirror
 
 SUITES = REPOSITORY / "tests/clients"
 CACHE = REPOSITORY / ".cache"
@@ -69,7 +70,13 @@ class Node(Suite):
 
 class Go(Suite):
     def run(self, file):
-        output = self.call(CACHE / "go/clients.test", "-test.v", folder="go")
+        (self.folder / "mirror").mkdir()
+        mirror = Mirror(self.folder / "mirror")
+        self.env["PUNA_REGISTRY"] = mirror.host
+        try:
+            output = self.call(CACHE / "go/clients.test", "-test.v", folder="go")
+        finally:
+            mirror.kill()
         found = {}
         for test in re.split(r"^=== RUN +", output, flags=re.M)[1:]:
             name = test.split()[0]

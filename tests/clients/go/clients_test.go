@@ -265,6 +265,31 @@ func TestCreateFromABlob(t *testing.T) {
 	check(t, c.Delete(ctx, &api.DeleteRequest{Model: "go-uploaded"}))
 }
 
+func TestAModelGoesToARegistryAndComesBack(t *testing.T) {
+	c, ctx := client(t)
+	name := os.Getenv("PUNA_REGISTRY") + "/go/polite"
+	last := ""
+	show := func(line api.ProgressResponse) error { last = line.Status; return nil }
+	done := func(err error) {
+		t.Helper()
+		check(t, err)
+		expect(t, last == "success", last)
+		last = ""
+	}
+	done(c.Create(ctx, &api.CreateRequest{Model: name, From: "cria", System: "You are polite."}, show))
+	done(c.Push(ctx, &api.PushRequest{Model: name, Insecure: true}, show))
+	check(t, c.Delete(ctx, &api.DeleteRequest{Model: name}))
+	_, err := c.Show(ctx, &api.ShowRequest{Model: name})
+	status(t, err, 404, "not found")
+	done(c.Pull(ctx, &api.PullRequest{Model: name, Insecure: true}, show))
+	shown, err := c.Show(ctx, &api.ShowRequest{Model: name})
+	check(t, err)
+	expect(t, shown.System == "You are polite.", shown.System)
+	check(t, c.Delete(ctx, &api.DeleteRequest{Model: name}))
+	err = c.Pull(ctx, &api.PullRequest{Model: os.Getenv("PUNA_REGISTRY") + "/go/absent", Insecure: true}, show)
+	expect(t, err != nil && strings.Contains(err.Error(), "file does not exist"), err)
+}
+
 func TestPullAndPushFailWithTheReason(t *testing.T) {
 	c, ctx := client(t)
 	ignore := func(api.ProgressResponse) error { return nil }
