@@ -58,8 +58,9 @@ pub fn push(args: &PushArgs) -> Result<()> {
     display.done();
     match pushed {
         Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model))),
-        Err(error) if is_refused(&error.to_string()) && !says_why(&error.to_string()) => bail!(
-            "you are not authorized to push to this namespace, create the model under a namespace you own"
+        Err(error) if is_refused(&error.to_string()) => bail!(
+            "you are not authorized to push to this namespace, create the model under a namespace you own{}",
+            words(&error.to_string())
         ),
         Err(error) => Err(error.into()),
     }
@@ -69,9 +70,9 @@ fn is_refused(error: &str) -> bool {
     error.contains("access denied") || error.contains("unauthorized")
 }
 
-/// Whether the registry has words of its own for it.
-fn says_why(error: &str) -> bool {
-    error.contains("access denied: ")
+/// What the registry itself says of it.
+fn words(error: &str) -> String {
+    error.split_once("access denied: ").map_or(String::new(), |(_, said)| format!(" ({said})"))
 }
 
 /// Where people find a model that was pushed.
