@@ -39,6 +39,7 @@ mod files;
 mod gojson;
 mod home;
 mod import;
+mod inorder;
 mod listing;
 mod manifest;
 mod model;
@@ -78,7 +79,8 @@ pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
 pub use pulls::Pull;
 pub use remote::Remote;
 pub use requantize::{
-    FileType, Imatrix, ImatrixRow, QuantizeOptions, requantize, requantize_part, write_imatrix,
+    Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, fallbacks, requantize, requantize_part,
+    write_imatrix,
 };
 pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
-use puna_store::{FileType, Imatrix, QuantizeOptions, requantize, requantize_part};
+use puna_store::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part};
 
 use crate::cli::QuantizeArgs;
 use crate::local::{ModelFile, Output, same_file};
 use crate::progress::Display;
-use crate::usage;
+use crate::{out, usage};
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let Some(target) = FileType::from_name(&args.kind) else {
@@ -26,6 +26,9 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     }
     let imatrix = args.imatrix.as_ref().map(|path| Imatrix::open(path)).transpose()?;
     let options = QuantizeOptions { threads: args.threads.unwrap_or(0), imatrix: imatrix.as_ref() };
+    for fallback in fallbacks(&file.gguf, target, imatrix.is_some()) {
+        out::note(fallback);
+    }
     let mut display = Display::new();
     let mut made = Vec::new();
     for (part, output) in outputs.iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::facts::Facts;
 use crate::files::read_limited;
 use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
-use crate::requantize::{FileType, QuantizeOptions, requantize};
+use crate::requantize::{FileType, QuantizeOptions, fallbacks, requantize};
 use crate::store::Store;
 
 /// More than any `sentence_bert_config.json` has.
@@ -288,6 +288,9 @@ pub(super) fn quantized_layer(
     }
     let status = format!("quantizing {} model to {}", facts.file_type, target.name());
     let gguf = Gguf::open(&path)?;
+    for fallback in fallbacks(&gguf, target, false) {
+        progress(Progress::status(fallback.to_string()));
+    }
     let mut blob = store.blob_writer()?;
     requantize(&gguf, target, &QuantizeOptions::default(), &mut blob, &mut |done, total| {
         let digest = Some("0000000000000000000".to_owned());

@@ -1,23 +1,26 @@
 //! Quantizing a GGUF file: the mixtures of types that llama-quantize makes, tensor by tensor, over all cores.
 
+mod fallback;
 mod file_type;
 mod imatrix;
 mod rules;
 
+use std::borrow::Cow;
 use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
 
 use puna_gguf::{Gguf, Metadata, TensorInfo, Writer};
 use puna_quant::{TensorType, dequantize, quantize};
 
+pub use fallback::{Fallback, fallbacks};
 pub use file_type::FileType;
 pub use imatrix::{Imatrix, ImatrixRow, write_imatrix};
 
 use crate::error::StoreError;
+use crate::inorder;
 
-/// Values that a thread works on at a time.
-const CHUNK_VALUES: u64 = 1 << 18;
+/// Values of a piece of work.
+const PIECE_VALUES: u64 = 1 << 18;
 
 /// How to quantize.
 #[derive(Default)]
@@ -43,7 +46,7 @@ pub fn requantize(
     for key in SPLIT_KEYS {
         metadata.remove(key);
     }
-    let types = rules::choose(gguf, target, options.imatrix.is_some());
+    let types = types(gguf, target, options);
     let tensors: Vec<_> = gguf.tensors().iter().zip(types).collect();
     let total = gguf.tensor_bytes();
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
@@ -68,11 +71,17 @@ pub fn requantize_part(
     metadata.set(SPLIT_KEYS[1], u16::try_from(gguf.part_count()).map_err(as_split)?);
     metadata.set(SPLIT_KEYS[2], i32::try_from(gguf.tensors().len()).map_err(as_split)?);
     // What a tensor becomes depends on all of them.
-    let types = rules::choose(gguf, target, options.imatrix.is_some());
+    let types = types(gguf, target, options);
     let tensors: Vec<_> =
         gguf.tensors().iter().zip(types).filter(|(tensor, _)| gguf.part_of(tensor) == part).collect();
     let total = tensors.iter().map(|(tensor, _)| tensor.size).sum();
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
+}
+
+/// What each tensor becomes.
+fn types(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Vec<TensorType> {
+    let choices = rules::choose(gguf, target, options.imatrix.is_some());
+    choices.into_iter().map(|choice| choice.ty).collect()
 }
 
 /// The number of a part, how many there are, and how many tensors all of them have.
@@ -98,31 +107,28 @@ fn write(
     for (tensor, ty) in tensors {
         writer.tensor(&tensor.name, *ty, &tensor.shape)?;
     }
+    let mut jobs = Vec::with_capacity(tensors.len());
+    for &(tensor, ty) in tensors {
+        let importance = options.imatrix.and_then(|matrix| matrix.of(&tensor.name));
+        jobs.push(Job { tensor, data: gguf.data(tensor), ty, importance });
+    }
+    let pieces: Vec<(&Job<'_>, Range<u64>)> =
+        jobs.iter().flat_map(|job| job.pieces().map(move |rows| (job, rows))).collect();
     let mut body = writer.start(out)?;
     let mut done = 0;
-    for &(tensor, ty) in tensors {
-        let data = gguf.data(tensor);
-        if tensor.ty == ty {
-            body.write(data)?;
-        } else {
-            let importance = options.imatrix.and_then(|matrix| matrix.of(&tensor.name));
-            let job = Job { tensor, data, ty, importance };
-            for piece in job.run(threads(options.threads))? {
-                body.write(&piece)?;
-            }
-        }
-        done += tensor.size;
+    let make = |at: usize| {
+        let (job, rows) = &pieces[at];
+        job.rows(rows.clone())
+    };
+    inorder::each(inorder::threads(options.threads), pieces.len(), make, |at, bytes| {
+        let (job, rows) = &pieces[at];
+        body.write(&bytes)?;
+        done += job.source_bytes(rows);
         progress(done);
-    }
+        Ok(())
+    })?;
     body.finish()?;
     Ok(())
-}
-
-fn threads(asked: usize) -> usize {
-    match asked {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        n => n,
-    }
 }
 
 /// One tensor's way from one type to another.
@@ -133,50 +139,42 @@ struct Job<'a> {
     importance: Option<&'a [f32]>,
 }
 
-impl Job<'_> {
-    /// The new data, in pieces.
-    fn run(&self, threads: usize) -> Result<Vec<Vec<u8>>, StoreError> {
-        let columns = self.tensor.shape.first().copied().unwrap_or(1).max(1);
-        let rows = self.tensor.rows().max(1);
-        let step = (CHUNK_VALUES / columns).max(1);
-        let chunks = rows.div_ceil(step);
-        let next = AtomicUsize::new(0);
-        let results =
-            Mutex::new((0..chunks).map(|_| None).collect::<Vec<Option<Result<Vec<u8>, StoreError>>>>());
-        let work = || {
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed) as u64;
-                if at >= chunks {
-                    return;
-                }
-                let piece = self.rows(at * step, ((at + 1) * step).min(rows), columns);
-                results.lock().unwrap_or_else(PoisonError::into_inner)[at as usize] = Some(piece);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.min(chunks as usize) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-        results.into_iter().flatten().collect()
+impl<'a> Job<'a> {
+    fn columns(&self) -> u64 {
+        self.tensor.shape.first().copied().unwrap_or(1)
     }
 
-    /// Rows `from..to`, each matrix of a stack of experts with its own importance.
-    fn rows(&self, from: u64, to: u64, columns: u64) -> Result<Vec<u8>, StoreError> {
+    /// Ranges of rows to work on, of about one size.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let rows = self.tensor.rows();
+        let step = (PIECE_VALUES / self.columns().max(1)).max(1);
+        // A tensor without rows is written, too.
+        (0..rows.max(1)).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(move |from| from..(from + step).min(rows))
+    }
+
+    /// Bytes of the source that rows have.
+    fn source_bytes(&self, rows: &Range<u64>) -> u64 {
+        self.tensor.size / self.tensor.rows().max(1) * (rows.end - rows.start)
+    }
+
+    /// The new data of rows, each matrix of a stack of experts with its own importance.
+    fn rows(&self, rows: Range<u64>) -> Result<Cow<'a, [u8]>, StoreError> {
+        if self.tensor.ty == self.ty || self.tensor.size == 0 {
+            let start = self.source_bytes(&(0..rows.start)) as usize;
+            return Ok(self.data[start..start + self.source_bytes(&rows) as usize].into());
+        }
         let fail = |error: puna_quant::QuantError| StoreError::Quantize {
             tensor: self.tensor.name.to_string(),
             reason: error.to_string(),
         };
         let too_wide = || StoreError::Quantize {
             tensor: self.tensor.name.to_string(),
-            reason: format!("rows of {columns} values do not fit the blocks of {}", self.ty),
+            reason: format!("rows of {} values do not fit the blocks of {}", self.columns(), self.ty),
         };
-        let columns = usize::try_from(columns).map_err(|_| too_wide())?;
+        let columns = usize::try_from(self.columns()).map_err(|_| too_wide())?;
         let row_in = self.tensor.ty.row_bytes(columns).ok_or_else(too_wide)?;
         let row_out = self.ty.row_bytes(columns).ok_or_else(too_wide)?;
-        let (from, to) = (from as usize, to as usize);
+        let (from, to) = (rows.start as usize, rows.end as usize);
         let mut values = vec![0.0; (to - from) * columns];
         dequantize(self.tensor.ty, &self.data[from * row_in..to * row_in], &mut values).map_err(fail)?;
         let mut out = vec![0; (to - from) * row_out];
@@ -189,7 +187,7 @@ impl Job<'_> {
             });
             quantize(self.ty, row, columns, importance, packed).map_err(fail)?;
         }
-        Ok(out)
+        Ok(out.into())
     }
 }
 

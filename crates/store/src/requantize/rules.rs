@@ -28,12 +28,21 @@ const KEPT_PARTS: [&str; 16] = [
 /// … by the end of their name.
 const KEPT_ENDS: [&str; 3] = ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight"];
 
+/// What a tensor becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) ty: TensorType,
+    /// What the mixture asks for: another type where its blocks do not fit the rows.
+    pub(super) wanted: TensorType,
+}
+
 /// The type of each tensor, in the order of the file.
-pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<TensorType> {
+pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Choice> {
     let facts = ModelFacts::of(gguf);
-    let mut types: Vec<TensorType> = gguf.tensors().iter().map(|tensor| tensor.ty).collect();
+    let keep = |tensor: &TensorInfo| Choice { ty: tensor.ty, wanted: tensor.ty };
+    let mut choices: Vec<Choice> = gguf.tensors().iter().map(keep).collect();
     // Counters run over the layers in order, names within a layer in theirs.
-    let mut order: Vec<usize> = (0..types.len()).collect();
+    let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_key(|&i| {
         let name = &gguf.tensors()[i].name;
         (layer(name).map_or(-1, i64::from), name.clone())
@@ -45,15 +54,14 @@ pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Te
             continue;
         }
         let base = target.base();
-        let chosen = if base.is_quantized() {
+        choices[i] = if base.is_quantized() {
             let wanted = mixture(tensor, target, &facts, has_imatrix, &mut counters);
-            fallback(tensor, wanted)
+            Choice { ty: fitting(tensor, wanted, base, facts.is_output(&tensor.name)), wanted }
         } else {
-            base
+            Choice { ty: base, wanted: base }
         };
-        types[i] = chosen;
     }
-    types
+    choices
 }
 
 /// What the rules ask of the model.
@@ -88,6 +96,12 @@ impl ModelFacts {
             is_70b: architecture == "llama" && layers == 80 && heads != kv_heads,
             architecture,
         }
+    }
+
+    /// Whether a tensor makes logits: a model without one of its own for that takes the table of its tokens.
+    fn is_output(&self, name: &str) -> bool {
+        name == "output.weight"
+            || (self.tied && matches!(name, "token_embd.weight" | "per_layer_token_embd.weight"))
     }
 }
 
@@ -154,13 +168,10 @@ fn mixture(
     let (name, file, base) = (&*tensor.name, target.name(), target.base());
     let falcon = facts.architecture == "falcon";
     let very_low = matches!(file, "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M");
-    let is_output = name == "output.weight"
-        || (facts.tied && matches!(name, "token_embd.weight" | "per_layer_token_embd.weight"));
-    if is_output {
-        let row = tensor.shape.first().copied().unwrap_or(0);
+    if facts.is_output(name) {
         return match base {
             MXFP4 => Q8_0,
-            _ if falcon || !row.is_multiple_of(base.block_values() as u64) => Q8_0,
+            _ if falcon => Q8_0,
             _ if very_low || file == "IQ3_XXS" => Q5_K,
             Q8_0 => Q8_0,
             _ => Q6_K,
@@ -337,10 +348,11 @@ fn mixture(
     base
 }
 
-/// The type whose blocks fit the rows.
-fn fallback(tensor: &TensorInfo, wanted: TensorType) -> TensorType {
+/// The type whose blocks fit the rows. What makes logits is not made worse for that.
+fn fitting(tensor: &TensorInfo, wanted: TensorType, base: TensorType, is_output: bool) -> TensorType {
     let row = tensor.shape.first().copied().unwrap_or(0);
     let fits = |ty: TensorType| row.is_multiple_of(ty.block_values() as u64);
+    let wanted = if is_output && !fits(base) { Q8_0 } else { wanted };
     if fits(wanted) {
         return wanted;
     }
@@ -367,7 +379,7 @@ mod tests {
         let id = gguf.metadata().u32("general.file_type").unwrap();
         let target = FileType::from_name(file_type_name(id)).unwrap();
         for (tensor, chosen) in gguf.tensors().iter().zip(choose(&gguf, target, false)) {
-            assert_eq!(chosen, tensor.ty, "{} of {} ({})", tensor.name, path.display(), target.name());
+            assert_eq!(chosen.ty, tensor.ty, "{} of {} ({})", tensor.name, path.display(), target.name());
         }
     }
 
@@ -391,7 +403,8 @@ mod tests {
         for (name, want) in
             [("Q3_K_L", Q3_K), ("Q3_K_M", Q5_K), ("Q4_K_M", Q5_K), ("Q5_K_M", Q5_K), ("Q6_K", Q6_K)]
         {
-            assert_eq!(choose(&gguf, FileType::from_name(name).unwrap(), false), [want], "{name}");
+            let chosen = choose(&gguf, FileType::from_name(name).unwrap(), false);
+            assert_eq!(chosen, [Choice { ty: want, wanted: want }], "{name}");
         }
     }
 
@@ -400,7 +413,7 @@ mod tests {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         let gguf = Gguf::open(&zoo.join("gpt-oss.gguf")).unwrap();
         let types = choose(&gguf, FileType::from_name("MXFP4").unwrap(), false);
-        let of = |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()];
+        let of = |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()].ty;
         assert_eq!(of("blk.0.ffn_up_exps.weight"), MXFP4);
         assert_eq!(of("blk.0.attn_q.weight"), Q8_0);
         assert_eq!(of("blk.0.ffn_gate_inp.weight"), F32);
