@@ -51,6 +51,11 @@ impl Display {
             self.current = Some((label, bar));
         }
         if let Some((_, bar)) = &self.current {
+            // The size of some work is known after it has begun.
+            if progress.total > 0 && bar.length() != Some(progress.total) {
+                bar.set_length(progress.total);
+                bar.set_style(style(true));
+            }
             bar.set_position(progress.completed);
         }
     }

@@ -111,8 +111,18 @@ fn is_classic(command: &str) -> bool {
 
 fn arity(command: &str, args: &[String]) -> String {
     // Flags of these commands that take a value of their own.
-    const VALUED: [&str; 8] =
-        ["-f", "--file", "-q", "--quantize", "--keepalive", "--format", "--dimensions", "--prefix"];
+    const VALUED: [&str; 10] = [
+        "-f",
+        "--file",
+        "-q",
+        "--quantize",
+        "--imatrix",
+        "--draft-quantize",
+        "--keepalive",
+        "--format",
+        "--dimensions",
+        "--prefix",
+    ];
     let mut given = 0;
     let mut rest = args.iter().skip(1).skip_while(|arg| *arg != command).skip(1);
     while let Some(arg) = rest.next() {

@@ -28,6 +28,11 @@ impl Digest {
     /// # Errors
     /// Of the reader.
     pub fn of_reader(reader: &mut dyn Read) -> io::Result<(Self, u64)> {
+        Self::of_reader_with(reader, &mut |_| {})
+    }
+
+    /// As [`Digest::of_reader`]; `progress` gets the bytes that are read.
+    pub fn of_reader_with(reader: &mut dyn Read, progress: &mut dyn FnMut(u64)) -> io::Result<(Self, u64)> {
         let (mut hasher, mut total) = (Hasher::default(), 0u64);
         let mut buffer = vec![0; 1 << 18];
         loop {
@@ -36,6 +41,7 @@ impl Digest {
                 Ok(n) => {
                     hasher.update(&buffer[..n]);
                     total += n as u64;
+                    progress(total);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

@@ -87,12 +87,26 @@ pub enum StoreError {
     Requires,
     #[error("quantization is only supported for F16, BF16 and F32 models")]
     QuantizeSource,
-    #[error("unsupported quantization type {0} - supported types are {types}", types = quantize_types())]
+    #[error(
+        "unsupported quantization type {0} - supported types are {types}, and with an importance matrix (imatrix) {more}",
+        types = crate::create::QUANTIZE_TYPES.join(", "),
+        more = crate::create::IMATRIX_TYPES.join(", ")
+    )]
     QuantizeType(String),
     #[error("tensor {tensor}: {reason}")]
     Quantize { tensor: String, reason: String },
-    #[error("{}: not an importance matrix: {reason}", path.display())]
-    Imatrix { path: PathBuf, reason: String },
+    #[error("{name}: not an importance matrix: {reason}")]
+    Imatrix { name: String, reason: String },
+    #[error(
+        "the importance matrix {name} has {found} values for the tensor {tensor}, and {want} are needed: it was made for another model"
+    )]
+    ImatrixSize { name: String, tensor: String, found: usize, want: u64 },
+    #[error(
+        "the importance matrix {name} says nothing about any tensor of the model: it was made for another one"
+    )]
+    ImatrixOther { name: String },
+    #[error("an importance matrix is for quantizing: name a type with it (`quantize`, such as Q4_K_M)")]
+    ImatrixAlone,
     #[error("DRAFT must not reference the same local path as FROM: {}", path.display())]
     DraftIsModel { path: PathBuf },
     #[error("DRAFT cannot be used with remote models")]
@@ -118,6 +132,12 @@ pub enum StoreError {
     AdapterArchitecture { adapter: String, model: String },
     #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
     ManyModels { files: Vec<String> },
+    #[error(
+        "FROM {name} is a stored model and FROM {} a file: weights come from one of them (the GGUF file of a model and the one of its \
+         projector go together)",
+        path.display()
+    )]
+    FromBoth { name: String, path: PathBuf },
     #[error("unknown {what} \"{name}\": known are {known}")]
     UnknownBuiltIn { what: &'static str, name: String, known: String },
     #[error(
@@ -158,9 +178,14 @@ impl StoreError {
                 | AdapterAlone
                 | AdapterArchitecture { .. }
                 | ManyModels { .. }
+                | FromBoth { .. }
                 | UnknownBuiltIn { .. }
                 | TooNew { .. }
                 | DraftQuantize
+                | Imatrix { .. }
+                | ImatrixSize { .. }
+                | ImatrixOther { .. }
+                | ImatrixAlone
                 | Split(_)
                 | DigestMismatch { .. }
                 | BlobMissing(_)
@@ -192,10 +217,6 @@ impl StoreError {
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
     }
-}
-
-fn quantize_types() -> String {
-    crate::create::QUANTIZE_TYPES.join(", ")
 }
 
 /// The way out of the usual troubles with files.

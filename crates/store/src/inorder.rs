@@ -107,7 +107,10 @@ mod tests {
                 if at == 20 { Err("made") } else { Ok(at) }
             };
             assert_eq!(each(threads, 10_000, make, |_, _| Ok(())), Err("made"));
-            assert_eq!(each(threads, 10_000, Ok, |at, _| if at == 5 { Err("taken") } else { Ok(()) }), Err("taken"));
+            assert_eq!(
+                each(threads, 10_000, Ok, |at, _| if at == 5 { Err("taken") } else { Ok(()) }),
+                Err("taken")
+            );
             assert!(made.into_inner() < 100);
         }
     }

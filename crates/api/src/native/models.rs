@@ -269,6 +269,9 @@ pub struct CreateRequest {
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub quantization: String,
+    /// Digest of an uploaded importance matrix to quantize with (Puna's addition).
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub imatrix: String,
     /// Name of a built-in renderer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub renderer: String,

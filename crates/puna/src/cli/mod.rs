@@ -309,6 +309,9 @@ pub struct CreateArgs {
     /// Quantize model to this level (e.g. q4_K_M)
     #[arg(short, long)]
     pub quantize: Option<String>,
+    /// Importance matrix to quantize with
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// Quantize the DRAFT model to this level
     #[arg(long, value_name = "TYPE")]
     pub draft_quantize: Option<String>,

@@ -2,18 +2,21 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::pin::pin;
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::{CreateRequest, License, Message, ShowRequest};
+use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
 use puna_store::{Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, plan_local};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
 
 use crate::cli::CreateArgs;
 use crate::out;
 use crate::progress::Display;
 use crate::service::Service;
+use crate::usage;
 
 /// What is used where there is no Modelfile: the model of the folder.
 const THIS_FOLDER: &str = "FROM .\n";
@@ -24,11 +27,14 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     if ModelRef::parse(&args.model).is_err() {
         bail!("invalid model name: {}", args.model);
     }
+    if args.imatrix.is_some() && args.quantize.is_none() {
+        return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
+    }
     let (modelfile, base) = read(&args.file)?;
     let mut display = Display::new();
-    let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut |progress| {
-        display.status(&progress.status);
-    })?;
+    let mut show = |progress: puna_store::Progress| display.show(&shown(progress));
+    let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut show)?;
+    let imatrix = args.imatrix.as_deref().map(|path| LocalFile::read(path, &mut show)).transpose()?;
     for name in &plan.deprecated {
         out::note(format_args!("warning: parameter {name} is deprecated"));
     }
@@ -37,7 +43,12 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         for file in &plan.files {
             give(&service, file, args.reference, &mut display).await?;
         }
-        let request = request(args, plan);
+        if let Some(file) = &imatrix {
+            // Needed for this one time.
+            give(&service, file, false, &mut display).await?;
+        }
+        let mut request = request(args, plan);
+        request.imatrix = imatrix.map(|file| file.digest.to_string()).unwrap_or_default();
         let created = async { display.follow(service.client().create(&request).await?).await };
         match created.await {
             Err(error) if is_missing(service.client(), &request.from).await => {
@@ -52,6 +63,16 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     })?;
     display.done();
     Ok(())
+}
+
+/// A line of the store's as the server would send it.
+fn shown(progress: puna_store::Progress) -> Progress {
+    Progress {
+        status: progress.status,
+        digest: progress.digest.unwrap_or_default(),
+        total: progress.total.unwrap_or(0),
+        completed: progress.completed.unwrap_or(0),
+    }
 }
 
 /// As much of a file as a Modelfile can have, and one byte more; of a GGUF file the first bytes.
@@ -107,7 +128,7 @@ async fn give(service: &Service, file: &LocalFile, refer: bool, display: &mut Di
             file.path.display()
         );
     }
-    upload(client, file).await
+    upload(client, file, display).await
 }
 
 /// Takes a file into the folder of models of this user without copying it, if that is the server's folder, too.
@@ -134,20 +155,31 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
     Ok(is_there)
 }
 
-async fn upload(client: &Client, file: &LocalFile) -> Result<()> {
+async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Result<()> {
     let digest = file.digest.to_string();
     let opened = tokio::fs::File::open(&file.path).await;
     let opened = opened.with_context(|| format!("cannot read {}", file.path.display()))?;
+    let (report, mut sent) = watch::channel(0);
     // Pieces of a size that keeps both ends busy.
-    let pieces = futures_util::stream::try_unfold((opened, 0u64), move |(mut file, sent)| async move {
+    let pieces = futures_util::stream::try_unfold((opened, report), move |(mut file, report)| async move {
         let mut piece = vec![0; 1 << 18];
         let n = file.read(&mut piece).await?;
         piece.truncate(n);
-        let next = (n > 0).then(|| (bytes::Bytes::from(piece), (file, sent + n as u64)));
-        Ok::<_, std::io::Error>(next)
+        report.send_modify(|sent| *sent += n as u64);
+        Ok::<_, std::io::Error>((n > 0).then(|| (bytes::Bytes::from(piece), (file, report))))
     });
-    client.push_blob(&digest, file.size, pieces).await?;
-    Ok(())
+    let mut push = pin!(client.push_blob(&digest, file.size, pieces));
+    loop {
+        tokio::select! {
+            done = &mut push => return Ok(done?),
+            Ok(()) = sent.changed() => display.show(&Progress {
+                status: format!("copying file {digest}"),
+                digest: digest.clone(),
+                total: file.size,
+                completed: *sent.borrow_and_update(),
+            }),
+        }
+    }
 }
 
 /// Whether a server lacks the model that another was to be made from.

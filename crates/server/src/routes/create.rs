@@ -150,6 +150,7 @@ fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
         parameters: request.parameters.unwrap_or_default(),
         messages: request.messages.iter().map(|message| value!(message)).collect(),
         quantize: text(quantize),
+        imatrix: text(request.imatrix),
         renderer: text(request.renderer),
         parser: text(request.parser),
         requires: text(request.requires),

@@ -55,8 +55,14 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if let (Some(template), Some(check)) = (&request.template, hooks.check_template) {
         check(template).map_err(StoreError::Template)?;
     }
-    for kind in [&request.quantize, &request.draft_quantize].into_iter().flatten().filter(|k| !k.is_empty()) {
-        super::files::quantize_type(kind)?;
+    let kind = |kind: &Option<String>| kind.clone().filter(|kind| !kind.is_empty());
+    if request.imatrix.is_some() && kind(&request.quantize).is_none() {
+        return Err(StoreError::ImatrixAlone);
+    }
+    for (kind, has_imatrix) in
+        [(kind(&request.quantize), request.imatrix.is_some()), (kind(&request.draft_quantize), false)]
+    {
+        kind.map(|kind| super::files::quantize_type(&kind, has_imatrix)).transpose()?;
     }
     if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {
         return Err(StoreError::Requires);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use puna_gguf::{Gguf, GgufError, View};
 
-use super::request::{FileTemplate, Progress};
+use super::request::{FileTemplate, Pace, Progress};
 use super::{ProgressFn, split, stored};
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
@@ -17,16 +17,28 @@ use crate::facts::Facts;
 use crate::files::read_limited;
 use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
-use crate::requantize::{FileType, QuantizeOptions, fallbacks, requantize};
+use crate::requantize::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize};
 use crate::store::Store;
 
 /// More than any `sentence_bert_config.json` has.
 const SENTENCE_CONFIG_BYTES: u64 = 1 << 20;
 
-/// A set of files of one kind: name and digest.
-pub(super) enum Sources {
-    Gguf(Vec<(String, String)>),
-    Safetensors(Vec<(String, String)>),
+/// What stands for a blob that is not there yet in lines about the work on it, since clients tell bars apart by digests.
+/// The first is Ollama's own.
+const QUANTIZING: &str = "0000000000000000000";
+const CONVERTING: &str = "1111111111111111111";
+const READING: &str = "3333333333333333333";
+const JOINING: &str = "4444444444444444444";
+
+/// Name and digest of a file.
+type Given = (String, String);
+
+/// The files of a model.
+#[derive(Default)]
+pub(super) struct Sources {
+    gguf: Vec<Given>,
+    /// A folder of safetensors, to be converted.
+    folder: Vec<Given>,
 }
 
 /// A file as a layer.
@@ -37,18 +49,20 @@ pub(super) struct SourceFile {
 }
 
 impl Sources {
-    /// Tells the kind by the names, and where they do not say it by the first bytes.
+    /// Tells the kinds by the names, and where they do not say it by the first bytes.
     pub(super) fn of<'a>(
         store: &Store,
         files: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, StoreError> {
         let files: Vec<_> = files.into_iter().map(|(name, digest)| (name.clone(), digest.clone())).collect();
-        let any = |suffix: &str| files.iter().any(|(name, _)| name.to_ascii_lowercase().ends_with(suffix));
-        if any(".safetensors") {
-            return Ok(Sources::Safetensors(files));
+        let is = |name: &str, suffix: &str| name.to_ascii_lowercase().ends_with(suffix);
+        if files.iter().any(|(name, _)| is(name, ".safetensors")) {
+            // A GGUF file beside them is the projector of their model, or another one.
+            let (gguf, folder) = files.into_iter().partition(|(name, _)| is(name, ".gguf"));
+            return Ok(Self { gguf, folder });
         }
-        if any(".gguf") {
-            return Ok(Sources::Gguf(files));
+        if files.iter().any(|(name, _)| is(name, ".gguf")) {
+            return Ok(Self { gguf: files, folder: Vec::new() });
         }
         for (_, digest) in &files {
             let path = store.blob_path(&stored(store, digest)?);
@@ -56,7 +70,7 @@ impl Sources {
             let read = File::open(&path).and_then(|mut file| file.read(&mut magic));
             read.map_err(|e| StoreError::io("read", &path, &e))?;
             if magic == *b"GGUF" {
-                return Ok(Sources::Gguf(files));
+                return Ok(Self { gguf: files, folder: Vec::new() });
             }
         }
         Err(StoreError::UnknownType)
@@ -64,9 +78,9 @@ impl Sources {
 
     /// Refuses weights of more than one model. Files that cannot be read are left to those that read them.
     pub(super) fn check_one_model(&self, store: &Store) -> Result<(), StoreError> {
-        let Sources::Gguf(files) = self else { return Ok(()) };
-        let (single, groups) = split::group(files);
+        let (single, groups) = split::group(&self.gguf);
         let mut models: Vec<String> = groups.into_keys().map(|(prefix, _)| prefix).collect();
+        models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
             let Ok(digest) = stored(store, digest) else { continue };
             let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
@@ -80,8 +94,8 @@ impl Sources {
     /// Tokens that a sentence encoder was trained to read, where its folder says so. Its position table is often longer, but
     /// sentence-transformers cuts texts there.
     pub(super) fn sentence_limit(&self, store: &Store) -> Result<Option<u64>, StoreError> {
-        let Sources::Safetensors(files) = self else { return Ok(None) };
-        let Some((name, digest)) = files.iter().find(|(name, _)| name == "sentence_bert_config.json") else {
+        let Some((name, digest)) = self.folder.iter().find(|(name, _)| name == "sentence_bert_config.json")
+        else {
             return Ok(None);
         };
         let bytes = read_limited(&store.blob_path(&stored(store, digest)?), SENTENCE_CONFIG_BYTES)?;
@@ -95,22 +109,22 @@ impl Sources {
         store: &Store,
         progress: ProgressFn<'_>,
     ) -> Result<Vec<SourceFile>, StoreError> {
-        match self {
-            Sources::Gguf(files) => {
-                let (single, groups) = split::group(&files);
-                let mut layers = Vec::new();
-                for file in single {
-                    layers.push(gguf_layer(store, file, progress)?);
-                }
-                for ((prefix, count), parts) in groups {
-                    progress(Progress::status("parsing GGUF"));
-                    let blob = split::merge(store, &prefix, count, &parts)?;
-                    layers.push(new_layer(store, &blob)?);
-                }
-                Ok(layers)
-            }
-            Sources::Safetensors(files) => Ok(vec![converted_layer(store, &files, progress)?]),
+        let mut layers = Vec::new();
+        if !self.folder.is_empty() {
+            layers.push(converted_layer(store, &self.folder, progress)?);
         }
+        let (single, groups) = split::group(&self.gguf);
+        for file in single {
+            layers.push(gguf_layer(store, file, progress)?);
+        }
+        for ((prefix, count), parts) in groups {
+            progress(Progress::status("parsing GGUF"));
+            let blob = split::merge(store, &prefix, count, &parts, &mut |done, total| {
+                progress(Progress::bytes("joining parts", JOINING, done, total));
+            })?;
+            layers.push(new_layer(store, &blob)?);
+        }
+        Ok(layers)
     }
 }
 
@@ -162,7 +176,17 @@ fn converted_layer(
     };
     let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
     let mut blob = store.blob_writer()?;
-    import::convert(&files, &mut blob)?;
+    let mut pace = Pace::new();
+    import::convert(&files, &mut blob, &mut |status, done, total| {
+        if pace.is_due(done >= total) {
+            progress(Progress::bytes(
+                status,
+                if status == import::CONVERTING { CONVERTING } else { READING },
+                done,
+                total,
+            ));
+        }
+    })?;
     new_layer(store, &blob.finish(None)?)
 }
 
@@ -176,7 +200,9 @@ pub(super) fn adapter_layers(
     let dir = |name: &str| name.rsplit_once('/').map_or("", |(dir, _)| dir).to_owned();
     let weights = files.keys().filter(|name| name.ends_with(".safetensors"));
     let folders: BTreeSet<String> = weights.map(|name| dir(name)).collect();
-    let single: Vec<_> = files.iter().filter(|(name, _)| !folders.contains(&dir(name))).collect();
+    let is_gguf = |name: &str| name.to_ascii_lowercase().ends_with(".gguf");
+    let single: Vec<_> =
+        files.iter().filter(|(name, _)| is_gguf(name) || !folders.contains(&dir(name))).collect();
     let mut layers = match single.is_empty() {
         true => Vec::new(),
         false => Sources::of(store, single)?.into_layers(store, progress)?,
@@ -185,7 +211,7 @@ pub(super) fn adapter_layers(
         progress(Progress::status("converting adapter"));
         let model = model.ok_or(StoreError::AdapterAlone)?;
         let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
-        let inside = files.iter().filter(|(name, _)| dir(name) == folder);
+        let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
         let file = |(name, digest): (&String, &String)| -> Result<ImportFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
             Ok(ImportFile { name, path: store.blob_path(&stored(store, digest)?) })
@@ -265,10 +291,23 @@ pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
     "MXFP4_MOE",
 ];
 
+/// Further types, that are worth it with an importance matrix alone.
+pub(crate) const IMATRIX_TYPES: [&str; 11] = [
+    "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+];
+
 /// The type that a request asks for.
-pub(super) fn quantize_type(name: &str) -> Result<FileType, StoreError> {
-    let found = FileType::from_name(name).filter(|ty| QUANTIZE_TYPES.contains(&ty.name()));
+pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, StoreError> {
+    let known = |ty: &FileType| {
+        QUANTIZE_TYPES.contains(&ty.name()) || has_imatrix && IMATRIX_TYPES.contains(&ty.name())
+    };
+    let found = FileType::from_name(name).filter(known);
     found.ok_or_else(|| StoreError::QuantizeType(name.to_ascii_uppercase()))
+}
+
+/// The importance matrix that a request names.
+pub(super) fn imatrix(store: &Store, digest: &str) -> Result<Imatrix, StoreError> {
+    Imatrix::open(&store.blob_path(&stored(store, digest)?))
 }
 
 /// The layer of a model in another type; only files that were never quantized are good enough for it.
@@ -276,6 +315,7 @@ pub(super) fn quantized_layer(
     store: &Store,
     layer: &Layer,
     target: FileType,
+    imatrix: Option<&Imatrix>,
     progress: ProgressFn<'_>,
 ) -> Result<Option<SourceFile>, StoreError> {
     let path = store.layer_path(layer)?;
@@ -288,13 +328,16 @@ pub(super) fn quantized_layer(
     }
     let status = format!("quantizing {} model to {}", facts.file_type, target.name());
     let gguf = Gguf::open(&path)?;
-    for fallback in fallbacks(&gguf, target, false) {
+    for fallback in fallbacks(&gguf, target, imatrix.is_some()) {
         progress(Progress::status(fallback.to_string()));
     }
     let mut blob = store.blob_writer()?;
-    requantize(&gguf, target, &QuantizeOptions::default(), &mut blob, &mut |done, total| {
-        let digest = Some("0000000000000000000".to_owned());
-        progress(Progress { status: status.clone(), digest, total: Some(total), completed: Some(done) });
+    let mut pace = Pace::new();
+    let options = QuantizeOptions { imatrix, ..QuantizeOptions::default() };
+    requantize(&gguf, target, &options, &mut blob, &mut |done, total| {
+        if pace.is_due(done >= total) {
+            progress(Progress::bytes(&status, QUANTIZING, done, total));
+        }
     })?;
     progress(Progress::status("verifying conversion"));
     new_layer(store, &blob.finish(None)?).map(Some)

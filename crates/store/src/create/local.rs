@@ -1,14 +1,15 @@
 //! The client's side of `create`: a Modelfile and the local files it names become a request and a list of files to
 //! upload.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-use super::request::{CreateRequest, Progress};
+use super::request::{CreateRequest, Pace, Progress};
+use super::split;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::home::home_of;
@@ -26,6 +27,56 @@ pub struct LocalFile {
     /// Its bytes.
     pub size: u64,
 }
+
+impl LocalFile {
+    /// Reads a file to its end for its digest.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self, StoreError> {
+        match fs::metadata(path) {
+            Err(e) if is_absent(&e) => return Err(StoreError::NoFile { path: path.to_owned() }),
+            Ok(meta) if !meta.is_file() => return Err(StoreError::NotRegular { path: path.to_owned() }),
+            _ => {}
+        }
+        let mut hashing = Hashing::of([path])?;
+        hashing.read(path, progress)
+    }
+}
+
+/// Files that are read for their digests, one after the other, with one bar for all of them.
+struct Hashing {
+    total: u64,
+    done: u64,
+    pace: Pace,
+}
+
+impl Hashing {
+    fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self, StoreError> {
+        let mut total = 0;
+        for path in paths {
+            total += fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
+        }
+        Ok(Self { total, done: 0, pace: Pace::new() })
+    }
+
+    fn read(&mut self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<LocalFile, StoreError> {
+        let (before, total) = (self.done, self.total);
+        let mut tell = |read: u64| {
+            let done = before + read;
+            if self.pace.is_due(done >= total) {
+                progress(Progress::bytes("gathering model components", GATHERING, done.min(total), total));
+            }
+        };
+        let mut read = || Digest::of_reader_with(&mut File::open(path)?, &mut tell);
+        let (digest, size) = read().map_err(|e| StoreError::io("read", path, &e))?;
+        self.done += size;
+        Ok(LocalFile { path: path.to_owned(), digest, size })
+    }
+}
+
+/// Stands for a blob in lines about reading files.
+const GATHERING: &str = "2222222222222222222";
 
 /// A request and what must be uploaded before it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -48,17 +99,16 @@ pub fn plan_local(
     home: Option<&Path>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LocalPlan, StoreError> {
-    let mut planner = Planner { plan: LocalPlan::default(), base, home, progress };
+    let places = Places { base, home };
+    let mut plan = LocalPlan::default();
     let mut values: Vec<(&str, Vec<&str>)> = Vec::new();
-    let mut sources: BTreeMap<PathBuf, Digest> = BTreeMap::new();
-    let mut drafts: BTreeMap<PathBuf, Digest> = BTreeMap::new();
-    let mut adapters: BTreeMap<PathBuf, Digest> = BTreeMap::new();
+    let (mut sources, mut drafts, mut adapters) = (Files::new(), Files::new(), Files::new());
     for instruction in &modelfile.instructions {
-        let request = &mut planner.plan.request;
+        let request = &mut plan.request;
         match instruction {
-            Instruction::From(text) => match planner.local(text)? {
+            Instruction::From(text) => match places.find(text)? {
                 Source::Name => {
-                    let from = &mut planner.plan.request.from;
+                    let from = &mut request.from;
                     // Several servers of one model.
                     let before = from.take().filter(|before| {
                         [before, text].into_iter().all(|text| matches!(Remote::parse(text), Ok(Some(_))))
@@ -67,11 +117,11 @@ pub fn plan_local(
                 }
                 Source::Files(files) => sources.extend(files),
             },
-            Instruction::Adapter(text) => match planner.local(text)? {
+            Instruction::Adapter(text) => match places.find(text)? {
                 Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
                 Source::Files(files) => adapters.extend(files),
             },
-            Instruction::Draft(text) => match planner.local(text)? {
+            Instruction::Draft(text) => match places.find(text)? {
                 Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
                 Source::Files(files) => drafts.extend(files),
             },
@@ -92,7 +142,11 @@ pub fn plan_local(
             },
         }
     }
-    let mut plan = planner.plan;
+    if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
+        return Err(StoreError::FromBoth { name: crate::name::shown(name), path: path.clone() });
+    }
+    [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
+    plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
     // Digests stand under one name, whatever they are of.
     let same = |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
     if let Some(path) = drafts.keys().find(same) {
@@ -114,26 +168,52 @@ pub fn plan_local(
     Ok(plan)
 }
 
+/// Files by their paths, with their digests where these are known.
+type Files = BTreeMap<PathBuf, Option<Digest>>;
+
+/// Finds out the digests of all files, and lists each content once.
+fn hash(sets: [&mut Files; 3], progress: &mut dyn FnMut(Progress)) -> Result<Vec<LocalFile>, StoreError> {
+    let unknown = |files: &Files| -> Vec<PathBuf> {
+        files.iter().filter(|(_, digest)| digest.is_none()).map(|(path, _)| path.clone()).collect()
+    };
+    let paths: BTreeSet<PathBuf> = sets.iter().flat_map(|files| unknown(files)).collect();
+    let mut hashing = Hashing::of(paths.iter().map(PathBuf::as_path))?;
+    let mut found = BTreeMap::new();
+    let mut files: Vec<LocalFile> = Vec::new();
+    for path in &paths {
+        let file = hashing.read(path, progress)?;
+        found.insert(path, file.digest);
+        if !files.iter().any(|other| other.digest == file.digest) {
+            files.push(file);
+        }
+    }
+    for (path, digest) in sets.into_iter().flatten() {
+        *digest = digest.or_else(|| found.get(path).copied());
+    }
+    Ok(files)
+}
+
 /// What a `FROM` stands for.
 enum Source {
     /// Nothing local.
     Name,
-    /// Files with their digests.
-    Files(BTreeMap<PathBuf, Digest>),
+    /// Files, perhaps with their digests.
+    Files(Files),
 }
 
-struct Planner<'a> {
-    plan: LocalPlan,
+/// Where paths begin.
+struct Places<'a> {
     base: &'a Path,
     home: Option<&'a Path>,
-    progress: &'a mut dyn FnMut(Progress),
 }
 
-impl Planner<'_> {
-    fn local(&mut self, text: &str) -> Result<Source, StoreError> {
+impl Places<'_> {
+    fn find(&self, text: &str) -> Result<Source, StoreError> {
         // A digest names a blob that the server has already.
         if let Ok(digest) = text.trim_start_matches('@').parse::<Digest>() {
-            return Ok(Source::Files([(PathBuf::from("model.gguf"), digest)].into()));
+            return Ok(Source::Files(
+                [(PathBuf::from(format!("{}.gguf", digest.short())), Some(digest))].into(),
+            ));
         }
         let path = self.expand(text)?;
         let meta = match fs::metadata(&path) {
@@ -144,19 +224,20 @@ impl Planner<'_> {
             Err(e) if is_absent(&e) => return Ok(Source::Name),
             Err(e) => return Err(StoreError::io("read", &path, &e)),
         };
-        let path = path.canonicalize().map_err(|e| StoreError::io("read", &path, &e))?;
+        let real = path.canonicalize().map_err(|e| StoreError::io("read", &path, &e))?;
         if !meta.is_dir() && !meta.is_file() {
-            return Err(StoreError::NotRegular { path });
+            return Err(StoreError::NotRegular { path: real });
         }
-        if meta.is_file() {
-            return Ok(Source::Files([(path.clone(), self.hash(&path)?)].into()));
-        }
-        let mut files = BTreeMap::new();
-        for file in select(&path)? {
-            let digest = self.hash(&file)?;
-            files.insert(file, digest);
-        }
-        Ok(Source::Files(files))
+        let files = match (meta.is_file(), path.file_name()) {
+            (true, Some(name)) => {
+                // A link's name may say which part of a model it is, what it leads to need not.
+                let dir = path.parent().and_then(|dir| dir.canonicalize().ok());
+                split::parts(&dir.map_or(real, |dir| dir.join(name)))
+            }
+            (true, None) => vec![real],
+            (false, _) => select(&real)?,
+        };
+        Ok(Source::Files(files.into_iter().map(|file| (file, None)).collect()))
     }
 
     /// The path that a text means: `~` is the home folder, all else is relative to the Modelfile.
@@ -166,16 +247,6 @@ impl Planner<'_> {
         let home = if user.is_empty() { self.home.map(Path::to_owned) } else { home_of(user) };
         let home = home.ok_or_else(|| StoreError::Import(ImportError::NoHome(user.to_owned())))?;
         Ok(home.join(rest))
-    }
-
-    fn hash(&mut self, path: &Path) -> Result<Digest, StoreError> {
-        (self.progress)(Progress::status("gathering model components"));
-        let read = || Digest::of_reader(&mut File::open(path)?);
-        let (digest, size) = read().map_err(|e| StoreError::io("read", path, &e))?;
-        if !self.plan.files.iter().any(|file| file.digest == digest) {
-            self.plan.files.push(LocalFile { path: path.to_owned(), digest, size });
-        }
-        Ok(digest)
     }
 }
 
@@ -193,7 +264,7 @@ fn is_absent(error: &std::io::Error) -> bool {
 }
 
 /// The names under which files are sent: relative to the deepest folder that holds all of them.
-fn named(files: &BTreeMap<PathBuf, Digest>) -> BTreeMap<String, String> {
+fn named(files: &Files) -> BTreeMap<String, String> {
     let common = files.keys().map(|path| path.parent().unwrap_or(path).to_owned()).reduce(|a, b| {
         a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect::<PathBuf>()
     });
@@ -206,7 +277,7 @@ fn named(files: &BTreeMap<PathBuf, Digest>) -> BTreeMap<String, String> {
         });
         parts.collect::<Vec<_>>().join("/")
     };
-    files.iter().map(|(path, digest)| (name(path), digest.to_string())).collect()
+    files.iter().filter_map(|(path, digest)| Some((name(path), digest.as_ref()?.to_string()))).collect()
 }
 
 /// Weights that a folder may hold, best first: a pattern of the name, and whether folders below count too.

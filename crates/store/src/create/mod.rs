@@ -23,8 +23,9 @@ use crate::manifest::{Config, Layer, Manifest, media};
 use crate::model::Weights;
 use crate::name::{ModelName, ModelRef};
 use crate::remote::Remote;
+use crate::requantize::Imatrix;
 use crate::store::Store;
-pub(crate) use files::QUANTIZE_TYPES;
+pub(crate) use files::{IMATRIX_TYPES, QUANTIZE_TYPES};
 use files::{SourceFile, Sources};
 
 /// Where progress goes.
@@ -51,7 +52,8 @@ impl Store {
         let made = self.make(name, request, hooks, progress, &mut draft);
         // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
         let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
-        let files = files.filter_map(|(_, digest)| digest.parse().ok());
+        let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
+        let files = files.filter_map(|digest| digest.parse().ok());
         self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
         made
     }
@@ -65,6 +67,8 @@ impl Store {
         draft: &mut Draft,
     ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
+        // Read first: it is small, and what it is made for is not.
+        let imatrix = request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
         let remote = check::remote(request)?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
@@ -73,10 +77,10 @@ impl Store {
             (None, Some(from)) => draft.take_model(self, from)?,
             (None, None) => draft.take_files(self, request, hooks, progress)?,
         }
-        draft.quantize(self, request.quantize.as_deref(), media::MODEL, progress)?;
+        draft.quantize(self, request.quantize.as_deref(), imatrix.as_ref(), media::MODEL, progress)?;
         draft.take_adapters(self, request, progress)?;
         draft.take_draft_files(self, request, progress)?;
-        draft.quantize(self, request.draft_quantize.as_deref(), media::DRAFT, progress)?;
+        draft.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
         draft.assume_formats(self, request)?;
         draft.edit(self, request)?;
         draft.describe(self, request)?;
@@ -242,14 +246,15 @@ impl Draft {
         &mut self,
         store: &Store,
         kind: Option<&str>,
+        imatrix: Option<&Imatrix>,
         media_type: &str,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         let Some(kind) = kind.filter(|kind| !kind.is_empty()) else { return Ok(()) };
-        let target = files::quantize_type(kind)?;
+        let target = files::quantize_type(kind, imatrix.is_some())?;
         for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media_type) {
             if let Some(SourceFile { layer, is_new, .. }) =
-                files::quantized_layer(store, &draft.layer, target, progress)?
+                files::quantized_layer(store, &draft.layer, target, imatrix, progress)?
             {
                 let layer = Layer { media_type: media_type.into(), ..layer };
                 *draft = DraftLayer { layer, is_new, status: None };

@@ -1,6 +1,7 @@
 //! What creating a model takes and reports.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
@@ -33,6 +34,8 @@ pub struct CreateRequest {
     pub messages: Vec<Value>,
     /// Quantize to this type.
     pub quantize: Option<String>,
+    /// Digest of the importance matrix to quantize with.
+    pub imatrix: Option<String>,
     /// Built-in prompt renderer.
     pub renderer: Option<String>,
     /// Built-in output parser.
@@ -71,9 +74,38 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// A line about so many bytes of so many. Lines that a bar shows have a digest, of a blob or standing for one.
+    pub(crate) fn bytes(status: &str, digest: &str, completed: u64, total: u64) -> Self {
+        let (total, completed) = (Some(total), Some(completed));
+        Self { status: status.to_owned(), digest: Some(digest.to_owned()), total, completed }
+    }
+
     /// A line without figures.
     pub fn status(status: impl Into<String>) -> Self {
         Self { status: status.into(), ..Self::default() }
+    }
+}
+
+/// Lines of progress that come so often that nobody could read them; all but the last of some work may be left out.
+pub(crate) struct Pace {
+    last: Option<Instant>,
+}
+
+impl Pace {
+    /// The time between two lines.
+    const STEP: Duration = Duration::from_millis(100);
+
+    pub(crate) fn new() -> Self {
+        Self { last: None }
+    }
+
+    /// Whether it is time for a line on work that is done or not.
+    pub(crate) fn is_due(&mut self, is_done: bool) -> bool {
+        let due = is_done || self.last.is_none_or(|last| last.elapsed() >= Self::STEP);
+        if due {
+            self.last = Some(Instant::now());
+        }
+        due
     }
 }
 

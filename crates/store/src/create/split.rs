@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use puna_gguf::{Gguf, Writer};
 
+use super::request::Pace;
 use super::stored;
 use crate::blobs::NewBlob;
 use crate::error::StoreError;
@@ -42,11 +43,53 @@ fn part_of(name: &str) -> Option<(&str, u32, u32)> {
     if !digits(number) || !digits(count) {
         return None;
     }
-    Some((prefix, number.parse().ok()?, count.parse().ok()?))
+    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+    (1..=count).contains(&number).then_some((prefix, number, count))
+}
+
+/// The file, and if its name is that of a part, the other parts that are beside it.
+pub(super) fn parts(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let Some((prefix, _, count)) = part_of(&name) else { return vec![path.to_owned()] };
+    let part = |number| path.with_file_name(part_name(prefix, number, count));
+    (1..=count).map(part).filter(|other| other == path || other.is_file()).collect()
+}
+
+/// Refuses files that are some of the parts of a model, but not all.
+pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreError> {
+    for path in files.keys() {
+        let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let Some((prefix, _, count)) = part_of(&name) else { continue };
+        let is_missing =
+            |number: &u32| !files.contains_key(&path.with_file_name(part_name(prefix, *number, count)));
+        let missing: Vec<String> =
+            (1..=count).filter(is_missing).map(|number| part_name(prefix, number, count)).collect();
+        if let [first, others @ ..] = &missing[..] {
+            let others = match others.len() {
+                0 => String::new(),
+                n => format!(" and {n} more of the {count} parts"),
+            };
+            let dir = path.parent().unwrap_or(path).display();
+            return Err(StoreError::Split(format!(
+                "{first}{others} must be beside {name}, and is not in {dir}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn part_name(prefix: &str, number: u32, count: u32) -> String {
+    format!("{prefix}-{number:05}-of-{count:05}.gguf")
 }
 
 /// Writes the parts of a model into one blob.
-pub(super) fn merge(store: &Store, prefix: &str, count: u32, parts: &Parts) -> Result<NewBlob, StoreError> {
+pub(super) fn merge(
+    store: &Store,
+    prefix: &str,
+    count: u32,
+    parts: &Parts,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<NewBlob, StoreError> {
     if !parts.contains_key(&1) {
         return Err(StoreError::Split(format!("split GGUF {prefix} is missing first shard")));
     }
@@ -75,8 +118,13 @@ pub(super) fn merge(store: &Store, prefix: &str, count: u32, parts: &Parts) -> R
     }
     let mut blob = store.blob_writer()?;
     let mut body = writer.start(&mut blob)?;
+    let (mut done, mut pace) = (0, Pace::new());
     for tensor in gguf.tensors() {
         body.write(gguf.data(tensor))?;
+        done += tensor.size;
+        if pace.is_due(done >= gguf.tensor_bytes()) {
+            progress(done, gguf.tensor_bytes());
+        }
     }
     body.finish()?;
     blob.finish(None)
@@ -109,7 +157,14 @@ mod tests {
     #[test]
     fn parts_are_told_by_their_names() {
         assert_eq!(part_of("a/m-00002-of-00003.gguf"), Some(("a/m", 2, 3)));
-        for other in ["m.gguf", "m-2-of-3.gguf", "m-00002-of-00003.bin", "00002-of-00003.gguf"] {
+        for other in [
+            "m.gguf",
+            "m-2-of-3.gguf",
+            "m-00002-of-00003.bin",
+            "00002-of-00003.gguf",
+            "m-00000-of-00000.gguf",
+            "m-00004-of-00003.gguf",
+        ] {
             assert_eq!(part_of(other), None);
         }
     }

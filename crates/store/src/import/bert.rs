@@ -4,26 +4,19 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use half::{bf16, f16};
 use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
 use super::config::Json;
-use super::safetensors::{Dtype, SafeTensors, TensorEntry};
+use super::plan::{self, Order, Output};
+use super::safetensors::Dtype;
+use super::weights::Weights;
 use super::wordpiece::WordPiece;
-use super::{Folder, ImportError};
+use super::{Folder, ImportError, Report};
 use crate::error::StoreError;
 
 /// `general.file_type` of files whose matrices are F16.
 const FILE_TYPE_F16: u32 = 1;
-
-/// A tensor of the GGUF file and where it comes from.
-struct Mapped<'a> {
-    name: String,
-    ty: TensorType,
-    file: &'a SafeTensors,
-    entry: &'a TensorEntry,
-}
 
 /// Sizes of the network.
 struct Shape {
@@ -36,7 +29,12 @@ struct Shape {
     rows: u64,
 }
 
-pub(super) fn convert(folder: &Folder<'_>, config: &Json, out: &mut dyn Write) -> Result<(), StoreError> {
+pub(super) fn convert(
+    folder: &Folder<'_>,
+    config: &Json,
+    out: &mut dyn Write,
+    report: Report<'_>,
+) -> Result<(), StoreError> {
     let is_classifier = config.architecture()? == "BertForSequenceClassification";
     if let Some(act) = config.text("hidden_act").filter(|act| !act.starts_with("gelu")) {
         let (file, found) =
@@ -53,24 +51,14 @@ pub(super) fn convert(folder: &Folder<'_>, config: &Json, out: &mut dyn Write) -
         rows: config.count("vocab_size")?.into(),
     };
     let files = folder.safetensors()?;
-    let tensors = map_tensors(&files, &shape, is_classifier)?;
+    let mut outputs = outputs(Weights::of(&files, config, false)?, &shape, is_classifier)?;
+    plan::settle(&mut outputs, report)?;
     let vocabulary = WordPiece::read(folder, shape.rows as u32)?;
 
     let mut writer = Writer::new();
     write_keys(&mut writer, folder, config, &shape, is_classifier)?;
     write_vocabulary(&mut writer, vocabulary, &shape);
-    for tensor in &tensors {
-        let dims: Vec<u64> = tensor.entry.shape.iter().rev().copied().collect();
-        writer.tensor(&tensor.name, tensor.ty, &dims)?;
-    }
-    let mut body = writer.start(out)?;
-    for tensor in &tensors {
-        tensor.file.read::<StoreError>(tensor.entry, &mut |piece| {
-            Ok(body.write(&converted(piece, tensor.entry.dtype, tensor.ty))?)
-        })?;
-    }
-    body.finish()?;
-    Ok(())
+    plan::write(writer, &outputs, out, report)
 }
 
 fn write_keys(
@@ -215,47 +203,48 @@ fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Opt
 }
 
 /// Finds every expected tensor under one of the names that published files have.
-fn map_tensors<'a>(
-    files: &'a [SafeTensors],
+fn outputs<'a>(
+    mut weights: Weights<'a>,
     shape: &Shape,
     is_classifier: bool,
-) -> Result<Vec<Mapped<'a>>, StoreError> {
+) -> Result<Vec<Output<'a>>, StoreError> {
     // Each layer has two tensors of every name: a claimed number of layers beyond the tensors there are is refused
     // before anything grows with it.
-    let count: usize = files.iter().map(|file| file.tensors().count()).sum();
-    if shape.layers as usize > count {
+    if shape.layers as usize > weights.len() {
         return Err(
             ImportError::TensorMissing { name: format!("encoder.layer.{}.*", shape.layers - 1) }.into()
         );
     }
     let mut missing = expected(shape, is_classifier);
-    let mut mapped = Vec::new();
-    for (file, entry) in files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry))) {
-        let name = entry.name.strip_prefix("bert.").unwrap_or(&entry.name);
+    let mut outputs = Vec::new();
+    let names: Vec<String> = weights.names().cloned().collect();
+    for given in names {
+        let Some(tensor) = weights.take(&given) else { continue };
+        let name = given.strip_prefix("bert.").unwrap_or(&given);
         let name = name.replace(".gamma", ".weight").replace(".beta", ".bias");
         let Some((gguf, dims)) = missing.remove(&name) else {
             if is_unused(&name) {
                 continue;
             }
-            let label = crate::name::shown(&entry.name);
-            return Err(ImportError::TensorUnknown { name: label }.into());
+            return Err(ImportError::TensorUnknown { name: crate::name::shown(&given) }.into());
         };
-        if dims.as_ref().is_some_and(|want| *want != entry.shape) {
-            let (found, want) = (entry.shape.clone(), dims.unwrap_or_default());
-            return Err(ImportError::TensorShape { name: entry.name.clone(), found, want }.into());
+        if dims.as_ref().is_some_and(|want| *want != tensor.entry.shape) {
+            let (found, want) = (tensor.entry.shape.clone(), dims.unwrap_or_default());
+            return Err(ImportError::TensorShape { name: given, found, want }.into());
         }
-        mapped.push(Mapped { ty: target_type(file, entry, &gguf)?, name: gguf, file, entry });
+        if !matches!(tensor.entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return Err(tensor.bad_type().into());
+        }
+        let is_table = matches!(gguf.as_str(), "position_embd.weight" | "token_types.weight");
+        let ty = if tensor.is_matrix() && !is_table { TensorType::F16 } else { TensorType::F32 };
+        let dims = tensor.entry.shape.clone();
+        outputs.push(Output::rows(gguf, ty, dims, tensor, Order::Same));
     }
     if let Some(name) = missing.into_keys().next() {
         return Err(ImportError::TensorMissing { name }.into());
     }
-    // Layers in the order of their numbers, what stands before and behind them first.
-    mapped.sort_by_key(|tensor| {
-        let number =
-            tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-        (number.map_or(0, |n| u64::from(n) + 1), tensor.name.clone())
-    });
-    Ok(mapped)
+    plan::sort(&mut outputs);
+    Ok(outputs)
 }
 
 /// Tensors of training that embedding does not need.
@@ -264,43 +253,4 @@ fn is_unused(name: &str) -> bool {
         || name.starts_with("cls.seq_relationship.")
         || name.starts_with("pooler.dense.")
         || name.ends_with("embeddings.position_ids")
-}
-
-fn target_type(file: &SafeTensors, entry: &TensorEntry, gguf: &str) -> Result<TensorType, StoreError> {
-    if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-        let found = format!("{:?}", entry.dtype);
-        return Err(ImportError::TensorType { name: entry.name.clone(), found }.into());
-    }
-    if entry.shape.len() < 2 || matches!(gguf, "position_embd.weight" | "token_types.weight") {
-        return Ok(TensorType::F32);
-    }
-    // What F16 cannot hold must not become infinite.
-    let mut fits = true;
-    if entry.dtype != Dtype::F16 {
-        file.read::<ImportError>(entry, &mut |piece| {
-            fits &= floats(piece, entry.dtype).all(|x| x.abs() < 65520.0);
-            Ok(())
-        })?;
-    }
-    Ok(if fits { TensorType::F16 } else { TensorType::F32 })
-}
-
-/// Values of bytes that hold whole elements.
-fn floats(bytes: &[u8], dtype: Dtype) -> Box<dyn Iterator<Item = f32> + '_> {
-    let words = bytes.chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]]));
-    match dtype {
-        Dtype::F16 => Box::new(words.map(|bits| f16::from_bits(bits).to_f32())),
-        Dtype::BF16 => Box::new(words.map(|bits| bf16::from_bits(bits).to_f32())),
-        _ => Box::new(
-            bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])),
-        ),
-    }
-}
-
-fn converted(bytes: &[u8], from: Dtype, to: TensorType) -> Vec<u8> {
-    match (from, to) {
-        (Dtype::F32, TensorType::F32) | (Dtype::F16, TensorType::F16) => bytes.to_vec(),
-        (_, TensorType::F32) => floats(bytes, from).flat_map(f32::to_le_bytes).collect(),
-        _ => floats(bytes, from).flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-    }
 }

@@ -13,7 +13,7 @@ use super::plan::{Content, Order, Output, Part};
 use super::safetensors::Dtype;
 use super::vocabulary::Vocabulary;
 use super::weights::{Tensor, Weights};
-use super::{Folder, ImportError, bert, plan};
+use super::{Folder, ImportError, Report, bert, plan};
 use crate::error::StoreError;
 
 /// Parts of a layer: the name there, the name here.
@@ -74,6 +74,7 @@ pub(super) fn convert(
     family: &Family,
     bare: bool,
     out: &mut dyn Write,
+    report: Report<'_>,
 ) -> Result<(), StoreError> {
     let files = folder.safetensors()?;
     let mut weights = Weights::of(&files, &config, bare)?;
@@ -96,6 +97,7 @@ pub(super) fn convert(
     }
     let mut extras = shape.write(&config, family, &mut writer, rows)?;
     let mut outputs = outputs(family, &mut weights, &shape.sizes, matrices)?;
+    plan::settle(&mut outputs, report)?;
     let file_type = FILE_TYPES.iter().find(|(ty, _)| *ty == matrices).map_or(0, |row| row.1);
     let has_mxfp4 = outputs.iter().any(|output| output.ty == TensorType::MXFP4);
     writer.set("general.file_type", if has_mxfp4 { FILE_TYPE_MXFP4 } else { file_type });
@@ -107,7 +109,7 @@ pub(super) fn convert(
     }
     vocabulary.write(family.architecture, &mut writer);
     extras.append(&mut outputs);
-    plan::write(writer, &extras, out)
+    plan::write(writer, &extras, out, report)
 }
 
 /// The number of a layer and the rest of the name.
@@ -173,15 +175,7 @@ pub(super) fn outputs<'a>(
         outputs.push(one(family, gguf, tensor, sizes, matrices)?);
     }
     check_whole(&outputs, sizes.layers)?;
-    for output in &mut outputs {
-        output.settle()?;
-    }
-    // Layers in the order of their numbers, what stands before and behind them first.
-    outputs.sort_by_key(|output| {
-        let number =
-            output.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-        (number.map_or(0, |n| u64::from(n) + 1), output.name.clone())
-    });
+    plan::sort(&mut outputs);
     Ok(outputs)
 }
 

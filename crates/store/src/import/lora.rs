@@ -73,7 +73,8 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
     let half = outputs.iter().all(|output| output.ty == TensorType::F16);
     writer.set("general.file_type", u32::from(half)).set("general.quantization_version", 2u32);
     writer.set("adapter.type", "lora").set("adapter.lora.alpha", alpha);
-    plan::write(writer, &outputs, out)
+    // Small, whatever the model's size.
+    plan::write(writer, &outputs, out, &mut |_, _, _| {})
 }
 
 /// What the product of the matrices is multiplied by, times the rank.

@@ -123,11 +123,21 @@ impl Folder<'_> {
 /// Classes of encoders that can be imported, by the name in `config.json`.
 const BERT: [&str; 3] = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"];
 
+/// Where it is told what is done, to how many bytes, and of how many.
+pub(crate) type Report<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
+
+/// What writing the file is called.
+pub(crate) const CONVERTING: &str = "converting model";
+
 /// Writes the GGUF file of a folder.
 ///
 /// # Errors
 /// What is missing or not understood.
-pub(crate) fn convert(files: &[ImportFile], out: &mut dyn Write) -> Result<(), crate::StoreError> {
+pub(crate) fn convert(
+    files: &[ImportFile],
+    out: &mut dyn Write,
+    report: Report<'_>,
+) -> Result<(), crate::StoreError> {
     let folder = Folder { files };
     if !folder.has("config.json") && folder.has(lora::CONFIG) {
         return Err(crate::StoreError::AdapterAlone);
@@ -135,10 +145,13 @@ pub(crate) fn convert(files: &[ImportFile], out: &mut dyn Write) -> Result<(), c
     let config = config::Json::read(&folder, "config.json")?;
     let class = config.architecture()?;
     if BERT.contains(&class.as_str()) {
-        return bert::convert(&folder, &config, out);
+        return bert::convert(&folder, &config, out, report);
     }
     match family::of_class(&class) {
-        Some(family) => decoder::convert(&folder, config.of_text(), family, !class.contains("For"), out),
+        Some(family) => {
+            let bare = !class.contains("For");
+            decoder::convert(&folder, config.of_text(), family, bare, out, report)
+        }
         None => {
             let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
             Err(ImportError::Architecture { file, found, known: family::known() }.into())
@@ -153,7 +166,7 @@ impl Store {
     /// What is missing or not understood, or the store cannot be written.
     pub fn import(&self, files: &[ImportFile]) -> Result<crate::NewBlob, crate::StoreError> {
         let mut blob = self.blob_writer()?;
-        convert(files, &mut blob)?;
+        convert(files, &mut blob, &mut |_, _, _| {})?;
         blob.finish(None)
     }
 }

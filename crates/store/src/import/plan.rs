@@ -1,15 +1,18 @@
 //! What is written: tensors of the GGUF file, each with the rows of other tensors that it is made of. They are converted
 //! while they are written, a few pieces at a time, so that memory does not grow with the model.
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::ops::Range;
 
-use puna_gguf::{Body, Writer};
+use puna_gguf::Writer;
 use puna_quant::{TensorType, quantize};
 
-use super::ImportError;
 use super::safetensors::Dtype;
 use super::weights::Tensor;
+use super::{CONVERTING, ImportError, Report};
 use crate::error::StoreError;
+use crate::inorder;
 
 /// Values that a thread converts at a time.
 const PIECE_VALUES: u64 = 1 << 20;
@@ -112,24 +115,24 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Makes F16 what was to be F16 and is not too large for it, F32 otherwise.
-    pub(super) fn settle(&mut self) -> Result<(), ImportError> {
-        let Content::Rows { parts, .. } = &self.content else { return Ok(()) };
-        if self.ty != TensorType::F16 || parts.iter().all(|part| part.tensor.entry.dtype == Dtype::F16) {
-            return Ok(());
-        }
-        let (columns, rows) = (self.columns(), self.row_count());
-        let step = (PIECE_VALUES / columns.max(1)).max(1);
-        let mut from = 0;
-        while from < rows {
-            let to = (from + step).min(rows);
-            if self.values(from, to, columns)?.iter().any(|x| x.abs() >= F16_LIMIT) {
-                self.ty = TensorType::F32;
-                return Ok(());
-            }
-            from = to;
-        }
-        Ok(())
+    /// Whether it is to be F16, and values of its source may be too large for that.
+    fn may_overflow(&self) -> bool {
+        let Content::Rows { parts, .. } = &self.content else { return false };
+        self.ty == TensorType::F16 && parts.iter().any(|part| part.tensor.entry.dtype != Dtype::F16)
+    }
+
+    /// Bytes of the source of so many rows.
+    fn source_bytes(&self, rows: &Range<u64>) -> u64 {
+        let Content::Rows { parts, .. } = &self.content else { return 0 };
+        let size = parts.first().map_or(0, |part| part.tensor.entry.dtype.size());
+        (rows.end - rows.start) * self.columns() * size
+    }
+
+    /// Ranges of rows to work on, of about one size.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (rows, step) = (self.row_count(), (PIECE_VALUES / self.columns().max(1)).max(1));
+        let starts = (0..rows).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+        starts.map(move |from| from..(from + step).min(rows))
     }
 
     fn row_count(&self) -> u64 {
@@ -205,7 +208,7 @@ fn columns(shape: &[u64], order: Order) -> u64 {
 }
 
 impl Part<'_> {
-    fn read(&self, rows: std::ops::Range<u64>, columns: u64, out: &mut Vec<f32>) -> Result<(), ImportError> {
+    fn read(&self, rows: Range<u64>, columns: u64, out: &mut Vec<f32>) -> Result<(), ImportError> {
         if self.order == Order::Same {
             out.extend(self.tensor.rows(rows.start, rows.end - rows.start, columns)?);
             return Ok(());
@@ -230,7 +233,7 @@ fn transposed(
     tensor: &Tensor<'_>,
     step: u64,
     first: u64,
-    rows: std::ops::Range<u64>,
+    rows: Range<u64>,
     columns: u64,
 ) -> Result<Vec<f32>, ImportError> {
     let width = tensor.columns();
@@ -253,7 +256,7 @@ fn repacked(
     blocks: &Tensor<'_>,
     scales: &Tensor<'_>,
     order: Order,
-    rows: std::ops::Range<u64>,
+    rows: Range<u64>,
     columns: u64,
 ) -> Result<Vec<u8>, ImportError> {
     let count = (columns / 32) as usize;
@@ -272,49 +275,67 @@ fn repacked(
     Ok(out)
 }
 
+/// Layers in the order of their numbers, what stands before and behind them first.
+pub(super) fn sort(outputs: &mut [Output<'_>]) {
+    outputs.sort_by_key(|output| {
+        let number = output.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        (number.map_or(0, |n: u32| u64::from(n) + 1), output.name.clone())
+    });
+}
+
+/// Makes F32 what was to be F16 and has a value that is too large for it.
+pub(super) fn settle(outputs: &mut [Output<'_>], report: Report<'_>) -> Result<(), StoreError> {
+    let doubtful = outputs.iter().enumerate().filter(|(_, output)| output.may_overflow());
+    let pieces: Vec<(usize, Range<u64>)> =
+        doubtful.flat_map(|(number, output)| output.pieces().map(move |rows| (number, rows))).collect();
+    let total = pieces.iter().map(|(number, rows)| outputs[*number].source_bytes(rows)).sum();
+    let (mut done, mut large) = (0, BTreeSet::new());
+    let is_large = |at: usize| -> Result<bool, StoreError> {
+        let (number, rows) = &pieces[at];
+        let output = &outputs[*number];
+        let values = output.values(rows.start, rows.end, output.columns())?;
+        Ok(values.iter().any(|x| x.abs() >= F16_LIMIT))
+    };
+    inorder::each(inorder::threads(0), pieces.len(), is_large, |at, is_large| {
+        let (number, rows) = &pieces[at];
+        large.extend(is_large.then_some(*number));
+        done += outputs[*number].source_bytes(rows);
+        report("reading weights", done, total);
+        Ok(())
+    })?;
+    for number in large {
+        outputs[number].ty = TensorType::F32;
+    }
+    Ok(())
+}
+
 /// Writes the file: keys, then all tensors in their order.
 pub(super) fn write(
     mut writer: Writer,
     outputs: &[Output<'_>],
     out: &mut dyn Write,
+    report: Report<'_>,
 ) -> Result<(), StoreError> {
     for output in outputs {
         let shape: Vec<u64> = output.shape.iter().rev().copied().collect();
         writer.tensor(&output.name, output.ty, &shape)?;
     }
+    let total = writer.tensors().iter().map(|tensor| tensor.size).sum();
+    let pieces: Vec<(&Output<'_>, Range<u64>)> =
+        outputs.iter().flat_map(|output| output.pieces().map(move |rows| (output, rows))).collect();
     let mut body = writer.start(out)?;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
-    for output in outputs {
-        write_one(output, threads, &mut body)?;
-    }
+    let mut done = 0;
+    let make = |at: usize| {
+        let (output, rows) = &pieces[at];
+        output.bytes(rows.start, rows.end)
+    };
+    inorder::each(inorder::threads(0), pieces.len(), make, |_, bytes| {
+        body.write(&bytes)?;
+        done += bytes.len() as u64;
+        report(CONVERTING, done, total);
+        Ok(())
+    })?;
     body.finish()?;
-    Ok(())
-}
-
-fn write_one(output: &Output<'_>, threads: u64, body: &mut Body<&mut dyn Write>) -> Result<(), StoreError> {
-    let rows = output.row_count();
-    let step = (PIECE_VALUES / output.columns().max(1)).max(1);
-    let mut from = 0;
-    while from < rows {
-        let pieces: Vec<_> = (0..threads)
-            .map(|i| (from + i * step).min(rows)..(from + (i + 1) * step).min(rows))
-            .filter(|piece| !piece.is_empty())
-            .collect();
-        let made: Vec<Result<Vec<u8>, StoreError>> = match &pieces[..] {
-            [piece] => vec![output.bytes(piece.start, piece.end)],
-            pieces => std::thread::scope(|scope| {
-                let made: Vec<_> =
-                    pieces.iter().map(|p| scope.spawn(|| output.bytes(p.start, p.end))).collect();
-                made.into_iter()
-                    .map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
-                    .collect()
-            }),
-        };
-        for piece in made {
-            body.write(&piece?)?;
-        }
-        from = pieces.last().map_or(rows, |piece| piece.end);
-    }
     Ok(())
 }
 

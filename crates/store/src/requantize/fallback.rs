@@ -48,7 +48,10 @@ impl fmt::Display for Fallback {
         let Self { wanted, got, row, tensors } = self;
         let (count, block) = (tensors.len(), wanted.block_values());
         let rows = if count == 1 { "tensor gets" } else { "tensors get" };
-        write!(f, "{count} {rows} {got} instead of {wanted}: rows of {row} values do not fill blocks of {block}")?;
+        write!(
+            f,
+            "{count} {rows} {got} instead of {wanted}: rows of {row} values do not fill blocks of {block}"
+        )?;
         let names = tensors.iter().map(String::as_str);
         write!(f, " ({})", short_names(names).join(", "))
     }
@@ -129,7 +132,8 @@ mod tests {
                 "1 tensor gets F16 instead of Q4_K: rows of 40 values do not fill blocks of 256 (blk.1.attn_q.weight)",
             ]
         );
-        let rows_of_40 = "F16 instead of Q8_0: rows of 40 values do not fill blocks of 32 (blk.1.attn_q.weight)";
+        let rows_of_40 =
+            "F16 instead of Q8_0: rows of 40 values do not fill blocks of 32 (blk.1.attn_q.weight)";
         assert_eq!(told("Q8_0"), [format!("1 tensor gets {rows_of_40}")]);
         assert_eq!(told("BF16"), [""; 0]);
     }

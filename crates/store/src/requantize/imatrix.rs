@@ -6,10 +6,11 @@
 //! ```
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
-use puna_gguf::{Gguf, Value, Writer};
+use puna_gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use puna_quant::TensorType;
 
 use crate::error::StoreError;
@@ -62,7 +63,12 @@ pub fn write_imatrix(
 
 /// How much the columns of tensors matter.
 pub struct Imatrix {
+    /// What it is called in messages and in files that are made with it.
+    name: String,
     weights: HashMap<String, Vec<f32>>,
+    /// The text that it was made of, and how many chunks of that.
+    dataset: Option<String>,
+    chunks: Option<u32>,
 }
 
 impl Imatrix {
@@ -71,12 +77,15 @@ impl Imatrix {
     /// # Errors
     /// It is no importance matrix.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let bad = |reason: &str| StoreError::Imatrix { path: path.to_owned(), reason: reason.to_owned() };
-        if let Some(weights) = legacy(path)? {
-            return Ok(Self { weights });
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bad = |reason: &str| StoreError::Imatrix { name: name.clone(), reason: reason.to_owned() };
+        if !is_gguf(path)? {
+            let len = std::fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
+            let bytes = if len > LEGACY_LIMIT { Vec::new() } else { read_limited(path, LEGACY_LIMIT)? };
+            let weights = parse_legacy(&bytes).ok_or_else(|| bad("it is cut short or of another form"))?;
+            return Ok(Self { name, weights, dataset: None, chunks: None });
         }
-        let gguf = Gguf::open(path)
-            .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
+        let gguf = Gguf::open(path).map_err(|error| StoreError::BadFile { file: name.clone(), error })?;
         let mut weights = HashMap::new();
         for sums in gguf.tensors() {
             let Some(name) = sums.name.strip_suffix(".in_sum2") else { continue };
@@ -97,29 +106,64 @@ impl Imatrix {
             }
             weights.insert(name.to_owned(), sums);
         }
-        if weights.is_empty() { Err(bad("it has no tensors named …in_sum2")) } else { Ok(Self { weights }) }
+        if weights.is_empty() {
+            return Err(bad("it has no tensors named …in_sum2"));
+        }
+        let meta = gguf.metadata();
+        let mut datasets = meta.strings("imatrix.datasets").ok().flatten();
+        let dataset = datasets.as_mut().and_then(|list| list.next());
+        let dataset = dataset.map(|text| String::from_utf8_lossy(text).into_owned());
+        Ok(Self { name, weights, dataset, chunks: meta.opt_u32("imatrix.chunk_count").ok().flatten() })
     }
 
     /// The weights of a tensor's columns, for stacks one row after the other.
-    pub(super) fn of(&self, tensor: &str) -> Option<&[f32]> {
-        self.weights.get(tensor).map(Vec::as_slice)
+    ///
+    /// # Errors
+    /// It has another number of columns.
+    pub(super) fn of(&self, tensor: &TensorInfo) -> Result<Option<&[f32]>, StoreError> {
+        let Some(found) = self.weights.get(&*tensor.name) else { return Ok(None) };
+        let want = tensor.shape.first().unwrap_or(&1) * tensor.shape.iter().skip(2).product::<u64>();
+        match found.len() as u64 == want {
+            true => Ok(Some(found)),
+            // Tokens are looked up, not multiplied: what a matrix says of their table may be of the output's columns.
+            false if &*tensor.name == "token_embd.weight" => Ok(None),
+            false => {
+                let (name, tensor, found) = (self.name.clone(), tensor.name.to_string(), found.len());
+                Err(StoreError::ImatrixSize { name, tensor, found, want })
+            }
+        }
+    }
+
+    /// Refuses a matrix that has nothing to say about any of these tensors.
+    pub(super) fn check<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = &'a TensorInfo>,
+    ) -> Result<(), StoreError> {
+        let mut any = tensors.into_iter().peekable();
+        match any.peek().is_none() || any.any(|tensor| self.weights.contains_key(&*tensor.name)) {
+            true => Ok(()),
+            false => Err(StoreError::ImatrixOther { name: self.name.clone() }),
+        }
+    }
+
+    /// The keys by which a file says that it was made with this matrix, as llama-quantize writes them.
+    pub(super) fn describe(&self, metadata: &mut Metadata) {
+        metadata.set("quantize.imatrix.file", self.name.as_str());
+        if let Some(dataset) = &self.dataset {
+            metadata.set("quantize.imatrix.dataset", dataset.as_str());
+        }
+        metadata.set("quantize.imatrix.entries_count", u32::try_from(self.weights.len()).unwrap_or(u32::MAX));
+        if let Some(chunks) = self.chunks {
+            metadata.set("quantize.imatrix.chunks_count", chunks);
+        }
     }
 }
 
-/// The weights of a file of the old form; nothing for any other file.
-fn legacy(path: &Path) -> Result<Option<HashMap<String, Vec<f32>>>, StoreError> {
-    let is_legacy = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("dat"));
-    let len = std::fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
-    if !is_legacy || len > LEGACY_LIMIT {
-        return Ok(None);
-    }
-    let bytes = read_limited(path, LEGACY_LIMIT)?;
-    if bytes.starts_with(b"GGUF") {
-        return Ok(None);
-    }
-    let bad =
-        || StoreError::Imatrix { path: path.to_owned(), reason: "it is cut short or of another form".into() };
-    parse_legacy(&bytes).map(Some).ok_or_else(bad)
+fn is_gguf(path: &Path) -> Result<bool, StoreError> {
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read(&mut magic));
+    read.map_err(|e| StoreError::io("read", path, &e))?;
+    Ok(magic == *b"GGUF")
 }
 
 fn parse_legacy(mut rest: &[u8]) -> Option<HashMap<String, Vec<f32>>> {
@@ -163,9 +207,43 @@ mod tests {
         write_imatrix(&mut file, &rows, "text.txt", (1, 4)).unwrap();
         std::fs::write(&path, file).unwrap();
         let matrix = Imatrix::open(&path).unwrap();
-        assert_eq!(matrix.of("b"), Some(&[1.0, 2.0][..]));
+        assert_eq!(matrix.of(&tensor("b", &[2, 5])).unwrap(), Some(&[1.0, 2.0][..]));
         // An expert that no token took counts every column alike.
-        assert_eq!(matrix.of("a"), Some(&[1.0, 2.0, 1.0, 1.0][..]));
+        assert_eq!(matrix.of(&tensor("a", &[2, 5, 2])).unwrap(), Some(&[1.0, 2.0, 1.0, 1.0][..]));
+        assert_eq!(matrix.of(&tensor("c", &[2, 5])).unwrap(), None);
+        let mut made = Metadata::new();
+        matrix.describe(&mut made);
+        assert_eq!(made.str("quantize.imatrix.file"), Ok("imatrix.gguf"));
+        assert_eq!(made.str("quantize.imatrix.dataset"), Ok("text.txt"));
+        assert_eq!(made.u32("quantize.imatrix.entries_count"), Ok(2));
+        assert_eq!(made.u32("quantize.imatrix.chunks_count"), Ok(1));
+    }
+
+    fn tensor(name: &str, shape: &[u64]) -> TensorInfo {
+        let mut writer = Writer::new();
+        writer.tensor(name, TensorType::F32, shape).unwrap();
+        writer.tensors()[0].clone()
+    }
+
+    #[test]
+    fn a_matrix_of_another_model_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("imatrix.gguf");
+        let mut file = Vec::new();
+        let row = |name: &str| ImatrixRow { tensor: name.into(), squares: vec![4.0, 8.0], counts: vec![4] };
+        write_imatrix(&mut file, &[row("a"), row("token_embd.weight")], "text.txt", (1, 4)).unwrap();
+        std::fs::write(&path, file).unwrap();
+        let matrix = Imatrix::open(&path).unwrap();
+        let (a, b) = (tensor("a", &[3, 2]), tensor("b", &[2, 2]));
+        let error = matrix.of(&a).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the importance matrix imatrix.gguf has 2 values for the tensor a, and 3 are needed: it was made for another model"
+        );
+        assert_eq!(matrix.of(&tensor("token_embd.weight", &[3, 2])), Ok(None));
+        assert_eq!(matrix.check([&a, &b]), Ok(()));
+        assert_eq!(matrix.check([]), Ok(()));
+        assert_eq!(matrix.check([&b]), Err(StoreError::ImatrixOther { name: "imatrix.gguf".into() }));
     }
 
     #[test]
@@ -178,8 +256,10 @@ mod tests {
         file.extend([2i32, 2].map(i32::to_le_bytes).concat());
         file.extend([3.0f32, 5.0].map(f32::to_le_bytes).concat());
         std::fs::write(&path, &file).unwrap();
-        assert_eq!(Imatrix::open(&path).unwrap().of("b"), Some(&[1.5, 2.5][..]));
-        std::fs::write(&path, &file[..file.len() - 1]).unwrap();
-        assert!(Imatrix::open(&path).is_err_and(|e| e.to_string().contains("cut short")));
+        assert_eq!(Imatrix::open(&path).unwrap().of(&tensor("b", &[2])).unwrap(), Some(&[1.5, 2.5][..]));
+        for bytes in [&file[..file.len() - 1], b"no matrix", b""] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(Imatrix::open(&path).is_err_and(|e| e.to_string().contains("cut short")));
+        }
     }
 }

@@ -42,7 +42,7 @@ pub fn requantize(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
-    let mut metadata = described(gguf, target);
+    let mut metadata = described(gguf, target, options);
     for key in SPLIT_KEYS {
         metadata.remove(key);
     }
@@ -65,7 +65,7 @@ pub fn requantize_part(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
-    let mut metadata = if part == 0 { described(gguf, target) } else { Metadata::new() };
+    let mut metadata = if part == 0 { described(gguf, target, options) } else { Metadata::new() };
     let as_split = |error: std::num::TryFromIntError| StoreError::Split(error.to_string());
     metadata.set(SPLIT_KEYS[0], u16::try_from(part).map_err(as_split)?);
     metadata.set(SPLIT_KEYS[1], u16::try_from(gguf.part_count()).map_err(as_split)?);
@@ -88,8 +88,11 @@ fn types(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Vec<Te
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
 
 /// The metadata of a file, for its model in another type.
-fn described(gguf: &Gguf, target: FileType) -> Metadata {
+fn described(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Metadata {
     let mut metadata = gguf.metadata().clone();
+    if let Some(matrix) = options.imatrix {
+        matrix.describe(&mut metadata);
+    }
     metadata.set("general.quantization_version", 2u32);
     metadata.set("general.file_type", target.id());
     metadata
@@ -108,8 +111,14 @@ fn write(
         writer.tensor(&tensor.name, *ty, &tensor.shape)?;
     }
     let mut jobs = Vec::with_capacity(tensors.len());
+    if let Some(matrix) = options.imatrix {
+        matrix.check(gguf.tensors())?;
+    }
     for &(tensor, ty) in tensors {
-        let importance = options.imatrix.and_then(|matrix| matrix.of(&tensor.name));
+        let importance = match options.imatrix.filter(|_| tensor.ty != ty) {
+            Some(matrix) => matrix.of(tensor)?,
+            None => None,
+        };
         jobs.push(Job { tensor, data: gguf.data(tensor), ty, importance });
     }
     let pieces: Vec<(&Job<'_>, Range<u64>)> =
@@ -149,7 +158,9 @@ impl<'a> Job<'a> {
         let rows = self.tensor.rows();
         let step = (PIECE_VALUES / self.columns().max(1)).max(1);
         // A tensor without rows is written, too.
-        (0..rows.max(1)).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(move |from| from..(from + step).min(rows))
+        (0..rows.max(1))
+            .step_by(usize::try_from(step).unwrap_or(usize::MAX))
+            .map(move |from| from..(from + step).min(rows))
     }
 
     /// Bytes of the source that rows have.

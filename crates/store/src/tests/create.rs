@@ -341,6 +341,76 @@ fn parts_of_a_split_model_are_merged() {
 }
 
 #[test]
+fn one_part_of_a_split_model_stands_for_all_of_them() {
+    let kit = Kit::new();
+    let dir = kit.dir.path();
+    let part = |number: usize| format!("x-{number:05}-of-00003.gguf");
+    let plan = |text: &str| {
+        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {}).map_err(|e| e.to_string())
+    };
+    fs::create_dir(dir.join("cache")).unwrap();
+    for number in 1..=3 {
+        fs::write(dir.join(format!("cache/{number}")), gguf(number as u32)).unwrap();
+        // As the hub's cache has them: links whose names say more than what they lead to.
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(dir.join(format!("cache/{number}")), dir.join(part(number))).unwrap();
+        #[cfg(not(unix))]
+        fs::copy(dir.join(format!("cache/{number}")), dir.join(part(number))).unwrap();
+    }
+    for from in [format!("./{}", part(1)), part(2)] {
+        let files = plan(&format!("FROM {from}")).unwrap().request.files.unwrap();
+        assert_eq!(files.keys().cloned().collect::<Vec<_>>(), [1, 2, 3].map(part));
+    }
+    let draft = plan(&format!("FROM cria\nDRAFT ./{}", part(1))).unwrap();
+    assert_eq!(draft.request.draft_files.len(), 3);
+    fs::remove_file(dir.join(part(2))).unwrap();
+    let error = plan(&format!("FROM ./{}", part(1))).unwrap_err();
+    let want = "split GGUF: x-00002-of-00003.gguf must be beside x-00001-of-00003.gguf, and is not in ";
+    assert!(error.starts_with(want), "{error}");
+    fs::remove_file(dir.join(part(1))).unwrap();
+    let error = plan(&format!("FROM ./{}", part(3))).unwrap_err();
+    let want =
+        "split GGUF: x-00001-of-00003.gguf and 1 more of the 3 parts must be beside x-00003-of-00003.gguf";
+    assert!(error.starts_with(want), "{error}");
+}
+
+#[test]
+fn several_from_lines_are_files_of_one_model() {
+    let kit = Kit::new();
+    let dir = kit.dir.path();
+    let mut projector = puna_gguf::Writer::new();
+    projector.set("general.architecture", "clip").set("clip.has_vision_encoder", true);
+    projector.tensor("v.a", puna_quant::TensorType::F32, &[1]).unwrap();
+    let projector = projector.to_vec([&[0u8; 4][..]]).unwrap();
+    fs::write(dir.join("m.gguf"), gguf(1)).unwrap();
+    fs::write(dir.join("mmproj.gguf"), &projector).unwrap();
+    let plan = |text: &str| {
+        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {}).map_err(|e| e.to_string())
+    };
+    let types = |name_: &str| -> Vec<String> {
+        let entry = kit.store.get(&name(name_)).unwrap();
+        entry.manifest.layers.iter().map(|l| l.media_type.clone()).collect()
+    };
+    let both = plan("FROM ./m.gguf\nFROM ./mmproj.gguf").unwrap();
+    for file in &both.files {
+        kit.store.add_file(&file.path).unwrap();
+    }
+    kit.create("seeing", &both.request).unwrap();
+    assert_eq!(types("seeing"), [media::MODEL, media::PROJECTOR]);
+    // As digests of blobs that are there.
+    let (a, b) = (Digest::of(&gguf(1)), Digest::of(&projector));
+    kit.create("again", &plan(&format!("FROM {a}\nFROM @{b}")).unwrap().request).unwrap();
+    let mut again = types("again");
+    again.sort();
+    assert_eq!(again, [media::MODEL, media::PROJECTOR]);
+    let error = plan("FROM cria\nFROM ./mmproj.gguf").unwrap_err();
+    assert!(
+        error.starts_with("FROM cria is a stored model and FROM /") && error.contains("mmproj.gguf"),
+        "{error}"
+    );
+}
+
+#[test]
 fn show_prints_a_modelfile_from_which_the_same_model_is_made() {
     let kit = Kit::new();
     kit.store.copy(&name("cria"), &name("m")).unwrap();
@@ -385,7 +455,7 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert_eq!((named.request.from.as_deref(), named.files.len()), (Some("llama3:8b"), 0));
     assert_eq!(named.request.messages, [json!({"role": "user", "content": "hi"})]);
     let blob = plan(&format!("FROM {digest}")).unwrap();
-    assert_eq!(blob.request.files.unwrap()["model.gguf"], digest.to_string());
+    assert_eq!(blob.request.files.unwrap()[&format!("{}.gguf", digest.short())], digest.to_string());
     assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
     assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
     assert_eq!(plan("FROM ./absent.gguf").unwrap_err(), "./absent.gguf: no such file");
