@@ -50,6 +50,13 @@ class Mirror(Puna):
     def host(self):
         return f"127.0.0.1:{self.port}"
 
+    def location(self, method, path):
+        """The path that an answer without a body leads to."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request(method, path)
+            return connection.getresponse().headers["Location"].removeprefix(f"http://{self.host}")
+
     def model(self, name, layers):
         """Puts a model of (media type, bytes) layers, the last of which is the config, into the store by hand."""
         root = self.home / ".ollama/models"
@@ -89,9 +96,43 @@ def call(*command, **kw):
     return done.stdout
 
 
-def test_the_conformance_suite_passes(mirror, tmp_path):
+class Storage:
+    """A service that speaks S3, with a bucket for mirrors. PUNA_TEST_S3=ADDRESS,BUCKET,KEY,SECRET names another one."""
+
+    def __init__(self, folder):
+        self.process, (self.port, self.bucket, self.key, self.secret) = None, (free_port(), "models", "testkey", "testsecret")
+        self.address = f"http://127.0.0.1:{self.port}"
+        if other := os.environ.get("PUNA_TEST_S3"):
+            self.address, self.bucket, self.key, self.secret = other.split(",")
+            return
+        command = [tool(str(TOOLS / "storage")), f"127.0.0.1:{self.port}", self.bucket, self.key, self.secret]
+        with open(folder / "storage.log", "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        assert wait_for(lambda: not socket.socket().connect_ex(("127.0.0.1", self.port)), 10)
+
+    def env(self, **other):
+        prefix = f"s3://{self.bucket}/office-{self.port}"
+        here = {"PUNA_MIRROR_STORAGE": prefix, "PUNA_MIRROR_STORAGE_ENDPOINT": self.address, "AWS_ACCESS_KEY_ID": self.key, "AWS_SECRET_ACCESS_KEY": self.secret}
+        return {**here, **other}
+
+    def stop(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def storage(tmp_path):
+    it = Storage(tmp_path)
+    yield it
+    it.stop()
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_the_conformance_suite_passes(mirror, tmp_path, where, request):
     suite = tool(str(TOOLS / "conformance"))
-    it = mirror(PUNA_MIRROR_DELETE=1)
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_DELETE=1, **env)
     settings = {
         "REGISTRY": it.host,
         "TLS": "disabled",
@@ -349,6 +390,72 @@ def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
     assert it.get("/v2/library/m/manifests/latest")[0] == 200
     status, body = it.get("/v2/library/other/manifests/latest")
     assert status == 502 and b"the upstream registry" in body
+
+
+def test_two_mirrors_over_one_bucket_are_one_library(mirror, storage, home, tmp_path):
+    one, other = mirror(**storage.env()), mirror(**storage.env(PUNA_MIRROR_DELETE="1"))
+    # A model, from a client of the one to a client of the other.
+    puna("cp", "cria", f"{one.host}/anna/cria", env=home, check=True)
+    puna("push", "--insecure", f"{one.host}/anna/cria", env=home, check=True)
+    puller = tmp_path / "puller"
+    puller.mkdir()
+    puna("pull", "--insecure", f"{other.host}/anna/cria", env=environment(puller), check=True)
+    assert other.get("/v2/anna/cria/manifests/latest") == one.get("/v2/anna/cria/manifests/latest")
+    assert "anna/cria:latest" in other.get("/mirror")[1].decode()
+    # An upload that goes on at the other, behind a balancer that knows of no sessions, and after both were killed.
+    data, at, mirrors = os.urandom(40 << 20), 0, [one, other]
+    path = one.location("POST", "/v2/team/thing/blobs/uploads/")
+    while at < len(data):
+        piece = data[at : at + (15 << 20)]
+        status, _ = mirrors[0].send("PATCH", path, piece, headers={"Content-Range": f"{at}-{at + len(piece) - 1}"})
+        assert status == 202
+        at += len(piece)
+        mirrors[0].kill()
+        mirrors[0].start()
+        mirrors.reverse()
+    blob = f"/v2/team/thing/blobs/{digest(data)}"
+    assert one.get(blob)[0] == 404
+    assert one.send("PUT", f"{path}?digest={digest(data)}", b"")[0] == 201
+    assert other.get(blob) == (200, data)
+    assert other.send("GET", blob, headers={"Range": "bytes=33554000-33555000"}) == (206, data[33554000:33555001])
+    assert other.send("GET", blob, headers={"If-None-Match": f'"{digest(data)}"'})[0] == 304
+    assert one.send("HEAD", "/v2/anna/cria/manifests/latest")[0] == 200
+    assert other.send("DELETE", "/v2/anna/cria/manifests/latest")[0] == 202
+    assert one.get("/v2/anna/cria/manifests/latest")[0] == 404
+    # Nothing of it lies on the machines, and nothing tells the key.
+    for it in (one, other):
+        assert not [p for p in it.home.glob(".ollama/models/**/*") if p.is_file() and p.stat().st_size > 1000]
+        settings = it.cli("config", check=True).stdout
+        assert storage.bucket in settings and storage.secret not in settings + it.log.read_text()
+
+
+def test_what_is_fetched_from_others_lands_in_the_bucket(mirror, storage, upstream):
+    data = os.urandom(3 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    one, other = through(mirror, upstream, **storage.env()), mirror(**storage.env())
+    manifest, blob = "/v2/library/big/manifests/latest", f"/v2/library/big/blobs/{digest(data)}"
+    assert one.get(manifest) == (200, upstream.manifests["library/big:latest"])
+    assert one.get(blob) == (200, data)
+    assert wait_for(lambda: other.get(manifest)[0] == 200)
+    upstream.manifests.clear()
+    assert other.get(blob) == (200, data)
+    passing = one.home / ".ollama/models/puna-registry/passing"
+    assert wait_for(lambda: not [p for p in passing.glob("*/**/*") if p.is_file() and p.stat().st_size > 1000])
+
+
+def test_a_bucket_that_is_not_there_is_said_at_start(mirror, storage, tmp_path):
+    def refusal(**env):
+        env = {**environment(tmp_path), "PUNA_MIRROR_HOST": f"127.0.0.1:{free_port()}", **storage.env(**env)}
+        done = subprocess.run([BINARY, "mirror"], env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, done.stderr
+        return done.stderr
+
+    assert "s3://nowhere/x" in (text := refusal(PUNA_MIRROR_STORAGE="s3://nowhere/x")) and "bucket" in text, text
+    text = refusal(AWS_SECRET_ACCESS_KEY="wrong-secret")
+    assert "credentials" in text and "mirror.storage_secret" in text and "wrong-secret" not in text, text
+    assert "must be s3://BUCKET" in refusal(PUNA_MIRROR_STORAGE="models")
+    text = refusal(PUNA_MIRROR_STORAGE_ENDPOINT=f"http://127.0.0.1:{free_port()}")
+    assert "mirror.storage_endpoint" in text, text
 
 
 def test_nobody_pushes_where_an_upstream_speaks(mirror, upstream):

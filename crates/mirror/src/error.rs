@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 
 use puna_store::{Digest, StoreError};
 
+use crate::library::MAX_UPLOADS;
 use crate::name::Repository;
 
 /// A request that cannot be answered as it wishes.
@@ -55,6 +56,8 @@ pub enum MirrorError {
     Full(String),
     #[error("the upstream registry: {0}")]
     Upstream(String),
+    #[error("the storage {place}: {reason}")]
+    Storage { place: String, reason: String },
     #[error("there is nothing at this address")]
     Route,
     #[error("the request broke off: {0}")]
@@ -66,6 +69,17 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
+    pub(crate) fn too_many_uploads() -> Self {
+        Self::TooMany(format!(
+            "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
+        ))
+    }
+
+    /// Of a blob that somebody wants to remove.
+    pub(crate) fn needed(digest: &Digest) -> Self {
+        Self::Denied(format!("blob {digest} is part of something that is kept here"))
+    }
+
     /// The HTTP status and the code of the distribution rules.
     pub fn code(&self) -> (u16, &'static str) {
         match self {
@@ -92,6 +106,7 @@ impl MirrorError {
             }) => (507, "DENIED"),
             Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => (405, "UNSUPPORTED"),
             Self::Upstream(_) => (502, "UNKNOWN"),
+            Self::Storage { .. } => (503, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
         }
     }

@@ -32,7 +32,10 @@ mod routes;
 
 pub use access::{Holder, Keys, NoKeys, Right, public_key};
 pub use error::MirrorError;
-pub use library::{Answer, Blob, Body, Library, Part, Shown, StoreLibrary, Through, UploadId, Upstreams};
+pub use library::{
+    Answer, Blob, Body, Library, ObjectLibrary, Part, Shown, Storage, StoreLibrary, Through, UploadId,
+    Upstreams,
+};
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
 pub use path::unescaped;

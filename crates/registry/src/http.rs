@@ -1,5 +1,6 @@
 //! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,6 +41,16 @@ const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 /// The connections of a client. Redirects are followed by [`Session`], which knows what is whose.
 pub(crate) fn client(settings: &Settings, endpoint: &Endpoint) -> Result<Client, RegistryError> {
     let connect = if endpoint.mirror_of.is_some() { CONNECT_MIRROR } else { CONNECT };
+    connections(settings, endpoint.settings.ca.as_deref(), connect)
+}
+
+/// The same for a host that is no registry, such as one that keeps a mirror's blobs.
+pub(crate) fn client_of_host(settings: &Settings, host: &str) -> Result<Client, RegistryError> {
+    let ca = settings.hosts.get(host).and_then(|host| host.ca.clone());
+    connections(settings, ca.as_deref(), CONNECT)
+}
+
+fn connections(settings: &Settings, ca: Option<&Path>, connect: Duration) -> Result<Client, RegistryError> {
     let setup = |e: reqwest::Error| RegistryError::Setup(root_cause(&e));
     let mut builder = Client::builder()
         .user_agent(&settings.user_agent)
@@ -47,7 +58,7 @@ pub(crate) fn client(settings: &Settings, endpoint: &Endpoint) -> Result<Client,
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(connect)
         .tcp_keepalive(Duration::from_secs(30))
-        .tls_backend_preconfigured(tls::config_with(endpoint.settings.ca.as_deref())?)
+        .tls_backend_preconfigured(tls::config_with(ca)?)
         .no_proxy();
     let direct = format!("{THIS_MACHINE},{}", settings.proxies.direct);
     let direct = || NoProxy::from_string(&direct);

@@ -83,6 +83,7 @@ use lock::lock;
 pub use packaging::Format;
 use rate::Limit;
 pub use settings::{DetectTemplate, Options, Progress, Proxies, Report, Settings};
+pub use sum::{Saved as SavedSum, Sum};
 pub use through::{Found, Running};
 pub use tls::config as tls_config;
 
@@ -127,6 +128,14 @@ impl Registry {
         let client = http::client(&self.0.settings, endpoint)?;
         clients.insert(kind, client.clone());
         Ok(client)
+    }
+
+    /// Connections to a host that is no registry, with the proxies, and the certificates that are set for the host.
+    ///
+    /// # Errors
+    /// The certificates cannot be used.
+    pub fn connections(&self, host: &str) -> Result<reqwest::Client, RegistryError> {
+        http::client_of_host(&self.0.settings, host)
     }
 
     /// The limits of speed of an operation.

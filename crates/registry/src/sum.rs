@@ -12,7 +12,7 @@ const START: [u32; 8] =
 
 /// The sum of bytes so far.
 #[derive(Debug, Clone)]
-pub(crate) struct Sum {
+pub struct Sum {
     state: [u32; 8],
     bytes: u64,
     rest: Vec<u8>,
@@ -20,10 +20,11 @@ pub(crate) struct Sum {
 
 /// A sum as it is kept on disk: of the bytes before `at` of this very file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Saved {
-    pub(crate) at: u64,
+pub struct Saved {
+    /// How many.
+    pub at: u64,
     /// What tells the file from another one of its name.
-    pub(crate) file: u64,
+    pub file: u64,
     state: [u32; 8],
 }
 
@@ -35,16 +36,17 @@ impl Default for Sum {
 
 impl Sum {
     /// Goes on where it was put aside.
-    pub(crate) fn resume(saved: &Saved) -> Self {
+    pub fn resume(saved: &Saved) -> Self {
         Self { state: saved.state, bytes: saved.at, rest: Vec::with_capacity(BLOCK) }
     }
 
     /// Puts it aside, which can be done between blocks.
-    pub(crate) fn save(&self, file: u64) -> Option<Saved> {
+    pub fn save(&self, file: u64) -> Option<Saved> {
         self.rest.is_empty().then_some(Saved { at: self.bytes, file, state: self.state })
     }
 
-    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+    /// Goes on with bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         if !self.rest.is_empty() {
             let (head, tail) = bytes.split_at(bytes.len().min(BLOCK - self.rest.len()));
@@ -61,7 +63,8 @@ impl Sum {
         self.rest.extend_from_slice(rest);
     }
 
-    pub(crate) fn finish(mut self) -> Digest {
+    /// The digest of all bytes.
+    pub fn finish(mut self) -> Digest {
         let bits = self.bytes.wrapping_mul(8);
         self.rest.push(0x80);
         let length_at = if self.rest.len() <= BLOCK - 8 { BLOCK - 8 } else { 2 * BLOCK - 8 };

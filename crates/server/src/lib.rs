@@ -133,19 +133,13 @@ async fn answer(
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(address = %format_args!("{scheme}://{address}"), models = %app.config().models.display(), version = VERSION, "listening");
     let guard = Arc::new(guard);
-    let registry = app
-        .config()
-        .mirror
-        .serve
-        .then(|| {
-            mirror::Registry::new(
-                app.shared_store().clone(),
-                app.registry().clone(),
-                app.config(),
-                guard.clone(),
-            )
-        })
-        .transpose()?;
+    let registry = match app.config().mirror.serve {
+        true => {
+            let (store, client) = (app.shared_store().clone(), app.registry().clone());
+            Some(mirror::Registry::new(store, client, app.config(), guard.clone()).await?)
+        }
+        false => None,
+    };
     let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
     http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;

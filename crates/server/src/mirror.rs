@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Caller, Holder, Keys, Library, Mirror, MirrorError, Right, Settings, StoreLibrary, Through,
+    Caller, Holder, Keys, Library, Mirror, ObjectLibrary, Right, Settings, StoreLibrary, Through,
 };
 use puna_store::Store;
 use tokio::net::TcpListener;
@@ -28,6 +28,9 @@ use crate::keys::{Key, Scope};
 use crate::panics::text_of;
 use crate::{ServeError, VERSION};
 
+/// The folder, within that of the models, of what is on its way from an upstream into a bucket.
+const PASSING: &str = "puna-registry/passing";
+
 /// Whether a word is the public half of an Ed25519 key, as OpenSSH writes it.
 pub fn is_public_key(word: &str) -> bool {
     puna_mirror::public_key(word).is_some()
@@ -42,16 +45,27 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// The registry of a store.
-    pub(crate) fn new(
+    /// The registry of a store, or of a bucket.
+    ///
+    /// # Errors
+    /// The bucket is not there, or not for us.
+    pub(crate) async fn new(
         store: Arc<Store>,
         client: puna_registry::Registry,
         config: &Config,
         guard: Arc<Guard>,
-    ) -> Result<Self, MirrorError> {
+    ) -> Result<Self, ServeError> {
         let config = &config.mirror;
         let settings = Settings { anonymous: config.anonymous, push: config.push, delete: config.delete };
-        let mut library: Arc<dyn Library> = Arc::new(StoreLibrary::new(store.clone()));
+        let (mut library, store): (Arc<dyn Library>, _) = match &config.storage {
+            None => (Arc::new(StoreLibrary::new(store.clone())), store),
+            Some(storage) => {
+                let library = ObjectLibrary::open(storage, &client).await?;
+                // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
+                let passing = Store::open(store.root().join(PASSING))?;
+                (Arc::new(library), Arc::new(passing))
+            }
+        };
         if !config.upstreams.hosts.is_empty() {
             library = Arc::new(Through::new(library, store, client, config.upstreams.clone()));
         }
@@ -165,9 +179,11 @@ pub async fn serve(
     let guard = Arc::new(Guard::new(&config.keys)?);
     let store = Arc::new(Store::open(&config.models)?);
     let client = puna_registry::Registry::new(registry_settings(&config));
-    let registry = Registry::new(store, client, &config, guard)?;
+    let registry = Registry::new(store, client, &config, guard).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    tracing::info!(address = %format_args!("{scheme}://{address}"), models = %config.models.display(), version = VERSION, "the mirror is listening");
+    let library = config.mirror.storage.as_ref().map(ToString::to_string);
+    let library = library.unwrap_or_else(|| config.models.display().to_string());
+    tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
     let desk = Arc::new(Alone(registry));
     let manner = Manner { desk, tls, write_timeout: config.write_timeout };
     run(listener, manner, reload, end, std::future::ready(())).await;

@@ -21,9 +21,8 @@ impl Folder {
     /// An open blob.
     pub(crate) fn open_blob(&self, digest: &Digest) -> Result<Option<FileBlob>, MirrorError> {
         for path in [self.store.blob_path(digest), self.blob(digest)] {
-            if let Some(file) = absent(File::open(&path), "read", &path)? {
-                let size = file.metadata().map_err(io("read", &path))?.len();
-                return Ok(Some(FileBlob { file: Arc::new(file), size }));
+            if let Some(blob) = FileBlob::open(&path)? {
+                return Ok(Some(blob));
             }
         }
         Ok(None)
@@ -55,7 +54,7 @@ impl Folder {
     /// Removes a blob that was pushed and that no manifest needs.
     pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
         if self.needed()?.contains(digest) || self.store.has_blob(digest) {
-            return Err(MirrorError::Denied(format!("blob {digest} is part of something that is kept here")));
+            return Err(MirrorError::needed(digest));
         }
         folder::remove(&self.blob(digest))
     }
@@ -79,6 +78,15 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
 pub(crate) struct FileBlob {
     file: Arc<File>,
     size: u64,
+}
+
+impl FileBlob {
+    /// An open file; `None` if it is not there.
+    pub(crate) fn open(path: &Path) -> Result<Option<Self>, MirrorError> {
+        let Some(file) = absent(File::open(path), "read", path)? else { return Ok(None) };
+        let size = file.metadata().map_err(io("read", path))?.len();
+        Ok(Some(Self { file: Arc::new(file), size }))
+    }
 }
 
 impl Blob for FileBlob {

@@ -3,6 +3,7 @@
 mod blobs;
 mod folder;
 mod manifests;
+mod objects;
 mod store;
 mod through;
 mod uploads;
@@ -13,14 +14,18 @@ use std::ops::Range;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use puna_store::Digest;
+use puna_store::{Digest, Store};
 use ring::rand::{SecureRandom, SystemRandom};
+use serde::{Deserialize, Serialize};
 
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 
+pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
+pub(crate) use uploads::MAX_UPLOADS;
+
 pub use through::{Through, Upstreams};
 
 /// What a library will answer.
@@ -42,6 +47,15 @@ pub trait Library: Send + Sync + 'static {
         reference: &'a Reference,
         manifest: Manifest,
     ) -> Answer<'a, ()>;
+
+    /// Takes a model over that was fetched into a store. Says whether it lies elsewhere now, and the store needs it no more.
+    fn land<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+        store: &'a Store,
+    ) -> Answer<'a, bool>;
 
     /// Removes a tag, or a manifest with all its tags. Says whether there was one.
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool>;
@@ -118,7 +132,8 @@ pub struct Part {
 }
 
 /// The name of an upload, which nobody can guess.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct UploadId(String);
 
 /// Digits of an upload's name.
@@ -148,6 +163,14 @@ impl UploadId {
     /// As it stands in paths.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl TryFrom<String> for UploadId {
+    type Error = MirrorError;
+
+    fn try_from(text: String) -> Result<Self, MirrorError> {
+        Self::parse(&text)
     }
 }
 

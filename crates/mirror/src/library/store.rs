@@ -15,7 +15,7 @@ use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 
 /// How long a pushed blob may wait for its manifest.
-const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a store holds, and beside it what was pushed and is no model.
 pub struct StoreLibrary {
@@ -96,6 +96,11 @@ impl Library for StoreLibrary {
     ) -> Answer<'a, ()> {
         let (name, reference) = (name.clone(), reference.clone());
         Box::pin(self.with(move |folder| folder.put_manifest(&name, &reference, &manifest)))
+    }
+
+    fn land<'a>(&'a self, _: &'a Repository, _: &'a str, _: Manifest, _: &'a Store) -> Answer<'a, bool> {
+        // It is fetched to where it stays.
+        Box::pin(async { Ok(false) })
     }
 
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {

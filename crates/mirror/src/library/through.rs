@@ -167,8 +167,7 @@ impl Inner {
         lock(&state.known).pending = Some(pending.clone());
         let (inner, state) = (self.clone(), state.clone());
         tokio::spawn(async move {
-            let fetched =
-                std::panic::AssertUnwindSafe(pending.found.fetch(&inner.store)).catch_unwind().await;
+            let fetched = std::panic::AssertUnwindSafe(inner.fetch(&model, &pending)).catch_unwind().await;
             let mut known = lock(&state.known);
             known.pending = None;
             match fetched {
@@ -181,6 +180,17 @@ impl Inner {
             }
         });
         Ok(manifest)
+    }
+
+    /// Fetches a model to where the library keeps it.
+    async fn fetch(&self, model: &ModelName, pending: &Pending) -> Result<(), MirrorError> {
+        pending.found.fetch(&self.store).await.map_err(broken)?;
+        let Some(name) = Repository::of_model(model) else { return Ok(()) };
+        if self.library.land(&name, model.tag(), pending.manifest.clone(), &self.store).await? {
+            let (store, model) = (self.store.clone(), model.clone());
+            blocking(move || Ok(store.delete(&model).map(drop)?)).await?;
+        }
+        Ok(())
     }
 
     /// What is being fetched and has something.
@@ -292,6 +302,16 @@ impl Library for Through {
             self.own(name)?;
             self.0.library.put_manifest(name, reference, manifest).await
         })
+    }
+
+    fn land<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+        store: &'a Store,
+    ) -> Answer<'a, bool> {
+        self.0.library.land(name, tag, manifest, store)
     }
 
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {

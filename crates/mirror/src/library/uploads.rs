@@ -20,13 +20,13 @@ use crate::error::MirrorError;
 use crate::name::Repository;
 
 /// Uploads at a time.
-const MAX_UPLOADS: usize = 512;
+pub(crate) const MAX_UPLOADS: usize = 512;
 /// How long an upload is kept after its last byte.
-const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Bytes of the disk that uploads leave free.
 const LEFT_FREE: u64 = 256 << 20;
 /// How long the next piece may take.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
+pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
 /// Pieces that wait for the disk.
 const WAITING: usize = 8;
 /// Bytes between looks at the free space.
@@ -64,9 +64,7 @@ impl Uploads {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         if self.clear(folder)? >= MAX_UPLOADS {
-            return Err(MirrorError::TooMany(format!(
-                "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
-            )));
+            return Err(MirrorError::too_many_uploads());
         }
         let id = UploadId::random()?;
         let note = Note { repository: name.to_string(), committed: 0 };

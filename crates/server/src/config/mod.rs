@@ -9,6 +9,7 @@ mod keys;
 pub mod origins;
 mod places;
 mod reader;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod unknown;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
-use puna_mirror::Upstreams;
+use puna_mirror::{Storage, Upstreams};
 use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
@@ -128,6 +129,8 @@ pub struct MirrorConfig {
     pub push: bool,
     /// `PUNA_MIRROR_DELETE`: whether what is here may be removed by those who may push.
     pub delete: bool,
+    /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
+    pub storage: Option<Storage>,
     /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE` and `PUNA_MIRROR_FRESH`: what is fetched from others.
     pub upstreams: Upstreams,
 }
@@ -301,6 +304,7 @@ impl Config {
                 anonymous: read.switch("mirror.anonymous"),
                 push: read.switch("mirror.push"),
                 delete: read.switch("mirror.delete"),
+                storage: storage::read(&mut read),
                 upstreams: Upstreams {
                     hosts: read.hosts("mirror.upstreams"),
                     private: read.namespaces("mirror.private"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
+use puna_mirror::Storage;
 
 use super::file::File;
 use super::origins::Origins;
@@ -342,6 +343,28 @@ impl<'a> Reader<'a> {
             }
         }
         keys
+    }
+
+    /// A bucket and what keys in it begin with.
+    pub fn storage(&mut self, key: &'static str) -> Option<Storage> {
+        let parse = |text: &str| match Storage::parse(text) {
+            Ok(storage) => Ok(Some((storage, text.to_owned()))),
+            Err(problem) => Err(format!("is {text:?}: {problem}")),
+        };
+        let show = |found: &Option<(Storage, String)>| found.as_ref().map(|(_, text)| quoted(text));
+        self.strict(key, None, parse, show).map(|(storage, _)| storage)
+    }
+
+    /// The address of a service, with its scheme and without a path.
+    pub fn endpoint(&mut self, key: &'static str) -> Option<String> {
+        let parse = |text: &str| {
+            let text = text.trim_end_matches('/');
+            match text.contains("://") && is_server(text) {
+                true => Ok(Some(text.to_owned())),
+                false => Err(format!("is {text:?}: it must be an address such as https://s3.intra:9000")),
+            }
+        };
+        self.strict(key, None, parse, |found| found.as_deref().map(quoted))
     }
 
     /// Bytes a second; `None` is without a limit.

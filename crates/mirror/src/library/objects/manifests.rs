@@ -1,0 +1,179 @@
+//! Manifests and tags in a bucket.
+
+use object_store::path::Path;
+use puna_store::Digest;
+
+use super::bucket::Entry;
+use super::{ObjectLibrary, blob_key, each};
+use crate::error::MirrorError;
+use crate::library::Shown;
+use crate::library::store::GRACE;
+use crate::manifest::Manifest;
+use crate::name::{Reference, Repository};
+
+impl ObjectLibrary {
+    pub(super) fn folder(&self, name: &Repository) -> Path {
+        self.bucket.key(["repositories", &name.folder()])
+    }
+
+    fn manifest_key(&self, name: &Repository, digest: &Digest) -> Path {
+        self.folder(name).join("manifests").join(digest.hex())
+    }
+
+    fn tag_key(&self, name: &Repository, tag: &str) -> Path {
+        self.folder(name).join("tags").join(tag)
+    }
+
+    /// The digest that a tag stands for.
+    pub(super) async fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
+        let text = self.bucket.read(&self.tag_key(name, tag)).await?;
+        Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()))
+    }
+
+    /// A manifest of a repository.
+    pub(super) async fn kept(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let key = self.manifest_key(name, digest);
+        if let Some(known) = self.manifests.get(digest) {
+            // Another repository may have it, and this one not, or not any more.
+            return Ok(self.bucket.age(&key).await?.map(|_| known));
+        }
+        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
+        let manifest = Manifest::parse(bytes, None)?;
+        if manifest.digest != *digest {
+            tracing::error!(%key, "this manifest has been changed in the bucket: it is not served");
+            return Ok(None);
+        }
+        self.manifests.put(*digest, manifest.clone());
+        Ok(Some(manifest))
+    }
+
+    /// Keeps a manifest.
+    pub(super) async fn keep(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+        manifest: Manifest,
+    ) -> Result<(), MirrorError> {
+        self.hold(&manifest).await?;
+        let key = self.manifest_key(name, &manifest.digest);
+        self.bucket.write(&key, manifest.bytes.clone()).await?;
+        // Another mirror may have cleared a blob away between the two, which it does with old ones alone.
+        if let Err(error) = self.hold(&manifest).await {
+            self.bucket.remove(&key).await?;
+            return Err(error);
+        }
+        if let Some(subject) = &manifest.subject {
+            let folder = self.folder(name).join("referrers").join(subject.hex());
+            self.bucket.write(&folder.join(manifest.digest.hex()), "").await?;
+        }
+        if let Reference::Tag(tag) = reference {
+            self.bucket.write(&self.tag_key(name, tag), manifest.digest.to_string()).await?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the blobs of a manifest are here and stay for a while.
+    async fn hold(&self, manifest: &Manifest) -> Result<(), MirrorError> {
+        let hold = |digest: Digest| async move {
+            let key = blob_key(&self.bucket, &digest);
+            match self.bucket.age(&key).await? {
+                Some(age) if age < GRACE / 2 => Ok(Some(())),
+                _ => match self.bucket.read(&key).await? {
+                    Some(place) => self.bucket.write(&key, place).await.map(Some),
+                    None => Err(MirrorError::ManifestBlobUnknown(digest)),
+                },
+            }
+        };
+        let digests: Vec<_> = manifest.blobs.iter().map(|blob| blob.digest).collect();
+        each(digests, hold).await.map(drop)
+    }
+
+    /// Removes a tag, or a manifest with its tags. Says whether there was one.
+    pub(super) async fn forget(&self, name: &Repository, reference: &Reference) -> Result<bool, MirrorError> {
+        match reference {
+            Reference::Tag(tag) => {
+                let key = self.tag_key(name, tag);
+                let there = self.bucket.age(&key).await?.is_some();
+                self.bucket.remove(&key).await?;
+                Ok(there)
+            }
+            Reference::Digest(digest) => {
+                let Some(manifest) = self.kept(name, digest).await? else { return Ok(false) };
+                // The tags first: one that stands for nothing would be an error.
+                for Entry { name: tag, .. } in self.bucket.entries(&self.folder(name).join("tags")).await? {
+                    if self.tagged(name, &tag).await? == Some(*digest) {
+                        self.bucket.remove(&self.tag_key(name, &tag)).await?;
+                    }
+                }
+                if let Some(subject) = &manifest.subject {
+                    let folder = self.folder(name).join("referrers").join(subject.hex());
+                    self.bucket.remove(&folder.join(digest.hex())).await?;
+                }
+                self.bucket.remove(&self.manifest_key(name, digest)).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    pub(super) async fn all_repositories(&self) -> Result<Vec<Repository>, MirrorError> {
+        let folders = self.bucket.folders(&self.bucket.key(["repositories"])).await?;
+        Ok(folders.iter().filter_map(|name| Repository::of_folder(name)).collect())
+    }
+
+    /// All manifests of a repository.
+    pub(super) async fn all_manifests(&self, name: &Repository) -> Result<Vec<Manifest>, MirrorError> {
+        self.manifests_in(name, &self.folder(name).join("manifests")).await
+    }
+
+    /// The manifests of a repository that are named in a folder.
+    pub(super) async fn manifests_in(
+        &self,
+        name: &Repository,
+        folder: &Path,
+    ) -> Result<Vec<Manifest>, MirrorError> {
+        let read = |entry: Entry| async move {
+            match format!("sha256:{}", entry.name).parse() {
+                Ok(digest) => self.kept(name, &digest).await,
+                Err(_) => Ok(None),
+            }
+        };
+        each(self.bucket.entries(folder).await?, read).await
+    }
+
+    pub(super) async fn all_tags(&self) -> Result<Vec<Shown>, MirrorError> {
+        let mut shown = Vec::new();
+        for name in self.all_repositories().await? {
+            let tags = self.bucket.entries(&self.folder(&name).join("tags")).await?;
+            shown.extend(each(tags, |tag| self.shown_tag(&name, tag)).await?);
+        }
+        Ok(shown)
+    }
+
+    async fn shown_tag(&self, name: &Repository, tag: Entry) -> Result<Option<Shown>, MirrorError> {
+        let known = (self.tag_key(name, &tag.name).to_string(), tag.version);
+        let digest = match self.tags.get(&known) {
+            Some(digest) => digest,
+            None => {
+                let Some(digest) = self.tagged(name, &tag.name).await? else { return Ok(None) };
+                self.tags.put(known, digest);
+                digest
+            }
+        };
+        // What the page shows need not be asked for again: a tag stands for a manifest that is there.
+        let manifest = match self.manifests.get(&digest) {
+            Some(known) => Some(known),
+            None => self.kept(name, &digest).await?,
+        };
+        Ok(manifest.map(|manifest| Shown {
+            name: name.clone(),
+            tag: tag.name,
+            digest,
+            size: manifest.size(),
+            completed: None,
+        }))
+    }
+}

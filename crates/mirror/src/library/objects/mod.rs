@@ -1,0 +1,371 @@
+//! The library in a bucket of an S3-compatible service, which any number of mirrors may share:
+//!
+//! ```text
+//! blobs/sha256-<hex>              where the bytes of a blob lie, and how many they are
+//! data/<id>                       the bytes
+//! repositories/<name>/            (`/` is `+`)
+//!     manifests/<hex>             a manifest, byte for byte
+//!     tags/<tag>                  the digest that a tag stands for
+//!     referrers/<hex>/<hex>       the manifests that have another one as their subject
+//! uploads/<id>.json               how far an upload is
+//! uploads/<id>.<length>           its last bytes, fewer than a part has
+//! ```
+//!
+//! A blob's digest is known when its last byte is there, and a bucket cannot rename: so bytes go where they stay from the
+//! beginning, and the name is written when the digest has been found right. What has no name is seen by nobody.
+//! Nothing is kept in memory but what never changes, so that mirrors need not know of each other.
+
+mod bucket;
+mod connect;
+mod manifests;
+#[cfg(test)]
+mod tests;
+mod uploads;
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use puna_registry::Registry;
+use puna_store::{Digest, Store};
+use serde::{Deserialize, Serialize};
+
+use super::blobs::FileBlob;
+use super::folder::blocking;
+use super::store::GRACE;
+use super::{Answer, Blob, Body, Library, Part, Shown, UploadId};
+use crate::error::MirrorError;
+use crate::manifest::{Descriptor, Manifest};
+use crate::name::{Reference, Repository};
+use bucket::{Bucket, Entry};
+use uploads::Uploads;
+
+pub use connect::Storage;
+
+/// Requests to the service at once, of those that look at many objects.
+const AT_ONCE: usize = 16;
+/// Manifests, tags and blobs that are remembered, each.
+const MAX_KNOWN: usize = 20_000;
+/// How long bytes may be without a name. Services date them by when they began to come.
+const NAMELESS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// What a bucket holds.
+pub struct ObjectLibrary {
+    bucket: Bucket,
+    uploads: Uploads,
+    /// Manifests by their digests.
+    manifests: Known<Digest, Manifest>,
+    /// What tags stood for, by what they were called in which version.
+    tags: Known<(String, String), Digest>,
+}
+
+/// Where the bytes of a blob lie.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Place {
+    data: UploadId,
+    size: u64,
+}
+
+impl ObjectLibrary {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The service is not there, or does not let us in, or there is no such bucket.
+    pub async fn open(storage: &Storage, client: &Registry) -> Result<Self, MirrorError> {
+        let service = Arc::new(storage.open(client)?);
+        let library = Self::of(Bucket::new(service, &storage.prefix, storage.to_string()));
+        // What is wrong with the settings is said at start.
+        library.bucket.has_any(&library.bucket.key(["repositories"])).await?;
+        Ok(library)
+    }
+
+    fn of(bucket: Bucket) -> Self {
+        Self {
+            uploads: Uploads::new(bucket.clone()),
+            bucket,
+            manifests: Known::default(),
+            tags: Known::default(),
+        }
+    }
+
+    /// Where a blob lies; `None` if it is not here. Asked anew each time, since another mirror may have removed it.
+    async fn place(&self, digest: &Digest) -> Result<Option<Place>, MirrorError> {
+        let key = blob_key(&self.bucket, digest);
+        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
+        let place = serde_json::from_slice(&bytes);
+        place.map(Some).map_err(|_| self.bucket.wrong(&key, "it does not say where the blob lies"))
+    }
+
+    /// Uploads the blobs that are not here from a store, and then keeps the manifest.
+    async fn take_over(
+        &self,
+        name: &Repository,
+        tag: &str,
+        manifest: Manifest,
+        store: &Store,
+    ) -> Result<(), MirrorError> {
+        let mut done = HashSet::new();
+        for blob in &manifest.blobs {
+            if !done.insert(blob.digest) || self.place(&blob.digest).await?.is_some() {
+                continue;
+            }
+            let path = store.blob_path(&blob.digest);
+            let file = blocking(move || FileBlob::open(&path)).await?;
+            let file = file.ok_or(MirrorError::ManifestBlobUnknown(blob.digest))?;
+            let id = self.uploads.begin(name).await?;
+            let size = file.size();
+            let part = Part { at: None, len: Some(size), body: Box::new(file).read(0..size) };
+            let kept = match self.uploads.append(name, &id, part).await {
+                Ok(_) => self.uploads.finish(name, &id, blob.digest).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = kept {
+                let _ = self.uploads.cancel(name, &id).await;
+                return Err(error);
+            }
+        }
+        self.keep(name, &Reference::Tag(tag.to_owned()), manifest).await
+    }
+
+    /// Removes blobs that no manifest needs, a day after they came or a manifest named them, and bytes without a name.
+    async fn sweep(&self) -> Result<usize, MirrorError> {
+        // Before the manifests, so that a manifest that comes meanwhile has made its blobs younger.
+        let blobs = self.bucket.entries(&self.bucket.key(["blobs"])).await?;
+        let data = self.bucket.entries(&self.bucket.key(["data"])).await?;
+        let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age > GRACE);
+        let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
+        let (mut removed, mut places) = (0, HashSet::new());
+        for Entry { name, .. } in young.iter().chain(&old) {
+            let Ok(digest) = name.parse::<Digest>() else { continue };
+            let Some(place) = self.place(&digest).await? else { continue };
+            let is_old = old.iter().any(|entry| entry.name == *name);
+            if is_old && !needed.contains(&digest) && self.is_old(&digest).await? {
+                self.remove(&digest, &place).await?;
+                removed += 1;
+            } else {
+                places.insert(place.data.to_string());
+            }
+        }
+        for Entry { name, age, .. } in data {
+            if age > NAMELESS && !places.contains(&name) {
+                self.bucket.remove(&self.bucket.key(["data", &name])).await?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
+        let age = self.bucket.age(&blob_key(&self.bucket, digest)).await?;
+        Ok(age.is_some_and(|age| age > GRACE))
+    }
+
+    /// The name first: bytes without one are seen by nobody.
+    async fn remove(&self, digest: &Digest, place: &Place) -> Result<(), MirrorError> {
+        self.bucket.remove(&blob_key(&self.bucket, digest)).await?;
+        self.bucket.remove(&data_key(&self.bucket, &place.data)).await
+    }
+
+    /// The blobs of all manifests.
+    async fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
+        let mut needed = HashSet::new();
+        for name in self.all_repositories().await? {
+            let kept = self.all_manifests(&name).await?;
+            needed.extend(kept.iter().flat_map(|manifest| manifest.blobs.iter().map(|blob| blob.digest)));
+        }
+        Ok(needed)
+    }
+}
+
+fn blob_key(bucket: &Bucket, digest: &Digest) -> Path {
+    bucket.key(["blobs", &digest.file_name()])
+}
+
+fn data_key(bucket: &Bucket, id: &UploadId) -> Path {
+    bucket.key(["data", id.as_str()])
+}
+
+/// A blob in the bucket.
+struct ObjectBlob {
+    bucket: Bucket,
+    place: Place,
+}
+
+impl Blob for ObjectBlob {
+    fn size(&self) -> u64 {
+        self.place.size
+    }
+
+    fn read(self: Box<Self>, range: Range<u64>) -> Body {
+        self.bucket.stream(data_key(&self.bucket, &self.place.data), range)
+    }
+}
+
+/// Values that never change, as many as there is room for.
+struct Known<K, V>(Mutex<HashMap<K, V>>);
+
+impl<K, V> Default for Known<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + std::hash::Hash, V: Clone> Known<K, V> {
+    fn get(&self, key: &K) -> Option<V> {
+        self.lock().get(key).cloned()
+    }
+
+    fn put(&self, key: K, value: V) {
+        let mut known = self.lock();
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(key, value);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, V>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Does something with many, some at a time.
+async fn each<I, T, F>(
+    items: impl IntoIterator<Item = I>,
+    work: impl FnMut(I) -> F,
+) -> Result<Vec<T>, MirrorError>
+where
+    F: Future<Output = Result<Option<T>, MirrorError>>,
+{
+    let done = stream::iter(items).map(work).buffer_unordered(AT_ONCE);
+    done.try_filter_map(|found| async { Ok(found) }).try_collect().await
+}
+
+impl Library for ObjectLibrary {
+    fn manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, Option<Manifest>> {
+        Box::pin(async move {
+            match reference {
+                Reference::Digest(digest) => self.kept(name, digest).await,
+                Reference::Tag(tag) => match self.tagged(name, tag).await? {
+                    Some(digest) => self.kept(name, &digest).await,
+                    None => Ok(None),
+                },
+            }
+        })
+    }
+
+    fn put_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        Box::pin(self.keep(name, reference, manifest))
+    }
+
+    fn land<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+        store: &'a Store,
+    ) -> Answer<'a, bool> {
+        Box::pin(async move {
+            self.take_over(name, tag, manifest, store).await?;
+            Ok(true)
+        })
+    }
+
+    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
+        Box::pin(self.forget(name, reference))
+    }
+
+    fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
+        Box::pin(async move {
+            let folder = self.folder(name);
+            let tags = self.bucket.entries(&folder.clone().join("tags")).await?;
+            if tags.is_empty() && !self.bucket.has_any(&folder).await? {
+                return Ok(None);
+            }
+            Ok(Some(tags.into_iter().map(|tag| tag.name).collect()))
+        })
+    }
+
+    fn repositories(&self) -> Answer<'_, Vec<Repository>> {
+        Box::pin(self.all_repositories())
+    }
+
+    fn shown(&self) -> Answer<'_, Vec<Shown>> {
+        Box::pin(self.all_tags())
+    }
+
+    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>> {
+        Box::pin(async move {
+            let folder = self.folder(name).join("referrers").join(subject.hex());
+            let found = self.manifests_in(name, &folder).await?;
+            Ok(found.iter().map(Manifest::descriptor).collect())
+        })
+    }
+
+    fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>> {
+        Box::pin(async move {
+            let place = self.place(&digest).await?;
+            Ok(place
+                .map(|place| Box::new(ObjectBlob { bucket: self.bucket.clone(), place }) as Box<dyn Blob>))
+        })
+    }
+
+    fn remove_blob(&self, digest: Digest) -> Answer<'_, bool> {
+        Box::pin(async move {
+            let Some(place) = self.place(&digest).await? else { return Ok(false) };
+            if self.needed().await?.contains(&digest) {
+                return Err(MirrorError::needed(&digest));
+            }
+            self.remove(&digest, &place).await?;
+            Ok(true)
+        })
+    }
+
+    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
+        Box::pin(self.uploads.begin(name))
+    }
+
+    fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64> {
+        Box::pin(self.uploads.uploaded(name, id))
+    }
+
+    fn append<'a>(&'a self, name: &'a Repository, id: &'a UploadId, part: Part) -> Answer<'a, u64> {
+        Box::pin(self.uploads.append(name, id, part))
+    }
+
+    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()> {
+        Box::pin(self.uploads.finish(name, id, digest))
+    }
+
+    fn tidy(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.uploads.clear().await?;
+            let removed = self.sweep().await?;
+            if removed > 0 {
+                tracing::info!(removed, "blobs that no manifest needs were removed");
+            }
+            Ok(())
+        })
+    }
+
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()> {
+        Box::pin(self.uploads.cancel(name, id))
+    }
+}
+
+/// Bytes of JSON.
+fn json(value: &impl Serialize) -> Result<Bytes, MirrorError> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|e| MirrorError::Internal(e.to_string()))
+}

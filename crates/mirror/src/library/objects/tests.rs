@@ -1,0 +1,180 @@
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use super::*;
+use crate::library::Library;
+use crate::manifest::OCI_MANIFEST;
+
+fn two_mirrors() -> (Arc<InMemory>, ObjectLibrary, ObjectLibrary) {
+    let service = Arc::new(InMemory::new());
+    let library = || ObjectLibrary::of(Bucket::new(service.clone(), "office/models", "s3://test".into()));
+    (service.clone(), library(), library())
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// A part that breaks off after its bytes where `whole` is not so.
+fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
+    let pieces: Vec<_> = bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    let end = (!whole).then(|| Err(MirrorError::Broken("gone".into())));
+    Part { at, len: None, body: stream::iter(pieces.into_iter().chain(end)).boxed() }
+}
+
+async fn read(library: &ObjectLibrary, digest: Digest, range: Range<u64>) -> Vec<u8> {
+    let blob = library.blob(digest).await.unwrap().expect("it is there");
+    let pieces: Vec<Bytes> = blob.read(range).try_collect().await.unwrap();
+    pieces.concat()
+}
+
+async fn keys(service: &InMemory) -> Vec<String> {
+    let mut keys: Vec<String> =
+        service.list(None).map_ok(|meta| meta.location.to_string()).try_collect().await.unwrap();
+    keys.sort();
+    keys
+}
+
+fn manifest_of(blob: &Digest) -> Manifest {
+    let text = format!(
+        r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{blob}","size":1}}]}}"#
+    );
+    Manifest::parse(text.into_bytes().into(), None).unwrap()
+}
+
+async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
+    let id = library.begin(name).await.unwrap();
+    library.append(name, &id, part(None, bytes, true)).await.unwrap();
+    library.finish(name, &id, Digest::of(bytes)).await.unwrap();
+    Digest::of(bytes)
+}
+
+#[tokio::test]
+async fn an_upload_goes_from_mirror_to_mirror_and_is_seen_when_it_is_right() {
+    let (service, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    for len in [0, 1, 65_535, 65_536, 65_537, 131_072, 300_000] {
+        let (bytes, id) = (noise(len), one.begin(&name).await.unwrap());
+        let (mut at, mut turn) = (0, 0);
+        while at < len {
+            let library = if turn % 2 == 0 { &other } else { &one };
+            let end = (at + 70_001).min(len);
+            assert_eq!(
+                library.append(&name, &id, part(Some(at as u64), &bytes[at..end], true)).await,
+                Ok(end as u64)
+            );
+            (at, turn) = (end, turn + 1);
+        }
+        let digest = Digest::of(&bytes);
+        assert!(one.blob(digest).await.unwrap().is_none(), "nobody sees what is not verified");
+        other.finish(&name, &id, digest).await.unwrap();
+        assert_eq!(read(&one, digest, 0..len as u64).await, bytes);
+        if len > 100 {
+            assert_eq!(read(&other, digest, 7..99).await, bytes[7..99]);
+        }
+    }
+    let left = keys(&service).await;
+    assert!(left.iter().all(|key| !key.contains("uploads/")), "{left:?}");
+    assert!(left.iter().all(|key| key.starts_with("office/models/")), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_part_that_broke_off_comes_again_from_either_end() {
+    let (_, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    for from in [100_000, 180_000] {
+        let (bytes, id) = (noise(250_000), one.begin(&name).await.unwrap());
+        one.append(&name, &id, part(None, &bytes[..100_000], true)).await.unwrap();
+        let broken = one.append(&name, &id, part(None, &bytes[100_000..180_000], false)).await;
+        assert!(matches!(broken, Err(MirrorError::Broken(_))));
+        assert_eq!(other.uploaded(&name, &id).await, Ok(180_000));
+        let early = other.finish(&name, &id, Digest::of(&bytes[..180_000])).await;
+        assert!(matches!(early, Err(MirrorError::UploadInvalid(_))));
+        let elsewhere = other.append(&name, &id, part(Some(50_000), b"x", true)).await;
+        assert_eq!(elsewhere, Err(MirrorError::OutOfOrder { first: 50_000, at: 180_000 }));
+        let rest = part(Some(from as u64), &bytes[from..], true);
+        assert_eq!(other.append(&name, &id, rest).await, Ok(250_000));
+        one.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
+        assert_eq!(read(&other, Digest::of(&bytes), 0..250_000).await, bytes);
+    }
+}
+
+#[tokio::test]
+async fn what_has_another_digest_leaves_nothing() {
+    let (service, one, other) = two_mirrors();
+    let (name, elsewhere) = (Repository::parse("a/b").unwrap(), Repository::parse("a/c").unwrap());
+    let id = one.begin(&name).await.unwrap();
+    one.append(&name, &id, part(None, &noise(200_000), true)).await.unwrap();
+    assert!(other.uploaded(&elsewhere, &id).await.is_err(), "an upload is its repository's");
+    let wrong = other.finish(&name, &id, Digest::of(b"other")).await;
+    assert!(matches!(wrong, Err(MirrorError::DigestMismatch { .. })));
+    assert!(matches!(one.uploaded(&name, &id).await, Err(MirrorError::UploadUnknown(_))));
+    let id = other.begin(&name).await.unwrap();
+    other.append(&name, &id, part(None, &noise(80_000), true)).await.unwrap();
+    one.cancel(&name, &id).await.unwrap();
+    assert_eq!(keys(&service).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn manifests_and_tags_are_the_same_at_every_mirror() {
+    let (_, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let tag = Reference::Tag("v1".into());
+    let missing = manifest_of(&Digest::of(b"nothing"));
+    let refused = one.put_manifest(&name, &tag, missing).await;
+    assert_eq!(refused, Err(MirrorError::ManifestBlobUnknown(Digest::of(b"nothing"))));
+    let manifest = manifest_of(&push(&one, &name, b"weights").await);
+    one.put_manifest(&name, &tag, manifest.clone()).await.unwrap();
+    for library in [&one, &other] {
+        assert_eq!(library.manifest(&name, &tag).await.unwrap().as_ref(), Some(&manifest));
+        assert_eq!(library.tags(&name).await.unwrap().unwrap(), ["v1"]);
+        assert_eq!(library.repositories().await.unwrap(), vec![name.clone()]);
+        assert_eq!(library.shown().await.unwrap()[0].digest, manifest.digest);
+        let needed = library.remove_blob(Digest::of(b"weights")).await;
+        assert!(matches!(needed, Err(MirrorError::Denied(_))));
+    }
+    // A tag that moves, moves everywhere at once.
+    let next = manifest_of(&push(&other, &name, b"other weights").await);
+    other.put_manifest(&name, &tag, next.clone()).await.unwrap();
+    assert_eq!(one.shown().await.unwrap()[0].digest, next.digest);
+    assert_eq!(one.manifest(&name, &tag).await.unwrap(), Some(next.clone()));
+    assert!(other.remove_manifest(&name, &Reference::Digest(next.digest)).await.unwrap());
+    assert_eq!(one.manifest(&name, &tag).await.unwrap(), None);
+    assert!(one.remove_manifest(&name, &Reference::Digest(manifest.digest)).await.unwrap());
+    assert_eq!(other.tags(&name).await.unwrap(), None);
+    assert!(other.remove_blob(Digest::of(b"weights")).await.unwrap());
+    assert!(one.blob(Digest::of(b"weights")).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_blob_that_two_push_at_a_time_is_kept_once() {
+    let (service, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let bytes = noise(150_000);
+    let (first, second) = (one.begin(&name).await.unwrap(), other.begin(&name).await.unwrap());
+    one.append(&name, &first, part(None, &bytes, true)).await.unwrap();
+    other.append(&name, &second, part(None, &bytes, true)).await.unwrap();
+    let digest = Digest::of(&bytes);
+    let (a, b) = tokio::join!(one.finish(&name, &first, digest), other.finish(&name, &second, digest));
+    assert_eq!((a, b), (Ok(()), Ok(())));
+    assert_eq!(keys(&service).await.len(), 2);
+    assert_eq!(read(&one, digest, 0..150_000).await, bytes);
+}
+
+#[tokio::test]
+async fn what_was_changed_in_the_bucket_is_an_error_and_not_served() {
+    let (service, one, _) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let blob = push(&one, &name, b"weights").await;
+    let manifest = manifest_of(&blob);
+    let key = one.folder(&name).join("manifests").join(manifest.digest.hex());
+    service.put(&key, r#"{"layers":[]}"#.into()).await.unwrap();
+    assert_eq!(one.manifest(&name, &Reference::Digest(manifest.digest)).await.unwrap(), None);
+    service.put(&blob_key(&one.bucket, &blob), "?".into()).await.unwrap();
+    let Err(error) = one.blob(blob).await else { panic!("no blob lies there") };
+    let text = error.to_string();
+    assert!(text.contains("s3://test") && text.contains(&blob.hex()), "{text}");
+}

@@ -1,0 +1,405 @@
+//! Uploads into a bucket. All that is known of one lies in the bucket when an answer says how far it is, so that the next part
+//! may come to another mirror, or to this one after a restart.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::PutPayload;
+use object_store::path::Path;
+use puna_registry::{SavedSum, Sum};
+use puna_store::Digest;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::bucket::Bucket;
+use super::{Place, blob_key, data_key, json};
+use crate::error::MirrorError;
+use crate::library::folder::blocking;
+use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
+use crate::library::{Part, UploadId};
+use crate::name::Repository;
+
+/// Bytes of a part. Some services want all parts of an object to be of one size.
+const PART: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
+/// Bytes of the parts of what is larger than 128 GB: an object has 10,000 parts at most.
+const LARGE_PART: usize = 8 * PART;
+/// Parts of the first size.
+const SMALL_PARTS: usize = 4000;
+/// Parts of an object.
+const MAX_PARTS: usize = 10_000;
+/// Parts that arrive at a time: each takes memory for itself and for the one before it.
+const AT_ONCE: usize = 16;
+/// How long one more waits for its turn.
+const TURN: Duration = Duration::from_secs(60);
+
+/// Uploads into a bucket.
+pub(super) struct Uploads {
+    bucket: Bucket,
+    /// Held while this process does something with an upload.
+    held: Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Semaphore,
+}
+
+/// How far an upload is, as it lies in the bucket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Note {
+    repository: String,
+    /// Bytes that are there, also of a part that broke off.
+    len: u64,
+    /// Bytes of all parts that came whole.
+    committed: u64,
+    /// What the service calls the object in the making, once it has a part.
+    object: Option<String>,
+    /// What it calls its parts.
+    parts: Vec<String>,
+    /// The sum of the parts' bytes.
+    sum: Option<SavedSum>,
+    /// Bytes behind the parts, which lie in an object of their own.
+    tail: u64,
+}
+
+impl Note {
+    fn new(name: &Repository) -> Self {
+        Self {
+            repository: name.to_string(),
+            len: 0,
+            committed: 0,
+            object: None,
+            parts: Vec::new(),
+            sum: None,
+            tail: 0,
+        }
+    }
+
+    /// Bytes of the next part.
+    fn next_part(&self) -> usize {
+        if self.parts.len() < SMALL_PARTS { PART } else { LARGE_PART }
+    }
+}
+
+impl Uploads {
+    pub(super) fn new(bucket: Bucket) -> Self {
+        Self { bucket, held: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+    }
+
+    fn note_key(&self, id: &UploadId) -> Path {
+        self.bucket.key(["uploads", &format!("{id}.json")])
+    }
+
+    /// The bytes behind the parts of an upload of a length.
+    fn tail_key(&self, id: &UploadId, len: u64) -> Path {
+        self.bucket.key(["uploads", &format!("{id}.{len}")])
+    }
+
+    pub(super) async fn begin(&self, name: &Repository) -> Result<UploadId, MirrorError> {
+        if self.clear().await? >= MAX_UPLOADS {
+            return Err(MirrorError::too_many_uploads());
+        }
+        let id = UploadId::random()?;
+        self.bucket.write(&self.note_key(&id), json(&Note::new(name))?).await?;
+        Ok(id)
+    }
+
+    /// Removes uploads that were left alone for too long. Says how many there are.
+    pub(super) async fn clear(&self) -> Result<usize, MirrorError> {
+        let mut left = 0;
+        for entry in self.bucket.entries(&self.bucket.key(["uploads"])).await? {
+            let (id, end) = entry.name.split_once('.').unwrap_or((&entry.name, ""));
+            let (Ok(id), is_note) = (UploadId::parse(id), end == "json") else { continue };
+            if entry.age <= MAX_AGE {
+                left += usize::from(is_note);
+            } else if !is_note {
+                // Its note goes on being written as long as it is in use.
+                self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
+            } else if let Some(note) = self.note(&id).await? {
+                self.discard(&id, &note).await?;
+            }
+        }
+        Ok(left)
+    }
+
+    async fn note(&self, id: &UploadId) -> Result<Option<Note>, MirrorError> {
+        let key = self.note_key(id);
+        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
+        let note = serde_json::from_slice(&bytes);
+        note.map(Some).map_err(|_| self.bucket.wrong(&key, "it does not say how far the upload is"))
+    }
+
+    /// An upload to a repository, for nobody else of this process as long as it is held. Of two mirrors that take bytes of
+    /// one upload at a time, one writes parts that the other's note does not name, and the service refuses the object.
+    async fn hold(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<(OwnedMutexGuard<()>, Note), MirrorError> {
+        let lock = {
+            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.retain(|_, lock| Arc::strong_count(lock) > 1);
+            held.entry(id.clone()).or_default().clone()
+        };
+        let guard = lock.lock_owned().await;
+        let note = self.note(id).await?.filter(|note| note.repository == name.as_str());
+        Ok((guard, note.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?))
+    }
+
+    pub(super) async fn uploaded(&self, name: &Repository, id: &UploadId) -> Result<u64, MirrorError> {
+        Ok(self.hold(name, id).await?.1.len)
+    }
+
+    pub(super) async fn append(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+        part: Part,
+    ) -> Result<u64, MirrorError> {
+        let (_held, note) = self.hold(name, id).await?;
+        let first = part.at.unwrap_or(note.len);
+        // What broke off may come again from its beginning, or from where it broke off.
+        if first != note.len && first != note.committed {
+            return Err(MirrorError::OutOfOrder { first, at: note.len });
+        }
+        let turn = timeout(TURN, self.turns.acquire()).await;
+        let _turn = turn
+            .map_err(|_| MirrorError::TooMany(format!("{AT_ONCE} uploads are running: come back later")))?;
+        let mut writer = Writer::new(self, id, note, first).await?;
+        let received = writer.receive(part).await;
+        // Also of a part that broke off, for the next attempt.
+        let kept = writer.keep(received.is_ok()).await;
+        received.and(kept)
+    }
+
+    pub(super) async fn finish(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+        digest: Digest,
+    ) -> Result<(), MirrorError> {
+        let (_held, note) = self.hold(name, id).await?;
+        if note.len > note.committed {
+            return Err(MirrorError::UploadInvalid(format!(
+                "the last part broke off at byte {}: send the rest of it, or all of it from byte {} on",
+                note.len, note.committed
+            )));
+        }
+        let made = self.make(id, &note, digest).await;
+        // What the service failed at may be tried again; what is wrong stays wrong.
+        if !matches!(made, Err(MirrorError::Storage { .. })) {
+            let is_kept = matches!(made, Ok(true));
+            self.forget(id, &note, is_kept).await?;
+        }
+        made.map(drop)
+    }
+
+    /// Makes the blob. Says whether its bytes are those of this upload.
+    async fn make(&self, id: &UploadId, note: &Note, digest: Digest) -> Result<bool, MirrorError> {
+        let tail = self.tail(id, note).await?;
+        let mut sum = note.sum.as_ref().map(Sum::resume).unwrap_or_default();
+        sum.update(&tail);
+        let found = sum.finish();
+        if found != digest {
+            return Err(MirrorError::DigestMismatch { expected: digest, found });
+        }
+        let (name, data) = (blob_key(&self.bucket, &digest), data_key(&self.bucket, id));
+        if let Some(place) = self.bucket.read(&name).await? {
+            // Somebody else was faster; the blob is as young as if it had come now.
+            self.bucket.write(&name, place).await?;
+            return Ok(false);
+        }
+        match &note.object {
+            None => self.bucket.write(&data, tail).await?,
+            // An earlier attempt may have come as far as this.
+            Some(_) if self.bucket.age(&data).await?.is_some() => {}
+            Some(object) => {
+                let mut parts = note.parts.clone();
+                if !tail.is_empty() {
+                    parts.push(self.bucket.part(&data, object, parts.len(), tail.into()).await?);
+                }
+                self.bucket.complete(&data, object, parts).await?;
+            }
+        }
+        let place = json(&Place { data: id.clone(), size: note.len })?;
+        if self.bucket.create(&name, place).await? {
+            return Ok(true);
+        }
+        self.bucket.remove(&data).await?;
+        Ok(true)
+    }
+
+    /// The bytes behind the parts.
+    async fn tail(&self, id: &UploadId, note: &Note) -> Result<Bytes, MirrorError> {
+        match note.tail {
+            0 => Ok(Bytes::new()),
+            size => self.bucket.whole(self.tail_key(id, note.len), size).await,
+        }
+    }
+
+    pub(super) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
+        let (_held, note) = self.hold(name, id).await?;
+        self.discard(id, &note).await
+    }
+
+    async fn discard(&self, id: &UploadId, note: &Note) -> Result<(), MirrorError> {
+        self.forget(id, note, false).await
+    }
+
+    /// Removes all that is known of an upload, and its bytes unless they are a blob's now.
+    async fn forget(&self, id: &UploadId, note: &Note, is_kept: bool) -> Result<(), MirrorError> {
+        if let (Some(object), false) = (&note.object, is_kept) {
+            self.bucket.abort(&data_key(&self.bucket, id), object).await?;
+        }
+        self.bucket.remove(&self.note_key(id)).await?;
+        if note.tail > 0 {
+            self.bucket.remove(&self.tail_key(id, note.len)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes what arrives.
+struct Writer<'a> {
+    uploads: &'a Uploads,
+    id: &'a UploadId,
+    note: Note,
+    /// As it lies in the bucket.
+    written: Note,
+    data: Path,
+    sum: Sum,
+    /// What is no part yet.
+    pieces: Vec<Bytes>,
+    waiting: usize,
+    /// Bytes that come again and are here.
+    skip: u64,
+    /// The part that is on its way.
+    sending: Option<JoinHandle<Result<String, MirrorError>>>,
+}
+
+impl<'a> Writer<'a> {
+    async fn new(
+        uploads: &'a Uploads,
+        id: &'a UploadId,
+        note: Note,
+        first: u64,
+    ) -> Result<Self, MirrorError> {
+        let tail = uploads.tail(id, &note).await?;
+        Ok(Self {
+            data: data_key(&uploads.bucket, id),
+            sum: note.sum.as_ref().map(Sum::resume).unwrap_or_default(),
+            waiting: tail.len(),
+            pieces: Vec::from_iter((!tail.is_empty()).then_some(tail)),
+            skip: note.len - first,
+            sending: None,
+            written: note.clone(),
+            uploads,
+            id,
+            note,
+        })
+    }
+
+    /// Takes a part whole. Says how many bytes there are then.
+    async fn receive(&mut self, mut part: Part) -> Result<u64, MirrorError> {
+        let mut came = 0;
+        loop {
+            let piece = timeout(PATIENCE, part.body.next()).await;
+            let mut bytes = match piece {
+                Ok(Some(piece)) => piece?,
+                Ok(None) => break,
+                Err(_) => {
+                    let seconds = PATIENCE.as_secs();
+                    return Err(MirrorError::Broken(format!("nothing came for {seconds} seconds")));
+                }
+            };
+            came += bytes.len() as u64;
+            if let Some(wanted) = part.len.filter(|wanted| came > *wanted) {
+                return Err(MirrorError::Size(came, wanted));
+            }
+            let again = self.skip.min(bytes.len() as u64);
+            self.skip -= again;
+            let _ = bytes.split_to(again as usize);
+            self.take(bytes).await?;
+        }
+        match part.len {
+            Some(wanted) if wanted != came => Err(MirrorError::Size(came, wanted)),
+            _ => Ok(self.note.len),
+        }
+    }
+
+    async fn take(&mut self, mut bytes: Bytes) -> Result<(), MirrorError> {
+        while !bytes.is_empty() {
+            let room = self.note.next_part() - self.waiting;
+            let piece = bytes.split_to(room.min(bytes.len()));
+            self.waiting += piece.len();
+            self.note.len += piece.len() as u64;
+            self.pieces.push(piece);
+            if self.waiting == self.note.next_part() {
+                self.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a part on its way, once the one before it has arrived.
+    async fn send(&mut self) -> Result<(), MirrorError> {
+        self.sent().await?;
+        if self.note.parts.len() >= MAX_PARTS {
+            return Err(MirrorError::UploadInvalid(format!(
+                "this blob is larger than the storage takes: an object has {MAX_PARTS} parts at most"
+            )));
+        }
+        let object = match &self.note.object {
+            Some(object) => object.clone(),
+            None => {
+                let object = self.uploads.bucket.begin(&self.data).await?;
+                // Noted at once, so that it can be given up.
+                self.written.object = Some(object.clone());
+                self.uploads.bucket.write(&self.uploads.note_key(self.id), json(&self.written)?).await?;
+                self.note.object.insert(object).clone()
+            }
+        };
+        let pieces = std::mem::take(&mut self.pieces);
+        self.waiting = 0;
+        let (sum, hashed) = (self.sum.clone(), pieces.clone());
+        let hashing = blocking(move || {
+            let mut sum = sum;
+            hashed.iter().for_each(|piece| sum.update(piece));
+            Ok(sum)
+        });
+        let (bucket, data, number) = (self.uploads.bucket.clone(), self.data.clone(), self.note.parts.len());
+        let payload = PutPayload::from_iter(pieces);
+        let sending = tokio::spawn(async move { bucket.part(&data, &object, number, payload).await });
+        self.sending = Some(sending);
+        self.sum = hashing.await?;
+        Ok(())
+    }
+
+    /// Waits until the part that is on its way has arrived.
+    async fn sent(&mut self) -> Result<(), MirrorError> {
+        let Some(sending) = self.sending.take() else { return Ok(()) };
+        let part = sending.await.map_err(|e| MirrorError::Internal(e.to_string()))??;
+        self.note.parts.push(part);
+        self.note.sum = self.sum.save(0);
+        Ok(())
+    }
+
+    /// Notes how far it is. Says how many bytes there are then.
+    async fn keep(mut self, is_whole: bool) -> Result<u64, MirrorError> {
+        self.sent().await?;
+        let Self { uploads, id, mut note, written, .. } = self;
+        note.tail = self.waiting as u64;
+        if is_whole {
+            note.committed = note.len;
+        }
+        if note.tail > 0 && note.len != written.len {
+            uploads.bucket.write(&uploads.tail_key(id, note.len), PutPayload::from_iter(self.pieces)).await?;
+        }
+        uploads.bucket.write(&uploads.note_key(id), json(&note)?).await?;
+        if written.tail > 0 && note.len != written.len {
+            uploads.bucket.remove(&uploads.tail_key(id, written.len)).await?;
+        }
+        Ok(note.len)
+    }
+}
