@@ -2,7 +2,7 @@
 //!
 //! Two thousand models are some ten thousand small files. A list looks at each manifest's entry in its folder, and reads the
 //! file only if that has changed since the last list; what a model is told to be is kept by the digest of its manifest, which
-//! changes with it.
+//! changes with it. That is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes seconds.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use crate::digest::Digest;
 use crate::embedded;
 use crate::error::StoreError;
-use crate::files::read_limited;
+use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
 use crate::manifest::{Manifest, TEXT_LIMIT};
 use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
@@ -22,9 +24,17 @@ use crate::store::{Entry, Place, Store};
 
 /// A file that was written so shortly before it was read may be written again without its time changing.
 const SETTLED: Duration = Duration::from_secs(2);
+/// The folder within that of temporary files, and the file in it, in which summaries are written down.
+const KEPT: [&str; 2] = ["lists", "summaries.json"];
+/// So many new ones are worth writing them.
+const WORTH: usize = 32;
+/// Bytes of that file at most.
+const KEPT_LIMIT: u64 = 64 << 20;
+/// Who made them: another version may see other things in a model. To be counted up when this one does.
+const FORM: &str = concat!("1 of ", env!("CARGO_PKG_VERSION"));
 
 /// What a list says of a model, beside what its manifest says.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Family, size and so on.
     pub details: Details,
@@ -45,6 +55,22 @@ pub struct Summary {
 pub(crate) struct Memory {
     entries: Mutex<HashMap<PathBuf, (Stamp, Entry)>>,
     summaries: Mutex<HashMap<Digest, Arc<Summary>>>,
+    kept: Mutex<Kept>,
+}
+
+/// What is known of the file of summaries.
+#[derive(Default)]
+struct Kept {
+    is_read: bool,
+    /// Summaries that are not in it.
+    new: usize,
+}
+
+/// The file of summaries.
+#[derive(Serialize, Deserialize)]
+struct KeptFile {
+    form: String,
+    models: HashMap<Digest, Summary>,
 }
 
 /// By what a file is known again: length, time of its last change, and on Unix which file it is.
@@ -80,6 +106,10 @@ impl Memory {
 
     fn summaries(&self) -> MutexGuard<'_, HashMap<Digest, Arc<Summary>>> {
         self.summaries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -154,6 +184,7 @@ impl Store {
     /// # Errors
     /// As [`Store::resolve`], the first time that the model is listed.
     pub fn summary(&self, entry: &Entry) -> Result<Arc<Summary>, StoreError> {
+        self.read_kept();
         if let Some(summary) = self.listed.summaries().get(&entry.digest) {
             return Ok(summary.clone());
         }
@@ -167,7 +198,47 @@ impl Store {
             remote_host: model.config.remote_host,
         });
         self.listed.summaries().insert(entry.digest, summary.clone());
+        self.listed.kept().new += 1;
         Ok(summary)
+    }
+
+    /// Reads the summaries that were written down, once. A file that is not there, or not ours, has none.
+    fn read_kept(&self) {
+        let mut kept = self.listed.kept();
+        if std::mem::replace(&mut kept.is_read, true) {
+            return;
+        }
+        let bytes = read_limited(&self.kept_path(), KEPT_LIMIT).unwrap_or_default();
+        let read = serde_json::from_slice::<KeptFile>(&bytes).ok().filter(|file| file.form == FORM);
+        let models = read.map(|file| file.models).unwrap_or_default().into_iter();
+        self.listed.summaries().extend(models.map(|(digest, summary)| (digest, Arc::new(summary))));
+    }
+
+    /// Writes down what was learned of the models of a list, if that is much. A store that cannot be written is none the worse.
+    pub fn keep_summaries(&self, entries: &[Entry]) {
+        let mut kept = self.listed.kept();
+        if kept.new < WORTH {
+            return;
+        }
+        kept.new = 0;
+        let models = {
+            let known = self.listed.summaries();
+            let of = |entry: &Entry| Some((entry.digest, Summary::clone(known.get(&entry.digest)?)));
+            entries.iter().filter_map(of).collect()
+        };
+        let path = self.kept_path();
+        let write = || {
+            path.parent().map_or(Ok(()), create_dir)?;
+            let text = serde_json::to_vec(&KeptFile { form: FORM.to_owned(), models }).unwrap_or_default();
+            write_atomic(self.root(), &path, &text)
+        };
+        if let Err(error) = write() {
+            tracing::debug!(%error, "what lists have read is not written down");
+        }
+    }
+
+    fn kept_path(&self) -> PathBuf {
+        self.root().join(TEMP_DIR).join(KEPT[0]).join(KEPT[1])
     }
 
     /// The entry of a manifest, read unless that file was read before.
@@ -260,6 +331,39 @@ impl Scan {
 mod tests {
     use super::*;
     use crate::{Layer, media};
+
+    #[test]
+    fn what_lists_have_read_outlives_the_process_and_is_read_from_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/llama-f16.gguf");
+        let store = Store::open(dir.path()).unwrap();
+        let weights = store.add_blob(&fs::read(zoo).unwrap()).unwrap();
+        for n in 0..WORTH {
+            let config = store.add_blob(format!("{{\"model_type\":\"{n}M\"}}").as_bytes()).unwrap();
+            let config = Some(Layer::new(media::CONFIG, config.digest, config.size));
+            let layers = vec![Layer::new(media::MODEL, weights.digest, weights.size)];
+            let name = ModelName::parse(&format!("m{n}")).unwrap();
+            let bytes = Manifest { config, layers }.to_bytes();
+            store.store_manifest(&name, &bytes, true, &mut || ()).unwrap();
+        }
+        let list = |store: &Store| {
+            let entries: Vec<_> = store.list().unwrap().into_iter().filter(|e| !e.is_embedded()).collect();
+            let all: Vec<_> = entries.iter().map(|entry| store.summary(entry)).collect();
+            store.keep_summaries(&entries);
+            all
+        };
+        let first: Vec<_> = list(&store).into_iter().map(Result::unwrap).collect();
+        // Without the weights nothing could be said of a model that nothing was known of.
+        fs::remove_file(store.blob_path(&weights.digest)).unwrap();
+        let again: Vec<_> = list(&Store::open(dir.path()).unwrap()).into_iter().map(Result::unwrap).collect();
+        assert_eq!(again, first);
+        let path = store.kept_path();
+        let text = fs::read_to_string(&path).unwrap();
+        for other in [text.replace(FORM, "another"), text.replace('{', "["), String::new()] {
+            fs::write(&path, other).unwrap();
+            assert!(list(&Store::open(dir.path()).unwrap()).iter().all(Result::is_err));
+        }
+    }
 
     #[test]
     fn a_list_reads_again_what_changed_and_forgets_what_is_gone() {

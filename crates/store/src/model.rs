@@ -72,7 +72,7 @@ pub struct Model {
 }
 
 /// The `details` of a model in answers of the API.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the fields of the answer
 pub struct Details {
     pub parent_model: String,

@@ -25,6 +25,7 @@ pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Nat
 fn list(store: &Store) -> Result<ListResponse, StoreError> {
     let (entries, broken) = store.list_all()?;
     let models = entries.iter().map(|entry| summary(store, entry)).collect();
+    store.keep_summaries(&entries);
     let way_out = |error: &StoreError| {
         format!("{error}: repair or delete that file; until then the space of removed models is not freed")
     };
