@@ -62,9 +62,10 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
         longest.max(headings.get(column).map_or(0, |h| h.len()))
     };
     let count = rows.iter().map(Vec::len).max().unwrap_or(0).max(headings.len());
+    let widths: Vec<usize> = (0..count).map(width).collect();
     let mut out = String::new();
-    for (i, heading) in headings.iter().enumerate() {
-        let _ = write!(out, "{heading:<width$}", width = width(i));
+    for (i, (heading, width)) in headings.iter().zip(widths.iter().copied()).enumerate() {
+        let _ = write!(out, "{heading:<width$}");
         let gap = if i + 1 == headings.len() { 1 } else { 4 };
         out.extend(std::iter::repeat_n(' ', gap));
     }
@@ -72,10 +73,10 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
         out.push('\n');
     }
     for row in rows {
-        for column in 0..count {
+        for (column, width) in widths.iter().enumerate() {
             let cell = row.get(column).map_or("", String::as_str);
             out.push_str(cell);
-            out.extend(std::iter::repeat_n(' ', width(column) - columns(cell) + 4));
+            out.extend(std::iter::repeat_n(' ', width - columns(cell) + 4));
         }
         out.push('\n');
     }
