@@ -1,10 +1,12 @@
 """A model with a LoRA adapter: made by a Modelfile, it answers as the file with the change in its weights does."""
+import json
 import math
 import struct
 
 import pytest
 
-from conftest import REPOSITORY, Puna
+from conftest import REPOSITORY, Puna, running
+from test_mirror import Mirror
 
 CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
 CHANGED = {"blk.2.attn_output.weight": (256, 256), "blk.3.ffn_down.weight": (768, 256)}
@@ -90,6 +92,22 @@ def adapter(architecture="llama", change=lambda name: name):
     return gguf((len(words) + 1, keys), tensors)
 
 
+def peft(folder):
+    """The same as PEFT stores it."""
+    there = {"blk.2.attn_output.weight": "2.self_attn.o_proj", "blk.3.ffn_down.weight": "3.mlp.down_proj"}
+    header, data = {}, b""
+    for name, (n, m) in CHANGED.items():
+        for part, shape, rows in zip("AB", [(RANK, n), (m, RANK)], halves(name), strict=True):
+            content = floats(sum(rows, []))
+            key = f"base_model.model.model.layers.{there[name]}.lora_{part}.weight"
+            header[key] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+    header = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}))
+
+
 def folded():
     keys, tensors = read(CRIA)
     changed = []
@@ -136,6 +154,25 @@ def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server)
     # Both are in memory at once, of the same weights.
     names = [model.model for model in server.client().ps().models]
     assert {"tuned:latest", "cria:latest"} <= set(names)
+
+
+def test_an_adapter_of_peft_is_converted_and_answers_alike(server):
+    peft(server.home / "peft")
+    server.cli("create", "converted", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/peft\n", check=True)
+    assert answer(server, "converted") == answer(server, "folded")
+
+
+def test_a_model_with_an_adapter_is_pushed_and_pulled_with_it(server, tmp_path):
+    mirror = Mirror(tmp_path)
+    try:
+        name = f"{mirror.host}/me/tuned"
+        server.cli("cp", "tuned", name, check=True)
+        server.cli("push", "--insecure", name, check=True)
+        with running(PUNA_KERNELS="portable") as other:
+            other.cli("pull", "--insecure", name, check=True)
+            assert answer(other, name) == answer(server, "tuned")
+    finally:
+        mirror.kill()
 
 
 def test_show_prints_the_adapter_and_the_recipe_makes_the_model_again(server):
