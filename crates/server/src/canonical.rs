@@ -74,6 +74,9 @@ pub struct Generate {
     pub options: RunOptions,
     /// Whether and how hard to think; `None` is the model's own habit.
     pub think: Option<Think>,
+    /// More variables for the template of a conversation, where it is one of Hugging Face's.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub variables: Map<String, Value>,
     /// Form of the answer.
     pub format: Option<Constraint>,
     /// Which functions of a conversation may or must be called.
@@ -124,7 +127,9 @@ impl Generate {
             }
             _ => 0,
         };
-        input + GRAMMAR_WEIGHT * (demanded + self.format.as_ref().map_or(0, Constraint::bytes))
+        input
+            + object(&self.variables)
+            + GRAMMAR_WEIGHT * (demanded + self.format.as_ref().map_or(0, Constraint::bytes))
     }
 
     /// So many answers to the same prompt, each with the seed after the last one's.

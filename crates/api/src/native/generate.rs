@@ -107,6 +107,9 @@ pub struct ChatRequest {
     /// Whether and how hard to think.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub think: Option<Think>,
+    /// Variables of the chat template; `enable_thinking` or `thinking` is whether to think (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Whether old messages may be dropped when the conversation is too long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,

@@ -53,6 +53,8 @@ pub struct ChatCompletionRequest {
     pub reasoning: Option<Reasoning>,
     /// The same in its older place.
     pub reasoning_effort: Option<String>,
+    /// Variables of the chat template, as vLLM, SGLang and llama.cpp take them; `enable_thinking` or `thinking` is whether to think.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Report log-probabilities.
     pub logprobs: Option<bool>,
     /// With this many alternatives each.

@@ -4,13 +4,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{
-    ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message, Tool, ToolChoice,
+    ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message, Think, Tool, ToolChoice,
 };
 use puna_store::Model;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::{
-    Collected, Encoder, Times, check_capability, check_completion, check_images, check_think, format,
+    Collected, Encoder, Times, check_capability, check_completion, check_images, check_think, format, has,
     logprobs, metrics, model_text, prompt_logprobs,
 };
 use crate::canonical::{Done, Event, Failure, Generate, Input, Prompt, RunOptions};
@@ -49,6 +50,7 @@ pub(crate) fn generate(
         model: model_text(model, config),
         options,
         think: request.think,
+        variables: Map::new(),
         format: format(request.format.as_ref())?,
         truncate: request.truncate.unwrap_or(true),
         shift: shift(request.shift, model),
@@ -92,10 +94,13 @@ pub(crate) fn chat(
     }
     let tool_choice = request.tool_choice.unwrap_or_default();
     check_tool_choice(&tool_choice, &request.tools)?;
+    let mut variables = request.chat_template_kwargs.unwrap_or_default();
+    let switch = take_switch(&mut variables, model);
     Ok(Generate {
         model: model_text(model, config),
         options,
-        think: request.think,
+        think: request.think.or(switch),
+        variables,
         format: format(request.format.as_ref())?,
         truncate: request.truncate.unwrap_or(true),
         shift: shift(request.shift, model),
@@ -107,6 +112,16 @@ pub(crate) fn chat(
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         input: Input::Chat { messages, tools: request.tools },
     })
+}
+
+/// Whether to think, by the names that templates have for it: taken from their variables where the model can, so that there
+/// is one answer to the question. Models that never do are told so, too, by clients that tell every model.
+fn take_switch(variables: &mut Map<String, Value>, model: &Model) -> Option<Think> {
+    if !has(model, "thinking") {
+        return None;
+    }
+    let told = ["enable_thinking", "thinking"].map(|name| variables.shift_remove(name)?.as_bool());
+    told.into_iter().flatten().next().map(|on| if on { Think::On } else { Think::Off })
 }
 
 /// Refuses a call that cannot be made.

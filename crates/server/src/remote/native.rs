@@ -72,6 +72,7 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
         format,
         options,
         think: generate.think,
+        chat_template_kwargs: Some(generate.variables.clone()).filter(|variables| !variables.is_empty()),
         truncate: off(generate.truncate),
         shift: off(generate.shift),
         logprobs,

@@ -79,14 +79,18 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     if let Some(count) = generate.logprobs {
         (body["logprobs"], body["top_logprobs"]) = (true.into(), count.into());
     }
+    let mut variables = generate.variables.clone();
     match generate.think {
         None => {}
-        // Templates call the switch one or the other.
         Some(think @ (Think::On | Think::Off)) => {
             let on = think == Think::On;
-            body["chat_template_kwargs"] = json!({"enable_thinking": on, "thinking": on});
+            // Templates call the switch one or the other.
+            variables.extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), on.into())));
         }
         Some(level) => body["reasoning_effort"] = level.level().into(),
+    }
+    if !variables.is_empty() {
+        body["chat_template_kwargs"] = variables.into();
     }
     Ok(("/chat/completions", body))
 }

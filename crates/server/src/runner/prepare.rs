@@ -320,7 +320,8 @@ impl Preparer {
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
         let facts = self.generator.facts();
-        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
+        let variables = task.variables.clone();
+        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, variables, ..chat.clone() }
     }
 
     /// The template of a model: its renderer, Go's or the file's own.

@@ -25,6 +25,7 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
         input: Input::Prompt(prompt),
         options: RunOptions { num_predict, num_keep, ..RunOptions::default() },
         think: None,
+        variables: Default::default(),
         format: None,
         truncate,
         shift,

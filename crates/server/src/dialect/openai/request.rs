@@ -30,6 +30,7 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         keep_alive: request.keep_alive,
         options: Some(options),
         think: think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?,
+        chat_template_kwargs: request.chat_template_kwargs,
         truncate: None,
         shift: None,
         logprobs: request.logprobs.unwrap_or(false),

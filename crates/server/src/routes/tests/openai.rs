@@ -200,6 +200,31 @@ async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
 }
 
 #[tokio::test]
+async fn variables_of_the_template_are_taken_as_other_servers_take_them() {
+    // By the template in the file, which is Jinja.
+    let b = Bench::with(|config| config.go_template = Some(false));
+    let prompt = async |extra: Value| {
+        let mut body = json!({"model": "cria", "messages": [{"role": "user", "content": "Q?"}], "_debug_render_only": true});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let answer = b.post("/v1/chat/completions", body).await;
+        assert_eq!(answer.header("x-puna-ignored"), "");
+        answer.json()["_debug_info"]["rendered_template"].as_str().expect("a prompt").to_owned()
+    };
+    let kwargs = async |given: Value| prompt(json!({"chat_template_kwargs": given})).await;
+    let (thinking, direct) = (prompt(json!({})).await, prompt(json!({"reasoning_effort": "none"})).await);
+    assert_ne!(thinking, direct);
+    for name in ["enable_thinking", "thinking"] {
+        assert_eq!(kwargs(json!({name: false})).await, direct, "{name}");
+        assert_eq!(kwargs(json!({name: true})).await, thinking, "{name}");
+    }
+    // What says it in the dialect's own words wins.
+    let both = json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}});
+    assert_eq!(prompt(both).await, thinking);
+    let open = kwargs(json!({"add_generation_prompt": false})).await;
+    assert!(thinking.starts_with(&open) && open.len() < thinking.len(), "{open:?}");
+}
+
+#[tokio::test]
 async fn what_cannot_be_combined_is_refused() {
     let b = plain().await;
     for (extra, want) in [
