@@ -289,3 +289,19 @@ def test_messages_without_content_are_empty(server, path):
     body = {"model": "cria", "messages": messages, "stream": False, "options": {"temperature": 0, "num_predict": 3}, "max_tokens": 3}
     status, answer = server.post(path, body)
     assert status == 200, answer
+
+
+# Clients of other open servers ------------------------------------------------------------------------------------------
+
+
+def test_variables_of_the_template_reach_it(fresh):
+    # The template that stands in the file is the one that reads them.
+    it = fresh(OLLAMA_GO_TEMPLATE="0")
+
+    def prompt(**variables):
+        body = {"model": "cria", "messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": variables, "_debug_render_only": True}
+        return json.loads(ask(it, "/v1/chat/completions", body))["_debug_info"]["rendered_template"]
+
+    thinking, direct = prompt(enable_thinking=True), prompt(enable_thinking=False)
+    assert thinking == direct + "<think>\n"
+    assert direct == prompt(enable_thinking=False, add_generation_prompt=False) + "<|im_start|>assistant\n"

@@ -226,6 +226,8 @@ def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
     said = lambda answer: [answer[1]["message"].get(part, "") for part in ("thinking", "content")]
     assert here[0] == 200 and said(here) == said(there) != ["", ""]
     assert (here[1]["prompt_eval_count"], here[1]["eval_count"], here[1]["done_reason"]) == (there[1]["prompt_eval_count"], there[1]["eval_count"], there[1]["done_reason"])
+    here, there = chat(near, model, think=False), chat(far, "cria", think=False)
+    assert said(here) == said(there) and not here[1]["message"].get("thinking")
     status, lines = near.post("/api/generate", {"model": model, "prompt": "Say hello.", "options": {"temperature": 0, "num_predict": 300}})
     assert status == 200 and "".join(line.get("thinking", "") + line["response"] for line in lines) and lines[-1]["done"]
     status, body = chat(near, model, format={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
