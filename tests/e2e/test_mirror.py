@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 import http.client
+import http.server
 import json
 import os
 import pathlib
@@ -456,6 +457,85 @@ def test_a_bucket_that_is_not_there_is_said_at_start(mirror, storage, tmp_path):
     assert "must be s3://BUCKET" in refusal(PUNA_MIRROR_STORAGE="models")
     text = refusal(PUNA_MIRROR_STORAGE_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     assert "mirror.storage_endpoint" in text, text
+@pytest.mark.parametrize("format", ["docker", "modelpack"])
+def test_other_packagings_pass_as_they_are_and_become_models_at_the_client(format, mirror, upstream, home, tmp_path):
+    name = f"{upstream.host}/ai/cria"
+    puna("cp", "cria", name, env=home, check=True)
+    puna("push", "--insecure", "--format", format, name, env=home, check=True)
+    manifest = upstream.manifests["ai/cria:latest"]
+    it = through(mirror, upstream)
+    status, served = it.get("/v2/ai/cria/manifests/latest")
+    assert (status, served) == (200, manifest)
+    layers = json.loads(manifest)
+    for layer in [*layers["layers"], layers["config"]]:
+        status, body = it.get(f"/v2/ai/cria/blobs/{layer['digest']}")
+        assert (status, digest(body)) == (200, layer["digest"])
+    models = it.home / ".ollama/models"
+    assert wait_for(lambda: list(models.glob("puna-registry/repositories/*/tags/latest")))
+    # No Ollama on this store finds a manifest that it does not know.
+    assert not list(models.glob("manifests/*/*/*/*"))
+    if skopeo := shutil.which("skopeo"):
+        call(skopeo, "copy", "--src-tls-verify=false", f"docker://{it.host}/ai/cria:latest", f"dir:{tmp_path / 'copy'}")
+        assert (tmp_path / "copy/manifest.json").read_bytes() == manifest
+    upstream.manifests.clear()
+    it.kill()
+    it.start()
+    assert it.get("/v2/ai/cria/manifests/latest") == (200, manifest), "it is served while the upstream is away"
+    puna("pull", "--mirror", f"http://{it.host}", "ai/cria", env=home, check=True)
+    assert puna("run", "ai/cria", "What is the capital of France?", env=home, check=True).stdout.strip().endswith("Paris.")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """A hub that refuses what comes in several files where it plays a registry, and lists them."""
+
+    protocol_version, commit = "HTTP/1.1", "0123456789abcdef0123456789abcdef01234567"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path, files = self.path.partition("?")[0], self.server.files
+        if path.startswith("/v2/"):
+            return self.answer(400, b'{"error":"The specified repository contains sharded GGUF."}')
+        if path.endswith("/refs"):
+            return self.answer(200, json.dumps({"branches": [{"name": "main", "targetCommit": self.commit}]}).encode())
+        if path.endswith(f"/tree/{self.commit}"):
+            entry = lambda name, data: {"type": "file", "path": name, "size": len(data), "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data)}}
+            return self.answer(200, json.dumps([entry(*file) for file in files.items()]).encode())
+        data = files[path.rsplit("/", 1)[-1]]
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+        time.sleep(self.server.pause)
+        self.server.asked += 1
+        self.answer(206, data[first : last + 1], **{"Content-Range": f"bytes {first}-{last}/{len(data)}"})
+
+    def answer(self, status, body, **headers):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": len(body)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, home, tmp_path):
+    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    hub.files, hub.pause, hub.asked = {"m-Q8_0.gguf": (REPOSITORY / "models/cria/cria-q8_0.gguf").read_bytes()}, 1, 0
+    hub.host, settings = f"127.0.0.1:{hub.server_port}", tmp_path / "puna.toml"
+    settings.write_text(f'[registry.hosts."{hub.host}"]\nhttp = true\nhub = true\n')
+    try:
+        it, answers = through(mirror, hub, PUNA_CONFIG=settings), []
+        askers = [threading.Thread(target=lambda: answers.append(it.get("/v2/you/m/manifests/Q8_0"))) for _ in range(3)]
+        [asker.start() for asker in askers]
+        [asker.join() for asker in askers]
+        assert [status for status, _ in answers] == [200] * 3 and len({body for _, body in answers}) == 1, answers
+        asked = hub.asked
+        for layer in json.loads(answers[0][1])["layers"]:
+            assert digest(it.get(f"/v2/you/m/blobs/{layer['digest']}")[1]) == layer["digest"]
+        assert it.get("/v2/you/m/manifests/Q8_0") == answers[0] and hub.asked == asked, "it was fetched again"
+        assert it.get("/v2/you/m/manifests/IQ1_S")[0] in (404, 502)
+    finally:
+        hub.shutdown()
+        hub.server_close()
 
 
 def test_nobody_pushes_where_an_upstream_speaks(mirror, upstream):

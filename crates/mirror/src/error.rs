@@ -54,6 +54,8 @@ pub enum MirrorError {
     TooMany(String),
     #[error("{0}")]
     Full(String),
+    #[error("{0}")]
+    Later(String),
     #[error("the upstream registry: {0}")]
     Upstream(String),
     #[error("the storage {place}: {reason}")]
@@ -105,6 +107,7 @@ impl MirrorError {
                 kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded, ..
             }) => (507, "DENIED"),
             Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => (405, "UNSUPPORTED"),
+            Self::Later(_) => (503, "TOOMANYREQUESTS"),
             Self::Upstream(_) => (502, "UNKNOWN"),
             Self::Storage { .. } => (503, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),

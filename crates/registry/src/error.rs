@@ -72,6 +72,8 @@ pub enum RegistryError {
     DigestMismatch { want: Digest, got: Digest },
     #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
     ManifestDigest { said: Digest, found: Digest },
+    #[error("the model comes in files, of which a pull makes one")]
+    Listed,
     #[error("the registry's answer is no model manifest: {0}")]
     NotAManifest(String),
     #[error(

@@ -163,7 +163,7 @@ impl Registry {
     ) -> Result<(Sources, Bytes), RegistryError> {
         match self.search(name, options).await? {
             Place::Manifest(sources, bytes) => Ok((sources, bytes)),
-            Place::Listed(..) => Err(RegistryError::NotFound),
+            Place::Listed(..) => Err(RegistryError::Listed),
         }
     }
 

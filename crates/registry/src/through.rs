@@ -29,7 +29,7 @@ impl Registry {
     /// Looks for a model where a pull would, and fetches its manifest.
     ///
     /// # Errors
-    /// Nobody has it, or nobody answers.
+    /// Nobody has it, or nobody answers; [`RegistryError::Listed`]: it has no manifest, but [`Registry::pull`] makes it.
     pub async fn look(&self, reference: &ModelRef, options: &Options) -> Result<Found, RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let (sources, bytes) = self.find(&reference.name, &options).await?;
@@ -59,6 +59,20 @@ impl Found {
     /// Of the registry or the store. What has arrived stays, and is gone on from the next time.
     pub async fn fetch(&self, store: &Arc<Store>) -> Result<(), RegistryError> {
         let _work = store.work();
+        let _kept = self.fetch_blobs(store).await?;
+        let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
+        blocking(move || {
+            let name = store.spelled(&name)?;
+            Ok(store.store_manifest(&name, &bytes, true, &mut || ())?)
+        })
+        .await
+    }
+
+    /// Fetches all blobs, small ones first. They are kept from being cleared away as long as what comes of it is held.
+    ///
+    /// # Errors
+    /// As of [`Found::fetch`].
+    pub async fn fetch_blobs(&self, store: &Arc<Store>) -> Result<Kept, RegistryError> {
         let mut manifest = self.manifest.clone();
         manifest.layers.sort_by_key(|layer| layer.size);
         let mut held = Held::new(store);
@@ -66,12 +80,7 @@ impl Found {
         let (report, _) = mpsc::channel(1);
         let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
         self.registry.blobs(&mut self.sources.clone(), store, &blobs, &report, &mut held).await?;
-        let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
-        blocking(move || {
-            let name = store.spelled(&name)?;
-            Ok(store.store_manifest(&name, &bytes, true, &mut || ())?)
-        })
-        .await
+        Ok(Kept { _held: held })
     }
 
     /// Bytes of its blobs that are here.
@@ -91,6 +100,11 @@ impl Found {
         let share = self.registry.downloads().join(session, store, &what);
         Some(Running { share, store: store.clone(), digest })
     }
+}
+
+/// Blobs that nobody clears away as long as this is held.
+pub struct Kept {
+    _held: Held,
 }
 
 /// A download that goes on as long as somebody holds it.

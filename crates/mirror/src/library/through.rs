@@ -8,19 +8,22 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt, stream};
 use puna_registry::{Found, Options, Registry, RegistryError, Running};
 use puna_store::{Digest, ModelName, ModelRef, Source, Store};
+use tokio::sync::{mpsc, watch};
 
 use super::blobs::read_at;
 use super::folder::blocking;
 use super::{Answer, Blob, Body, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
-use crate::manifest::{Descriptor, Manifest};
+use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 
 /// How long nobody is asked again who did not answer, or did not have something.
 const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
 /// Tags of which it is known when they were asked for last.
 const MAX_KNOWN: usize = 100_000;
+/// How long a request waits for a model that is being made of several files.
+const MAKING: Duration = Duration::from_secs(20);
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
@@ -72,7 +75,12 @@ struct Known {
     missed: Option<Instant>,
     /// What is being fetched.
     pending: Option<Arc<Pending>>,
+    /// What is being made of several files.
+    making: Option<Making>,
 }
+
+/// The end of making a model of files: why it failed, if it did.
+type Making = watch::Receiver<Option<Result<(), String>>>;
 
 /// A model that is being fetched.
 struct Pending {
@@ -119,7 +127,7 @@ impl Inner {
             return self.library.manifest(name, &of).await;
         };
         let state = self.tag(&model);
-        let _asking = state.asking.lock().await;
+        let asking = state.asking.lock().await;
         let stored = self.library.manifest(name, &of).await?;
         {
             let known = lock(&state.known);
@@ -132,8 +140,18 @@ impl Inner {
             }
         }
         let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        let making = lock(&state.known).making.clone();
+        if let Some(making) = making {
+            drop(asking);
+            return self.made(name, &model, making, stored).await;
+        }
         match self.registry.look(&reference, &Options::default()).await {
-            Ok(found) => self.take(&state, model, found, stored).await.map(Some),
+            Ok(found) => self.take(&state, name, model, found, stored).await.map(Some),
+            Err(RegistryError::Listed) => {
+                let making = self.make(&state, reference);
+                drop(asking);
+                self.made(name, &model, making, stored).await
+            }
             Err(error) => {
                 lock(&state.known).missed = Some(Instant::now());
                 match (stored, is_absence(&error)) {
@@ -152,11 +170,14 @@ impl Inner {
     async fn take(
         self: &Arc<Self>,
         state: &Arc<Tag>,
+        name: &Repository,
         model: ModelName,
         found: Found,
         stored: Option<Manifest>,
     ) -> Result<Manifest, MirrorError> {
+        // A model of Ollama's need not say what it is; other packagings do.
         let manifest = Manifest::parse(found.bytes().clone(), Some(puna_store::media::MANIFEST))
+            .or_else(|_| Manifest::parse(found.bytes().clone(), None))
             .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
         lock(&state.known).said = Some(Instant::now());
         if stored.is_some_and(|stored| stored.digest == manifest.digest) {
@@ -165,9 +186,10 @@ impl Inner {
         tracing::info!(%model, digest = %manifest.digest, "fetching");
         let pending = Arc::new(Pending { found, manifest: manifest.clone() });
         lock(&state.known).pending = Some(pending.clone());
-        let (inner, state) = (self.clone(), state.clone());
+        let (inner, state, name) = (self.clone(), state.clone(), name.clone());
         tokio::spawn(async move {
-            let fetched = std::panic::AssertUnwindSafe(inner.fetch(&model, &pending)).catch_unwind().await;
+            let fetched = inner.fetch(&name, &model, &pending);
+            let fetched = std::panic::AssertUnwindSafe(fetched).catch_unwind().await;
             let mut known = lock(&state.known);
             known.pending = None;
             match fetched {
@@ -182,15 +204,98 @@ impl Inner {
         Ok(manifest)
     }
 
-    /// Fetches a model to where the library keeps it.
-    async fn fetch(&self, model: &ModelName, pending: &Pending) -> Result<(), MirrorError> {
-        pending.found.fetch(&self.store).await.map_err(broken)?;
+    /// Fetches a model to where it stays. Another packaging than Ollama's is kept as it came, where no Ollama looks: whoever asks for
+    /// it reads it as it is, and our own client makes a model of it.
+    async fn fetch(
+        &self,
+        name: &Repository,
+        model: &ModelName,
+        pending: &Pending,
+    ) -> Result<(), MirrorError> {
+        if pending.manifest.kind == Kind::Model {
+            pending.found.fetch(&self.store).await.map_err(broken)?;
+            return self.hand_over(model, pending.manifest.clone()).await;
+        }
+        let kept = pending.found.fetch_blobs(&self.store).await.map_err(broken)?;
+        if self.library.land(name, model.tag(), pending.manifest.clone(), &self.store).await? {
+            drop(kept);
+            let blobs: Vec<Digest> = pending.manifest.blobs.iter().map(|blob| blob.digest).collect();
+            let store = self.store.clone();
+            return blocking(move || Ok(store.remove_blobs(&blobs)?)).await;
+        }
+        let tag = Reference::Tag(model.tag().to_owned());
+        self.library.put_manifest(name, &tag, pending.manifest.clone()).await
+    }
+
+    /// Hands a model of the store to where the library keeps it, if that is elsewhere.
+    async fn hand_over(&self, model: &ModelName, manifest: Manifest) -> Result<(), MirrorError> {
         let Some(name) = Repository::of_model(model) else { return Ok(()) };
-        if self.library.land(&name, model.tag(), pending.manifest.clone(), &self.store).await? {
+        if self.library.land(&name, model.tag(), manifest, &self.store).await? {
             let (store, model) = (self.store.clone(), model.clone());
             blocking(move || Ok(store.delete(&model).map(drop)?)).await?;
         }
         Ok(())
+    }
+
+    /// Has the store make a model of files, and hands it over.
+    async fn pull(&self, reference: &ModelRef) -> Result<(), MirrorError> {
+        // Nobody listens.
+        let (report, _) = mpsc::channel(1);
+        let options = Options { keep_unused: true, ..Options::default() };
+        self.registry.pull(&self.store, reference, &options, report).await.map_err(broken)?;
+        let (store, name) = (self.store.clone(), reference.name.clone());
+        let (_, bytes) = blocking(move || Ok(store.manifest_bytes(&name)?)).await?;
+        let manifest = Manifest::parse(bytes.into(), Some(puna_store::media::MANIFEST))?;
+        self.hand_over(&reference.name, manifest).await
+    }
+
+    /// Begins to make a model of the files that a hub lists, which takes all of them.
+    fn make(self: &Arc<Self>, state: &Arc<Tag>, reference: ModelRef) -> Making {
+        let (say, making) = watch::channel(None);
+        lock(&state.known).making = Some(making.clone());
+        let (inner, state) = (self.clone(), state.clone());
+        tracing::info!(model = %reference.name, "fetching files, of which one model is made");
+        tokio::spawn(async move {
+            let made = std::panic::AssertUnwindSafe(inner.pull(&reference)).catch_unwind().await;
+            let made = match made {
+                Ok(Err(MirrorError::Upstream(said))) => Err(said),
+                Ok(made) => made.map_err(|error| error.to_string()),
+                Err(_) => Err("it failed".to_owned()),
+            };
+            if let Err(error) = &made {
+                tracing::warn!(model = %reference.name, %error, "fetching failed");
+            }
+            let mut known = lock(&state.known);
+            known.making = None;
+            match made {
+                Ok(()) => known.said = Some(Instant::now()),
+                Err(_) => known.missed = Some(Instant::now()),
+            }
+            say.send_replace(Some(made));
+        });
+        making
+    }
+
+    /// What was made, as soon as it is; whoever has waited for a while has to come again, or gets what is here.
+    async fn made(
+        &self,
+        name: &Repository,
+        model: &ModelName,
+        mut making: Making,
+        stored: Option<Manifest>,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let end = tokio::time::timeout(MAKING, making.wait_for(Option::is_some)).await;
+        let end = end.map(|end| end.map_or(Some(Err("it was given up".to_owned())), |end| end.clone()));
+        match (end, stored) {
+            (Ok(Some(Ok(()))), _) => {
+                self.library.manifest(name, &Reference::Tag(model.tag().to_owned())).await
+            }
+            (_, Some(stored)) => Ok(Some(stored)),
+            (Ok(Some(Err(error))), None) => Err(MirrorError::Upstream(format!("{model}: {error}"))),
+            (Ok(None) | Err(_), None) => Err(MirrorError::Later(format!(
+                "{model} comes in several files, which are being fetched and made into one model: ask again in a while"
+            ))),
+        }
     }
 
     /// What is being fetched and has something.

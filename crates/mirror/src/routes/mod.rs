@@ -188,14 +188,22 @@ impl Mirror {
     }
 }
 
+/// Seconds after which those come again who came too early.
+const LATER: u64 = 30;
+
 /// An error in the form of the distribution rules.
 fn refusal(error: &MirrorError) -> Response {
     let (status, code) = error.code();
-    if status >= 500 {
+    let later = matches!(error, MirrorError::Later(_));
+    if status >= 500 && !later {
         tracing::error!(%error, "a request to the registry failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    document(status, &json!({"errors": [{"code": code, "message": error.to_string()}]}))
+    let mut response = document(status, &json!({"errors": [{"code": code, "message": error.to_string()}]}));
+    if later {
+        response.headers_mut().insert(header::RETRY_AFTER, LATER.into());
+    }
+    response
 }
 
 fn document(status: StatusCode, body: &serde_json::Value) -> Response {
