@@ -1,4 +1,4 @@
-//! BERT encoders: names of tensors, keys, and the pooling of sentence-transformers. Matrices become F16, as Ollama
+//! BERT and XLM-RoBERTa encoders: names of tensors, keys, and the pooling of sentence-transformers. Matrices become F16, as Ollama
 //! writes them; vectors and the tables of positions and token types stay F32.
 
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ use puna_quant::TensorType;
 use super::config::Json;
 use super::plan::{self, Order, Output};
 use super::safetensors::Dtype;
+use super::vocabulary::Vocabulary;
 use super::weights::Weights;
 use super::wordpiece::WordPiece;
 use super::{Folder, ImportError, Report};
@@ -27,6 +28,14 @@ struct Shape {
     context: u64,
     types: u64,
     rows: u64,
+    /// Rows of the table of positions that stand for no place in a text, where there are such.
+    padding: Option<u64>,
+}
+
+/// A vocabulary.
+enum Words {
+    Pieces(WordPiece),
+    Unigram(Box<Vocabulary>),
 }
 
 pub(super) fn convert(
@@ -35,29 +44,46 @@ pub(super) fn convert(
     out: &mut dyn Write,
     report: Report<'_>,
 ) -> Result<(), StoreError> {
-    let is_classifier = config.architecture()? == "BertForSequenceClassification";
+    let class = config.architecture()?;
+    let is_classifier = class.ends_with("ForSequenceClassification");
     if let Some(act) = config.text("hidden_act").filter(|act| !act.starts_with("gelu")) {
         let (file, found) =
             ("config.json".to_owned(), format!("with activation {}", crate::name::shown(act)));
         return Err(ImportError::Architecture { file, found, known: super::BERT.join(", ") }.into());
     }
+    let padding = match class.starts_with("XLMRoberta") {
+        // Positions count from behind the one of padding.
+        true => Some(config.value("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1) + 1),
+        false => None,
+    };
     let shape = Shape {
         width: config.count("hidden_size")?.into(),
         layers: config.count("num_hidden_layers")?,
         inner: config.count("intermediate_size")?.into(),
         heads: config.count("num_attention_heads")?,
-        context: config.count("max_position_embeddings")?.into(),
+        context: u64::from(config.count("max_position_embeddings")?)
+            .checked_sub(padding.unwrap_or(0))
+            .filter(|&n| n > 0)
+            .ok_or_else(|| config.wrong("max_position_embeddings", "more than the number of padding"))?,
+        padding,
         types: config.opt_count("type_vocab_size")?.unwrap_or(1).into(),
         rows: config.count("vocab_size")?.into(),
     };
     let files = folder.safetensors()?;
     let mut outputs = outputs(Weights::of(&files, config, false)?, &shape, is_classifier)?;
     plan::settle(&mut outputs, report)?;
-    let vocabulary = WordPiece::read(folder, shape.rows as u32)?;
+    let vocabulary = match padding {
+        Some(_) => Words::Unigram(Box::new(Vocabulary::read(folder, config, false, shape.rows)?)),
+        None => Words::Pieces(WordPiece::read(folder, shape.rows as u32)?),
+    };
 
     let mut writer = Writer::new();
     write_keys(&mut writer, folder, config, &shape, is_classifier)?;
-    write_vocabulary(&mut writer, vocabulary, &shape);
+    writer.set("tokenizer.ggml.token_type_count", shape.types as u32);
+    match vocabulary {
+        Words::Unigram(vocabulary) => vocabulary.write("bert", &mut writer),
+        Words::Pieces(vocabulary) => write_vocabulary(&mut writer, vocabulary),
+    }
     plan::write(writer, &outputs, out, report)
 }
 
@@ -140,13 +166,12 @@ fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
     }
 }
 
-fn write_vocabulary(writer: &mut Writer, vocabulary: WordPiece, shape: &Shape) {
+fn write_vocabulary(writer: &mut Writer, vocabulary: WordPiece) {
     writer
         .set("tokenizer.ggml.model", "bert")
         .set("tokenizer.ggml.pre", "default")
         .set("tokenizer.ggml.tokens", Value::strings(&vocabulary.tokens))
         .set("tokenizer.ggml.token_type", &vocabulary.types[..])
-        .set("tokenizer.ggml.token_type_count", shape.types as u32)
         .set("tokenizer.ggml.normalizer.lowercase", vocabulary.lowercase)
         .set("tokenizer.ggml.normalizer.strip_accents", vocabulary.strip_accents);
     for (key, id) in vocabulary.special {
@@ -163,7 +188,7 @@ fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Opt
     };
     for (hf, gguf, rows) in [
         ("word_embeddings", "token_embd", shape.rows),
-        ("position_embeddings", "position_embd", shape.context),
+        ("position_embeddings", "position_embd", shape.context + shape.padding.unwrap_or(0)),
         ("token_type_embeddings", "token_types", shape.types),
     ] {
         add(format!("embeddings.{hf}.weight"), format!("{gguf}.weight"), Some(vec![rows, d]));
@@ -194,10 +219,14 @@ fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Opt
         }
     }
     if is_classifier {
-        pair("pooler.dense".into(), "cls".into(), Some([d, d]));
+        let (dense, output) = match shape.padding {
+            Some(_) => ("classifier.dense", "classifier.out_proj"),
+            None => ("pooler.dense", "classifier"),
+        };
+        pair(dense.into(), "cls".into(), Some([d, d]));
         // As many rows as there are labels.
-        add("classifier.weight".into(), "cls.output.weight".into(), None);
-        add("classifier.bias".into(), "cls.output.bias".into(), None);
+        add(format!("{output}.weight"), "cls.output.weight".into(), None);
+        add(format!("{output}.bias"), "cls.output.bias".into(), None);
     }
     all
 }
@@ -220,7 +249,8 @@ fn outputs<'a>(
     let names: Vec<String> = weights.names().cloned().collect();
     for given in names {
         let Some(tensor) = weights.take(&given) else { continue };
-        let name = given.strip_prefix("bert.").unwrap_or(&given);
+        let plain = given.strip_prefix("bert.").or_else(|| given.strip_prefix("roberta."));
+        let name = plain.unwrap_or(&given);
         let name = name.replace(".gamma", ".weight").replace(".beta", ".bias");
         let Some((gguf, dims)) = missing.remove(&name) else {
             if is_unused(&name) {
@@ -237,8 +267,12 @@ fn outputs<'a>(
         }
         let is_table = matches!(gguf.as_str(), "position_embd.weight" | "token_types.weight");
         let ty = if tensor.is_matrix() && !is_table { TensorType::F16 } else { TensorType::F32 };
-        let dims = tensor.entry.shape.clone();
-        outputs.push(Output::rows(gguf, ty, dims, tensor, Order::Same));
+        let mut dims = tensor.entry.shape.clone();
+        let mut order = Order::Same;
+        if let (Some(first), "position_embd.weight") = (shape.padding, gguf.as_str()) {
+            (dims[0], order) = (shape.context, Order::From { first });
+        }
+        outputs.push(Output::rows(gguf, ty, dims, tensor, order));
     }
     if let Some(name) = missing.into_keys().next() {
         return Err(ImportError::TensorMissing { name }.into());
@@ -252,5 +286,6 @@ fn is_unused(name: &str) -> bool {
     name.starts_with("cls.predictions.")
         || name.starts_with("cls.seq_relationship.")
         || name.starts_with("pooler.dense.")
+        || name.starts_with("lm_head.")
         || name.ends_with("embeddings.position_ids")
 }

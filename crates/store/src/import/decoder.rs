@@ -83,7 +83,7 @@ pub(super) fn convert(
     let rows = weights.iter().find(|(name, _)| *name == table).map(|(_, tensor)| tensor.entry.shape.clone());
     let rows = rows.ok_or_else(|| ImportError::TensorMissing { name: table.to_owned() })?;
     let rows = rows.first().copied().unwrap_or(0);
-    let vocabulary = Vocabulary::read(folder, &config, family, rows)?;
+    let vocabulary = Vocabulary::read(folder, &config, family.bare_start, rows)?;
     // Sixteen bits of the kind that the folder has; what has fewer keeps its range in BF16.
     let is_brain = |tensor: &Tensor<'_>| tensor.is_matrix() && tensor.entry.dtype == Dtype::BF16;
     let brain = weights.has_scales || weights.iter().any(|(_, tensor)| is_brain(tensor));

@@ -10,6 +10,7 @@ mod pretokenizer;
 mod safetensors;
 mod sentencepiece;
 mod special;
+mod unigram;
 mod vocabulary;
 mod weights;
 mod wordpiece;
@@ -121,7 +122,13 @@ impl Folder<'_> {
 }
 
 /// Classes of encoders that can be imported, by the name in `config.json`.
-const BERT: [&str; 3] = ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"];
+const BERT: [&str; 5] = [
+    "BertModel",
+    "BertForMaskedLM",
+    "BertForSequenceClassification",
+    "XLMRobertaModel",
+    "XLMRobertaForSequenceClassification",
+];
 
 /// Where it is told what is done, to how many bytes, and of how many.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(&'static str, u64, u64);

