@@ -51,12 +51,17 @@ class Mirror(Puna):
     def host(self):
         return f"127.0.0.1:{self.port}"
 
-    def location(self, method, path):
-        """The path that an answer without a body leads to."""
+    def ask(self, method, path, body=None, key=None):
+        """(status, headers, body) of a request with a key."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         with contextlib.closing(connection):
-            connection.request(method, path)
-            return connection.getresponse().headers["Location"].removeprefix(f"http://{self.host}")
+            connection.request(method, path, body, {"x-api-key": key} if key else {})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
+    def location(self, method, path):
+        """The path that an answer without a body leads to."""
+        return self.ask(method, path)[1]["Location"].removeprefix(f"http://{self.host}")
 
     def model(self, name, layers):
         """Puts a model of (media type, bytes) layers, the last of which is the config, into the store by hand."""
@@ -574,3 +579,73 @@ def test_keys_open_namespaces_to_ollamas_key_and_to_passwords(mirror, home, tmp_
         assert subprocess.run([skopeo, *to, f"docker://{it.host}/anna/thing:v1"], capture_output=True).returncode != 0
     log = it.log.read_text()
     assert other not in log
+
+
+def image(it, name, layers, tag="v1", **kw):
+    """Pushes blobs and a manifest that names them: the last status."""
+    statuses = []
+    for data in layers:
+        # As clients do: what is there is not sent again.
+        if it.ask("HEAD", f"/v2/{name}/blobs/{digest(data)}", **kw)[0] == 200:
+            continue
+        status, headers, _ = it.ask("POST", f"/v2/{name}/blobs/uploads/", **kw)
+        statuses.append(status)
+        if status == 202:
+            path = headers["Location"].removeprefix(f"http://{it.host}")
+            statuses.append(it.ask("PUT", f"{path}?digest={digest(data)}", data, **kw)[0])
+    if statuses and statuses[-1] != 201:
+        return statuses[-1]
+    return it.ask("PUT", f"/v2/{name}/manifests/{tag}", listing(layers), **kw)[0]
+
+
+def listing(layers, **sizes):
+    entries = [{"mediaType": "application/octet-stream", "digest": digest(data), "size": sizes.get("size", len(data))} for data in layers]
+    return json.dumps({"schemaVersion": 2, "mediaType": OCI, "config": entries[0], "layers": entries}).encode()
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_blobs_of_others_are_not_to_be_had_by_their_digest(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(**env)
+    secret, own = os.urandom(5000), os.urandom(6000)
+    key = lambda name, *scope: it.cli("key", "add", name, "--scope", "models", *scope, check=True).stdout.strip()
+    anna, bert, all_of_them = key("anna", "--namespace", "anna"), key("bert", "--namespace", "bert"), key("all")
+    assert wait_for(lambda: (it.ask("GET", "/v2/")[0], it.ask("GET", "/v2/", key=all_of_them)[0]) == (401, 200))
+    assert image(it, "anna/model", [secret], key=anna) == 201
+    blob = lambda of, data: f"/v2/{of}/blobs/{digest(data)}"
+    assert it.ask("GET", blob("anna/model", secret), key=anna)[2] == secret
+    # Through his own repository, mounted there, asked about, and named in a manifest.
+    assert image(it, "bert/mine", [own], key=bert) == 201
+    for method in ("GET", "HEAD"):
+        assert it.ask(method, blob("bert/mine", secret), key=bert)[0] == 404
+        assert it.ask(method, blob("anna/model", secret), key=bert)[0] == 403
+    assert it.ask("POST", f"/v2/bert/mine/blobs/uploads/?mount={digest(secret)}&from=anna/model", key=bert)[0] == 202
+    assert it.ask("POST", f"/v2/bert/mine/blobs/uploads/?digest={digest(secret)}", key=bert)[0] == 202
+    status, _, body = it.ask("PUT", "/v2/bert/mine/manifests/theft", listing([secret]), key=bert)
+    assert (status, json.loads(body)["errors"][0]["code"]) == (400, "MANIFEST_BLOB_UNKNOWN")
+    assert it.ask("GET", blob("bert/mine", own), key=bert)[2] == own
+    # Who has the bytes may bring them, and keys without namespaces see all.
+    assert image(it, "bert/mine", [secret], "same", key=bert) == 201
+    assert it.ask("GET", blob("bert/mine", secret), key=bert)[2] == secret
+    assert it.ask("POST", f"/v2/other/x/blobs/uploads/?mount={digest(own)}&from=bert/mine", key=all_of_them)[0] == 201
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_namespace_has_no_more_than_its_quota(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_QUOTAS="team-*=10KB, other=1TB", PUNA_MIRROR_DELETE=1, **env)
+    one, two, three = os.urandom(6000), os.urandom(3000), os.urandom(2000)
+    assert image(it, "team-a/x", [one, two]) == 201
+    assert image(it, "team-a/y", [one]) == 201, "a blob counts once"
+    path = it.location("POST", "/v2/team-a/x/blobs/uploads/")
+    status, _, body = it.ask("PUT", f"{path}?digest={digest(three)}", three)
+    error = json.loads(body)["errors"][0]
+    assert (status, error["code"]) == (413, "DENIED") and all(part in error["message"] for part in ("team-a", "10000", "9000", "2000")), error
+    # Without a length, and in a manifest that lies about it.
+    assert image(it, "team-b/x", [three]) == 201 == image(it, "free/x", [three])
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 413
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three], size=1))[0] == 400
+    assert "team-a<td>9.0 kB of 10.0 kB<td>90 %" in it.get("/mirror")[1].decode()
+    assert it.ask("DELETE", f"/v2/team-a/x/manifests/{digest(listing([one, two]))}")[0] == 202
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 201
+

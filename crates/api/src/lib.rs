@@ -53,4 +53,4 @@ pub use base64::{decode as base64_decode, encode as base64_encode};
 #[cfg(feature = "client")]
 pub use client::{Client, ClientError, Stream};
 pub use duration::{DurationError, KeepAlive, format_duration, parse_duration};
-pub use rate::parse_rate;
+pub use rate::{parse_bytes, parse_rate};

@@ -5,7 +5,13 @@
 /// # Errors
 /// It is no speed; what it must be.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
-    let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps").to_ascii_lowercase();
+    let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps");
+    parse_bytes(plain).ok_or_else(|| "it must be bytes a second, such as 500KB, 20MB or 1.5GB".into())
+}
+
+/// Reads a number of bytes: `500KB`, `1.5 GB`, `2TiB`; `None` where it is none, or no byte, or more than anybody has.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let plain = text.trim().to_ascii_lowercase();
     let split = plain.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(plain.len());
     let (number, unit) = plain.split_at(split);
     let unit = match unit.trim() {
@@ -13,16 +19,15 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
         "k" | "kb" => 1e3,
         "m" | "mb" => 1e6,
         "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
         "kib" => 1024.0,
         "mib" => 1_048_576.0,
         "gib" => 1_073_741_824.0,
+        "tib" => 1_099_511_627_776.0,
         _ => f64::NAN,
     };
-    let rate = number.parse::<f64>().unwrap_or(f64::NAN) * unit;
-    match (1.0..1e15).contains(&rate) {
-        true => Ok(rate as u64),
-        false => Err("it must be bytes a second, such as 500KB, 20MB or 1.5GB".into()),
-    }
+    let bytes = number.parse::<f64>().unwrap_or(f64::NAN) * unit;
+    (1.0..1e15).contains(&bytes).then_some(bytes as u64)
 }
 
 #[cfg(test)]

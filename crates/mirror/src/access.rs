@@ -65,9 +65,14 @@ impl Holder {
     pub fn may(&self, right: Right, name: Option<&Repository>) -> bool {
         let within = || match name {
             None => right == Right::Read,
-            Some(name) => self.namespaces.iter().any(|own| is_in(name.namespace(), own)),
+            Some(name) => self.may_see(name.namespace()),
         };
         self.right >= right && (self.namespaces.is_empty() || within())
+    }
+
+    /// Whether a namespace is one of those that he has to do with.
+    pub(crate) fn may_see(&self, namespace: &str) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|own| is_in(namespace, own))
     }
 }
 

@@ -46,6 +46,10 @@ pub enum MirrorError {
     Size(u64, u64),
     #[error("{0}")]
     Denied(String),
+    #[error(
+        "the namespace {namespace} may have {quota} bytes and has {used}: there is no room for {asked} more; remove something, or have its quota raised"
+    )]
+    Quota { namespace: String, quota: u64, used: u64, asked: u64 },
     #[error("{0}")]
     Unauthorized(String),
     #[error("{0}")]
@@ -98,6 +102,7 @@ impl MirrorError {
             Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
             Self::Size(..) => (400, "SIZE_INVALID"),
             Self::Denied(_) => (403, "DENIED"),
+            Self::Quota { .. } => (413, "DENIED"),
             Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
             Self::Unsupported(_) => (405, "UNSUPPORTED"),
             Self::Route => (404, "UNSUPPORTED"),

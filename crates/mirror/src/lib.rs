@@ -29,14 +29,16 @@ mod name;
 mod path;
 mod range;
 mod routes;
+mod stock;
 
 pub use access::{Holder, Keys, NoKeys, Right, public_key};
 pub use error::MirrorError;
 pub use library::{
-    Answer, Blob, Body, Library, ObjectLibrary, Part, Shown, Storage, StoreLibrary, Through, UploadId,
-    Upstreams,
+    Answer, Blob, Body, Holding, Library, ObjectLibrary, Part, Shown, Storage, StoreLibrary, Through,
+    UploadId, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
 pub use path::unescaped;
 pub use routes::{Caller, Local, Mirror, Secure, Settings};
+pub use stock::Quota;

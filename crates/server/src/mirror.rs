@@ -56,7 +56,12 @@ impl Registry {
         guard: Arc<Guard>,
     ) -> Result<Self, ServeError> {
         let config = &config.mirror;
-        let settings = Settings { anonymous: config.anonymous, push: config.push, delete: config.delete };
+        let settings = Settings {
+            anonymous: config.anonymous,
+            push: config.push,
+            delete: config.delete,
+            quotas: config.quotas.clone(),
+        };
         let (mut library, store): (Arc<dyn Library>, _) = match &config.storage {
             None => (Arc::new(StoreLibrary::new(store.clone())), store),
             Some(storage) => {

@@ -40,6 +40,11 @@ impl Folder {
         self.root.join("blobs")
     }
 
+    /// Who has brought which blobs: a file each, as long as they may wait for a manifest.
+    pub(crate) fn brought(&self) -> PathBuf {
+        self.root.join("brought")
+    }
+
     /// Where a pushed blob is or would be.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.blobs().join(digest.file_name())

@@ -63,6 +63,9 @@ pub trait Library: Send + Sync + 'static {
     /// The tags of a repository, in no order; `None` if there is no such repository.
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>>;
 
+    /// All manifests with the blobs that they need, and blobs that were brought a short while ago, in no order.
+    fn holdings(&self) -> Answer<'_, Vec<Holding>>;
+
     /// All repositories, in no order.
     fn repositories(&self) -> Answer<'_, Vec<Repository>>;
 
@@ -110,6 +113,36 @@ pub struct Shown {
     pub size: u64,
     /// Those of them that are here, while it is being fetched.
     pub completed: Option<u64>,
+}
+
+/// What a repository has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// The repository.
+    pub name: Repository,
+    /// A manifest; `None` of a blob that was pushed there.
+    pub manifest: Option<Digest>,
+    /// The blobs that it needs and their bytes, or the one that was pushed.
+    pub blobs: Vec<(Digest, u64)>,
+}
+
+impl Holding {
+    fn of_manifest(name: Repository, manifest: &Manifest) -> Self {
+        let blobs = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
+        Self { name, manifest: Some(manifest.digest), blobs }
+    }
+
+    /// A blob that was brought, by the name that says so.
+    fn of_mark(name: Repository, mark: &str) -> Option<Self> {
+        let (hex, size) = mark.split_once('-')?;
+        let digest = format!("sha256:{hex}").parse().ok()?;
+        Some(Self { name, manifest: None, blobs: vec![(digest, size.parse().ok()?)] })
+    }
+}
+
+/// The name that says that a blob was brought.
+fn mark_of(digest: &Digest, size: u64) -> String {
+    format!("{}-{size}", digest.hex())
 }
 
 /// A blob that is there.

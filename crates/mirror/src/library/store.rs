@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +10,7 @@ use puna_store::{Digest, Store};
 
 use super::folder::{self, Folder, blocking};
 use super::uploads::Uploads;
-use super::{Answer, Blob, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
@@ -48,19 +49,52 @@ impl Folder {
         for name in folder::names(&self.blobs())? {
             let path = self.blobs().join(&name);
             let Ok(meta) = fs::metadata(&path) else { continue };
-            let age = meta
-                .modified()
-                .ok()
-                .and_then(|at| SystemTime::now().duration_since(at).ok())
-                .unwrap_or_default();
-            if age > GRACE
+            if age(&path).is_some_and(|age| age > GRACE)
                 && name.parse().map_or(true, |digest| !needed.contains(&digest))
                 && folder::remove(&path)?
             {
                 (removed, bytes) = (removed + 1, bytes + meta.len());
             }
         }
+        self.forget_brought()?;
         Ok((removed, bytes))
+    }
+
+    /// Removes what says who has brought blobs, once they are a manifest's or gone.
+    fn forget_brought(&self) -> Result<(), MirrorError> {
+        for name in folder::names(&self.brought())? {
+            let dir = self.brought().join(name);
+            for mark in folder::names(&dir)? {
+                if age(&dir.join(&mark)).is_none_or(|age| age > GRACE) {
+                    folder::remove(&dir.join(mark))?;
+                }
+            }
+            let _ = fs::remove_dir(dir);
+        }
+        Ok(())
+    }
+
+    /// All manifests, and blobs that were brought a short while ago.
+    fn holdings(&self) -> Result<Vec<Holding>, MirrorError> {
+        let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
+        let of_model = |entry: puna_store::Entry| {
+            let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
+            Some(Holding { name: Repository::of_model(&entry.name)?, manifest: Some(entry.digest), blobs })
+        };
+        let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
+        for folder in folder::names(&self.repositories())? {
+            let Some(name) = Repository::of_folder(&folder) else { continue };
+            for hex in folder::names(&self.manifests(&name))? {
+                let Some(bytes) = folder::read(&self.manifests(&name).join(hex))? else { continue };
+                holdings.push(Holding::of_manifest(name.clone(), &Manifest::parse(bytes.into(), None)?));
+            }
+        }
+        for folder in folder::names(&self.brought())? {
+            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let marks = folder::names(&self.brought().join(&folder))?;
+            holdings.extend(marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark)));
+        }
+        Ok(holdings)
     }
 
     /// The blobs of all manifests in the registry's folder.
@@ -76,6 +110,12 @@ impl Folder {
         }
         Ok(needed)
     }
+}
+
+/// How long ago a file was changed.
+fn age(path: &Path) -> Option<Duration> {
+    let at = fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
+    Some(SystemTime::now().duration_since(at).unwrap_or_default())
 }
 
 impl Library for StoreLibrary {
@@ -111,6 +151,10 @@ impl Library for StoreLibrary {
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
         let name = name.clone();
         Box::pin(self.with(move |folder| folder.tags_of(&name)))
+    }
+
+    fn holdings(&self) -> Answer<'_, Vec<Holding>> {
+        Box::pin(self.with(Folder::holdings))
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::blobs::read_at;
 use super::folder::blocking;
-use super::{Answer, Blob, Body, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Kind, Manifest};
@@ -304,6 +304,13 @@ impl Inner {
         tags.iter().find_map(|tag| lock(&tag.known).pending.clone().filter(|pending| has(pending)))
     }
 
+    /// All that is being fetched.
+    fn all_pending(&self) -> Vec<(ModelName, Arc<Pending>)> {
+        let tags: Vec<_> = lock(&self.tags).iter().map(|(model, tag)| (model.clone(), tag.clone())).collect();
+        let pending = |(model, tag): (ModelName, Arc<Tag>)| Some((model, lock(&tag.known).pending.clone()?));
+        tags.into_iter().filter_map(pending).collect()
+    }
+
     fn arriving(&self, digest: Digest) -> Option<Box<dyn Blob>> {
         let pending = self.pending(|pending| pending.found.size(&digest).is_some())?;
         let size = pending.found.size(&digest)?;
@@ -433,10 +440,7 @@ impl Library for Through {
     fn shown(&self) -> Answer<'_, Vec<Shown>> {
         Box::pin(async move {
             let mut shown = self.0.library.shown().await?;
-            let tags: Vec<_> =
-                lock(&self.0.tags).iter().map(|(model, tag)| (model.clone(), tag.clone())).collect();
-            for (model, tag) in tags {
-                let Some(pending) = lock(&tag.known).pending.clone() else { continue };
+            for (model, pending) in self.0.all_pending() {
                 let Some(name) = Repository::of_model(&model) else { continue };
                 let (tag, manifest) = (model.tag().to_owned(), &pending.manifest);
                 let completed = Some(pending.found.completed(&self.0.store));
@@ -452,6 +456,17 @@ impl Library for Through {
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
         self.0.library.tags(name)
+    }
+
+    fn holdings(&self) -> Answer<'_, Vec<Holding>> {
+        Box::pin(async move {
+            let mut holdings = self.0.library.holdings().await?;
+            for (model, pending) in self.0.all_pending() {
+                let name = Repository::of_model(&model);
+                holdings.extend(name.map(|name| Holding::of_manifest(name, &pending.manifest)));
+            }
+            Ok(holdings)
+        })
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

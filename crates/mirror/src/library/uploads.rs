@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::folder::{self, Folder, absent, blocking, io};
-use super::{Part, UploadId};
+use super::{Part, UploadId, mark_of};
 use crate::error::MirrorError;
 use crate::name::Repository;
 
@@ -314,7 +314,15 @@ impl Session {
         let target = folder.blob(&digest);
         fs::rename(&path, &target).map_err(io("write", &target))?;
         sync_dir(&dir);
-        Ok(())
+        // Who brought the bytes may name them in a manifest.
+        let brought = folder.brought().join(self.repository()?.folder());
+        let mark = brought.join(mark_of(&digest, self.note.committed));
+        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
+        File::create(&mark).map(drop).map_err(io("write", &mark))
+    }
+
+    fn repository(&self) -> Result<Repository, MirrorError> {
+        Repository::parse(&self.note.repository)
     }
 
     fn discard(&self) -> Result<(), MirrorError> {

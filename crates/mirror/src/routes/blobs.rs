@@ -6,13 +6,23 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
 use super::{Answered, CONTENT_DIGEST, Mirror, bare, is_known, text, value};
+use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
 use crate::range::{Wanted, wanted};
 
 impl Mirror {
-    pub(super) async fn blob(&self, name: Repository, of: Digest, head: &Parts) -> Answered {
+    pub(super) async fn blob(
+        &self,
+        name: Repository,
+        of: Digest,
+        head: &Parts,
+        holder: Option<&Holder>,
+    ) -> Answered {
         let blob = self.library().blob(of).await?.ok_or(MirrorError::BlobUnknown(of))?;
+        if !self.sees(holder, of).await? {
+            return Err(MirrorError::BlobUnknown(of));
+        }
         let (size, etag) = (blob.size(), format!("\"{of}\""));
         let headers = &head.headers;
         let same = text(headers, header::IF_RANGE).is_none_or(|tag| tag == etag);
@@ -60,7 +70,10 @@ impl Mirror {
         Ok(response)
     }
 
-    pub(super) async fn remove_blob(&self, of: Digest) -> Answered {
+    pub(super) async fn remove_blob(&self, of: Digest, holder: Option<&Holder>) -> Answered {
+        if !self.sees(holder, of).await? {
+            return Err(MirrorError::BlobUnknown(of));
+        }
         match self.library().remove_blob(of).await? {
             true => Ok(bare(StatusCode::ACCEPTED)),
             false => Err(MirrorError::BlobUnknown(of)),

@@ -7,9 +7,11 @@ use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
 use super::{Answered, CONTENT_DIGEST, Mirror, bare, is_known, text, value};
+use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
+use crate::stock::Asked;
 
 /// Says that the subject of a manifest was understood.
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -46,6 +48,7 @@ impl Mirror {
         of: Reference,
         head: &Parts,
         body: Body,
+        holder: Option<&Holder>,
     ) -> Answered {
         let read = Limited::new(body, MAX_MANIFEST).collect().await;
         let bytes = read.map_err(|e| match e.is::<http_body_util::LengthLimitError>() {
@@ -58,8 +61,15 @@ impl Mirror {
         {
             return Err(MirrorError::DigestMismatch { expected: *expected, found: manifest.digest });
         }
+        for blob in &manifest.blobs {
+            if !self.sees(holder, blob.digest).await? {
+                return Err(MirrorError::ManifestBlobUnknown(blob.digest));
+            }
+        }
+        self.stock().has_room(self.library(), &name, Asked::Manifest(&manifest)).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         self.library().put_manifest(&name, &of, manifest).await?;
+        self.stock().changed().await;
         let mut response = bare(StatusCode::CREATED);
         let headers = response.headers_mut();
         headers.insert(header::LOCATION, value(&format!("/v2/{name}/manifests/{digest}")));
@@ -75,6 +85,7 @@ impl Mirror {
         if !self.library().remove_manifest(&name, &of).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });
         }
+        self.stock().changed().await;
         tracing::info!(repository = %name, reference = %of, "removed");
         Ok::<Response, _>(bare(StatusCode::ACCEPTED))
     }

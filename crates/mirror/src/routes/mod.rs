@@ -15,12 +15,14 @@ use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use puna_store::Digest;
 use serde_json::json;
 
 use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::library::Library;
 use crate::path::{PAGE, Target, unescaped};
+use crate::stock::{Quota, Stock};
 
 use page::Pulls;
 
@@ -49,6 +51,8 @@ pub struct Settings {
     pub push: bool,
     /// Whether what was pushed may be removed.
     pub delete: bool,
+    /// How many bytes namespaces may have, the first that fits; others have no limit.
+    pub quotas: Vec<Quota>,
 }
 
 /// A registry. Cheap to clone.
@@ -60,6 +64,7 @@ struct Inner {
     access: Access,
     delete: bool,
     pulls: Pulls,
+    stock: Stock,
 }
 
 /// What a handler answers.
@@ -76,11 +81,22 @@ impl Mirror {
         settings: &Settings,
     ) -> Result<Self, MirrorError> {
         let access = Access::new(keys, settings.anonymous, settings.push)?;
-        Ok(Self(Arc::new(Inner { library, access, delete: settings.delete, pulls: Pulls::default() })))
+        let stock = Stock::new(settings.quotas.clone());
+        let (delete, pulls) = (settings.delete, Pulls::default());
+        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock })))
     }
 
     pub(crate) fn pulls(&self) -> &Pulls {
         &self.0.pulls
+    }
+
+    pub(crate) fn stock(&self) -> &Stock {
+        &self.0.stock
+    }
+
+    /// Whether somebody may know of a blob that is here.
+    async fn sees(&self, holder: Option<&Holder>, digest: Digest) -> Result<bool, MirrorError> {
+        self.stock().sees(self.library(), holder, digest).await
     }
 
     pub(crate) fn access(&self) -> &Access {
@@ -153,11 +169,13 @@ impl Mirror {
             (Target::Tags(name), _) if reads => self.tags(name, head).await,
             (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
             (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head).await,
-            (Target::Manifest(name, of), Method::PUT) => self.put_manifest(name, of, head, body).await,
+            (Target::Manifest(name, of), Method::PUT) => {
+                self.put_manifest(name, of, head, body, holder.as_ref()).await
+            }
             (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of).await,
-            (Target::Blob(name, of), _) if reads => self.blob(name, of, head).await,
-            (Target::Blob(_, of), Method::DELETE) => self.remove_blob(of).await,
-            (Target::Uploads(name), Method::POST) => self.begin(name, head, body).await,
+            (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder.as_ref()).await,
+            (Target::Blob(_, of), Method::DELETE) => self.remove_blob(of, holder.as_ref()).await,
+            (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder.as_ref()).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
             (Target::Upload(name, id), Method::PUT) => self.finish(name, id, head, body).await,

@@ -14,6 +14,7 @@ use super::{Answered, Mirror, place, text};
 use crate::access::{Holder, Right};
 use crate::library::Shown;
 use crate::name::Repository;
+use crate::stock::Use;
 
 /// Rows of a table at most.
 const MAX_ROWS: usize = 1000;
@@ -73,6 +74,8 @@ impl Mirror {
         shown.sort_by(|a, b| (&a.name, &a.tag).cmp(&(&b.name, &b.tag)));
         let (fetched, here): (Vec<_>, Vec<_>) =
             shown.into_iter().partition(|entry| entry.completed.is_some());
+        let mut uses = self.stock().uses(self.library()).await?;
+        uses.retain(|of| holder.is_none_or(|holder| holder.may_see(&of.namespace)));
         let mut pulls = self.pulls().all();
         pulls.retain(|pull| may(&pull.name));
         let place = place::of(head);
@@ -80,10 +83,11 @@ impl Mirror {
         let html = format!(
             "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
              <meta http-equiv=\"refresh\" content=\"10\"><title>Models at {host}</title><style>{STYLE}</style>\
-             <h1>Models at {host}</h1>{}{}{}{}</html>",
+             <h1>Models at {host}</h1>{}{}{}{}{}</html>",
             how(&host, place.starts_with("https:")),
             fetching(&fetched),
             listed(&here),
+            limited(&uses),
             pulled(&pulls),
         );
         let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
@@ -128,6 +132,14 @@ fn listed(entries: &[Shown]) -> String {
         true => "<p>There is nothing here yet.</p>".to_owned(),
         false => table("Here", "<th>Repository<th>Size<th>Digest", rows) + &more,
     }
+}
+
+fn limited(uses: &[Use]) -> String {
+    let row = |of: &Use| {
+        let (name, share) = (escaped(&of.namespace), percent(of.used, of.quota));
+        format!("<tr><td>{name}<td>{} of {}<td>{share} %", bytes(of.used), bytes(of.quota))
+    };
+    table("Quotas", "<th>Namespace<th>Used<th>", uses.iter().map(row).collect())
 }
 
 fn pulled(pulls: &[Pull]) -> String {

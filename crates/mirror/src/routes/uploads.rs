@@ -8,16 +8,24 @@ use futures_util::StreamExt;
 use puna_store::Digest;
 
 use super::{Answered, CONTENT_DIGEST, Mirror, bare, place, text, value};
+use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::library::{Body, Part, UploadId};
 use crate::name::{Repository, digest};
 use crate::path::query;
+use crate::stock::Asked;
 
 const UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
 impl Mirror {
     /// Begins an upload, unless the blob is here or all of it comes with the request.
-    pub(super) async fn begin(&self, name: Repository, head: &Parts, body: Content) -> Answered {
+    pub(super) async fn begin(
+        &self,
+        name: Repository,
+        head: &Parts,
+        body: Content,
+        holder: Option<&Holder>,
+    ) -> Answered {
         let place = place::of(head);
         let asked = |key| query(head.uri.query(), key);
         let mounted = asked("mount").map(|mount| digest(&mount)).transpose()?;
@@ -27,6 +35,7 @@ impl Mirror {
         let question = mounted.or(whole.filter(|whole| empty && *whole != Digest::of(b"")));
         if let Some(digest) = question
             && self.library().blob(digest).await?.is_some()
+            && self.sees(holder, digest).await?
         {
             return Ok(created(&name, &digest));
         }
@@ -50,7 +59,7 @@ impl Mirror {
         body: Content,
     ) -> Answered {
         let place = place::of(head);
-        match self.library().append(&name, &id, part(head, body)?).await {
+        match self.add(&name, &id, part(head, body)?).await {
             Ok(len) => Ok(accepted(StatusCode::ACCEPTED, &place, &name, &id, len)),
             Err(error @ MirrorError::OutOfOrder { at, .. }) => {
                 // Where to go on stands beside what is wrong.
@@ -77,6 +86,16 @@ impl Mirror {
         self.take(name, id, digest, head, body).await
     }
 
+    /// Appends a part that there is room for.
+    async fn add(&self, name: &Repository, id: &UploadId, part: Part) -> Result<u64, MirrorError> {
+        if self.stock().has_quota(name) {
+            let there = self.library().uploaded(name, id).await?;
+            let asked = there.saturating_add(part.len.unwrap_or(0));
+            self.stock().has_room(self.library(), name, Asked::Bytes(asked)).await?;
+        }
+        self.library().append(name, id, part).await
+    }
+
     /// Takes the last part, if there is one, and makes the blob.
     async fn take(
         &self,
@@ -87,9 +106,10 @@ impl Mirror {
         body: Content,
     ) -> Answered {
         if !is_empty(&head.headers) {
-            self.library().append(&name, &id, part(head, body)?).await?;
+            self.add(&name, &id, part(head, body)?).await?;
         }
         self.library().finish(&name, &id, digest).await?;
+        self.stock().changed().await;
         Ok(created(&name, &digest))
     }
 

@@ -31,6 +31,7 @@ pub const SETTINGS: &[(&str, Kind)] = &[
     ("mirror.storage_region", Kind::Text),
     ("mirror.storage_key", Kind::Text),
     ("mirror.storage_secret", Kind::Text),
+    ("mirror.quotas", Kind::List),
     ("mirror.upstreams", Kind::List),
     ("mirror.private", Kind::List),
     ("mirror.fresh", Kind::Any),

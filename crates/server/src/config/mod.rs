@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
-use puna_mirror::{Storage, Upstreams};
+use puna_mirror::{Quota, Storage, Upstreams};
 use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
@@ -131,6 +131,8 @@ pub struct MirrorConfig {
     pub delete: bool,
     /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
     pub storage: Option<Storage>,
+    /// `PUNA_MIRROR_QUOTAS`: how many bytes namespaces may have.
+    pub quotas: Vec<Quota>,
     /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE` and `PUNA_MIRROR_FRESH`: what is fetched from others.
     pub upstreams: Upstreams,
 }
@@ -305,6 +307,7 @@ impl Config {
                 push: read.switch("mirror.push"),
                 delete: read.switch("mirror.delete"),
                 storage: storage::read(&mut read),
+                quotas: read.quotas("mirror.quotas"),
                 upstreams: Upstreams {
                     hosts: read.hosts("mirror.upstreams"),
                     private: read.namespaces("mirror.private"),

@@ -112,6 +112,17 @@ impl Bucket {
         Ok(list.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned)).collect())
     }
 
+    /// What lies in the folders of a folder: the folder, the object, and how long ago it was written.
+    pub(super) async fn below(&self, folder: &Path) -> Result<Vec<(String, String, Duration)>, MirrorError> {
+        let all: Vec<ObjectMeta> =
+            self.service.list(Some(folder)).try_collect().await.map_err(|e| self.failure(&e))?;
+        let words = |meta: &ObjectMeta| {
+            let mut parts = meta.location.prefix_match(folder)?.map(|part| part.as_ref().to_owned());
+            Some((parts.next()?, parts.next()?, entry(meta).age))
+        };
+        Ok(all.iter().filter_map(words).collect())
+    }
+
     /// Whether there is anything in a folder, however deep.
     pub(super) async fn has_any(&self, folder: &Path) -> Result<bool, MirrorError> {
         let first = self.service.list(Some(folder)).next().await;

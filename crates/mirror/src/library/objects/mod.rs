@@ -7,6 +7,7 @@
 //!     manifests/<hex>             a manifest, byte for byte
 //!     tags/<tag>                  the digest that a tag stands for
 //!     referrers/<hex>/<hex>       the manifests that have another one as their subject
+//! brought/<name>/<hex>-<size>     a blob that was pushed there a short while ago
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
 //! ```
@@ -37,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use super::blobs::FileBlob;
 use super::folder::blocking;
 use super::store::GRACE;
-use super::{Answer, Blob, Body, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
@@ -154,6 +155,11 @@ impl ObjectLibrary {
             if age > NAMELESS && !places.contains(&name) {
                 self.bucket.remove(&self.bucket.key(["data", &name])).await?;
                 removed += 1;
+            }
+        }
+        for (folder, mark, age) in self.bucket.below(&self.bucket.key(["brought"])).await? {
+            if age > GRACE {
+                self.bucket.remove(&self.bucket.key(["brought", &folder, &mark])).await?;
             }
         }
         Ok(removed)
@@ -295,6 +301,21 @@ impl Library for ObjectLibrary {
                 return Ok(None);
             }
             Ok(Some(tags.into_iter().map(|tag| tag.name).collect()))
+        })
+    }
+
+    fn holdings(&self) -> Answer<'_, Vec<Holding>> {
+        Box::pin(async move {
+            let mut holdings = Vec::new();
+            for name in self.all_repositories().await? {
+                let kept = self.all_manifests(&name).await?;
+                holdings.extend(kept.iter().map(|kept| Holding::of_manifest(name.clone(), kept)));
+            }
+            for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
+                let name = Repository::of_folder(&folder);
+                holdings.extend(name.and_then(|name| Holding::of_mark(name, &mark)));
+            }
+            Ok(holdings)
         })
     }
 

@@ -21,7 +21,7 @@ use super::{Place, blob_key, data_key, json};
 use crate::error::MirrorError;
 use crate::library::folder::blocking;
 use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
-use crate::library::{Part, UploadId};
+use crate::library::{Part, UploadId, mark_of};
 use crate::name::Repository;
 
 /// Bytes of a part. Some services want all parts of an object to be of one size.
@@ -192,7 +192,10 @@ impl Uploads {
             let is_kept = matches!(made, Ok(true));
             self.forget(id, &note, is_kept).await?;
         }
-        made.map(drop)
+        made?;
+        // Who brought the bytes may name them in a manifest.
+        let mark = self.bucket.key(["brought", &name.folder(), &mark_of(&digest, note.len)]);
+        self.bucket.write(&mark, "").await
     }
 
     /// Makes the blob. Says whether its bytes are those of this upload.

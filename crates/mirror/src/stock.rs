@@ -1,0 +1,191 @@
+//! What the library holds, as far as it matters for who may read a blob and how much a namespace may have.
+//!
+//! Blobs have no namespace: everything that has the same bytes is kept once. But who may read some namespaces alone must not
+//! get at a blob of others by its digest, neither by asking for it through a repository of his own nor by naming it in a
+//! manifest there. So a blob is his to see when a manifest that he may read needs it, or when he has brought its bytes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use puna_store::Digest;
+
+use crate::access::{Holder, Right, is_in};
+use crate::error::MirrorError;
+use crate::library::{Holding, Library};
+use crate::manifest::Manifest;
+use crate::name::Repository;
+
+/// How old what is known may be, where it is to be counted.
+const RECENT: Duration = Duration::from_secs(10);
+/// The same where somebody would be refused something by it.
+const NEWEST: Duration = Duration::from_millis(500);
+/// How long somebody who could see a blob may fetch more of it without being judged again.
+const SEEN: Duration = Duration::from_secs(60);
+/// Blobs that are remembered as seen.
+const MAX_KNOWN: usize = 100_000;
+
+/// How many bytes namespaces may have, each for itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    /// Which: `name`, `name*`, or `*`.
+    pub namespaces: String,
+    /// Bytes of the blobs that its manifests need.
+    pub bytes: u64,
+}
+
+/// How much a namespace has of what it may have.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Use {
+    pub(crate) namespace: String,
+    pub(crate) used: u64,
+    pub(crate) quota: u64,
+}
+
+/// Knows what the library holds.
+#[derive(Default)]
+pub(crate) struct Stock {
+    quotas: Vec<Quota>,
+    holdings: tokio::sync::Mutex<Option<(Instant, Arc<Vec<Holding>>)>>,
+    /// Blobs that a holder was found to see.
+    seen: Mutex<HashMap<(String, Digest), Instant>>,
+}
+
+impl Stock {
+    pub(crate) fn new(quotas: Vec<Quota>) -> Self {
+        Self { quotas, ..Self::default() }
+    }
+
+    /// What the library holds, or held a while ago.
+    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Vec<Holding>>, MirrorError> {
+        let mut known = self.holdings.lock().await;
+        if let Some((at, holdings)) = &*known
+            && at.elapsed() < age
+        {
+            return Ok(holdings.clone());
+        }
+        let holdings = Arc::new(library.holdings().await?);
+        *known = Some((Instant::now(), holdings.clone()));
+        Ok(holdings)
+    }
+
+    /// A manifest or blob came or went.
+    pub(crate) async fn changed(&self) {
+        *self.holdings.lock().await = None;
+    }
+
+    /// Whether somebody may know of a blob that is here.
+    pub(crate) async fn sees(
+        &self,
+        library: &dyn Library,
+        holder: Option<&Holder>,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        let Some(holder) = holder.filter(|holder| !holder.namespaces.is_empty()) else { return Ok(true) };
+        let key = (holder.name.clone(), digest);
+        if lock(&self.seen).get(&key).is_some_and(|at| at.elapsed() < SEEN) {
+            return Ok(true);
+        }
+        let may = |name: &Repository| holder.may(Right::Read, Some(name));
+        let mut sees = false;
+        for age in [RECENT, NEWEST] {
+            if !sees {
+                let holdings = self.holdings(library, age).await?;
+                let needs = |held: &Holding| held.blobs.iter().any(|(of, _)| *of == digest);
+                sees = holdings.iter().any(|held| needs(held) && may(&held.name));
+            }
+        }
+        if sees {
+            let mut seen = lock(&self.seen);
+            if seen.len() >= MAX_KNOWN {
+                seen.clear();
+            }
+            seen.insert(key, Instant::now());
+        }
+        Ok(sees)
+    }
+
+    /// Whether a repository is in a namespace that may not have everything.
+    pub(crate) fn has_quota(&self, name: &Repository) -> bool {
+        self.quota(name.namespace()).is_some()
+    }
+
+    fn quota(&self, namespace: &str) -> Option<u64> {
+        let quota = self.quotas.iter().find(|quota| is_in(namespace, &quota.namespaces));
+        quota.map(|quota| quota.bytes)
+    }
+
+    /// Refuses what would be more than a namespace may have: bytes of an upload, or the blobs of a manifest.
+    pub(crate) async fn has_room(
+        &self,
+        library: &dyn Library,
+        name: &Repository,
+        asked: Asked<'_>,
+    ) -> Result<(), MirrorError> {
+        let namespace = name.namespace();
+        let Some(quota) = self.quota(namespace) else { return Ok(()) };
+        let holdings = self.holdings(library, NEWEST).await?;
+        // What has come and no manifest needs yet takes room of uploads, too.
+        let counts = |held: &&Holding| {
+            held.name.namespace().eq_ignore_ascii_case(namespace)
+                && (held.manifest.is_some() || matches!(asked, Asked::Bytes(_)))
+        };
+        let held = holdings.iter().filter(counts).flat_map(|held| held.blobs.iter().copied());
+        let blobs: HashMap<Digest, u64> = held.collect();
+        let asked = match asked {
+            Asked::Bytes(bytes) => bytes,
+            Asked::Manifest(manifest) => {
+                let new = manifest.blobs.iter().filter(|blob| !blobs.contains_key(&blob.digest));
+                let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
+                for (digest, said) in &new {
+                    // What it says is counted, so it must be true.
+                    let there = library.blob(*digest).await?.map(|blob| blob.size());
+                    if let Some(found) = there.filter(|there| there != said) {
+                        return Err(MirrorError::ManifestInvalid(format!(
+                            "it says that blob {digest} has {said} bytes, but it has {found}"
+                        )));
+                    }
+                }
+                new.values().fold(0u64, |sum, size| sum.saturating_add(*size))
+            }
+        };
+        let used = blobs.values().fold(0u64, |sum, size| sum.saturating_add(*size));
+        match used.saturating_add(asked) <= quota {
+            true => Ok(()),
+            false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
+        }
+    }
+
+    /// How much the namespaces have that may not have everything.
+    pub(crate) async fn uses(&self, library: &dyn Library) -> Result<Vec<Use>, MirrorError> {
+        if self.quotas.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut all: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
+        let holdings = self.holdings(library, RECENT).await?;
+        for held in holdings.iter().filter(|held| held.manifest.is_some()) {
+            let blobs = all.entry(held.name.namespace().to_ascii_lowercase()).or_default();
+            blobs.extend(held.blobs.iter().copied());
+        }
+        let of = |(namespace, blobs): (String, HashMap<Digest, u64>)| {
+            let quota = self.quota(&namespace)?;
+            Some(Use { namespace, used: blobs.values().sum(), quota })
+        };
+        let mut uses: Vec<Use> = all.into_iter().filter_map(of).collect();
+        uses.sort();
+        Ok(uses)
+    }
+}
+
+/// What somebody wants room for.
+#[derive(Clone, Copy)]
+pub(crate) enum Asked<'a> {
+    /// Bytes of an upload.
+    Bytes(u64),
+    /// A manifest, whose blobs are here.
+    Manifest(&'a Manifest),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
