@@ -649,3 +649,42 @@ def test_a_namespace_has_no_more_than_its_quota(mirror, where, request):
     assert it.ask("DELETE", f"/v2/team-a/x/manifests/{digest(listing([one, two]))}")[0] == 202
     assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 201
 
+
+def figures(it, **kw):
+    status, headers, body = it.ask("GET", "/metrics", **kw)
+    assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    lines = [line.rpartition(" ") for line in body.decode().splitlines() if not line.startswith("#")]
+    assert len({name for name, _, _ in lines}) == len(lines), "a figure stands there twice"
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_figures_say_what_was_served_and_fetched(mirror, upstream):
+    data, config = os.urandom(100_000), b"{}"
+    upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
+    it = through(mirror, upstream, PUNA_MIRROR_QUOTAS="me=1MB")
+    for _ in range(3):
+        assert it.get("/v2/library/m/manifests/latest")[0] == 200
+    assert it.send("GET", f"/v2/library/m/blobs/{digest(data)}", headers={"Range": "bytes=0-999"})[0] == 206
+    assert wait_for(lambda: figures(it)["puna_mirror_fetching"] == 0)
+    assert it.get("/v2/library/none/manifests/latest")[0] == 404
+    assert image(it, "me/x", [data[:500]]) == 201
+    assert wait_for(lambda: figures(it)["puna_mirror_manifests"] == 2, 15)
+    found = figures(it)
+    counted = lambda route, method, status: found.get(f'puna_mirror_requests_total{{route="{route}",method="{method}",status="{status}"}}')
+    assert counted("manifest", "GET", 200) == 3 and counted("manifest", "GET", 404) == 1 == counted("blob", "GET", 206) == counted("upload", "POST", 202)
+    assert found["puna_mirror_sent_bytes_total"] == 1000 and found["puna_mirror_received_bytes_total"] == 500
+    assert found["puna_mirror_fetched_bytes_total"] == 100_002 and found["puna_mirror_misses_total"] == 1 and found["puna_mirror_hits_total"] == 2
+    assert found["puna_mirror_library_bytes"] == 100_502 and found["puna_mirror_fetch_failures_total"] == 0
+    assert found['puna_mirror_quota_used_bytes{namespace="me"}'] == 500 and found['puna_mirror_quota_bytes{namespace="me"}'] == 1e6
+    it.cli("key", "add", "team", "--scope", "admin", "--namespace", "me", check=True)
+    boss = it.cli("key", "add", "boss", "--scope", "admin", check=True).stdout.strip()
+    assert wait_for(lambda: it.ask("GET", "/metrics")[0] == 401)
+    assert figures(it, key=boss)["puna_mirror_manifests"] == 2
+
+
+def test_figures_of_a_server_that_is_a_mirror_too_stand_among_its_own(fresh):
+    server = fresh(PUNA_MIRROR_SERVE=1)
+    assert server.get("/v2/")[0] == 200
+    body = server.get("/metrics")[1].decode()
+    assert 'puna_mirror_requests_total{route="ping",method="GET",status="200"} 1' in body and "puna_build_info" in body
+

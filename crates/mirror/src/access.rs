@@ -171,6 +171,19 @@ impl Access {
         }
     }
 
+    /// Judges a request for figures: where there are keys, they are for those who may do everything everywhere.
+    pub(crate) fn judge_watcher(&self, head: &Parts) -> Result<(), MirrorError> {
+        match self.holder(head) {
+            _ if !self.keys.any() => Ok(()),
+            Some(holder) if holder.right == Right::Admin && holder.namespaces.is_empty() => Ok(()),
+            Some(holder) => Err(MirrorError::Denied(format!(
+                "the key {:?} may not see the figures: that takes the scope admin, without namespaces",
+                holder.name
+            ))),
+            None => Err(MirrorError::Unauthorized("these figures are for keys of the scope admin".into())),
+        }
+    }
+
     /// Whom a request is from.
     fn holder(&self, head: &Parts) -> Option<Holder> {
         if let Some(secret) = text(&head.headers, header::HeaderName::from_static("x-api-key")) {

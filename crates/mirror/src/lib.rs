@@ -23,6 +23,7 @@
 
 mod access;
 mod error;
+mod figures;
 mod library;
 mod manifest;
 mod name;
@@ -33,6 +34,7 @@ mod stock;
 
 pub use access::{Holder, Keys, NoKeys, Right, public_key};
 pub use error::MirrorError;
+pub use figures::{Fetches, Figure};
 pub use library::{
     Answer, Blob, Body, Holding, Library, ObjectLibrary, Part, Shown, Storage, StoreLibrary, Through,
     UploadId, Upstreams,

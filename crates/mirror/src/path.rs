@@ -73,6 +73,21 @@ impl Target {
 }
 
 impl Target {
+    /// What it is called where requests are counted.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Ping => "ping",
+            Self::Page => "page",
+            Self::Token => "token",
+            Self::Catalog => "catalog",
+            Self::Manifest(..) => "manifest",
+            Self::Blob(..) => "blob",
+            Self::Uploads(_) | Self::Upload(..) => "upload",
+            Self::Tags(_) => "tags",
+            Self::Referrers(..) => "referrers",
+        }
+    }
+
     /// The repository that it is about.
     pub(crate) fn repository(&self) -> Option<&Repository> {
         match self {

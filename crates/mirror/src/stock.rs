@@ -12,6 +12,7 @@ use puna_store::Digest;
 
 use crate::access::{Holder, Right, is_in};
 use crate::error::MirrorError;
+use crate::figures::Figure;
 use crate::library::{Holding, Library};
 use crate::manifest::Manifest;
 use crate::name::Repository;
@@ -154,6 +155,32 @@ impl Stock {
             true => Ok(()),
             false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
         }
+    }
+
+    /// How much there is, for those who watch.
+    pub(crate) async fn figures(&self, library: &dyn Library) -> Result<Vec<Figure>, MirrorError> {
+        let holdings = self.holdings(library, RECENT).await?;
+        let kept = holdings.iter().filter(|held| held.manifest.is_some());
+        let blobs: HashMap<Digest, u64> = kept.clone().flat_map(|held| held.blobs.iter().copied()).collect();
+        let mut figures = vec![
+            Figure::gauge("puna_mirror_manifests", "Manifests that are kept.", kept.count() as u64),
+            Figure::gauge(
+                "puna_mirror_library_bytes",
+                "Bytes of all blobs that manifests need.",
+                blobs.values().sum(),
+            ),
+        ];
+        let uses = self.uses(library).await?;
+        let of = |value: fn(&Use) -> u64| {
+            uses.iter().map(|of| (vec![("namespace", of.namespace.clone())], value(of))).collect()
+        };
+        for (name, help, samples) in [
+            ("puna_mirror_quota_used_bytes", "Bytes of namespaces that have a quota.", of(|of| of.used)),
+            ("puna_mirror_quota_bytes", "Bytes that such namespaces may have.", of(|of| of.quota)),
+        ] {
+            figures.push(Figure { name, kind: "gauge", help, samples });
+        }
+        Ok(figures)
     }
 
     /// How much the namespaces have that may not have everything.

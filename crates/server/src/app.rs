@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ struct Inner {
     figures: Arc<Figures>,
     links: Option<Links>,
     remotes: Arc<Remotes>,
+    /// What serves `/v2`, once it does.
+    mirror: OnceLock<crate::mirror::Registry>,
 }
 
 impl App {
@@ -69,7 +71,18 @@ impl App {
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
         let (responses, links, remotes) = (Arc::default(), Links::new(&config), Remotes::new(&config));
-        Ok(Self(Arc::new(Inner { config, store, registry, models, responses, figures, links, remotes })))
+        let mirror = OnceLock::new();
+        Ok(Self(Arc::new(Inner {
+            config,
+            store,
+            registry,
+            models,
+            responses,
+            figures,
+            links,
+            remotes,
+            mirror,
+        })))
     }
 
     /// Clears away in the background what no model uses, unless that is not wanted. A store that cannot be written is left as
@@ -106,6 +119,16 @@ impl App {
     /// Fetches images that are named by address, where that is allowed.
     pub(crate) fn links(&self) -> Option<&Links> {
         self.0.links.as_ref()
+    }
+
+    /// What serves `/v2` beside the other routes.
+    pub(crate) fn mirror(&self) -> Option<&crate::mirror::Registry> {
+        self.0.mirror.get()
+    }
+
+    /// Says what serves `/v2`, once.
+    pub(crate) fn serve_mirror(&self, registry: crate::mirror::Registry) {
+        let _ = self.0.mirror.set(registry);
     }
 
     /// Other servers that models may be on.

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Caller, Holder, Keys, Library, Mirror, ObjectLibrary, Right, Settings, StoreLibrary, Through,
+    Caller, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings, StoreLibrary, Through,
 };
 use puna_store::Store;
 use tokio::net::TcpListener;
@@ -26,6 +26,7 @@ use crate::http::tls::Tls;
 use crate::keys::guard::Guard;
 use crate::keys::{Key, Scope};
 use crate::panics::text_of;
+use crate::routes::{METRICS, figures_text};
 use crate::{ServeError, VERSION};
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
@@ -97,9 +98,27 @@ impl Registry {
         }
     }
 
+    /// Its figures, in the text form of Prometheus.
+    pub(crate) async fn metrics(&self) -> Result<String, MirrorError> {
+        Ok(figures_text(&self.mirror.watched().await?))
+    }
+
+    async fn metrics_alone(&self, request: Request) -> Response {
+        let (head, _) = request.into_parts();
+        let figures = match self.mirror.may_watch(&head) {
+            Ok(()) => self.metrics().await,
+            Err(refused) => Err(refused),
+        };
+        match figures {
+            Ok(text) => ([(header::CONTENT_TYPE, METRICS)], text).into_response(),
+            Err(error) => Mirror::refusal(&error),
+        }
+    }
+
     async fn answer_alone(&self, request: Request) -> Response {
         match request.uri().path() {
             path if Mirror::has(path) => self.answer(request).await,
+            "/metrics" => self.metrics_alone(request).await,
             "/health" => text(StatusCode::OK, "ok\n"),
             "/" => Redirect::temporary("/mirror").into_response(),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),

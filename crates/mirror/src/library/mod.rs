@@ -19,6 +19,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
 use crate::error::MirrorError;
+use crate::figures::Fetches;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 
@@ -65,6 +66,11 @@ pub trait Library: Send + Sync + 'static {
 
     /// All manifests with the blobs that they need, and blobs that were brought a short while ago, in no order.
     fn holdings(&self) -> Answer<'_, Vec<Holding>>;
+
+    /// What was asked others for.
+    fn fetches(&self) -> Fetches {
+        Fetches::default()
+    }
 
     /// All repositories, in no order.
     fn repositories(&self) -> Answer<'_, Vec<Repository>>;

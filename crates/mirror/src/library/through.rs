@@ -15,6 +15,7 @@ use super::folder::blocking;
 use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
+use crate::figures::Fetches;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 
@@ -57,6 +58,8 @@ struct Inner {
     registry: Registry,
     upstreams: Upstreams,
     tags: Mutex<HashMap<ModelName, Arc<Tag>>>,
+    /// Of downloads that have ended.
+    fetches: Mutex<Fetches>,
 }
 
 /// What is known of a tag.
@@ -86,6 +89,8 @@ type Making = watch::Receiver<Option<Result<(), String>>>;
 struct Pending {
     found: Found,
     manifest: Manifest,
+    /// Bytes of it that were here before.
+    first: u64,
 }
 
 impl Through {
@@ -96,7 +101,14 @@ impl Through {
         registry: Registry,
         upstreams: Upstreams,
     ) -> Self {
-        Self(Arc::new(Inner { library, store, registry, upstreams, tags: Mutex::default() }))
+        Self(Arc::new(Inner {
+            library,
+            store,
+            registry,
+            upstreams,
+            tags: Mutex::default(),
+            fetches: Mutex::default(),
+        }))
     }
 
     /// Refuses to take what is somebody else's to say.
@@ -132,10 +144,12 @@ impl Inner {
         {
             let known = lock(&state.known);
             if let Some(pending) = &known.pending {
+                lock(&self.fetches).hits += 1;
                 return Ok(Some(pending.manifest.clone()));
             }
             let within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
             if within(known.missed, REST) || stored.is_some() && within(known.said, self.upstreams.fresh) {
+                lock(&self.fetches).hits += u64::from(stored.is_some());
                 return Ok(stored);
             }
         }
@@ -181,27 +195,39 @@ impl Inner {
             .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
         lock(&state.known).said = Some(Instant::now());
         if stored.is_some_and(|stored| stored.digest == manifest.digest) {
+            lock(&self.fetches).hits += 1;
             return Ok(manifest);
         }
+        lock(&self.fetches).misses += 1;
         tracing::info!(%model, digest = %manifest.digest, "fetching");
-        let pending = Arc::new(Pending { found, manifest: manifest.clone() });
+        let pending =
+            Arc::new(Pending { first: found.completed(&self.store), found, manifest: manifest.clone() });
         lock(&state.known).pending = Some(pending.clone());
         let (inner, state, name) = (self.clone(), state.clone(), name.clone());
         tokio::spawn(async move {
             let fetched = inner.fetch(&name, &model, &pending);
             let fetched = std::panic::AssertUnwindSafe(fetched).catch_unwind().await;
+            let arrived = inner.arrived(&pending, fetched.as_ref().is_ok_and(Result::is_ok));
             let mut known = lock(&state.known);
             known.pending = None;
+            lock(&inner.fetches).bytes += arrived;
             match fetched {
                 Ok(Ok(())) => tracing::info!(%model, "fetched"),
                 failed => {
                     known.said = None;
+                    lock(&inner.fetches).failures += 1;
                     let error = failed.map(|fetched| fetched.err().map(|error| error.to_string()));
                     tracing::warn!(%model, error = ?error.ok().flatten(), "fetching failed");
                 }
             }
         });
         Ok(manifest)
+    }
+
+    /// Bytes of a model that a download has brought, which may be on their way out of the store by now.
+    fn arrived(&self, pending: &Pending, is_whole: bool) -> u64 {
+        let here = if is_whole { pending.manifest.size() } else { pending.found.completed(&self.store) };
+        here.saturating_sub(pending.first)
     }
 
     /// Fetches a model to where it stays. Another packaging than Ollama's is kept as it came, where no Ollama looks: whoever asks for
@@ -456,6 +482,16 @@ impl Library for Through {
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
         self.0.library.tags(name)
+    }
+
+    fn fetches(&self) -> Fetches {
+        let pending = self.0.all_pending();
+        let mut fetches = *lock(&self.0.fetches);
+        fetches.running = pending.len() as u64;
+        let arrived =
+            |pending: &Pending| pending.found.completed(&self.0.store).saturating_sub(pending.first);
+        fetches.bytes += pending.iter().map(|(_, pending)| arrived(pending)).sum::<u64>();
+        fetches
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {

@@ -65,7 +65,7 @@ impl Mirror {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         headers.insert(header::CONTENT_LENGTH, (part.end - part.start).into());
         if head.method != Method::HEAD {
-            *response.body_mut() = Body::from_stream(blob.read(part));
+            *response.body_mut() = Body::from_stream(self.figures().sent(blob.read(part)));
         }
         Ok(response)
     }

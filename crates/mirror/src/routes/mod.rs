@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
+use crate::figures::{Figure, Figures};
 use crate::library::Library;
 use crate::path::{PAGE, Target, unescaped};
 use crate::stock::{Quota, Stock};
@@ -65,6 +66,7 @@ struct Inner {
     delete: bool,
     pulls: Pulls,
     stock: Stock,
+    figures: Figures,
 }
 
 /// What a handler answers.
@@ -83,11 +85,62 @@ impl Mirror {
         let access = Access::new(keys, settings.anonymous, settings.push)?;
         let stock = Stock::new(settings.quotas.clone());
         let (delete, pulls) = (settings.delete, Pulls::default());
-        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock })))
+        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock, figures: Figures::default() })))
     }
 
     pub(crate) fn pulls(&self) -> &Pulls {
         &self.0.pulls
+    }
+
+    pub(crate) fn figures(&self) -> &Figures {
+        &self.0.figures
+    }
+
+    /// What it has done and has, for those who watch it.
+    ///
+    /// # Errors
+    /// The library does not answer.
+    pub async fn watched(&self) -> Result<Vec<Figure>, MirrorError> {
+        let mut figures = self.figures().all();
+        let fetches = self.library().fetches();
+        figures.extend([
+            Figure::counter(
+                "puna_mirror_hits_total",
+                "Tags of upstreams served as they are here.",
+                fetches.hits,
+            ),
+            Figure::counter(
+                "puna_mirror_misses_total",
+                "Tags of upstreams that had to be fetched.",
+                fetches.misses,
+            ),
+            Figure::counter(
+                "puna_mirror_fetch_failures_total",
+                "Models that could not be fetched.",
+                fetches.failures,
+            ),
+            Figure::counter(
+                "puna_mirror_fetched_bytes_total",
+                "Bytes fetched from upstreams.",
+                fetches.bytes,
+            ),
+            Figure::gauge("puna_mirror_fetching", "Models that are being fetched.", fetches.running),
+        ]);
+        figures.extend(self.stock().figures(self.library()).await?);
+        Ok(figures)
+    }
+
+    /// Whether a request may see that.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn may_watch(&self, head: &Parts) -> Result<(), MirrorError> {
+        self.access().judge_watcher(head)
+    }
+
+    /// An error in the form of the distribution rules.
+    pub fn refusal(error: &MirrorError) -> Response {
+        refusal(error)
     }
 
     pub(crate) fn stock(&self) -> &Stock {
@@ -126,7 +179,11 @@ impl Mirror {
     /// Answers a request for a path below `/v2`.
     pub async fn answer(&self, request: Request) -> Response {
         let head = request.method() == Method::HEAD;
+        let method = request.method().clone();
+        let path = unescaped(request.uri().path());
+        let target = path.and_then(|path| Target::parse(&path).ok());
         let mut response = self.route(request).await.unwrap_or_else(|error| refusal(&error));
+        self.figures().answered(target.as_ref(), &method, response.status());
         let (name, value) = VERSION;
         response.headers_mut().insert(name, value);
         if head {

@@ -93,7 +93,8 @@ impl Mirror {
             let asked = there.saturating_add(part.len.unwrap_or(0));
             self.stock().has_room(self.library(), name, Asked::Bytes(asked)).await?;
         }
-        self.library().append(name, id, part).await
+        let body = self.figures().received(part.body);
+        self.library().append(name, id, Part { body, ..part }).await
     }
 
     /// Takes the last part, if there is one, and makes the blob.

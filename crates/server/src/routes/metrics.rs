@@ -14,8 +14,30 @@ use crate::scheduler::Unload;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {
     let runners = app.models().runners().await;
-    let text = text(app.figures(), &runners);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    let mut text = text(app.figures(), &runners);
+    if let Some(mirror) = app.mirror() {
+        match mirror.metrics().await {
+            Ok(more) => text += &more,
+            Err(error) => tracing::warn!(%error, "the registry's figures cannot be had"),
+        }
+    }
+    ([(header::CONTENT_TYPE, METRICS)], text).into_response()
+}
+
+/// The form of the figures.
+pub(crate) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Figures of the registry in that form.
+pub(crate) fn figures_text(figures: &[puna_mirror::Figure]) -> String {
+    let mut out = Text::default();
+    for figure in figures {
+        out.family(figure.name, figure.kind, figure.help);
+        for (labels, value) in &figure.samples {
+            let labels: Vec<_> = labels.iter().map(|(label, of)| (*label, of.as_str())).collect();
+            out.sample("", &labels, value);
+        }
+    }
+    out.0
 }
 
 fn text(figures: &Figures, runners: &Runners) -> String {

@@ -23,6 +23,8 @@ mod tokens;
 mod transfer;
 mod upkeep;
 
+pub(crate) use metrics::{METRICS, figures_text};
+
 use axum::routing::{delete, get, post};
 
 use crate::http::paths::Route;
