@@ -375,6 +375,21 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked
 
 
+def test_a_range_far_ahead_does_not_wait_for_what_is_before_it(mirror, upstream):
+    data = os.urandom(24 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    upstream.pace = 0.05  # 384 pieces
+    it = through(mirror, upstream, OLLAMA_MAX_TRANSFER_STREAMS=1)
+    assert it.get("/v2/library/big/manifests/latest")[0] == 200
+    blob = f"/v2/library/big/blobs/{digest(data)}"
+    for first in (20 << 20, 9 << 20):
+        assert it.send("GET", blob, headers={"Range": f"bytes={first}-{first + 99_999}"}) == (206, data[first : first + 100_000])
+        assert upstream.sent < 6 << 20, "most of what is before it came first"
+    upstream.pace = 0
+    assert it.get(blob) == (200, data)
+    assert upstream.sent < len(data) + (2 << 20), "it came once"
+
+
 def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
     layers = [("application/vnd.ollama.image.model", b"weights"), ("application/vnd.docker.container.image.v1+json", b"{}")]
     upstream.put("library/m:latest", layers)
@@ -687,4 +702,3 @@ def test_figures_of_a_server_that_is_a_mirror_too_stand_among_its_own(fresh):
     assert server.get("/v2/")[0] == 200
     body = server.get("/metrics")[1].decode()
     assert 'puna_mirror_requests_total{route="ping",method="GET",status="200"} 1' in body and "puna_build_info" in body
-

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use mdns_sd::{ServiceDaemon, ServiceEvent};
+use mdns_sd::{ServiceDaemon, ServiceEvent, ServiceInfo};
 
 use crate::address::plain;
 use crate::error::RegistryError;
@@ -56,6 +56,43 @@ pub fn announced(wait: Duration) -> Result<Vec<Announced>, RegistryError> {
     Ok(found.into_values().collect())
 }
 
+/// A mirror that is announced as long as this is held.
+pub struct Announcement(ServiceDaemon, String);
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        // Who listens is told that it is gone; nobody waits longer than for that.
+        if let Ok(told) = self.0.unregister(&self.1) {
+            let _ = told.recv_timeout(Duration::from_millis(500));
+        }
+        let _ = self.0.shutdown();
+    }
+}
+
+/// Announces a mirror at a port of this machine: `name` is what people call the machine, `secure` the host that its certificate
+/// is for, where it speaks TLS.
+///
+/// # Errors
+/// The network cannot be told.
+pub fn announce(name: &str, port: u16, secure: Option<&str>) -> Result<Announcement, RegistryError> {
+    let fail = |e: mdns_sd::Error| RegistryError::Setup(format!("the mirror cannot be announced: {e}"));
+    let daemon = ServiceDaemon::new().map_err(fail)?;
+    let label: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();
+    let scheme = if secure.is_some() { "https" } else { "http" };
+    let properties: Vec<(&str, &str)> =
+        [("scheme", scheme)].into_iter().chain(secure.map(|host| ("host", host))).collect();
+    // Two mirrors of one machine are told apart by their ports.
+    let instance = format!("{label}-{port}");
+    let host = format!("{label}-{port}.local.");
+    let service =
+        ServiceInfo::new(MIRROR_SERVICE, &instance, &host, "", port, &properties[..]).map_err(fail)?;
+    let service = service.enable_addr_auto();
+    let full = service.get_fullname().to_owned();
+    daemon.register(service).map_err(fail)?;
+    Ok(Announcement(daemon, full))
+}
+
 /// The address of a record; `None` where it makes none.
 fn address(scheme: Option<&str>, host: Option<&str>, addresses: Vec<IpAddr>, port: u16) -> Option<String> {
     let scheme = match scheme {
@@ -81,6 +118,25 @@ fn address(scheme: Option<&str>, host: Option<&str>, addresses: Vec<IpAddr>, por
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_announced_is_found_until_it_is_withdrawn() {
+        let found = |wait: u64| {
+            let all = announced(Duration::from_millis(wait)).unwrap();
+            all.into_iter().find(|found| found.name == "puna-test-machine-4711")
+        };
+        // Sockets alone say nothing: multicast may go nowhere, as in a container without a network.
+        let announcement = match announce("puna test machine", 4711, Some("models.intra")) {
+            Ok(announcement) => announcement,
+            Err(error) => return println!("SKIPPED: {error}"),
+        };
+        let Some(mirror) = found(4000) else {
+            return println!("SKIPPED: multicast does not reach this machine itself");
+        };
+        assert_eq!(mirror.address, "https://models.intra:4711");
+        drop(announcement);
+        assert_eq!(found(1200), None);
+    }
 
     #[test]
     fn records_make_addresses_or_none() {

@@ -36,6 +36,8 @@ const HELD: Duration = Duration::from_millis(500);
 const PROGRESS: u64 = 1 << 20;
 /// The first notes are made after this part of the usual pause.
 const FIRST_NOTES: u32 = 16;
+/// Connections beyond those of a download, for readers who wait for bytes that are far off.
+const FOR_READERS: usize = 2;
 /// How long somebody without work waits before he looks for some again.
 const IDLE: Duration = Duration::from_millis(200);
 /// A connection this many times slower than the others together on average is replaced…
@@ -77,6 +79,20 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Whether it has begun.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.work.strong_count() > 0
+    }
+
+    /// Has a byte fetched before those that nobody waits for.
+    pub(crate) fn want(&self, at: u64) {
+        if let Some(work) = self.work.upgrade() {
+            if work.table().want(at) {
+                work.wanted.notify_one();
+            }
+        }
+    }
+
     /// Up to where bytes have arrived without a gap from `from` on.
     pub(crate) fn reach(&self, from: u64) -> u64 {
         self.work.upgrade().map_or(from, |work| work.table().reach(from))
@@ -110,6 +126,8 @@ struct Work {
     begun: Instant,
     fresh: Mutex<u64>,
     state: watch::Sender<State>,
+    /// A reader waits for bytes that are far off.
+    wanted: Notify,
 }
 
 /// Downloads a blob of a size into the store, going on from what is there. Ends when nobody looks at `state` any more.
@@ -146,6 +164,7 @@ pub(crate) async fn download(
             begun: Instant::now(),
             fresh: Mutex::new(0),
             state: state.clone(),
+            wanted: Notify::new(),
         });
         state.send_modify(|state| state.work = Arc::downgrade(&work));
         match work.run().await {
@@ -268,6 +287,14 @@ impl Work {
                     let most = if self.whole.load(Ordering::Relaxed) { 1 } else { self.source.session().streams() };
                     growth = Growth::new(most);
                     (1..most.min(FIRST_STREAMS)).for_each(|_| spawn(&mut workers));
+                }
+                // Those who fetch go on with what they have: one more begins with what is waited for.
+                () = self.wanted.notified(), if !alone => {
+                    let most = self.source.session().streams() + FOR_READERS;
+                    let whole = self.whole.load(Ordering::Relaxed);
+                    if !whole && self.workers.load(Ordering::Relaxed) < most {
+                        spawn(&mut workers);
+                    }
                 }
                 () = tokio::time::sleep_until(growth.at.into()), if growth.goes_on() => {
                     let more = growth.more(*lock(&self.fresh), self.workers.load(Ordering::Relaxed));

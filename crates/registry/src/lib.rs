@@ -72,7 +72,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-pub use announced::{Announced, MIRROR_SERVICE, announced};
+pub use announced::{Announced, Announcement, MIRROR_SERVICE, announce, announced};
 pub use direct::FileUrl;
 use endpoint::Endpoint;
 pub use error::RegistryError;

@@ -1,6 +1,6 @@
 //! The parts of a download: who fetches which bytes, what has arrived, and what is noted of it on disk.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs;
 
 use puna_store::{Partial, StoreError};
@@ -14,6 +14,12 @@ const MIN_HALF: u64 = 2 << 20;
 const MAX_NOTE: u64 = 4 << 10;
 /// Notes of one download at most.
 const MAX_NOTES: usize = 1 << 16;
+/// Readers of bytes that are not there yet, whose wishes are remembered.
+const MAX_WANTED: usize = 64;
+/// Parts up to which they are cut for such readers.
+const MAX_CUT: usize = 1024;
+/// Bytes before one that is wanted which come first where they are being fetched.
+const NEAR: u64 = MIB;
 const MIB: u64 = 1 << 20;
 
 /// What is noted of a part, in Ollama's format.
@@ -54,13 +60,15 @@ pub(crate) struct Table {
     resumed: bool,
     /// How often it was begun anew.
     life: u64,
+    /// Bytes that readers wait for.
+    wanted: VecDeque<u64>,
 }
 
 impl Table {
     /// Parts for a blob of `total` bytes of which nothing is there.
     pub(crate) fn plan(total: u64, min_part: u64) -> Self {
         let size = total.div_ceil(MAX_PARTS).next_multiple_of(MIB).max(min_part).max(1);
-        let mut table = Self { total, parts: BTreeMap::new(), resumed: false, life: 0 };
+        let mut table = Self::empty(total);
         let mut offset = 0;
         while offset < total {
             let size = size.min(total - offset);
@@ -68,6 +76,10 @@ impl Table {
             offset += size;
         }
         table
+    }
+
+    fn empty(total: u64) -> Self {
+        Self { total, parts: BTreeMap::new(), resumed: false, life: 0, wanted: VecDeque::new() }
     }
 
     /// One part for all.
@@ -105,7 +117,7 @@ impl Table {
     }
 
     fn from_notes(notes: &[Note], total: u64) -> Self {
-        let mut table = Self { total, parts: BTreeMap::new(), resumed: false, life: 0 };
+        let mut table = Self::empty(total);
         // Numbers that were in use come back, so that no stale note stays behind.
         let mut next_free = notes.iter().map(|note| note.n + 1).max().unwrap_or(0);
         let mut end = 0;
@@ -175,9 +187,47 @@ impl Table {
         self.frontier() == self.total
     }
 
-    /// Takes a part that nobody fetches; where there is none, the second half of what is left of the one with most left.
+    /// Says that somebody waits for a byte. Whether it would not come soon by itself.
+    pub(crate) fn want(&mut self, at: u64) -> bool {
+        let Some((offset, part)) = self.parts.range(..=at).next_back() else { return false };
+        let (front, end) = (offset + part.completed, offset + part.size);
+        let comes = at < front || at >= end || part.busy && at - front < NEAR;
+        if comes || self.wanted.len() >= MAX_WANTED {
+            return false;
+        }
+        if !self.wanted.contains(&at) {
+            self.wanted.push_back(at);
+        }
+        true
+    }
+
+    /// Takes the part from a byte on, unless that has arrived or will so soon.
+    fn claim_wanted(&mut self, at: u64) -> Option<u64> {
+        let many = self.parts.len() >= MAX_CUT;
+        let (offset, part) = self.parts.range_mut(..=at).next_back()?;
+        let (offset, front, end) = (*offset, *offset + part.completed, *offset + part.size);
+        if at < front || at >= end {
+            return None;
+        }
+        if at - front < NEAR || many {
+            let idle = !part.busy;
+            part.busy = true;
+            return idle.then_some(offset);
+        }
+        part.size = at - offset;
+        self.insert(at, end - at, 0);
+        self.parts.get_mut(&at).expect("just inserted").busy = true;
+        Some(at)
+    }
+
+    /// Takes a part that somebody waits for, or else one that nobody fetches; where there is none, the second half of what is left of the one with most left.
     /// Its name is its offset.
     pub(crate) fn claim(&mut self) -> Option<u64> {
+        while let Some(at) = self.wanted.pop_front() {
+            if let Some(offset) = self.claim_wanted(at) {
+                return Some(offset);
+            }
+        }
         let idle = self.parts.iter_mut().find(|(_, part)| !part.busy && part.completed < part.size);
         if let Some((offset, part)) = idle {
             part.busy = true;
@@ -344,6 +394,24 @@ mod tests {
         assert_eq!(shaped(&[]), [(0, 100, 0)]);
         let table = Table::from_notes(&[note(0, 0, 100, 20), note(1, 60, 40, 5)], 100);
         assert_eq!(table.unwritten(), [note(0, 0, 60, 20)]);
+    }
+
+    #[test]
+    fn what_a_reader_waits_for_comes_first() {
+        let mut table = Table::plan(64 * MIB, 16 * MIB);
+        assert_eq!((table.claim(), table.claim()), (Some(0), Some(16 * MIB)));
+        // Far within a part that somebody fetches, and within one that nobody does.
+        assert!(table.want(10 * MIB) && table.want(40 * MIB));
+        assert_eq!((table.claim(), table.claim()), (Some(10 * MIB), Some(40 * MIB)));
+        assert_eq!(table.missing(0), (0, 10 * MIB));
+        assert_eq!(table.missing(10 * MIB), (10 * MIB, 16 * MIB));
+        assert_eq!(table.missing(32 * MIB), (32 * MIB, 40 * MIB));
+        // What comes anyway, and what is there.
+        table.advance(0, 5 * MIB);
+        assert!(!table.want(5 * MIB + 1000) && !table.want(MIB) && !table.want(64 * MIB));
+        assert_eq!(table.claim(), Some(32 * MIB), "the next one that nobody fetches");
+        let ends: Vec<_> = shape(&table).iter().map(|(offset, size, _)| offset + size).collect();
+        assert_eq!(ends, [10, 16, 32, 40, 48, 64].map(|mib| mib * MIB));
     }
 
     #[test]

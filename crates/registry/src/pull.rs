@@ -314,6 +314,15 @@ impl Wanted {
 pub(crate) struct Sources(VecDeque<Arc<Session>>);
 
 impl Sources {
+    /// Goes on to the next; false where there is none.
+    pub(crate) fn pass(&mut self) -> bool {
+        let more = self.0.len() > 1;
+        if more {
+            self.0.pop_front();
+        }
+        more
+    }
+
     pub(crate) fn first(&self) -> Option<&Arc<Session>> {
         self.0.front()
     }

@@ -13,7 +13,7 @@ use crate::http::Session;
 use crate::lock::lock;
 
 /// How often a download that somebody else began is taken over after it failed or was given up.
-const TAKE_OVERS: usize = 5;
+pub(crate) const TAKE_OVERS: usize = 5;
 
 /// Running downloads by store and blob.
 #[derive(Default)]

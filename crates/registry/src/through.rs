@@ -10,11 +10,11 @@ use tokio::sync::mpsc;
 
 use crate::Registry;
 use crate::blocking::blocking;
-use crate::download::What;
+use crate::download::{State, What};
 use crate::error::RegistryError;
 use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
-use crate::share::Share;
+use crate::share::{Share, TAKE_OVERS};
 
 /// A model that a registry has: its manifest, and who has its blobs.
 pub struct Found {
@@ -95,10 +95,10 @@ impl Found {
     /// The download of a blob of it, which begins unless it runs; `None` if it has no such blob.
     pub fn running(&self, store: &Arc<Store>, digest: Digest) -> Option<Running> {
         let total = self.size(&digest)?;
-        let session = self.sources.first()?;
-        let what = What { key: digest, verified: true, total, url: session.blob_url(&digest) };
-        let share = self.registry.downloads().join(session, store, &what);
-        Some(Running { share, store: store.clone(), digest })
+        let (registry, sources) = (self.registry.clone(), self.sources.clone());
+        let share = join(&registry, &sources, store, digest, total)?;
+        let left = TAKE_OVERS;
+        Some(Running { registry, sources, left, share, store: store.clone(), digest, total })
     }
 }
 
@@ -107,26 +107,77 @@ pub struct Kept {
     _held: Held,
 }
 
+/// Joins the download of a blob from the first who may have it.
+fn join(
+    registry: &Registry,
+    sources: &Sources,
+    store: &Arc<Store>,
+    digest: Digest,
+    total: u64,
+) -> Option<Share> {
+    let session = sources.first()?;
+    let what = What { key: digest, verified: true, total, url: session.blob_url(&digest) };
+    Some(registry.downloads().join(session, store, &what))
+}
+
 /// A download that goes on as long as somebody holds it.
 pub struct Running {
+    registry: Registry,
+    sources: Sources,
+    /// How often somebody else's failed download is taken over.
+    left: usize,
     share: Share,
     store: Arc<Store>,
     digest: Digest,
+    total: u64,
 }
 
 impl Running {
-    /// Waits until a byte has arrived. Says up to where those behind it have.
+    /// Waits until a byte has arrived, which comes before those that nobody waits for. Says up to where those behind it have.
+    /// A download that fails goes on with the next who may have the blob.
     ///
     /// # Errors
-    /// The download failed.
+    /// Nobody could be fetched from.
     pub async fn reach(&mut self, from: u64) -> Result<u64, RegistryError> {
-        let state = self.share.state.wait_for(|state| state.end.is_some() || state.reach(from) > from).await;
-        let state = state.map_err(|_| RegistryError::Cancelled)?;
-        match &state.end {
-            Some(Ok(_)) => Ok(u64::MAX),
-            Some(Err(error)) => Err(error.clone()),
-            None => Ok(state.reach(from)),
+        let mut said = false;
+        loop {
+            let (end, reach) = {
+                let here = |state: &State| state.end.is_some() || state.reach(from) > from;
+                let state =
+                    self.share.state.wait_for(|state| here(state) || !said && state.is_at_work()).await;
+                let state = state.map_err(|_| RegistryError::Cancelled)?;
+                if !here(&state) {
+                    state.want(from);
+                }
+                (state.end.clone(), state.reach(from))
+            };
+            match end {
+                Some(Ok(_)) => return Ok(u64::MAX),
+                Some(Err(error)) => {
+                    self.go_on(error)?;
+                    said = false;
+                }
+                None if reach > from => return Ok(reach),
+                None => said = true,
+            }
         }
+    }
+
+    /// Joins another download after one that failed.
+    fn go_on(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        // What a reader was given before was wrong, or the disk is the matter.
+        if matches!(error, RegistryError::DigestMismatch { .. }) || error.is_ours() {
+            return Err(error);
+        }
+        let again = !self.share.is_own && self.left > 0;
+        if again {
+            self.left -= 1;
+        } else if !self.sources.pass() {
+            return Err(error);
+        }
+        let share = join(&self.registry, &self.sources, &self.store, self.digest, self.total);
+        self.share = share.ok_or(error)?;
+        Ok(())
     }
 
     /// The file with what has arrived. It stays readable when the blob is complete and when the download fails.

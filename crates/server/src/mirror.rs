@@ -185,6 +185,17 @@ impl Desk for Alone {
     }
 }
 
+/// Tells the network of a mirror that listens beyond this machine.
+fn announce(address: std::net::SocketAddr, secure: bool) -> Option<puna_registry::Announcement> {
+    let name = machine_name();
+    if address.ip().is_loopback() {
+        tracing::warn!(%address, "mirror.announce is on, but nobody else can reach this address: set mirror.host");
+        return None;
+    }
+    let announced = puna_registry::announce(&name, address.port(), secure.then_some(name.as_str()));
+    announced.inspect_err(|error| tracing::warn!(%error, "it is not announced")).ok()
+}
+
 /// Serves the store as a registry until `end` is ready, then gives running requests a few seconds.
 ///
 /// # Errors
@@ -208,6 +219,7 @@ pub async fn serve(
     let library = config.mirror.storage.as_ref().map(ToString::to_string);
     let library = library.unwrap_or_else(|| config.models.display().to_string());
     tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
+    let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
     let desk = Arc::new(Alone(registry));
     let manner = Manner { desk, tls, write_timeout: config.write_timeout };
     run(listener, manner, reload, end, std::future::ready(())).await;

@@ -26,6 +26,7 @@ pub const SETTINGS: &[(&str, Kind)] = &[
     ("mirror.anonymous", Kind::Any),
     ("mirror.push", Kind::Any),
     ("mirror.delete", Kind::Any),
+    ("mirror.announce", Kind::Any),
     ("mirror.storage", Kind::Text),
     ("mirror.storage_endpoint", Kind::Text),
     ("mirror.storage_region", Kind::Text),

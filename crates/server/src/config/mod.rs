@@ -129,6 +129,8 @@ pub struct MirrorConfig {
     pub push: bool,
     /// `PUNA_MIRROR_DELETE`: whether what is here may be removed by those who may push.
     pub delete: bool,
+    /// `PUNA_MIRROR_ANNOUNCE`: whether a mirror that runs alone announces itself on the network.
+    pub announce: bool,
     /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
     pub storage: Option<Storage>,
     /// `PUNA_MIRROR_QUOTAS`: how many bytes namespaces may have.
@@ -306,6 +308,7 @@ impl Config {
                 anonymous: read.switch("mirror.anonymous"),
                 push: read.switch("mirror.push"),
                 delete: read.switch("mirror.delete"),
+                announce: read.switch("mirror.announce"),
                 storage: storage::read(&mut read),
                 quotas: read.quotas("mirror.quotas"),
                 upstreams: Upstreams {
