@@ -62,6 +62,8 @@ pub struct ObjectLibrary {
     manifests: Known<Digest, Manifest>,
     /// What tags stood for, by what they were called in which version.
     tags: Known<(String, String), Digest>,
+    /// Where blobs lie, by their objects' names and versions.
+    places: Known<(String, String), Place>,
 }
 
 /// Where the bytes of a blob lie.
@@ -90,6 +92,7 @@ impl ObjectLibrary {
             bucket,
             manifests: Known::default(),
             tags: Known::default(),
+            places: Known::default(),
         }
     }
 
@@ -140,11 +143,8 @@ impl ObjectLibrary {
         let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age > GRACE);
         let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
         let (mut removed, mut places) = (0, HashSet::new());
-        for Entry { name, .. } in young.iter().chain(&old) {
-            let Ok(digest) = name.parse::<Digest>() else { continue };
-            let Some(place) = self.place(&digest).await? else { continue };
-            let is_old = old.iter().any(|entry| entry.name == *name);
-            if is_old && !needed.contains(&digest) && self.is_old(&digest).await? {
+        for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
+            if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 self.remove(&digest, &place).await?;
                 removed += 1;
             } else {
@@ -163,6 +163,21 @@ impl ObjectLibrary {
             }
         }
         Ok(removed)
+    }
+
+    /// What a sweep must know of a blob. It looks at all of them, and most are as they were the last time.
+    async fn swept(&self, blob: Entry) -> Result<Option<(Digest, Place, Duration)>, MirrorError> {
+        let Ok(digest) = blob.name.parse::<Digest>() else { return Ok(None) };
+        let key = (blob.name, blob.version);
+        let place = match self.places.get(&key) {
+            Some(place) => place,
+            None => {
+                let Some(place) = self.place(&digest).await? else { return Ok(None) };
+                self.places.put(key, place.clone());
+                place
+            }
+        };
+        Ok(Some((digest, place, blob.age)))
     }
 
     async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {

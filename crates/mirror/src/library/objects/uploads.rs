@@ -1,7 +1,7 @@
 //! Uploads into a bucket. All that is known of one lies in the bucket when an answer says how far it is, so that the next part
 //! may come to another mirror, or to this one after a restart.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -107,17 +107,22 @@ impl Uploads {
 
     /// Removes uploads that were left alone for too long. Says how many there are.
     pub(super) async fn clear(&self) -> Result<usize, MirrorError> {
-        let mut left = 0;
-        for entry in self.bucket.entries(&self.bucket.key(["uploads"])).await? {
-            let (id, end) = entry.name.split_once('.').unwrap_or((&entry.name, ""));
-            let (Ok(id), is_note) = (UploadId::parse(id), end == "json") else { continue };
+        let entries = self.bucket.entries(&self.bucket.key(["uploads"])).await?;
+        let (mut left, mut alive) = (0, HashSet::new());
+        for entry in &entries {
+            let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else { continue };
             if entry.age <= MAX_AGE {
-                left += usize::from(is_note);
-            } else if !is_note {
-                // Its note goes on being written as long as it is in use.
-                self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
+                left += 1;
+                alive.insert(id);
             } else if let Some(note) = self.note(&id).await? {
-                self.discard(&id, &note).await?;
+                self.forget(&id, &note, false).await?;
+            }
+        }
+        // What a crash has left of others.
+        for entry in entries.iter().filter(|entry| entry.age > MAX_AGE && !entry.name.ends_with(".json")) {
+            let id = entry.name.split('.').next().map(UploadId::parse);
+            if !id.is_some_and(|id| id.is_ok_and(|id| alive.contains(&id))) {
+                self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
             }
         }
         Ok(left)
@@ -243,11 +248,7 @@ impl Uploads {
 
     pub(super) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
         let (_held, note) = self.hold(name, id).await?;
-        self.discard(id, &note).await
-    }
-
-    async fn discard(&self, id: &UploadId, note: &Note) -> Result<(), MirrorError> {
-        self.forget(id, note, false).await
+        self.forget(id, &note, false).await
     }
 
     /// Removes all that is known of an upload, and its bytes unless they are a blob's now.
