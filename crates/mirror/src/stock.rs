@@ -19,7 +19,7 @@ use crate::name::Repository;
 
 /// How old what is known may be, where it is to be counted.
 const RECENT: Duration = Duration::from_secs(10);
-/// The same where somebody would be refused something by it.
+/// The same where a quota may refuse something.
 const NEWEST: Duration = Duration::from_millis(500);
 /// How long somebody who could see a blob may fetch more of it without being judged again.
 const SEEN: Duration = Duration::from_secs(60);
@@ -89,7 +89,8 @@ impl Stock {
         }
         let may = |name: &Repository| holder.may(Right::Read, Some(name));
         let mut sees = false;
-        for age in [RECENT, NEWEST] {
+        // What began a moment ago counts: nobody is refused by what was known before.
+        for age in [RECENT, Duration::ZERO] {
             if !sees {
                 let holdings = self.holdings(library, age).await?;
                 let needs = |held: &Holding| held.blobs.iter().any(|(of, _)| *of == digest);
