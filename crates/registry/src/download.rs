@@ -86,10 +86,10 @@ impl State {
 
     /// Has a byte fetched before those that nobody waits for.
     pub(crate) fn want(&self, at: u64) {
-        if let Some(work) = self.work.upgrade() {
-            if work.table().want(at) {
-                work.wanted.notify_one();
-            }
+        if let Some(work) = self.work.upgrade()
+            && work.table().want(at)
+        {
+            work.wanted.notify_one();
         }
     }
 

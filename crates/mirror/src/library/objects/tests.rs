@@ -160,7 +160,8 @@ async fn a_blob_that_two_push_at_a_time_is_kept_once() {
     let digest = Digest::of(&bytes);
     let (a, b) = tokio::join!(one.finish(&name, &first, digest), other.finish(&name, &second, digest));
     assert_eq!((a, b), (Ok(()), Ok(())));
-    assert_eq!(keys(&service).await.len(), 2);
+    let kept: Vec<_> = keys(&service).await.into_iter().filter(|key| !key.contains("/brought/")).collect();
+    assert_eq!(kept.len(), 2, "{kept:?}");
     assert_eq!(read(&one, digest, 0..150_000).await, bytes);
 }
 
