@@ -387,7 +387,8 @@ def test_a_range_far_ahead_does_not_wait_for_what_is_before_it(mirror, upstream)
         assert upstream.sent < 6 << 20, "most of what is before it came first"
     upstream.pace = 0
     assert it.get(blob) == (200, data)
-    assert upstream.sent < len(data) + (2 << 20), "it came once"
+    # What was under way where a part was cut, up to a socket's buffers each time, comes again.
+    assert upstream.sent < len(data) * 1.5, "it came once"
 
 
 def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
