@@ -17,7 +17,6 @@ use crate::fetch::content_range;
 use crate::http::{Ask, Session};
 use crate::packaging::{Made, Origin, is_made_of};
 use crate::settings::{Options, Progress, Report, tell};
-use crate::space::room;
 
 /// What files of weights are called.
 const SUFFIX: &str = ".gguf";
@@ -134,8 +133,7 @@ impl Registry {
         options: &Options,
         report: &Report,
     ) -> Result<(), RegistryError> {
-        let (at, total) = (store.clone(), what.total);
-        blocking(move || room(&at, "the model", total)).await?;
+        let total = what.total;
         let digest = self.fetch_told(session, store, &what, report).await?;
         tell(report, Progress::blob("pulling", what.key, total, total)).await;
         tell(report, Progress::status("verifying sha256 digest")).await;

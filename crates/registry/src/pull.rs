@@ -177,7 +177,12 @@ impl Registry {
         let mut missed: Vec<String> = Vec::new();
         loop {
             let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
-            let error = match session.manifest().await {
+            let mut found = session.manifest().await;
+            // What answers everything with a page of its own is no mirror of this model.
+            if session.is_mirror() {
+                found = found.and_then(|bytes| is_of_a_model(&bytes).map(|()| bytes));
+            }
+            let error = match found {
                 Ok(bytes) => return Ok(Place::Manifest(Sources(sessions), bytes)),
                 Err(error) => error,
             };
@@ -343,6 +348,14 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.store.let_go(self.digests.drain(..));
+    }
+}
+
+/// Whether a manifest can be read, in whichever way the model is packaged.
+fn is_of_a_model(bytes: &[u8]) -> Result<(), RegistryError> {
+    match Package::read(bytes)? {
+        Some(_) => Ok(()),
+        None => read_manifest(bytes).map(drop),
     }
 }
 

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use puna_mirror::{
     Caller, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings, StoreLibrary, Through,
 };
-use puna_store::Store;
+
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -83,7 +83,8 @@ impl Registry {
 
     /// Answers a request for a path of the registry.
     pub(crate) async fn answer(&self, mut request: Request) -> Response {
-        if is_local(&request, &self.machine) {
+        // A page of the network that somebody looks at here speaks as this machine, but not for it.
+        if is_local(&request, &self.machine) && !request.headers().contains_key(header::ORIGIN) {
             request.extensions_mut().insert(puna_mirror::Local);
         }
         let caller = Caller(peer(&request).to_string());
@@ -212,7 +213,7 @@ pub async fn serve(
     }
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
     let guard = Arc::new(Guard::new(&config.keys)?);
-    let store = Arc::new(Store::open(&config.models)?);
+    let store = Arc::new(config.store()?);
     let client = puna_registry::Registry::new(registry_settings(&config));
     let registry = Registry::new(store, client, &config, guard).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::TEMP_DIR;
+use crate::pulls::Pull;
 use crate::store::Store;
 use crate::transfer::{SUM_SUFFIX, is_held};
 
@@ -104,18 +105,26 @@ struct Broom<'a> {
 
 impl Broom<'_> {
     fn sweep(&mut self, blobs: &Path, used: &HashSet<Digest>) -> Result<(), StoreError> {
+        let pulls = self.store.pulls()?;
+        // Of other programs, too: what one of them has fetched need not come again when the rest does.
+        let (running, halted): (Vec<_>, Vec<_>) = pulls.iter().partition(|pull| pull.is_running);
+        let [running, halted] = [running, halted].map(digests);
         for file in files_of(blobs)? {
             match file.name.parse::<Digest>() {
                 Ok(digest) => {
                     self.pruned.blobs += 1;
-                    if !used.contains(&digest) && !self.store.is_worked_with(&digest) {
-                        self.older(&file, GRACE, LeftoverKind::Blob);
+                    let is_kept = used.contains(&digest) || running.contains(&digest);
+                    if is_kept || self.store.is_worked_with(&digest) {
+                        continue;
                     }
+                    let is_coming = halted.contains(&digest) && !self.options.downloads;
+                    let grace = if is_coming { PARTIAL_GRACE } else { GRACE };
+                    self.older(&file, grace, LeftoverKind::Blob);
                 }
                 Err(_) => self.download(&file),
             }
         }
-        for pull in self.store.pulls()? {
+        for pull in pulls {
             // A note about nothing: its blobs were removed, or another program has finished them.
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
                 let note = File::of(pull.note, SystemTime::now());
@@ -162,6 +171,11 @@ impl Broom<'_> {
             Err(error) => tracing::warn!(path = %file.path.display(), %error, "cannot be removed"),
         }
     }
+}
+
+/// All that pulls are of.
+fn digests(pulls: Vec<&Pull>) -> HashSet<Digest> {
+    pulls.iter().flat_map(|pull| pull.manifest.blobs().map(|layer| layer.digest)).collect()
 }
 
 /// Links to blobs from merges that were interrupted.

@@ -31,10 +31,11 @@ async fn a_mirror_without_the_model_away_or_broken_is_left() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().to_string()
     };
-    let bench = bench(&origin, &[&gone, &empty.host, &broken.host]);
+    let page = Server::start(|_| status(200, "<html>Who are you?</html>")).await;
+    let bench = bench(&origin, &[&gone, &empty.host, &broken.host, &page.host]);
     bench.pull_ok(&origin.model()).await;
     bench.assert_has(&model, &origin.model());
-    assert!(!empty.seen().is_empty() && !broken.seen().is_empty());
+    assert!([&empty, &broken, &page].iter().all(|mirror| !mirror.seen().is_empty()));
 }
 
 #[tokio::test]

@@ -100,7 +100,17 @@ pub(super) struct Answer {
     pub(super) protocol: Protocol,
     pub(super) lines: Lines,
     pub(super) asked: Instant,
+    /// What the other server was shown.
+    key: Option<String>,
     _busy: Busy,
+}
+
+impl Answer {
+    /// The error of a server that fails amid its answer, in its words.
+    pub(super) fn failure(&self, text: &str) -> Failure {
+        let said = hide(text, self.key.as_deref());
+        Failure::new(502, format!("the remote server failed: {said}"))
+    }
 }
 
 impl Upstream {
@@ -133,7 +143,8 @@ impl Upstream {
                 Ok(response) => {
                     self.remotes.change(&host.base, |load| load.away = None);
                     let lines = self.accepted(host, response).await?;
-                    return Ok(Answer { protocol: host.protocol, lines, asked, _busy: busy });
+                    let (protocol, key) = (host.protocol, host.key.clone());
+                    return Ok(Answer { protocol, lines, asked, key, _busy: busy });
                 }
                 Err(error) if error.is_connect() => {
                     let until = Instant::now() + AWAY;
@@ -163,7 +174,8 @@ impl Upstream {
         }
         let base = &host.base;
         if status.is_redirection() {
-            let to: String = to.unwrap_or_default().chars().take(SHOWN).collect();
+            let to = hide(&to.unwrap_or_default(), host.key.as_deref());
+            let to: String = to.chars().take(SHOWN).collect();
             let text =
                 format!("{base} redirects to {to:?}, which is not followed: name that server in the model");
             return Err(Failure::new(502, text));

@@ -61,8 +61,12 @@ impl Allowed {
     fn admits(&self, url: &Url) -> bool {
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default().unwrap_or_default();
-        self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme())
-            && (self.host == host || self.host == format!("{host}:{port}"))
+        let is_scheme = self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme());
+        // A name alone is a whole machine: a stranger's model must not choose which of its programs gets the key, nor have it sent
+        // in the clear.
+        let is_own =
+            self.key.is_none() || self.scheme.is_some() || url.scheme() == "https" && url.port().is_none();
+        is_scheme && (self.host == host && is_own || self.host == format!("{host}:{port}"))
     }
 }
 
@@ -157,6 +161,7 @@ mod tests {
             ]
         );
         for other in [
+            "https://api.example:8443/v1",
             "http://gpu1/v1",
             "http://gpu1:8001/v1",
             "http://far.example/v1",

@@ -107,7 +107,7 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
     let mut calls = 0;
     while let Some(line) = answer.lines.object().await? {
         if let Some(text) = error_text(&line) {
-            return Err(Failure::new(502, format!("the remote server failed: {text}")));
+            return Err(answer.failure(&text));
         }
         let wrong = |error| Failure::new(502, format!("the remote server's answer makes no sense: {error}"));
         let line = match line.get("message").is_some() {

@@ -218,7 +218,7 @@ pub(super) async fn read(
     while let Some(chunk) = answer.lines.event().await? {
         first.get_or_insert_with(|| answer.asked.elapsed());
         if let Some(text) = error_text(&chunk) {
-            return Err(Failure::new(502, format!("the remote server failed: {text}")));
+            return Err(answer.failure(&text));
         }
         reader.chunk(&chunk).await?;
     }

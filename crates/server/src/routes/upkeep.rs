@@ -1,6 +1,6 @@
 //! Looking after the store: `POST /api/verify`, `POST /api/prune` and `GET /api/downloads`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -76,11 +76,22 @@ async fn check(
     })?;
     let mut left = damaged(app, entries, to).await?;
     if let Some(repair) = repair {
-        let mut remaining = Vec::new();
-        for (entry, damages) in left {
+        let (mut remaining, mut mended) = (Vec::new(), HashSet::new());
+        for (entry, mut damages) in left {
+            // What models share was mended with the first of them.
+            damages.retain(|digest, _| !mended.contains(digest));
+            if damages.is_empty() {
+                continue;
+            }
             tell(to, status(format!("repairing {}", entry.name))).await;
             match mend(app, &entry, &damages, repair, to).await {
-                Ok(()) => remaining.extend(damaged(app, stored(app, &entry.name).await?, to).await?),
+                Ok(()) => {
+                    let still = damaged(app, stored(app, &entry.name).await?, to).await?;
+                    let is_still =
+                        |digest: &Digest| still.iter().any(|(_, damages)| damages.contains_key(digest));
+                    mended.extend(damages.into_keys().filter(|digest| !is_still(digest)));
+                    remaining.extend(still);
+                }
                 Err(failure) => {
                     tell(to, status(format!("{} is not repaired: {}", entry.name, failure.message))).await;
                     remaining.push((entry, damages));

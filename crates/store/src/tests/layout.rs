@@ -242,6 +242,29 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
 }
 
 #[test]
+fn what_an_interrupted_pull_has_finished_stays_as_long_as_the_rest_of_it() {
+    let kit = Kit::new();
+    let (here, coming) = (kit.store.add_blob(b"here").unwrap().digest, Digest::of(b"to come"));
+    let layers = vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::PROJECTOR, here, 4)];
+    kit.store.note_pull(&name("m"), &Manifest { config: None, layers }.to_bytes()).unwrap();
+    let path = kit.store.blob_path(&here);
+    let old = |hours: u64| {
+        let time = SystemTime::now() - Duration::from_secs(3600 * hours);
+        File::options().append(true).open(&path).unwrap().set_modified(time).unwrap();
+    };
+    old(24 * 13);
+    assert_eq!(prune(&kit).removed, []);
+    old(24 * 15);
+    assert_eq!(prune(&kit).removed.len(), 1);
+    // Who wants interrupted downloads gone means all of them.
+    assert_eq!(kit.store.add_blob(b"here").unwrap().digest, here);
+    old(2);
+    assert_eq!(prune(&kit).removed, []);
+    let all = PruneOptions { downloads: true, ..PruneOptions::default() };
+    assert_eq!(kit.store.prune(all).unwrap().removed.len(), 1);
+}
+
+#[test]
 fn a_store_that_cannot_be_used_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
