@@ -22,11 +22,16 @@ impl Address {
     /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port,
     /// instead of which the usual one is taken.
     pub fn parse(text: &str) -> (Self, Option<String>) {
+        Self::parse_at(text, DEFAULT_PORT)
+    }
+
+    /// The same for a server whose port is another one where nothing is said.
+    pub fn parse_at(text: &str, port: u16) -> (Self, Option<String>) {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let default = match (text.contains("://"), scheme) {
             (true, "http") => 80,
             (true, "https") => 443,
-            _ => DEFAULT_PORT,
+            _ => port,
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = split_port(authority);

@@ -1,6 +1,6 @@
 //! What a path below `/v2` asks for.
 
-use puna_store::Digest;
+use puna_store::{DEFAULT_HOST, Digest};
 
 use crate::error::MirrorError;
 use crate::library::UploadId;
@@ -73,6 +73,25 @@ impl Target {
 }
 
 impl Target {
+    /// The same for a client that takes this for the mirror of a registry, and so does not say the registry's name in the path.
+    pub(crate) fn of_registry(self, host: &str) -> Result<Self, MirrorError> {
+        if host.eq_ignore_ascii_case(DEFAULT_HOST) {
+            return Ok(self);
+        }
+        let at = |name: Repository| {
+            let full = Repository::parse(&format!("{host}/{name}"));
+            // Hosts that no repository can be named by have nothing here.
+            full.map_err(|_| MirrorError::NameUnknown(name))
+        };
+        Ok(match self {
+            Self::Manifest(name, of) => Self::Manifest(at(name)?, of),
+            Self::Blob(name, of) => Self::Blob(at(name)?, of),
+            Self::Tags(name) => Self::Tags(at(name)?),
+            Self::Referrers(name, of) => Self::Referrers(at(name)?, of),
+            other => other,
+        })
+    }
+
     /// What it is called where requests are counted.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
@@ -153,6 +172,22 @@ mod tests {
             (format!("/v2/a/b/referrers/{of}"), Target::Referrers(name("a/b"), of)),
         ] {
             assert_eq!(Target::parse(&path), Ok(target), "{path}");
+        }
+    }
+
+    #[test]
+    fn mirrors_of_other_registries_are_asked_by_their_names() {
+        let at = |path: &str, host: &str| {
+            let target = Target::parse(path).unwrap().of_registry(host)?;
+            Ok(target.repository().map(ToString::to_string))
+        };
+        let manifest = "/v2/user/repo/manifests/latest";
+        assert_eq!(at(manifest, "registry.ollama.ai"), Ok(Some("user/repo".into())));
+        assert_eq!(at(manifest, "hf.co"), Ok(Some("hf.co/user/repo".into())));
+        assert_eq!(at("/v2/", "hf.co"), Ok(None));
+        let unknown = MirrorError::NameUnknown(Repository::parse("user/repo").unwrap());
+        for host in ["127.0.0.1:5000", "../x", "a b"] {
+            assert_eq!(at(manifest, host), Err(unknown.clone()), "{host}");
         }
     }
 

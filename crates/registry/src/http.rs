@@ -12,7 +12,7 @@ use reqwest::header::{
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
 use crate::Registry;
-use crate::address::{plain, shown, verb};
+use crate::address::{authority, plain, shown, verb};
 use crate::auth::Challenges;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
@@ -365,7 +365,16 @@ pub(crate) fn stalled(method: &Method, url: &Url, patience: Duration) -> Registr
 }
 
 pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> RegistryError {
-    RegistryError::Transport { method: verb(method), url: shown(url), cause: root_cause(error) }
+    let mut cause = root_cause(error);
+    // What a server without TLS answers to its beginning is no record of it, or nothing.
+    let is_plain = ["InvalidContentType", "handshake eof"].iter().any(|words| cause.contains(words));
+    if error.is_connect() && url.scheme() == "https" && is_plain {
+        let host = authority(url);
+        cause += &format!(
+            ": does it speak plain HTTP? Then use --insecure, or set http = true in [registry.hosts.{host:?}]"
+        );
+    }
+    RegistryError::Transport { method: verb(method), url: shown(url), cause }
 }
 
 /// The words of the innermost cause, which is the one that tells something.

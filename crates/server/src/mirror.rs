@@ -13,6 +13,7 @@ use puna_mirror::{
     Caller, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings, StoreLibrary, Through,
 };
 
+use puna_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use puna_store::Digest;
+use puna_store::{Digest, sync_dir};
 
 use super::folder::{self, Folder, absent, blocking, io};
 use super::{Blob, Body};
@@ -48,11 +48,15 @@ impl Folder {
             return Err(MirrorError::ManifestBlobUnknown(*digest));
         }
         fs::create_dir_all(self.blobs()).map_err(io("create the folder", &self.blobs()))?;
-        link(&stored, &kept).map_err(io("write", &kept))
+        link(&stored, &kept).map_err(io("write", &kept))?;
+        // Before the manifest that needs it is there.
+        sync_dir(&self.blobs());
+        Ok(())
     }
 
     /// Removes a blob that was pushed and that no manifest needs.
     pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
+        let _changes = self.changes();
         if self.needed()?.contains(digest) || self.store.has_blob(digest) {
             return Err(MirrorError::needed(digest));
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt, stream};
 use puna_registry::{Found, Options, Registry, RegistryError, Running};
-use puna_store::{Digest, ModelName, ModelRef, Source, Store};
+use puna_store::{DEFAULT_HOST, Digest, ModelName, ModelRef, Source, Store};
 use tokio::sync::{mpsc, watch};
 
 use super::blobs::read_at;
@@ -44,7 +44,8 @@ impl Upstreams {
     fn model(&self, name: &Repository, tag: &str) -> Option<ModelName> {
         let model = name.model(tag)?;
         let asked = self.hosts.iter().any(|host| host.eq_ignore_ascii_case(model.host()));
-        let own = self.private.iter().any(|own| is_in(model.namespace(), own));
+        let is_default = model.host().eq_ignore_ascii_case(DEFAULT_HOST);
+        let own = is_default && self.private.iter().any(|own| is_in(model.namespace(), own));
         (asked && !own).then_some(model)
     }
 }
@@ -74,8 +75,8 @@ struct Tag {
 struct Known {
     /// When somebody said what it stands for.
     said: Option<Instant>,
-    /// When nobody did, or nobody had it.
-    missed: Option<Instant>,
+    /// When nobody did, or nobody had it, and why nobody did.
+    missed: Option<(Instant, Option<String>)>,
     /// What is being fetched.
     pending: Option<Arc<Pending>>,
     /// What is being made of several files.
@@ -147,10 +148,20 @@ impl Inner {
                 lock(&self.fetches).hits += 1;
                 return Ok(Some(pending.manifest.clone()));
             }
-            let within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
-            if within(known.missed, REST) || stored.is_some() && within(known.said, self.upstreams.fresh) {
-                lock(&self.fetches).hits += u64::from(stored.is_some());
-                return Ok(stored);
+            let is_fresh = known.said.is_some_and(|at| at.elapsed() < self.upstreams.fresh);
+            let missed = known.missed.as_ref().filter(|(at, _)| at.elapsed() < REST);
+            match (&stored, missed) {
+                // That it cannot be had is not that there is none.
+                (None, Some((_, Some(why)))) => return Err(MirrorError::Upstream(why.clone())),
+                (_, Some(_)) => {
+                    lock(&self.fetches).hits += u64::from(stored.is_some());
+                    return Ok(stored);
+                }
+                (Some(_), None) if is_fresh => {
+                    lock(&self.fetches).hits += 1;
+                    return Ok(stored);
+                }
+                _ => {}
             }
         }
         let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
@@ -167,12 +178,13 @@ impl Inner {
                 self.made(name, &model, making, stored).await
             }
             Err(error) => {
-                lock(&state.known).missed = Some(Instant::now());
-                match (stored, is_absence(&error)) {
-                    (None, true) => Ok(None),
-                    (None, false) => Err(MirrorError::Upstream(format!("{model}: {error}"))),
-                    (stored, absent) => {
-                        tracing::warn!(%model, %error, absent, "the upstream does not have it now: serving what is here");
+                let why = (!is_absence(&error)).then(|| format!("{model}: {error}"));
+                lock(&state.known).missed = Some((Instant::now(), why.clone()));
+                match (stored, why) {
+                    (None, None) => Ok(None),
+                    (None, Some(why)) => Err(MirrorError::Upstream(why)),
+                    (stored, why) => {
+                        tracing::warn!(%model, %error, absent = why.is_none(), "the upstream does not have it now: serving what is here");
                         Ok(stored)
                     }
                 }
@@ -194,7 +206,7 @@ impl Inner {
             .or_else(|_| Manifest::parse(found.bytes().clone(), None))
             .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
         lock(&state.known).said = Some(Instant::now());
-        if stored.is_some_and(|stored| stored.digest == manifest.digest) {
+        if stored.is_some_and(|stored| stored.digest == manifest.digest) && self.has_all(&manifest).await? {
             lock(&self.fetches).hits += 1;
             return Ok(manifest);
         }
@@ -222,6 +234,16 @@ impl Inner {
             }
         });
         Ok(manifest)
+    }
+
+    /// Whether nothing of a model has been lost.
+    async fn has_all(&self, manifest: &Manifest) -> Result<bool, MirrorError> {
+        for blob in &manifest.blobs {
+            if self.library.blob(blob.digest).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Bytes of a model that a download has brought, which may be on their way out of the store by now.
@@ -293,9 +315,11 @@ impl Inner {
             }
             let mut known = lock(&state.known);
             known.making = None;
-            match made {
+            match &made {
                 Ok(()) => known.said = Some(Instant::now()),
-                Err(_) => known.missed = Some(Instant::now()),
+                Err(error) => {
+                    known.missed = Some((Instant::now(), Some(format!("{}: {error}", reference.name))))
+                }
             }
             say.send_replace(Some(made));
         });
@@ -546,7 +570,7 @@ mod tests {
             fresh: Duration::ZERO,
         };
         let asked = |name: &str| upstreams.model(&Repository::parse(name).unwrap(), "latest").is_some();
-        for name in ["library/llama3", "mean/m", "hf.co/user/repo"] {
+        for name in ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo"] {
             assert!(asked(name), "{name}");
         }
         for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d"] {

@@ -185,10 +185,16 @@ impl Uploads {
         digest: Digest,
     ) -> Result<(), MirrorError> {
         let mut session = self.hold(folder, name, id).await?;
-        self.sessions().remove(id);
-        session.over = true;
         let folder = folder.clone();
-        blocking(move || session.finish(&folder, digest)).await
+        let (over, made) = blocking(move || {
+            let made = session.finish(&folder, digest);
+            Ok((session.over, made))
+        })
+        .await?;
+        if over {
+            self.sessions().remove(id);
+        }
+        made
     }
 
     /// Gives it up.
@@ -289,7 +295,9 @@ impl Session {
 
     fn finish(&mut self, folder: &Folder, digest: Digest) -> Result<(), MirrorError> {
         let made = self.make(folder, digest);
-        let gone = self.discard();
+        // What a full disk kept from being made can be made later; what is wrong stays wrong.
+        self.over = matches!(made, Ok(()) | Err(MirrorError::DigestMismatch { .. }));
+        let gone = if self.over { self.discard() } else { Ok(()) };
         made.and(gone)
     }
 
@@ -297,10 +305,10 @@ impl Session {
         let path = self.data.clone();
         let mut file = File::options().read(true).write(true).open(&path).map_err(io("read", &path))?;
         if self.len > self.note.committed {
-            // A part that broke off belongs to nothing.
-            file.set_len(self.note.committed).map_err(io("write", &path))?;
             self.hasher = self.committed.take();
         }
+        // A part that broke off belongs to nothing, nor does what was written of one when the disk was full.
+        file.set_len(self.note.committed).map_err(io("write", &path))?;
         let found = match self.hasher.take() {
             Some(hasher) => hasher.finish(),
             None => hash(&mut file).map_err(io("read", &path))?,

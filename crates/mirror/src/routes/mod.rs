@@ -22,7 +22,7 @@ use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
 use crate::library::Library;
-use crate::path::{PAGE, Target, unescaped};
+use crate::path::{PAGE, Target, query, unescaped};
 use crate::stock::{Quota, Stock};
 
 use page::Pulls;
@@ -196,8 +196,11 @@ impl Mirror {
     async fn route(&self, request: Request) -> Answered {
         let (head, body) = request.into_parts();
         let path = unescaped(head.uri.path()).ok_or(MirrorError::Route)?;
-        let (target, method) = (Target::parse(&path)?, head.method.clone());
+        let (mut target, method) = (Target::parse(&path)?, head.method.clone());
         let reads = method == Method::GET || method == Method::HEAD;
+        if let Some(host) = query(head.uri.query(), "ns").filter(|host| reads && !host.is_empty()) {
+            target = target.of_registry(&host)?;
+        }
         let right = match &target {
             Target::Upload(..) => Right::Write,
             _ if reads => Right::Read,

@@ -263,7 +263,7 @@ impl<'a> Reader<'a> {
         let said = found.is_some();
         let Found { text, source } =
             found.unwrap_or(Found { text: default.to_owned(), source: Source::Default });
-        let (address, problem) = Address::parse(&text);
+        let (address, problem) = Address::parse_at(&text, Address::parse(default).0.port);
         let scheme = text.contains("://");
         let shown = if !said || problem.is_some() { address.authority() } else { text };
         if let Some(problem) = problem {

@@ -64,8 +64,8 @@ impl Allowed {
         let is_scheme = self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme());
         // A name alone is a whole machine: a stranger's model must not choose which of its programs gets the key, nor have it sent
         // in the clear.
-        let is_own =
-            self.key.is_none() || self.scheme.is_some() || url.scheme() == "https" && url.port().is_none();
+        let is_usual = url.port().is_none() && (self.scheme.is_some() || url.scheme() == "https");
+        let is_own = self.key.is_none() || is_usual;
         is_scheme && (self.host == host && is_own || self.host == format!("{host}:{port}"))
     }
 }

@@ -145,11 +145,11 @@ impl ObjectLibrary {
         let (mut removed, mut places) = (0, HashSet::new());
         for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
-                self.remove(&digest, &place).await?;
+                // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
+                self.bucket.remove(&blob_key(&self.bucket, &digest)).await?;
                 removed += 1;
-            } else {
-                places.insert(place.data.to_string());
             }
+            places.insert(place.data.to_string());
         }
         for Entry { name, age, .. } in data {
             if age > NAMELESS && !places.contains(&name) {

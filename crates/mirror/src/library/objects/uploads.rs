@@ -173,6 +173,10 @@ impl Uploads {
             .map_err(|_| MirrorError::TooMany(format!("{AT_ONCE} uploads are running: come back later")))?;
         let mut writer = Writer::new(self, id, note, first).await?;
         let received = writer.receive(part).await;
+        // Bytes that the service did not take are lost here: the upload is as far as it was noted before.
+        if let Err(error @ (MirrorError::Storage { .. } | MirrorError::Internal(_))) = received {
+            return Err(error);
+        }
         // Also of a part that broke off, for the next attempt.
         let kept = writer.keep(received.is_ok()).await;
         received.and(kept)
