@@ -52,6 +52,44 @@ def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry
     assert (status, told["error"]) == (404, "model 'absent:latest' not found")
 
 
+def test_a_manifest_that_is_none_is_named_and_fetched_again(registry, fresh):
+    server = fresh()
+    name = of_cria(server, registry)
+    path = models(server.env) / "manifests" / registry.host / "me/cria/latest"
+    whole = path.read_bytes()
+    for broken in (b"junk", b"", b"[]", b"{}", whole.replace(b"sha256:", b"sha256:../")):
+        path.write_bytes(broken)
+        for model in ([], [name]):
+            found = server.cli("verify", *model)
+            assert found.returncode == 1 and str(path) in found.stderr and "--repair" in found.stderr, found.stderr
+            assert "success" not in found.stderr
+        server.cli("verify", "--repair", "--insecure", check=True)
+        assert path.read_bytes() == whole
+    path.write_bytes(b"junk")
+    registry.manifests.clear()
+    left = server.cli("verify", "--repair", "--insecure")
+    assert left.returncode == 1 and str(path) in left.stderr and "remove them with `rm`" in left.stderr
+
+
+def test_creating_again_replaces_what_is_damaged(fresh):
+    server = fresh()
+    file = create(server.env, "mine")
+    os.utime(file, (1_000_000_000,) * 2)
+    blob = weights(server.env, "mine")
+    whole = file.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:100]):
+        blob.unlink()
+        blob.write_bytes(damaged)
+        create(server.env, "again")
+        assert blob.read_bytes() == whole and server.cli("verify").returncode == 0
+    assert file.stat().st_mtime == 1_000_000_000
+    # What is uploaded, too.
+    blob.unlink()
+    blob.write_bytes(damaged)
+    assert server.send("POST", f"/api/blobs/{digest(whole)}", whole)[0] == 201
+    assert blob.read_bytes() == whole
+
+
 def test_what_nobody_uses_goes_when_it_is_old_enough(fresh):
     server = fresh()
     old, young = os.urandom(1000), os.urandom(1000)

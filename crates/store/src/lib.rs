@@ -84,4 +84,4 @@ pub use requantize::{
 };
 pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};
-pub use verify::{Aside, Damage};
+pub use verify::{Aside, Damage, Unusable};

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
-use crate::manifest::Layer;
-use crate::store::Store;
+use crate::listing::{foreign, read_entry};
+use crate::manifest::{Layer, media};
+use crate::name::ModelName;
+use crate::store::{Place, Store};
 
 /// Blobs that are read at once: more than one, since a processor computes digests more slowly than a good disk reads.
 const READERS: usize = 4;
@@ -48,7 +50,42 @@ impl fmt::Display for Damage {
     }
 }
 
+/// A file among the manifests that is no model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unusable {
+    /// The model that it should be, where its name is one's.
+    pub name: Option<ModelName>,
+    /// What is wrong, with the file's name.
+    pub error: StoreError,
+}
+
 impl Store {
+    /// The files among the own manifests that cannot be read as one, or that name no weights.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn unusable(&self) -> Result<Vec<Unusable>, StoreError> {
+        let scan = self.scan(&Place::Own)?;
+        let mut found = Vec::new();
+        for (name, path) in scan.models {
+            let error = match read_entry(&name, &path, Place::Own) {
+                Ok(entry) if entry.manifest.last(media::MODEL).is_some() => continue,
+                // A model of another server has none.
+                Ok(entry) => match self.resolve_entry(&entry) {
+                    Err(StoreError::NoWeights(_)) => {
+                        StoreError::Manifest { path, reason: "it names no weights".into() }
+                    }
+                    _ => continue,
+                },
+                Err(error) if error.is_absence() => continue,
+                Err(error) => error,
+            };
+            found.push(Unusable { name: Some(name), error });
+        }
+        found.extend(scan.foreign.into_iter().map(|path| Unusable { name: None, error: foreign(path) }));
+        Ok(found)
+    }
+
     /// Reads the blobs of layers, each once and several at a time, and says which of them are damaged. `go_on` is told the
     /// bytes that were read since it was last called, on any thread; when it says no, the blobs that are left are not read.
     pub fn damages(&self, layers: &[Layer], go_on: &(dyn Fn(u64) -> bool + Sync)) -> HashMap<Digest, Damage> {
@@ -115,9 +152,7 @@ impl Store {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("move", &blob, &e)),
             _ => {
                 // Whoever clears away looks at the time.
-                if let Ok(file) = File::options().append(true).open(&aside) {
-                    let _ = file.set_modified(std::time::SystemTime::now());
-                }
+                files::touch(&aside);
                 Ok(Aside { blob, aside })
             }
         }
@@ -180,6 +215,28 @@ mod tests {
         assert_eq!(found[&layers[0].digest], Damage::Content);
         assert_eq!(found[&layers[1].digest], Damage::Size { expected: 5, found: 3 });
         assert_eq!(found[&layers[2].digest], Damage::Missing);
+    }
+
+    #[test]
+    fn manifests_that_are_none_are_told() {
+        let (_dir, store, layers) = store();
+        let layer = |media_type: &str| Layer::new(media_type, layers[0].digest, layers[0].size);
+        let good = crate::Manifest { config: None, layers: vec![layer(media::MODEL)] };
+        let name = |tag: &str| ModelName::parse(&format!("m:{tag}")).unwrap();
+        store.store_manifest(&name("good"), &good.to_bytes(), false, &mut || ()).unwrap();
+        let climbing = String::from_utf8(good.to_bytes()).unwrap().replace("sha256:", "sha256:../");
+        let broken = [("a", "junk"), ("b", ""), ("c", "[]"), ("d", "{}"), ("e", climbing.as_str())];
+        for (tag, text) in broken {
+            fs::write(name(tag).manifest_path(&store.manifests()), text).unwrap();
+        }
+        let found = store.unusable().unwrap();
+        let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
+        assert_eq!(names, broken.map(|(tag, _)| Some(name(tag))));
+        for (found, (tag, _)) in found.iter().zip(broken) {
+            let path = name(tag).manifest_path(&store.manifests());
+            let text = found.error.to_string();
+            assert!(text.contains(&path.display().to_string()), "{text}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use puna_api::native::{
 };
 use puna_store::{
     Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions, Pruned, Source,
-    Store,
+    Store, Unusable,
 };
 use tokio::sync::mpsc;
 
@@ -65,15 +65,21 @@ async fn check(
     repair: Option<Repair>,
     to: &mpsc::Sender<Line>,
 ) -> Result<(), Failure> {
-    let wanted = model.clone();
-    let entries = app.store(move |store| match wanted {
-        Some(name) => store.get(&name).map(|entry| vec![entry]),
-        None => store.list(),
-    });
-    let entries = entries.await?.map_err(|error| match error {
-        puna_store::StoreError::NotFound(name) => Failure::not_found(format!("model '{name}' not found")),
-        error => store_failure(&error),
-    })?;
+    let mut unusable = unusable(app, model.as_ref(), to).await?;
+    let mut entries = Vec::new();
+    if unusable.is_empty() || model.is_none() {
+        entries = wanted(app, model.clone()).await?;
+    }
+    if let Some(repair) = repair {
+        let mut remaining = Vec::new();
+        for file in unusable {
+            match again(app, &file, repair, to).await {
+                Some(name) => entries.extend(stored(app, &name).await?),
+                None => remaining.push(file),
+            }
+        }
+        unusable = remaining;
+    }
     let mut left = damaged(app, entries, to).await?;
     if let Some(repair) = repair {
         let (mut remaining, mut mended) = (Vec::new(), HashSet::new());
@@ -100,7 +106,54 @@ async fn check(
         }
         left = remaining;
     }
-    if left.is_empty() { Ok(()) } else { Err(verdict(&left, repair.is_some())) }
+    match left.is_empty() && unusable.is_empty() {
+        true => Ok(()),
+        false => Err(verdict(&left, &unusable, repair.is_some())),
+    }
+}
+
+/// The models that are to be read.
+async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, Failure> {
+    let entries = app.store(move |store| match model {
+        Some(name) => store.get(&name).map(|entry| vec![entry]),
+        None => store.list(),
+    });
+    entries.await?.map_err(|error| match error {
+        puna_store::StoreError::NotFound(name) => Failure::not_found(format!("model '{name}' not found")),
+        error => store_failure(&error),
+    })
+}
+
+/// The files among the manifests that are no models, as they are found; of one model, if one is named.
+async fn unusable(
+    app: &App,
+    model: Option<&ModelName>,
+    to: &mpsc::Sender<Line>,
+) -> Result<Vec<Unusable>, Failure> {
+    let found = app.store(|store| store.unusable()).await?.map_err(|error| store_failure(&error))?;
+    let is_meant = |file: &Unusable| match model {
+        Some(model) => file.name.as_ref().is_some_and(|name| name.same(model)),
+        None => true,
+    };
+    let found: Vec<_> = found.into_iter().filter(is_meant).collect();
+    for file in &found {
+        tell(to, status(file.error.to_string())).await;
+    }
+    Ok(found)
+}
+
+/// Pulls a model whose manifest is of no use again, and says which.
+async fn again(app: &App, file: &Unusable, repair: Repair, to: &mpsc::Sender<Line>) -> Option<ModelName> {
+    let name = file.name.clone()?;
+    tell(to, status(format!("repairing {name}"))).await;
+    let from = ModelRef { name: name.clone(), source: Source::Any, http: repair.insecure };
+    match transfer::fetch(app, &from, to).await {
+        Ok(()) => Some(name),
+        Err(failure) => {
+            tell(to, status(format!("{name} is not repaired: {}", failure.message))).await;
+            None
+        }
+    }
 }
 
 /// The model as it is stored now, if it is.
@@ -182,8 +235,15 @@ async fn mend(
 }
 
 /// What is still damaged, and the way out.
-fn verdict(left: &Damaged, repaired: bool) -> Failure {
-    let names: Vec<_> = left.iter().map(|(entry, _)| entry.name.to_string()).collect();
+fn verdict(left: &Damaged, unusable: &[Unusable], repaired: bool) -> Failure {
+    let nameless = unusable.iter().filter(|file| file.name.is_none());
+    let nameless: Vec<_> = nameless.map(|file| file.error.to_string()).collect();
+    let named = unusable.iter().filter_map(|file| file.name.as_ref());
+    let names: Vec<_> =
+        left.iter().map(|(entry, _)| &entry.name).chain(named).map(ToString::to_string).collect();
+    if names.is_empty() {
+        return Failure::internal(format!("{}: move it away", nameless.join("; ")));
+    }
     let way_out = match repaired {
         true => "create them again, or remove them with `rm`",
         false => "`puna verify --repair` fetches again what came from a registry",
