@@ -37,7 +37,9 @@ impl Store {
     /// # Errors
     /// The file has another size than `size`, or the store cannot be written.
     pub fn adopt(&self, path: &Path, digest: &Digest, size: u64, how: Adopt) -> Result<Adopted, StoreError> {
-        if self.hold_blob(digest, size) {
+        // What another file of this name holds is read: a damaged one is replaced.
+        let is_whole = || same_file(path, &self.blob_path(digest)) || self.verify_blob(digest).is_ok();
+        if self.hold_blob(digest, size) && is_whole() {
             return Ok(Adopted::Known);
         }
         let path = path.canonicalize().map_err(|e| StoreError::io("read", path, &e))?;
@@ -47,7 +49,13 @@ impl Store {
         }
         let blob = self.own_blob_path(digest);
         let done = match how {
-            Adopt::Share => self.share(&path, &blob)?,
+            Adopt::Share if self.share(&path, &blob)? => true,
+            // A damaged blob must not stay.
+            Adopt::Share if blob.is_file() => match self.add_file(&path)?.digest == *digest {
+                true => true,
+                false => return Err(StoreError::Changed { path }),
+            },
+            Adopt::Share => false,
             Adopt::Refer => self.place(&blob, |to| refer(&path, to))?,
         };
         self.pin(digest);
@@ -72,6 +80,7 @@ impl Store {
     fn share(&self, path: &Path, blob: &Path) -> Result<bool, StoreError> {
         let temp = TempFile::new(self.root())?;
         if clone(path, temp.file()) {
+            files::keep_private(temp.file(), path);
             temp.persist(blob)?;
             return Ok(true);
         }
@@ -111,6 +120,18 @@ fn clone(path: &Path, to: &File) -> bool {
         let _ = (path, to);
         false
     }
+}
+
+/// Whether two paths lead to one file.
+fn same_file(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let which = |path: &Path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+        matches!((which(a), which(b)), (Ok(a), Ok(b)) if a == b)
+    }
+    #[cfg(not(unix))]
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 fn refer(path: &Path, link: &Path) -> io::Result<()> {
@@ -154,6 +175,49 @@ mod tests {
         store.adopt(&path, &digest, 7, Adopt::Refer).unwrap();
         fs::remove_file(&path).unwrap();
         assert!(!store.has_blob(&digest));
+    }
+
+    #[test]
+    fn a_damaged_blob_is_replaced_by_the_good_file() {
+        for damage in [&b"weighty"[..], b"short"] {
+            let (_dir, store, path, digest) = kit();
+            fs::create_dir_all(store.root().join("blobs")).unwrap();
+            let blob = store.own_blob_path(&digest);
+            fs::write(&blob, damage).unwrap();
+            let reader = File::open(&blob).unwrap();
+            assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::New));
+            assert_eq!(store.verify_blob(&digest), Ok(7));
+            assert_eq!(io::read_to_string(reader).unwrap().as_bytes(), damage, "a reader keeps what it has");
+            fs::remove_file(&blob).unwrap();
+            fs::write(&blob, damage).unwrap();
+            assert!(store.add_blob(b"weights").unwrap().is_new);
+            assert_eq!(store.verify_blob(&digest), Ok(7));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn time_and_permissions_of_a_file_stay_its_owners() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        for how in [Adopt::Share, Adopt::Refer] {
+            let (_dir, store, path, digest) = kit();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            File::options().append(true).open(&path).unwrap().set_modified(old).unwrap();
+            store.adopt(&path, &digest, 7, how).unwrap();
+            store.adopt(&path, &digest, 7, how).unwrap();
+            let meta = fs::metadata(&path).unwrap();
+            assert_eq!((meta.modified().unwrap(), meta.mode() & 0o777), (old, 0o600));
+            assert_eq!(fs::metadata(store.blob_path(&digest)).unwrap().mode() & 0o077, 0);
+            // It counts as young all the same.
+            store.let_go([digest]);
+            let pruned = store.prune(crate::PruneOptions::default()).unwrap();
+            assert_eq!((pruned.removed.len(), pruned.young), (0, 1));
+        }
+        let (_dir, store, path, digest) = kit();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        store.add_file(&path).unwrap();
+        assert_eq!(fs::metadata(store.blob_path(&digest)).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
-use crate::files::{TempFile, read_limited};
+use crate::files::{self, TempFile, read_limited};
 use crate::manifest::{Layer, TEXT_LIMIT};
 use crate::store::Store;
 
@@ -62,6 +61,7 @@ impl Store {
         let fail = |e: &io::Error| StoreError::io("read", path, e);
         let mut file = File::open(path).map_err(|e| fail(&e))?;
         let mut writer = self.blob_writer()?;
+        files::keep_private(writer.temp.file(), path);
         let mut buffer = vec![0; 1 << 18];
         loop {
             match file.read(&mut buffer) {
@@ -106,15 +106,22 @@ impl Store {
     }
 
     /// A blob that is there already, marked as used now: neither this program nor an Ollama on the same store clears
-    /// away blobs that were touched in the last hour.
+    /// away blobs that were touched in the last hour. It is read again: one that was damaged on the disk is none, so that
+    /// making it anew replaces it.
     fn reuse_blob(&self, digest: &Digest, size: u64) -> Option<NewBlob> {
-        self.hold_blob(digest, size).then_some(NewBlob { digest: *digest, size, is_new: false })
+        let is_whole = self.hold_blob(digest, size) && self.verify_blob(digest).is_ok();
+        is_whole.then_some(NewBlob { digest: *digest, size, is_new: false })
     }
 
-    /// Sets a blob's time of change to now. A file of another user cannot be touched, and need not be.
+    /// Marks a blob as used now.
     pub(crate) fn touch_blob(&self, digest: &Digest) {
-        if let Ok(file) = File::options().append(true).open(self.own_blob_path(digest)) {
-            let _ = file.set_modified(SystemTime::now());
+        files::touch(&self.own_blob_path(digest));
+    }
+
+    /// Lets nobody read a blob that was copied from a file who could not read that. As far as it is ours to say.
+    pub fn keep_private(&self, digest: &Digest, source: &Path) {
+        if let Ok(blob) = File::open(self.own_blob_path(digest)) {
+            files::keep_private(&blob, source);
         }
     }
 }

@@ -120,6 +120,57 @@ pub fn sync_dir(dir: &Path) {
     }
 }
 
+/// Marks a file as used now. What the owner of another name of it sees stays as it is: where a file has several names, only
+/// the time of its last change of state moves, which [`last_use`] knows of; of a symbolic link only the link's own time. A file
+/// of another user cannot be touched, and need not be.
+pub(crate) fn touch(path: &Path) {
+    #[cfg(unix)]
+    {
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+        use std::os::unix::fs::MetadataExt;
+        let Ok(meta) = fs::symlink_metadata(path) else { return };
+        if meta.is_symlink() {
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let times = Timestamps { last_access: now, last_modification: now };
+            let _ = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+            return;
+        }
+        if meta.nlink() > 1 {
+            let _ = fs::set_permissions(path, meta.permissions());
+            return;
+        }
+    }
+    if let Ok(file) = File::options().append(true).open(path) {
+        let _ = file.set_modified(SystemTime::now());
+    }
+}
+
+/// When a file was written or marked by [`touch`].
+pub(crate) fn last_use(meta: &fs::Metadata) -> io::Result<SystemTime> {
+    let modified = meta.modified()?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        if meta.nlink() > 1 {
+            let seconds = std::time::Duration::from_secs(meta.ctime().try_into().unwrap_or(0));
+            return Ok(modified.max(SystemTime::UNIX_EPOCH + seconds));
+        }
+    }
+    Ok(modified)
+}
+
+/// Lets nobody read a copy who could not read its source.
+pub(crate) fn keep_private(copy: &File, source: &Path) {
+    #[cfg(unix)]
+    if let (Ok(of), Ok(from)) = (copy.metadata(), fs::metadata(source)) {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = of.permissions().mode() & (from.permissions().mode() | 0o700);
+        let _ = copy.set_permissions(fs::Permissions::from_mode(mode));
+    }
+    #[cfg(not(unix))]
+    let _ = (copy, source);
+}
+
 /// Reads a file of at most `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
     let read = || {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::files::TEMP_DIR;
+use crate::files::{self, TEMP_DIR};
 use crate::pulls::Pull;
 use crate::store::Store;
 use crate::transfer::{SUM_SUFFIX, is_held};
@@ -213,7 +213,7 @@ impl File {
     /// `None` for what is no regular file, or no more. A link, which stands for a file elsewhere, is as young as itself.
     fn of(path: PathBuf, now: SystemTime) -> Option<Self> {
         let meta = fs::symlink_metadata(&path).ok().filter(|meta| meta.is_file() || meta.is_symlink())?;
-        let age = now.duration_since(meta.modified().ok()?).unwrap_or_default();
+        let age = now.duration_since(files::last_use(&meta).ok()?).unwrap_or_default();
         let name = path.file_name()?.to_string_lossy().into_owned();
         Some(Self { bytes: on_disk(&meta), path, name, age })
     }

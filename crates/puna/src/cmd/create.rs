@@ -119,7 +119,8 @@ fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
 async fn give(service: &Service, file: &LocalFile, refer: bool, display: &mut Display) -> Result<()> {
     let (client, digest) = (service.client(), file.digest.to_string());
     display.status(&format!("copying file {digest}"));
-    if client.has_blob(&digest).await? || share(service, file, refer).await? {
+    // First where both are on this machine: a blob that is there already is compared then.
+    if share(service, file, refer).await? || client.has_blob(&digest).await? {
         return Ok(());
     }
     if refer {
@@ -128,7 +129,11 @@ async fn give(service: &Service, file: &LocalFile, refer: bool, display: &mut Di
             file.path.display()
         );
     }
-    upload(client, file, display).await
+    upload(client, file, display).await?;
+    if service.is_here() {
+        crate::env::store()?.keep_private(&file.digest, &file.path);
+    }
+    Ok(())
 }
 
 /// Takes a file into the folder of models of this user without copying it, if that is the server's folder, too.
@@ -144,6 +149,7 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
     let how = if refer { Adopt::Refer } else { Adopt::Share };
     match store.adopt(&file.path, &file.digest, file.size, how) {
         Ok(Adopted::New) => {}
+        Ok(Adopted::Known) => return Ok(service.client().has_blob(&file.digest.to_string()).await?),
         Err(error @ StoreError::Changed { .. }) => return Err(error.into()),
         // It is another user's, or on another disk.
         Ok(_) | Err(_) => return Ok(false),

@@ -33,7 +33,8 @@ pub(super) async fn upload(
     request: Request,
 ) -> Result<Response, Refused<Native>> {
     let digest = parse(&digest)?;
-    if app.store(move |store| store.has_blob(&digest)).await? {
+    // A damaged one is replaced.
+    if app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
         return Ok(StatusCode::OK.into_response());
     }
     let (pieces, received) = mpsc::channel(WAITING_PIECES);
