@@ -55,6 +55,9 @@ impl Address {
         if !["http", "https"].contains(&scheme.as_str()) {
             return Some(format!("begins with {scheme}://: it must be http:// or https://"));
         }
+        if host.contains('@') {
+            return Some("has a user or password in it: a key for the server is set as PUNA_API_KEY".into());
+        }
         let is_name = || host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_'));
         let wrong = host.parse::<IpAddr>().is_err() && !is_name();
         wrong

@@ -132,6 +132,7 @@ impl<'a> Reader<'a> {
 
     /// Notes what is in effect.
     fn note(&mut self, key: &'static str, value: Option<String>, source: Source) {
+        let value = value.map(|value| without_users(&value));
         self.settings.push(Setting { key, value, source, hidden: false });
     }
 
@@ -146,7 +147,7 @@ impl<'a> Reader<'a> {
     fn wrong(&mut self, key: &'static str, source: &Source, problem: String, instead: &str) {
         match source {
             Source::Variable(variable) => {
-                let text = format!("{problem}; {instead}");
+                let text = without_users(&format!("{problem}; {instead}"));
                 self.warnings.push(Warning { variable: variable.clone(), text });
             }
             _ => self.refuse(key, source, problem),
@@ -155,6 +156,7 @@ impl<'a> Reader<'a> {
 
     /// A value that nothing could stand for.
     fn refuse(&mut self, key: &'static str, source: &Source, text: String) {
+        let text = without_users(&text);
         let error = match source.clone() {
             Source::File(path, line) => ConfigError::File { path, line, text: format!("{key} {text}") },
             Source::Variable(variable) => ConfigError::Variable { variable, text },
@@ -538,6 +540,22 @@ fn clean(text: &str) -> Option<String> {
 /// A text as TOML has it.
 pub fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
+}
+
+/// A text whose addresses show nobody's name and password.
+fn without_users(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let ends = |c: char| c.is_whitespace() || matches!(c, '/' | '"' | '\'' | ',');
+        let authority = &part[..part.find(ends).unwrap_or(part.len())];
+        let (user, rest) = match authority.rfind('@') {
+            Some(at) => ("…@", &part[at + 1..]),
+            None => ("", part),
+        };
+        shown.extend(["://", user, rest]);
+    }
+    shown
 }
 
 fn not_a_time(text: &str) -> String {

@@ -255,6 +255,25 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
 }
 
 #[test]
+fn no_password_of_an_address_is_shown() {
+    let mirrors = "registry.mirrors = [\"http://u:hunter2@a:5000\", \"b\"]";
+    for (file, variable) in [
+        (mirrors, ("PUNA_DEBUG", "0")),
+        ("", ("OLLAMA_HOST", "http://u:hunter2@127.0.0.1:1")),
+        ("", ("PUNA_REGISTRY_DEFAULT", "http://u:hunter2@h")),
+        ("", ("PUNA_REGISTRY_MIRRORS", "https://u:hunter2@h:5000,b")),
+        ("", ("PUNA_MIRROR_STORAGE", "s3://u:hunter2@h/b")),
+        ("", ("PUNA_REMOTES", "http://u:hunter2@h")),
+    ] {
+        let shown = match with_file(file, &[variable], &[]) {
+            Ok(c) => format!("{:?} {:?}", c.settings, c.warnings),
+            Err(error) => error.to_string(),
+        };
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[test]
 fn what_nothing_could_stand_for_is_an_error_in_variables_too() {
     for (variable, value, want) in [
         ("OLLAMA_KV_CACHE_TYPE", "q3_0", "OLLAMA_KV_CACHE_TYPE is \"q3_0\": it must be one of f32,"),
