@@ -41,7 +41,7 @@ impl StoreLibrary {
 }
 
 impl Folder {
-    /// Removes pushed blobs that no manifest needs, a day after anybody touched them. Those of models are the store's by then.
+    /// Removes pushed blobs that no manifest needs, a day after they came. Those of models are the store's by then.
     fn sweep(&self) -> Result<(usize, u64), MirrorError> {
         let _changes = self.changes();
         let needed = self.needed()?;

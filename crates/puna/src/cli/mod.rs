@@ -89,7 +89,7 @@ Environment Variables:
       PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
       PUNA_MIRROR_UPSTREAMS      Hosts whose models are fetched when asked for
       PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
-      PUNA_MIRROR_DELETE         Let those who may push remove things, too
+      PUNA_MIRROR_DELETE         Let models be removed: by keys of scope admin
       OLLAMA_MODELS              The path to the models directory
       PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
                                  Certificate and key, for https";

@@ -127,7 +127,7 @@ pub struct MirrorConfig {
     pub anonymous: bool,
     /// `PUNA_MIRROR_PUSH`: whether everybody may push, as long as there are no keys.
     pub push: bool,
-    /// `PUNA_MIRROR_DELETE`: whether what is here may be removed by those who may push.
+    /// `PUNA_MIRROR_DELETE`: whether what is here may be removed: with keys by those of scope `admin`, else by those who may push.
     pub delete: bool,
     /// `PUNA_MIRROR_ANNOUNCE`: whether a mirror that runs alone announces itself on the network.
     pub announce: bool,
