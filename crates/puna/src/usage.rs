@@ -111,7 +111,7 @@ fn is_classic(command: &str) -> bool {
 
 fn arity(command: &str, args: &[String]) -> String {
     // Flags of these commands that take a value of their own.
-    const VALUED: [&str; 10] = [
+    const VALUED: [&str; 12] = [
         "-f",
         "--file",
         "-q",
@@ -122,6 +122,8 @@ fn arity(command: &str, args: &[String]) -> String {
         "--format",
         "--dimensions",
         "--prefix",
+        "--host",
+        "--set",
     ];
     let mut given = 0;
     let mut rest = args.iter().skip(1).skip_while(|arg| *arg != command).skip(1);
@@ -136,7 +138,7 @@ fn arity(command: &str, args: &[String]) -> String {
         "run" | "rm" => format!("requires at least 1 arg(s), only received {given}"),
         "cp" => format!("accepts 2 arg(s), received {given}"),
         "list" | "ls" | "ps" => format!("accepts at most 1 arg(s), received {given}"),
-        "serve" | "start" => format!("accepts 0 arg(s), received {given}"),
+        "serve" | "start" | "mirror" | "prune" | "config" => format!("accepts 0 arg(s), received {given}"),
         _ => format!("accepts 1 arg(s), received {given}"),
     }
 }
@@ -164,6 +166,8 @@ mod tests {
         assert_eq!(of("puna show a b"), "accepts 1 arg(s), received 2");
         assert_eq!(of("puna cp a"), "accepts 2 arg(s), received 1");
         assert_eq!(of("puna create -f x"), "accepts 1 arg(s), received 0");
+        assert_eq!(of("puna prune x"), "accepts 0 arg(s), received 1");
+        assert_eq!(of("puna mirror --host h x"), "accepts 0 arg(s), received 1");
         assert_eq!(of("puna list --x"), "unknown flag: --x");
         assert_eq!(of("puna list -x"), "unknown shorthand flag: 'x' in -x");
         assert_eq!(of("puna foo"), "unknown command \"foo\" for \"puna\"");

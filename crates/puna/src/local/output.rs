@@ -1,47 +1,117 @@
 //! Files that take long to write: a half-written one must not look like a whole one, so it gets its name at the end.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use tempfile::NamedTempFile;
+
+/// What the name of an unfinished file ends with. Whoever finds one knows whose it is, and the next run takes it.
+const UNFINISHED: &str = ".puna-partial";
 
 /// A file that is being written under another name, beside the one that it will have. Dropped, it leaves nothing.
 #[derive(Debug)]
 pub struct Output {
-    temporary: NamedTempFile,
+    /// Held locked until it has its name.
+    file: File,
+    temporary: PathBuf,
     path: PathBuf,
+    is_finished: bool,
 }
 
 impl Output {
     /// Begins a file that will be at `path`, behind a link if there is one.
     ///
     /// # Errors
-    /// The folder cannot be written, or something is there that is no file.
+    /// The folder cannot be written, something is there that is no file, or somebody else is writing it.
     pub fn create(path: &Path) -> Result<Self> {
         let path = match std::fs::metadata(path) {
             Ok(meta) if !meta.is_file() => bail!("cannot write {}: it is not a regular file", path.display()),
             Ok(_) => path.canonicalize().with_context(|| format!("cannot write {}", path.display()))?,
             Err(_) => path.to_owned(),
         };
-        let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = NamedTempFile::new_in(folder);
-        let temporary = temporary.with_context(|| format!("cannot write in {}", folder.display()))?;
-        Ok(Self { temporary, path })
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(UNFINISHED);
+        let temporary = path.with_file_name(name);
+        let file = begin(&temporary).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                anyhow::anyhow!("cannot write {}: another puna is at it", path.display())
+            }
+            _ => anyhow::Error::new(error).context(format!("cannot write {}", temporary.display())),
+        })?;
+        Ok(Self { file, temporary, path, is_finished: false })
     }
 
     /// What is written so far.
     pub fn file(&self) -> &File {
-        self.temporary.as_file()
+        &self.file
     }
 
     /// Gives it its name, in place of what had it.
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         let failed = || format!("cannot write {}", self.path.display());
-        self.temporary.as_file().sync_all().with_context(failed)?;
-        readable(self.temporary.as_file());
-        self.temporary.persist(&self.path).with_context(failed)?;
+        self.file.sync_all().with_context(failed)?;
+        readable(&self.file);
+        std::fs::rename(&self.temporary, &self.path).with_context(failed)?;
+        self.is_finished = true;
         Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// The file at a path, empty and locked; one that was left there is taken.
+fn begin(path: &Path) -> io::Result<File> {
+    loop {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true);
+        private(&mut options);
+        let file = options.open(path)?;
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
+            TryLockError::Error(error) => error,
+        })?;
+        // Whoever had it may have finished it between the two.
+        if is_at(&file, path)? {
+            file.set_len(0)?;
+            return Ok(file);
+        }
+    }
+}
+
+/// For its owner alone, and not where a link leads that somebody has put there.
+fn private(options: &mut OpenOptions) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    }
+    #[cfg(not(unix))]
+    let _ = options;
+}
+
+/// Whether an open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let key = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        match std::fs::symlink_metadata(path) {
+            Ok(there) => Ok(key(there) == key(file.metadata()?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        Ok(path.exists())
     }
 }
 
@@ -81,6 +151,16 @@ mod tests {
         whole.file().write_all(b"new").unwrap();
         whole.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        // What a killed run has left is taken, what somebody is writing is not.
+        let left = folder.path().join("file.puna-partial");
+        std::fs::write(&left, "longer than new").unwrap();
+        let again = Output::create(&path).unwrap();
+        let busy = Output::create(&path).unwrap_err().to_string();
+        assert!(busy.ends_with("file: another puna is at it"), "{busy}");
+        again.file().write_all(b"newer").unwrap();
+        again.finish().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"newer");
+        assert!(!left.exists());
         assert!(Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file"));
     }
 }
