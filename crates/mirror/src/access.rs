@@ -5,7 +5,7 @@
 //! a bearer token itself. A token says whose it is and until when: what its holder may do is looked up when it is used.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::header;
@@ -18,6 +18,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ED25519, UnparsedPublicKey};
 
 use crate::error::MirrorError;
+use crate::lock::lock;
 use crate::name::Repository;
 use crate::path::query;
 use crate::routes::{Local, place, text};
@@ -264,7 +265,7 @@ impl Access {
         if nonce.is_empty() || nonce.len() > MAX_NONCE {
             return false;
         }
-        let mut nonces = self.nonces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nonces = lock(&self.nonces);
         nonces.retain(|_, at| at.elapsed() < Duration::from_secs(2 * SKEW));
         nonces.len() < MAX_NONCES && nonces.insert(nonce.to_owned(), Instant::now()).is_none()
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use axum::http::{Method, StatusCode};
 use futures_util::{StreamExt, TryStreamExt};
 
 use crate::library::Body;
+use crate::lock::lock;
 use crate::path::Target;
 
 /// A figure, in the terms of Prometheus.
@@ -62,7 +63,7 @@ impl Figures {
         const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
         let method = METHODS.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
         let key = (target.map_or("other", Target::kind), method, status.as_u16());
-        *self.answers.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default() += 1;
+        *lock(&self.answers).entry(key).or_default() += 1;
     }
 
     /// Bytes of a blob on their way to a client.
@@ -76,7 +77,7 @@ impl Figures {
     }
 
     pub(crate) fn all(&self) -> Vec<Figure> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = lock(&self.answers);
         let sample = |((route, method, status), count): (&(&'static str, &'static str, u16), &u64)| {
             let labels = [
                 ("route", (*route).to_owned()),

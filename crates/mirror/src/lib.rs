@@ -25,6 +25,7 @@ mod access;
 mod error;
 mod figures;
 mod library;
+mod lock;
 mod manifest;
 mod name;
 mod path;

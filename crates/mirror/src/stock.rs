@@ -5,7 +5,7 @@
 //! manifest there. So a blob is his to see when a manifest that he may read needs it, or when he has brought its bytes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_store::Digest;
@@ -14,6 +14,7 @@ use crate::access::{Holder, Right, is_in};
 use crate::error::MirrorError;
 use crate::figures::Figure;
 use crate::library::{Holding, Library};
+use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
 
@@ -212,8 +213,4 @@ pub(crate) enum Asked<'a> {
     Bytes(u64),
     /// A manifest, whose blobs are here.
     Manifest(&'a Manifest),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use puna_store::{Digest, Store, StoreError, write_atomic};
 
 use crate::error::MirrorError;
+use crate::lock::lock;
 use crate::manifest::MAX_MANIFEST;
 use crate::name::Repository;
 
@@ -29,7 +30,7 @@ impl Folder {
 
     /// Held while manifests and the blobs that they need are looked at together.
     pub(crate) fn changes(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changes)
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt, stream};
@@ -16,6 +16,7 @@ use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
 use crate::figures::Fetches;
+use crate::lock::lock;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 
@@ -371,10 +372,6 @@ impl Inner {
 
 fn is_absence(error: &RegistryError) -> bool {
     matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A blob that has not arrived wholly.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::folder::{self, Folder, absent, blocking, io};
 use super::{Part, UploadId, mark_of};
 use crate::error::MirrorError;
+use crate::lock::lock;
 use crate::name::Repository;
 
 /// Uploads at a time.
@@ -79,7 +80,7 @@ impl Uploads {
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Removes uploads that were left alone for too long. Says how many there are.

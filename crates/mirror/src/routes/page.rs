@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answered, Mirror, place, text};
 use crate::access::{Holder, Right};
 use crate::library::Shown;
+use crate::lock::lock;
 use crate::name::Repository;
 use crate::stock::Use;
 
@@ -56,13 +57,13 @@ impl Pulls {
         let agent = text(&head.headers, header::USER_AGENT).unwrap_or_default();
         let who = format!("{} {agent}", forwarded.or_else(caller).unwrap_or_default());
         let who = who.trim().chars().take(MAX_AGENT).collect();
-        let mut pulls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pulls = lock(&self.0);
         pulls.truncate(MAX_PULLS - 1);
         pulls.push_front(Pull { at: Instant::now(), name: name.clone(), tag: tag.to_owned(), who });
     }
 
     fn all(&self) -> Vec<Pull> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        lock(&self.0).iter().cloned().collect()
     }
 }
 

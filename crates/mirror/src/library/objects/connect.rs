@@ -15,6 +15,7 @@ use object_store::{BackoffConfig, RetryConfig};
 use puna_registry::{Registry, root_cause};
 
 use crate::error::MirrorError;
+use crate::lock::lock;
 
 /// Attempts after a first one that failed.
 const RETRIES: usize = 4;
@@ -126,7 +127,7 @@ impl fmt::Debug for Service {
 
 impl Service {
     fn client(&self, host: &str) -> Result<reqwest::Client, HttpError> {
-        let mut clients = self.clients.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut clients = lock(&self.clients);
         if let Some(client) = clients.get(host) {
             return Ok(client.clone());
         }

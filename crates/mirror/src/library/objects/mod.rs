@@ -40,6 +40,7 @@ use super::folder::blocking;
 use super::store::GRACE;
 use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
+use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 use bucket::{Bucket, Entry};
@@ -249,7 +250,7 @@ impl<K: Eq + std::hash::Hash, V: Clone> Known<K, V> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, V>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

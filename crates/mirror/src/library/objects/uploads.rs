@@ -2,7 +2,7 @@
 //! may come to another mirror, or to this one after a restart.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use crate::error::MirrorError;
 use crate::library::folder::blocking;
 use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
 use crate::library::{Part, UploadId, mark_of};
+use crate::lock::lock;
 use crate::name::Repository;
 
 /// Bytes of a part. Some services want all parts of an object to be of one size.
@@ -143,7 +144,7 @@ impl Uploads {
         id: &UploadId,
     ) -> Result<(OwnedMutexGuard<()>, Note), MirrorError> {
         let lock = {
-            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = lock(&self.held);
             held.retain(|_, lock| Arc::strong_count(lock) > 1);
             held.entry(id.clone()).or_default().clone()
         };
