@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::VersionResponse;
+use puna_api::native::{ListResponse, VersionResponse};
 use puna_api::{Client, ClientError};
 use puna_server::{Address, Config};
 use puna_store::{ModelName, Store};
@@ -61,6 +61,19 @@ impl Service {
         match greet()?.contact {
             Contact::Answers(version) => Ok(Some(version)),
             Contact::Nobody(_) => Ok(None),
+        }
+    }
+
+    /// The stored models: those of the server that listens; on a machine without one, those of the store, which needs no server
+    /// to be read.
+    pub fn stored_models() -> Result<ListResponse> {
+        let Greeted { config, client, runtime, contact } = greet()?;
+        match contact {
+            Contact::Answers(_) => Ok(runtime.block_on(client.list())?),
+            Contact::Nobody(_) if is_this_machine(&config.address) => {
+                Ok(puna_server::stored_models(&config.store()?)?)
+            }
+            Contact::Nobody(error) => Err(error.into()),
         }
     }
 

@@ -42,6 +42,7 @@ use tokio::sync::mpsc;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
+pub use routes::stored_models;
 
 /// Version of Ollama's interface that is spoken; clients switch features on by it.
 pub const OLLAMA_VERSION: &str = "0.34.2";

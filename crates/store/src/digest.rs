@@ -51,7 +51,8 @@ impl Digest {
 
     /// The 64 hexadecimal digits.
     pub fn hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        let digit = |four: u8| char::from(b"0123456789abcdef"[usize::from(four)]);
+        self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
     }
 
     /// The first 12 digits, as lists show them.

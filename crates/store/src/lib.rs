@@ -39,6 +39,7 @@ mod files;
 mod gojson;
 mod home;
 mod import;
+mod index;
 mod inorder;
 mod listing;
 mod manifest;

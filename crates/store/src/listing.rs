@@ -1,15 +1,15 @@
 //! What a list shows: the models of all folders, quickly.
 //!
-//! Two thousand models are some ten thousand small files. A list looks at each manifest's entry in its folder, and reads the
-//! file only if that has changed since the last list; what a model is told to be is kept by the digest of its manifest, which
-//! changes with it. That is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes seconds.
+//! Two thousand models are some ten thousand small files. A list looks at each folder and manifest, and reads only what has
+//! changed since the last one ([`Index`]); what a model is told to be is kept by the digest of its manifest, which
+//! changes with it. All of that is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes
+//! seconds, and a command without a server begins with nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,21 +17,20 @@ use crate::digest::Digest;
 use crate::embedded;
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
+use crate::index::{Index, Look, names_in};
 use crate::manifest::{Manifest, TEXT_LIMIT};
 use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
 use crate::store::{Entry, Place, Store};
 
-/// A file that was written so shortly before it was read may be written again without its time changing.
-const SETTLED: Duration = Duration::from_secs(2);
-/// The folder within that of temporary files, and the file in it, in which summaries are written down.
-const KEPT: [&str; 2] = ["lists", "summaries.json"];
-/// So many new ones are worth writing them.
+/// The folder within that of temporary files, and the file in it, in which lists are written down.
+const KEPT: [&str; 2] = ["lists", "index.json"];
+/// So much that was read is worth writing it.
 const WORTH: usize = 32;
 /// Bytes of that file at most.
-const KEPT_LIMIT: u64 = 64 << 20;
-/// Who made them: another version may see other things in a model. To be counted up when this one does.
-const FORM: &str = concat!("1 of ", env!("CARGO_PKG_VERSION"));
+const KEPT_LIMIT: u64 = 256 << 20;
+/// Who made it: another version may see other things in a model. To be counted up when this one does.
+const FORM: &str = concat!("2 of ", env!("CARGO_PKG_VERSION"));
 
 /// What a list says of a model, beside what its manifest says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,64 +51,45 @@ pub struct Summary {
 
 /// What lists remember.
 #[derive(Default)]
-pub(crate) struct Memory {
-    entries: Mutex<HashMap<PathBuf, (Stamp, Entry)>>,
-    summaries: Mutex<HashMap<Digest, Arc<Summary>>>,
-    kept: Mutex<Kept>,
-}
+pub(crate) struct Memory(Mutex<Remembered>);
 
-/// What is known of the file of summaries.
 #[derive(Default)]
-struct Kept {
+struct Remembered {
+    index: Index,
+    summaries: HashMap<Digest, Arc<Summary>>,
+    /// Whether what was written down has been read.
     is_read: bool,
-    /// Summaries that are not in it.
+    /// How much of this is not written down.
     new: usize,
 }
 
-/// The file of summaries.
+/// What is written down.
 #[derive(Serialize, Deserialize)]
-struct KeptFile {
+struct Kept<I, S> {
     form: String,
-    models: HashMap<Digest, Summary>,
-}
-
-/// By what a file is known again: length, time of its last change, and on Unix which file it is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    length: u64,
-    modified: SystemTime,
-    file: (u64, i64, i64),
-}
-
-impl Stamp {
-    fn of(meta: &fs::Metadata) -> io::Result<Self> {
-        #[cfg(unix)]
-        let file = {
-            use std::os::unix::fs::MetadataExt;
-            (meta.ino(), meta.ctime(), meta.ctime_nsec())
-        };
-        #[cfg(not(unix))]
-        let file = (0, 0, 0);
-        Ok(Self { length: meta.len(), modified: meta.modified()?, file })
-    }
-
-    /// Whether nobody can have written the file since then without it showing.
-    fn is_settled(&self) -> bool {
-        SystemTime::now().duration_since(self.modified).is_ok_and(|age| age > SETTLED)
-    }
+    index: I,
+    summaries: HashMap<Digest, S>,
 }
 
 impl Memory {
-    fn entries(&self) -> MutexGuard<'_, HashMap<PathBuf, (Stamp, Entry)>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn summaries(&self) -> MutexGuard<'_, HashMap<Digest, Arc<Summary>>> {
-        self.summaries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+impl Remembered {
+    /// Reads what was written down, once. A file that is not there, or not ours, says nothing.
+    fn recall(&mut self, path: &Path) {
+        if std::mem::replace(&mut self.is_read, true) {
+            return;
+        }
+        let bytes = read_limited(path, KEPT_LIMIT).unwrap_or_default();
+        let Ok(kept) = serde_json::from_slice::<Kept<Index, Summary>>(&bytes) else { return };
+        if kept.form == FORM && kept.index.is_sound() {
+            self.index = kept.index;
+            let summaries = kept.summaries.into_iter();
+            self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
+        }
     }
 }
 
@@ -128,21 +108,17 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn list_all(&self) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
-        let (mut entries, mut broken) = (Vec::new(), Vec::new());
-        let scan = self.scan(&Place::Own)?;
-        for (name, path) in scan.models {
-            match self.remembered(&name, &path, &Place::Own) {
-                Ok(entry) => entries.push(entry),
-                Err(error) => broken.push(error),
-            }
-        }
-        broken.extend(scan.foreign.into_iter().map(foreign));
+        // Held to the end: lists at the same moment would have to read all of it, each for itself.
+        let mut memory = self.listed.lock();
+        memory.recall(&self.kept_path());
+        let mut look = Look::new(std::mem::take(&mut memory.index));
+        let (mut entries, broken) = self.look(&Place::Own, &mut look)?;
         for error in &broken {
             if self.is_news(&error.to_string()) {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
-        self.list_others(&mut entries);
+        self.list_others(&mut entries, &mut look);
         let seconds =
             |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
@@ -150,31 +126,47 @@ impl Store {
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
             entries.push(cria);
         }
-        self.forget_all_but(&entries);
+        memory.new += look.read;
+        memory.index = look.now;
+        if memory.summaries.len() > entries.len() {
+            let digests: HashSet<Digest> = entries.iter().map(|entry| entry.digest).collect();
+            memory.summaries.retain(|digest, _| digests.contains(digest));
+        }
+        Ok((entries, broken))
+    }
+
+    /// The models of a place in order of their names, and what is wrong with files that are none.
+    fn look(&self, place: &Place, look: &mut Look) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
+        let scan =
+            Scan::of(&self.manifests_at(place), &mut |dir: &Path, of_files| look.names(dir, of_files))?;
+        let (mut entries, mut broken) = (Vec::with_capacity(scan.models.len()), Vec::new());
+        for (name, path) in scan.models {
+            match look.manifest(&path) {
+                Ok(None) => {}
+                Ok(Some(found)) => entries.push(Entry {
+                    name,
+                    digest: found.digest,
+                    modified: found.modified,
+                    manifest: found.manifest,
+                    place: place.clone(),
+                }),
+                Err(error) => broken.push(error),
+            }
+        }
+        broken.extend(scan.foreign.into_iter().filter(|path| path.is_file()).map(foreign));
         Ok((entries, broken))
     }
 
     /// Adds the models of the folders that are only read, unless there is one of their name. What cannot be read there is
     /// logged: it costs nothing here.
-    fn list_others(&self, entries: &mut Vec<Entry>) {
+    fn list_others(&self, entries: &mut Vec<Entry>, look: &mut Look) {
         for place in self.places().filter(|place| *place != Place::Own) {
             let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
-            let models = self.scan(&place).map(|scan| scan.models);
-            let read = |(name, path): (ModelName, PathBuf)| {
-                (!names.contains(&name.folded())).then(|| self.remembered(&name, &path, &place))
-            };
-            let found = match models {
-                Ok(models) => models.into_iter().filter_map(read).collect(),
-                Err(error) => vec![Err(error)],
-            };
-            for entry in found {
-                match entry {
-                    Ok(entry) => entries.push(entry),
-                    Err(error) if self.is_news(&error.to_string()) => {
-                        tracing::warn!(%error, "not a model: skipped in lists");
-                    }
-                    Err(_) => {}
-                }
+            let found = self.look(&place, look);
+            let (found, broken) = found.unwrap_or_else(|error| (Vec::new(), vec![error]));
+            entries.extend(found.into_iter().filter(|entry| !names.contains(&entry.name.folded())));
+            for error in broken.into_iter().filter(|error| self.is_news(&error.to_string())) {
+                tracing::warn!(%error, "not a model: skipped in lists");
             }
         }
     }
@@ -184,9 +176,12 @@ impl Store {
     /// # Errors
     /// As [`Store::resolve`], the first time that the model is listed.
     pub fn summary(&self, entry: &Entry) -> Result<Arc<Summary>, StoreError> {
-        self.read_kept();
-        if let Some(summary) = self.listed.summaries().get(&entry.digest) {
-            return Ok(summary.clone());
+        {
+            let mut memory = self.listed.lock();
+            memory.recall(&self.kept_path());
+            if let Some(summary) = memory.summaries.get(&entry.digest) {
+                return Ok(summary.clone());
+            }
         }
         let model = self.resolve_entry(entry)?;
         let summary = Arc::new(Summary {
@@ -197,43 +192,32 @@ impl Store {
             remote_model: model.config.remote_model,
             remote_host: model.config.remote_host,
         });
-        self.listed.summaries().insert(entry.digest, summary.clone());
-        self.listed.kept().new += 1;
+        let mut memory = self.listed.lock();
+        memory.summaries.insert(entry.digest, summary.clone());
+        memory.new += 1;
         Ok(summary)
     }
 
-    /// Reads the summaries that were written down, once. A file that is not there, or not ours, has none.
-    fn read_kept(&self) {
-        let mut kept = self.listed.kept();
-        if std::mem::replace(&mut kept.is_read, true) {
+    /// Writes down what lists have read, if that is much. A store that cannot be written is none the worse.
+    pub fn keep_lists(&self) {
+        let mut memory = self.listed.lock();
+        if memory.new < WORTH {
             return;
         }
-        let bytes = read_limited(&self.kept_path(), KEPT_LIMIT).unwrap_or_default();
-        let read = serde_json::from_slice::<KeptFile>(&bytes).ok().filter(|file| file.form == FORM);
-        let models = read.map(|file| file.models).unwrap_or_default().into_iter();
-        self.listed.summaries().extend(models.map(|(digest, summary)| (digest, Arc::new(summary))));
-    }
-
-    /// Writes down what was learned of the models of a list, if that is much. A store that cannot be written is none the worse.
-    pub fn keep_summaries(&self, entries: &[Entry]) {
-        let mut kept = self.listed.kept();
-        if kept.new < WORTH {
-            return;
-        }
-        kept.new = 0;
-        let models = {
-            let known = self.listed.summaries();
-            let of = |entry: &Entry| Some((entry.digest, Summary::clone(known.get(&entry.digest)?)));
-            entries.iter().filter_map(of).collect()
-        };
+        memory.new = 0;
+        let known = memory.summaries.iter();
+        let summaries = known.map(|(digest, summary)| (*digest, summary.as_ref())).collect();
+        let text = serde_json::to_vec(&Kept { form: FORM.to_owned(), index: &memory.index, summaries });
+        drop(memory);
         let path = self.kept_path();
-        let write = || {
+        let write = |text: Vec<u8>| {
             path.parent().map_or(Ok(()), create_dir)?;
-            let text = serde_json::to_vec(&KeptFile { form: FORM.to_owned(), models }).unwrap_or_default();
             write_atomic(self.root(), &path, &text)
         };
-        if let Err(error) = write() {
-            tracing::debug!(%error, "what lists have read is not written down");
+        match text.map(write) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "what lists have read is not written down"),
+            Err(error) => tracing::debug!(%error, "what lists have read cannot be written down"),
         }
     }
 
@@ -241,38 +225,11 @@ impl Store {
         self.root().join(TEMP_DIR).join(KEPT[0]).join(KEPT[1])
     }
 
-    /// The entry of a manifest, read unless that file was read before.
-    fn remembered(&self, name: &ModelName, path: &Path, place: &Place) -> Result<Entry, StoreError> {
-        let stamp = fs::metadata(path).and_then(|meta| Stamp::of(&meta));
-        let stamp = stamp.map_err(|e| StoreError::io("read", path, &e))?;
-        if let Some((known, entry)) = self.listed.entries().get(path)
-            && *known == stamp
-        {
-            return Ok(entry.clone());
-        }
-        let entry = read_entry(name, path, place.clone())?;
-        if stamp.is_settled() {
-            self.listed.entries().insert(path.to_owned(), (stamp, entry.clone()));
-        }
-        Ok(entry)
-    }
-
-    /// Lets go of what is remembered of models that are gone.
-    fn forget_all_but(&self, entries: &[Entry]) {
-        let mut remembered = self.listed.entries();
-        if remembered.len() <= entries.iter().filter(|entry| !entry.is_embedded()).count() {
-            return;
-        }
-        let digests: HashSet<Digest> = entries.iter().map(|entry| entry.digest).collect();
-        remembered.retain(|path, (_, entry)| digests.contains(&entry.digest) && path.exists());
-        self.listed.summaries().retain(|digest, _| digests.contains(digest));
-    }
-
     /// All manifest files of a folder, in order of their names.
     pub(crate) fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
-        let mut scan = Scan::default();
-        scan.folder(&self.manifests_at(place), &mut Vec::new())?;
-        scan.models.sort();
+        let mut scan = Scan::of(&self.manifests_at(place), &mut names_in)?;
+        scan.models.retain(|(_, path)| path.is_file());
+        scan.foreign.retain(|path| path.is_file());
         Ok(scan)
     }
 }
@@ -291,31 +248,39 @@ pub(crate) fn foreign(path: PathBuf) -> StoreError {
     StoreError::Manifest { path, reason: "its name is no name of a model".into() }
 }
 
-/// What is below `manifests/`.
+/// What is below `manifests/`, whether or not it is a file.
 #[derive(Default)]
 pub(crate) struct Scan {
+    /// In order of their names.
     pub(crate) models: Vec<(ModelName, PathBuf)>,
-    /// Files at the depth of manifests whose names are no model names.
+    /// What is at the depth of manifests under names that are no model's.
     pub(crate) foreign: Vec<PathBuf>,
 }
 
+/// Gives the names in a folder: of those that may be folders, or of those that may be files.
+type NamesIn<'a> = dyn FnMut(&Path, bool) -> Result<Vec<PathBuf>, StoreError> + 'a;
+
 impl Scan {
-    fn folder(&mut self, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
-        let entries = match fs::read_dir(dir) {
-            Ok(entries) => entries,
-            // Never there, or removed while we look.
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Ok(());
-            }
-            Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
-        };
-        for entry in entries {
-            let path = entry.map_err(|e| StoreError::io("read the folder", dir, &e))?.path();
-            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            parts.push(part_from_file_name(&name));
-            if parts.len() < 4 {
-                self.folder(&path, parts)?;
-            } else if path.is_file() {
+    fn of(manifests: &Path, names_in: &mut NamesIn<'_>) -> Result<Self, StoreError> {
+        let mut scan = Self::default();
+        scan.folder(manifests, &mut Vec::new(), names_in)?;
+        scan.models.sort();
+        Ok(scan)
+    }
+
+    fn folder(
+        &mut self,
+        dir: &Path,
+        parts: &mut Vec<String>,
+        names_in: &mut NamesIn<'_>,
+    ) -> Result<(), StoreError> {
+        let of_files = parts.len() == 3;
+        for name in names_in(dir, of_files)? {
+            let path = dir.join(&name);
+            parts.push(part_from_file_name(&name.to_string_lossy()));
+            if !of_files {
+                self.folder(&path, parts, names_in)?;
+            } else {
                 match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
                     Ok(name) => self.models.push((name, path)),
                     Err(_) => self.foreign.push(path),
@@ -349,7 +314,7 @@ mod tests {
         let list = |store: &Store| {
             let entries: Vec<_> = store.list().unwrap().into_iter().filter(|e| !e.is_embedded()).collect();
             let all: Vec<_> = entries.iter().map(|entry| store.summary(entry)).collect();
-            store.keep_summaries(&entries);
+            store.keep_lists();
             all
         };
         let first: Vec<_> = list(&store).into_iter().map(Result::unwrap).collect();
@@ -366,6 +331,41 @@ mod tests {
     }
 
     #[test]
+    fn a_list_from_what_was_written_down_shows_what_is_there_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap());
+        let manifest = |digest: Digest| {
+            let layers = vec![Layer::new(media::TEMPLATE, digest, 3)];
+            Manifest { config: None, layers }.to_bytes()
+        };
+        let name = |n: usize| ModelName::parse(&format!("m{n}")).unwrap();
+        for n in 0..WORTH {
+            store.store_manifest(&name(n), &manifest(blobs[0].digest), true, &mut || ()).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        store.list().unwrap();
+        store.keep_lists();
+        assert!(store.kept_path().is_file());
+
+        // Meanwhile another program writes in place, removes and adds.
+        let path = |n: usize| name(n).manifest_path(&store.manifests());
+        fs::write(path(0), manifest(blobs[1].digest)).unwrap();
+        fs::remove_file(path(1)).unwrap();
+        fs::create_dir_all(path(99).parent().unwrap()).unwrap();
+        fs::write(path(99), manifest(blobs[1].digest)).unwrap();
+        let now = Store::open(dir.path()).unwrap();
+        let listed: HashMap<String, Entry> =
+            now.list().unwrap().into_iter().map(|entry| (entry.name.model().to_owned(), entry)).collect();
+        assert_eq!(listed["m0"].manifest.layers[0].digest, blobs[1].digest);
+        assert_eq!(listed["m0"].digest, Digest::of(&manifest(blobs[1].digest)));
+        assert!(!listed.contains_key("m1") && listed.contains_key("m99"));
+        let one = &listed["m2"];
+        assert_eq!(*one, read_entry(&one.name, &path(2), Place::Own).unwrap(), "as if it had been read");
+        assert!(now.listed.lock().new < 10, "it was not");
+    }
+
+    #[test]
     fn a_list_reads_again_what_changed_and_forgets_what_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
@@ -374,9 +374,10 @@ mod tests {
             let manifest = Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] };
             let name = ModelName::parse(name).unwrap();
             store.store_manifest(&name, &manifest.to_bytes(), true, &mut || ()).unwrap();
-            let old = SystemTime::now() - Duration::from_secs(3600);
+            let old = SystemTime::now() - std::time::Duration::from_secs(3600);
             let path = name.manifest_path(&store.manifests());
             fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(200));
         };
         let digests = || {
             let entries = store.list().unwrap().into_iter().filter(|entry| !entry.is_embedded());
@@ -385,12 +386,12 @@ mod tests {
         put("a", blobs[0].digest);
         put("b", blobs[0].digest);
         assert_eq!(digests(), [blobs[0].digest; 2]);
-        assert_eq!(store.listed.entries().len(), 2);
+        assert_eq!(store.listed.lock().index.manifests(), 2);
         // Of the same length and age.
         put("a", blobs[1].digest);
         assert!(digests().contains(&blobs[1].digest));
         store.delete(&ModelName::parse("a").unwrap()).unwrap();
         assert_eq!(digests(), [blobs[0].digest]);
-        assert_eq!(store.listed.entries().len(), 1);
+        assert_eq!(store.listed.lock().index.manifests(), 1);
     }
 }

@@ -10,12 +10,11 @@ use crate::service::Service;
 use crate::{format, out};
 
 pub fn run(args: &StoredArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
     if args.partial {
-        return partial(&service, &args.list);
+        return partial(&args.list);
     }
     let args = &args.list;
-    let mut list = service.wait(service.client().list())?;
+    let mut list = Service::stored_models()?;
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.models.retain(|model| model.name.to_lowercase().starts_with(&prefix));
     for warning in &list.warnings {
@@ -40,7 +39,8 @@ pub fn table(list: &ListResponse) -> String {
 }
 
 /// The pulls that are not finished.
-fn partial(service: &Service, args: &ListArgs) -> Result<()> {
+fn partial(args: &ListArgs) -> Result<()> {
+    let service = Service::connect_or_own()?;
     let mut list = service.wait(service.client().downloads())?;
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.downloads.retain(|download| download.model.to_lowercase().starts_with(&prefix));

@@ -18,14 +18,18 @@ use crate::names::Name;
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
-    let list = app.store(list).await?.map_err(|e| store_failure(&e))?;
+    let list = app.store(stored_models).await?.map_err(|e| store_failure(&e))?;
     Ok(json(StatusCode::OK, &list))
 }
 
-fn list(store: &Store) -> Result<ListResponse, StoreError> {
+/// What `GET /api/tags` answers, for who has the store at hand.
+///
+/// # Errors
+/// The store cannot be read.
+pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
     let (entries, broken) = store.list_all()?;
     let models = entries.iter().map(|entry| summary(store, entry)).collect();
-    store.keep_summaries(&entries);
+    store.keep_lists();
     let way_out = |error: &StoreError| {
         format!("{error}: repair or delete that file; until then the space of removed models is not freed")
     };
