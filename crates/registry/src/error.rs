@@ -70,6 +70,10 @@ pub enum RegistryError {
     Size { digest: Digest, expected: u64, found: u64 },
     #[error("digest mismatch, file must be downloaded again: want {want}, got {got}")]
     DigestMismatch { want: Digest, got: Digest },
+    #[error(
+        "what was sent of the blob {digest} was wrong, and is being fetched anew: ask for all of it again"
+    )]
+    Anew { digest: Digest },
     #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
     ManifestDigest { said: Digest, found: Digest },
     #[error("the model comes in files, of which a pull makes one")]
@@ -101,6 +105,15 @@ impl RegistryError {
             // What a server cannot do, it cannot do the next time either, and a full disk takes a person.
             Self::Status { code: 501 | 505 | 507, .. } => false,
             Self::Status { code, .. } => matches!(code, 408 | 425 | 429 | 500..=599),
+            _ => false,
+        }
+    }
+
+    /// Whether the registry answered that it will not, perhaps at the last attempt.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Status { code, .. } => matches!(code, 400..=499) && !self.is_passing(),
+            Self::Retries(error) => matches!(**error, Self::Status { code: 416, .. }),
             _ => false,
         }
     }

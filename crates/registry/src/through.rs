@@ -1,17 +1,18 @@
 //! What a mirror needs of pulling: a model's manifest before its blobs are there, and blobs while they arrive.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, Manifest, ModelRef, Store};
+use puna_store::{Digest, Manifest, ModelRef, Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::Registry;
 use crate::blocking::blocking;
-use crate::download::{State, What};
+use crate::download::{State, What, Work};
 use crate::error::RegistryError;
+use crate::file::read_at;
 use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
 use crate::share::{Share, TAKE_OVERS};
@@ -98,7 +99,8 @@ impl Found {
         let (registry, sources) = (self.registry.clone(), self.sources.clone());
         let share = join(&registry, &sources, store, digest, total)?;
         let left = TAKE_OVERS;
-        Some(Running { registry, sources, left, share, store: store.clone(), digest, total })
+        let store = store.clone();
+        Some(Running { registry, sources, left, share, store, digest, total, life: None, blob: None })
     }
 }
 
@@ -120,7 +122,7 @@ fn join(
     Some(registry.downloads().join(session, store, &what))
 }
 
-/// A download that goes on as long as somebody holds it.
+/// A download that goes on as long as somebody holds it, and its bytes.
 pub struct Running {
     registry: Registry,
     sources: Sources,
@@ -130,35 +132,78 @@ pub struct Running {
     store: Arc<Store>,
     digest: Digest,
     total: u64,
+    /// Which life of the download bytes were given of.
+    life: Option<u64>,
+    /// The blob, once it is one.
+    blob: Option<Arc<File>>,
+}
+
+/// Where bytes are.
+enum Place {
+    Arriving(Arc<Work>),
+    Blob(Arc<File>),
 }
 
 impl Running {
-    /// Waits until a byte has arrived, which comes before those that nobody waits for. Says up to where those behind it have.
-    /// A download that fails goes on with the next who may have the blob.
+    /// The bytes from one on, as far as they have arrived and at most so many; waits for the first of them, which comes before those
+    /// that nobody waits for. A download that fails goes on with the next who may have the blob.
+    ///
+    /// The last byte comes when the digest of the whole is right: nobody gets all of a blob that is not what it should be.
     ///
     /// # Errors
-    /// Nobody could be fetched from.
-    pub async fn reach(&mut self, from: u64) -> Result<u64, RegistryError> {
-        let mut said = false;
+    /// Nobody could be fetched from, or bytes that were given before have turned out to be wrong.
+    pub async fn read(&mut self, from: u64, most: usize) -> Result<Bytes, RegistryError> {
+        let (place, until) = self.reach(from).await?;
+        let len = usize::try_from(until.saturating_sub(from)).unwrap_or(most).min(most);
+        let path = self.store.blob_path(&self.digest);
+        blocking(move || {
+            let mut bytes = vec![0; len];
+            match place {
+                Place::Arriving(work) => work.read(from, &mut bytes)?,
+                Place::Blob(file) => {
+                    read_at(&file, &mut bytes, from).map_err(|e| StoreError::io("read", &path, &e))?;
+                }
+            }
+            Ok(bytes.into())
+        })
+        .await
+    }
+
+    /// Waits until a byte has arrived: where, and up to where those behind it have.
+    async fn reach(&mut self, from: u64) -> Result<(Place, u64), RegistryError> {
+        let last = self.total.saturating_sub(1);
+        let arrived = |state: &State| {
+            state.arrived(from).filter(|_| from < last).map(|(work, to)| (work, to.min(last)))
+        };
+        // In which life of the download it was said that somebody waits.
+        let mut said = None;
         loop {
-            let (end, reach) = {
-                let here = |state: &State| state.end.is_some() || state.reach(from) > from;
-                let state =
-                    self.share.state.wait_for(|state| here(state) || !said && state.is_at_work()).await;
+            let given = self.life;
+            let is_wrong = |state: &State| given.is_some_and(|given| given != state.life);
+            let here = |state: &State| state.end.is_some() || is_wrong(state) || arrived(state).is_some();
+            let (end, life, arrived) = {
+                let to_say = |state: &State| said != Some(state.life) && state.is_at_work();
+                let state = self.share.state.wait_for(|state| here(state) || to_say(state)).await;
                 let state = state.map_err(|_| RegistryError::Cancelled)?;
+                if is_wrong(&state) {
+                    return Err(RegistryError::Anew { digest: self.digest });
+                }
                 if !here(&state) {
                     state.want(from);
                 }
-                (state.end.clone(), state.reach(from))
+                (state.end.clone(), state.life, arrived(&state))
             };
-            match end {
-                Some(Ok(_)) => return Ok(u64::MAX),
-                Some(Err(error)) => {
+            match (end, arrived) {
+                (Some(Ok(_)), _) => return Ok((Place::Blob(self.open().await?), self.total)),
+                (Some(Err(error)), _) => {
                     self.go_on(error)?;
-                    said = false;
+                    said = None;
                 }
-                None if reach > from => return Ok(reach),
-                None => said = true,
+                (None, Some((work, until))) => {
+                    self.life = Some(life);
+                    return Ok((Place::Arriving(work), until));
+                }
+                (None, None) => said = Some(life),
             }
         }
     }
@@ -177,18 +222,19 @@ impl Running {
         }
         let share = join(&self.registry, &self.sources, &self.store, self.digest, self.total);
         self.share = share.ok_or(error)?;
+        // It goes on from the same bytes, unless it throws them away.
+        self.life = self.life.map(|_| 0);
         Ok(())
     }
 
-    /// The file with what has arrived. It stays readable when the blob is complete and when the download fails.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub fn open(&self) -> Result<File, RegistryError> {
-        let open =
-            |path: PathBuf| File::open(&path).map_err(|e| puna_store::StoreError::io("read", &path, &e));
-        // It is renamed when it is complete, perhaps between the two.
-        let partial = self.store.partial(&self.digest)?;
-        Ok(open(partial.data().to_owned()).or_else(|_| open(self.store.blob_path(&self.digest)))?)
+    /// The blob's file, which stays readable when the blob is removed.
+    async fn open(&mut self) -> Result<Arc<File>, RegistryError> {
+        if let Some(file) = &self.blob {
+            return Ok(file.clone());
+        }
+        let path = self.store.blob_path(&self.digest);
+        let file =
+            blocking(move || Ok(File::open(&path).map_err(|e| StoreError::io("read", &path, &e))?)).await?;
+        Ok(self.blob.insert(Arc::new(file)).clone())
     }
 }

@@ -141,7 +141,7 @@ fn cached(_: &File, _: u64, _: usize) -> Option<Bytes> {
 }
 
 /// Bytes of a file, all of them.
-pub(super) fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
+fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
     let mut bytes = BytesMut::zeroed(len);
     read_exact_at(file, &mut bytes, at)
         .map_err(|e| MirrorError::Internal(format!("a blob cannot be read: {e}")))?;

@@ -1,5 +1,6 @@
 //! Where a registry keeps what it serves.
 
+mod arriving;
 mod blobs;
 mod folder;
 mod manifests;

@@ -1,18 +1,17 @@
 //! A library that asks elsewhere for what it does not have, and hands it on while it arrives.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures_util::{FutureExt, StreamExt, stream};
-use puna_registry::{Found, Options, Registry, RegistryError, Running};
+use futures_util::FutureExt;
+use puna_registry::{Found, Options, Registry, RegistryError};
 use puna_store::{DEFAULT_HOST, Digest, ModelName, ModelRef, Source, Store};
 use tokio::sync::{mpsc, watch};
 
-use super::blobs::read_at;
+use super::arriving::Arriving;
 use super::folder::blocking;
-use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
 use crate::access::is_in;
 use crate::error::MirrorError;
 use crate::figures::Fetches;
@@ -26,8 +25,6 @@ const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
 const MAX_KNOWN: usize = 100_000;
 /// How long a request waits for a model that is being made of several files.
 const MAKING: Duration = Duration::from_secs(20);
-/// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
 
 /// From where, and what not.
 #[derive(Debug, Clone, Default)]
@@ -374,47 +371,7 @@ fn is_absence(error: &RegistryError) -> bool {
     matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
 }
 
-/// A blob that has not arrived wholly.
-struct Arriving {
-    size: u64,
-    running: Running,
-}
-
-impl Blob for Arriving {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn read(self: Box<Self>, range: Range<u64>) -> Body {
-        let state = (range, self.running, None);
-        let pieces = stream::unfold(state, |(range, mut running, file)| async move {
-            if range.is_empty() {
-                return None;
-            }
-            let piece = async {
-                let until = running.reach(range.start).await.map_err(broken)?.min(range.end);
-                let file = match file {
-                    Some(file) => file,
-                    None => Arc::new(running.open().map_err(broken)?),
-                };
-                let (at, len) = (range.start, (until - range.start).min(PIECE as u64) as usize);
-                let from = file.clone();
-                let bytes = blocking(move || read_at(&from, at, len)).await?;
-                Ok::<_, MirrorError>((bytes, file))
-            };
-            match piece.await {
-                Ok((bytes, file)) => {
-                    let rest = range.start + bytes.len() as u64..range.end;
-                    Some((Ok(bytes), (rest, running, Some(file))))
-                }
-                Err(error) => Some((Err(error), (range.end..range.end, running, None))),
-            }
-        });
-        pieces.boxed()
-    }
-}
-
-fn broken(error: RegistryError) -> MirrorError {
+pub(super) fn broken(error: RegistryError) -> MirrorError {
     MirrorError::Upstream(error.to_string())
 }
 

@@ -1,5 +1,6 @@
 //! Registries of every kind on 127.0.0.1, good ones and bad ones.
 
+mod arriving;
 mod auth;
 mod hostile;
 mod hub;
