@@ -16,6 +16,7 @@ use crate::error::RegistryError;
 use crate::fetch::content_range;
 use crate::http::{Ask, Session};
 use crate::packaging::{Made, Origin, is_made_of};
+use crate::pull::note;
 use crate::settings::{Options, Progress, Report, tell};
 
 /// What files of weights are called.
@@ -134,6 +135,7 @@ impl Registry {
         report: &Report,
     ) -> Result<(), RegistryError> {
         let total = what.total;
+        note(store, &name, vec![(what.key, total)]).await?;
         let digest = self.fetch_told(session, store, &what, report).await?;
         tell(report, Progress::blob("pulling", what.key, total, total)).await;
         tell(report, Progress::status("verifying sha256 digest")).await;

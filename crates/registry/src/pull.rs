@@ -105,8 +105,9 @@ impl Registry {
         let (asked, wanted) = (package.clone(), name.clone());
         if !blocking(move || Ok(asked.is_stored(&at, &wanted)?)).await? {
             let mut held = Held::new(store);
-            let blobs: Vec<_> =
-                package.blobs().into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
+            let blobs = package.blobs();
+            note(store, &name, blobs.clone()).await?;
+            let blobs: Vec<_> = blobs.into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
             self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
             tell(report, Progress::status("verifying sha256 digest")).await;
             tell(report, Progress::status("writing manifest")).await;
@@ -135,6 +136,7 @@ impl Registry {
                 url: Some(model.url(&session, file)),
             };
             let files: Vec<_> = model.files.iter().map(file).collect();
+            note(store, &name, model.files.iter().map(|file| (file.digest, file.size)).collect()).await?;
             let mut held = Held::new(store);
             let mut sources = Sources(VecDeque::from([session.clone()]));
             self.blobs(&mut sources, store, &files, report, &mut held).await?;
@@ -278,6 +280,16 @@ impl Registry {
     ) -> Result<Digest, RegistryError> {
         self.downloads().fetch(session, store, what, teller(report, what.key, what.total)).await
     }
+}
+
+/// Notes of which blobs a model is being made, until it is.
+pub(crate) async fn note(
+    store: &Arc<Store>,
+    name: &ModelName,
+    blobs: Vec<(Digest, u64)>,
+) -> Result<(), RegistryError> {
+    let (store, name) = (store.clone(), name.clone());
+    blocking(move || Ok(store.note_blobs(&name, &blobs)?)).await
 }
 
 /// Tells how much of a blob there is. What was told is never taken back, also where a download begins anew.

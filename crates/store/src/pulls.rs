@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR, read_limited, write_atomic};
-use crate::manifest::{Manifest, TEXT_LIMIT};
+use crate::manifest::{Layer, Manifest, TEXT_LIMIT};
 use crate::name::ModelName;
 use crate::store::Store;
 
@@ -37,6 +37,15 @@ pub struct Pull {
 }
 
 impl Store {
+    /// Notes that a model is being fetched of blobs whose manifest is of another kind, or which have none.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn note_blobs(&self, name: &ModelName, blobs: &[(Digest, u64)]) -> Result<(), StoreError> {
+        let layers = blobs.iter().map(|(digest, size)| Layer::new("", *digest, *size)).collect();
+        self.note_pull(name, &Manifest { config: None, layers }.to_bytes())
+    }
+
     /// Notes that a model is being fetched.
     ///
     /// # Errors
@@ -50,7 +59,7 @@ impl Store {
     }
 
     /// Forgets the note about a model that is stored now.
-    pub(crate) fn forget_pull(&self, name: &ModelName) {
+    pub fn forget_pull(&self, name: &ModelName) {
         let note = self.pull_note(name);
         if let Err(error) = files::remove(&note) {
             tracing::warn!(%error, "a finished pull is still noted");
@@ -117,7 +126,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Layer, media};
+    use crate::manifest::media;
 
     #[test]
     fn an_unfinished_pull_is_listed_until_its_model_is_stored() {

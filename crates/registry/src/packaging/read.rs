@@ -239,6 +239,7 @@ impl Made {
         }
         let hooks = Hooks { keep_unused, ..Hooks::default() };
         store.create(name, &self.request, &hooks, &mut |_| {})?;
+        store.forget_pull(name);
         store.let_go(spent.iter().copied());
         Ok(spent)
     }

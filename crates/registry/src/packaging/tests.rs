@@ -1,4 +1,6 @@
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -8,7 +10,7 @@ use puna_quant::TensorType;
 use puna_store::{Digest, ModelRef, media};
 use serde_json::{Value, json};
 
-use crate::tests::{Bench, Model, Server};
+use crate::tests::{Bench, Model, Server, status};
 
 /// A small file of weights.
 fn gguf(seed: u32) -> Bytes {
@@ -108,6 +110,35 @@ async fn dockers_artifacts_become_models_and_a_second_pull_fetches_nothing() {
     let before = server.blob_requests().len();
     bench.pull_ok(&server.model()).await;
     assert_eq!(server.blob_requests().len(), before);
+}
+
+#[tokio::test]
+async fn an_unfinished_package_is_noted_under_the_models_name() {
+    let license = b"Free for all".to_vec();
+    let model = package(
+        DOCKER,
+        &[
+            ("application/vnd.docker.ai.license", "", license.clone()),
+            ("application/vnd.docker.ai.gguf.v3", "", gguf(1).to_vec()),
+        ],
+    );
+    let (served, weights) = (model.clone(), Digest::of(&gguf(1)).to_string());
+    let gone = Arc::new(AtomicBool::new(true));
+    let is_gone = gone.clone();
+    let server = Server::start(move |seen| match seen.path.ends_with(&weights) {
+        true if is_gone.load(Ordering::Relaxed) => status(501, "not now"),
+        _ => served.answer(&seen),
+    })
+    .await;
+    let bench = Bench::new();
+    bench.pull_err(&server.model()).await;
+    let [pull] = &bench.store.pulls().unwrap()[..] else { panic!("one pull") };
+    assert_eq!(pull.name, ModelRef::parse(&server.model()).unwrap().name);
+    assert_eq!(pull.completed, license.len() as u64);
+    assert_eq!(pull.total, (license.len() + gguf(1).len() + b"{}".len()) as u64);
+    gone.store(false, Ordering::Relaxed);
+    bench.pull_ok(&server.model()).await;
+    assert_eq!(bench.store.pulls().unwrap(), []);
 }
 
 #[tokio::test]

@@ -32,6 +32,11 @@ fn whole() -> Bytes {
 
 /// A stand-in for the hub that refuses its registry form, and lists in pages of one file.
 async fn hub(files: Vec<(&'static str, Bytes)>) -> Server {
+    hub_without(files, Arc::default()).await
+}
+
+/// The same, of which a file cannot be had at the moment.
+async fn hub_without(files: Vec<(&'static str, Bytes)>, missing: Arc<Mutex<Option<&'static str>>>) -> Server {
     let commit = "0123456789abcdef0123456789abcdef01234567";
     Server::start(move |seen| {
         if seen.header("authorization") != "Bearer hf_secret" {
@@ -64,6 +69,7 @@ async fn hub(files: Vec<(&'static str, Bytes)>) -> Server {
         }
         let file = path.strip_prefix(&format!("/test/m/resolve/{commit}/"));
         match file.and_then(|file| files.iter().find(|(name, _)| *name == file)) {
+            Some((name, _)) if *missing.lock().unwrap() == Some(*name) => status(501, "not now"),
             Some((_, bytes)) => ranged(bytes, &seen),
             None => status(404, ""),
         }
@@ -174,4 +180,38 @@ async fn a_file_by_its_address_becomes_a_model_with_a_digest_and_without() {
     assert!(error.starts_with("digest mismatch"), "{error}");
     let missing = format!("http://{}/none.gguf", server.host);
     assert_eq!(Bench::new().pull_file(&missing).await.unwrap_err(), RegistryError::NotFound);
+}
+
+#[tokio::test]
+async fn what_the_hub_has_given_in_part_is_noted_under_the_models_name() {
+    const SECOND: &str = "m-Q4_0-00002-of-00002.gguf";
+    let [first, second] = split();
+    let (here, all) = (first.len() as u64, (first.len() + second.len()) as u64);
+    let missing = Arc::new(Mutex::new(Some(SECOND)));
+    let server =
+        hub_without(vec![("m-Q4_0-00001-of-00002.gguf", first), (SECOND, second)], missing.clone()).await;
+    let bench = bench(&server);
+    let name = format!("{}:Q4_0", server.model());
+    bench.pull_err(&name).await;
+    let [pull] = &bench.store.pulls().unwrap()[..] else { panic!("one pull") };
+    assert_eq!(pull.name, ModelRef::parse(&name).unwrap().name);
+    assert_eq!((pull.completed, pull.total), (here, all));
+    *missing.lock().unwrap() = None;
+    bench.pull_ok(&name).await;
+    assert_eq!(bench.store.pulls().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_file_that_has_come_in_part_is_noted_under_the_models_name() {
+    let whole_size = whole().len() as u64;
+    let server = Server::start(move |seen| match seen.header("range") {
+        "bytes=0-0" => ranged(&whole(), &seen),
+        _ => status(501, "not now"),
+    })
+    .await;
+    let bench = Bench::new();
+    let url = format!("http://{}/tiny.gguf", server.host);
+    bench.pull_file(&url).await.unwrap_err();
+    let [pull] = &bench.store.pulls().unwrap()[..] else { panic!("one pull") };
+    assert_eq!((pull.name.to_string().as_str(), pull.total), ("tiny:latest", whole_size));
 }
