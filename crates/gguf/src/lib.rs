@@ -37,6 +37,7 @@ pub use error::GgufError;
 pub use file::{Advice, Gguf, Storage};
 pub use file_type::{FileType, TypeShare};
 pub use metadata::Metadata;
+pub use split::PartName;
 pub use tensor::TensorInfo;
 pub use value::{Array, Strings, Text, Value, ValueType};
 pub use view::{TensorView, Translation, View};

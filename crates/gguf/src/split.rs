@@ -1,7 +1,7 @@
 //! Models in several files: `name-00001-of-00003.gguf` and its siblings. The first part holds the metadata; every
 //! part holds some of the tensors, with offsets in its own data section.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::error::GgufError;
 use crate::file::{Gguf, Part, Storage, open_part};
@@ -22,22 +22,24 @@ pub(crate) fn open(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
 
 fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
     // A link may have any name: what it leads to has the siblings.
-    let behind = || PartName::of(&path.canonicalize().ok()?);
-    let name = PartName::of(path).or_else(behind);
-    let name = name.ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
-    if name.index != 0 {
-        return Err(GgufError::SplitEntry { path: path.to_owned(), first: name.path(0) });
+    let real = if part_of(path).is_none() { path.canonicalize().ok() } else { None };
+    let named = real.as_deref().unwrap_or(path);
+    let name = part_of(named).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
+    let part_at = |number| named.with_file_name(name.other(number));
+    if name.number != 1 {
+        return Err(GgufError::SplitEntry { path: path.to_owned(), first: part_at(1) });
     }
-    check_part(path, &first.1.metadata, 0, name.count)?;
+    let count = u64::from(name.count);
+    check_part(path, &first.1.metadata, 0, count)?;
     let want_total = split_key(&first.1.metadata, "tensors.count");
     let mut parts = vec![first];
-    for index in 1..name.count {
-        let path = name.path(index);
+    for number in 2..=name.count {
+        let (path, index) = (part_at(number), u64::from(number - 1));
         let (part, header) = open_part(&path, index as usize, storage).map_err(|error| match error {
             GgufError::Io { path, reason, .. } => GgufError::SplitMissing { path, reason },
             error => GgufError::InPart { path: path.clone(), error: Box::new(error) },
         })?;
-        check_part(&path, &header.metadata, index, name.count)?;
+        check_part(&path, &header.metadata, index, count)?;
         parts.push((part, header));
     }
     let found: u64 = parts.iter().map(|(_, header)| header.tensors.len() as u64).sum();
@@ -71,40 +73,41 @@ fn shown(value: Option<i128>) -> String {
     value.map_or_else(|| "missing".to_owned(), |value| value.to_string())
 }
 
-/// The name of a part, taken apart.
-struct PartName {
-    folder: PathBuf,
-    /// Everything before `-00001-of-00003.gguf`.
-    prefix: String,
-    /// Counted from 0.
-    index: u64,
-    count: u64,
+/// The name of a part, taken apart: `prefix-00001-of-00003.gguf`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartName<'a> {
+    /// Everything before `-00001-of-00003.gguf`, folders included.
+    pub prefix: &'a str,
+    /// Counted from 1.
+    pub number: u32,
+    /// How many there are.
+    pub count: u32,
 }
 
-impl PartName {
-    fn of(path: &Path) -> Option<Self> {
-        let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
-        let (stem, count) = number_at_end(stem)?;
-        let (prefix, number) = number_at_end(stem.strip_suffix("-of")?)?;
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        (1 <= number && number <= count).then(|| PartName {
-            folder,
-            prefix: prefix.to_owned(),
-            index: number - 1,
-            count,
-        })
+impl<'a> PartName<'a> {
+    /// Reads a name, or a path between slashes; `None`: it is no part's.
+    pub fn of(name: &'a str) -> Option<Self> {
+        let (rest, count) = number_at_end(name.strip_suffix(".gguf")?)?;
+        let (prefix, number) = number_at_end(rest.strip_suffix("-of")?)?;
+        (1..=count).contains(&number).then_some(Self { prefix, number, count })
     }
 
-    fn path(&self, index: u64) -> PathBuf {
-        self.folder.join(format!("{}-{:05}-of-{:05}.gguf", self.prefix, index + 1, self.count))
+    /// The name of another part.
+    pub fn other(&self, number: u32) -> String {
+        format!("{}-{number:05}-of-{:05}.gguf", self.prefix, self.count)
     }
 }
 
 /// `text` without its `-00001`, and that number.
-fn number_at_end(text: &str) -> Option<(&str, u64)> {
+fn number_at_end(text: &str) -> Option<(&str, u32)> {
     let (rest, digits) = text.rsplit_once('-')?;
     let five = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
     five.then(|| Some((rest, digits.parse().ok()?)))?
+}
+
+/// A path as that of a part.
+fn part_of(path: &Path) -> Option<PartName<'_>> {
+    PartName::of(path.file_name()?.to_str()?)
 }
 
 #[cfg(test)]
@@ -113,19 +116,22 @@ mod tests {
 
     #[test]
     fn part_names_are_taken_apart_and_put_together() {
-        let name = PartName::of(Path::new("/m/big-model-q4-00002-of-00012.gguf")).unwrap();
-        assert_eq!((name.index, name.count, &*name.prefix), (1, 12, "big-model-q4"));
-        assert_eq!(name.path(11), Path::new("/m/big-model-q4-00012-of-00012.gguf"));
+        let name = PartName::of("m/big-model-q4-00002-of-00012.gguf").unwrap();
+        assert_eq!((name.number, name.count, name.prefix), (2, 12, "m/big-model-q4"));
+        assert_eq!(name.other(11), "m/big-model-q4-00011-of-00012.gguf");
+        assert_eq!(PartName::of("m-00001-of-99999.gguf").map(|name| name.count), Some(99_999));
         for wrong in [
             "m.gguf",
             "m-1-of-2.gguf",
             "m-00001-of-00002.bin",
             "m-00003-of-00002.gguf",
             "m-00000-of-00002.gguf",
+            "m-00000-of-00000.gguf",
             "m-00001-00002.gguf",
+            "00002-of-00003.gguf",
             "m-+0001-of-00002.gguf",
         ] {
-            assert!(PartName::of(Path::new(wrong)).is_none(), "{wrong}");
+            assert_eq!(PartName::of(wrong), None, "{wrong}");
         }
     }
 }

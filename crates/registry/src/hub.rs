@@ -8,7 +8,7 @@
 //!
 //! The SHA-256 of a large file is the digest of its blob, so that everything is verified, and shared with other models.
 
-use puna_store::{DEFAULT_TAG, Digest};
+use puna_store::{DEFAULT_TAG, Digest, PartName};
 use reqwest::header::LINK;
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
@@ -208,7 +208,7 @@ fn folder(path: &str) -> &str {
 
 fn is_model(path: &str) -> bool {
     let name = file_name(path).to_ascii_lowercase();
-    let is_first = split_name(&name).is_none_or(|(_, number, _)| number == 1);
+    let is_first = PartName::of(&name).is_none_or(|part| part.number == 1);
     name.ends_with(".gguf") && is_first && !NO_MODELS.iter().any(|other| name.contains(other))
 }
 
@@ -219,27 +219,18 @@ fn has_tag(path: &str, tag: &str) -> bool {
     name == tag || name.match_indices(&tag).any(behind) || folder(path).eq_ignore_ascii_case(&tag)
 }
 
-/// `prefix`, number and count of `prefix-00001-of-00003.gguf`.
-fn split_name(path: &str) -> Option<(&str, u32, u32)> {
-    let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (prefix, number) = rest.rsplit_once('-')?;
-    let digits = |text: &str| text.len() == 5 && text.bytes().all(|c| c.is_ascii_digit());
-    (digits(number) && digits(count)).then_some(())?;
-    Some((prefix, number.parse().ok()?, count.parse().ok()?))
-}
-
 /// All parts of a file, which may be the only one.
 fn parts(files: &[HubFile], first: &HubFile) -> Result<Vec<HubFile>, RegistryError> {
-    let Some((prefix, _, count)) = split_name(&first.path) else { return Ok(vec![first.clone()]) };
-    if count == 0 || count > MAX_PARTS {
-        return Err(wrong(&format!("{} is one of {count} files", first.path)));
+    let Some(name) = PartName::of(&first.path) else { return Ok(vec![first.clone()]) };
+    if name.count > MAX_PARTS {
+        return Err(wrong(&format!("{} is one of {} files", first.path, name.count)));
     }
     let part = |number: u32| {
-        let path = format!("{prefix}-{number:05}-of-{count:05}.gguf");
+        let path = name.other(number);
         let missing = || wrong(&format!("there is no {path}"));
         files.iter().find(|file| file.path == path).cloned().ok_or_else(missing)
     };
-    (1..=count).map(part).collect()
+    (1..=name.count).map(part).collect()
 }
 
 /// The projector that is nearest to a model: in its folder or one above, with its tag if there is such a one.

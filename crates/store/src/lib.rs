@@ -78,6 +78,7 @@ pub use modelfile::{
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
 pub use pulls::Pull;
+pub use puna_gguf::PartName;
 pub use remote::Remote;
 pub use requantize::{
     Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, fallbacks, requantize, requantize_part,

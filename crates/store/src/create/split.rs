@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use puna_gguf::{Gguf, Writer};
+use puna_gguf::{Gguf, PartName, Writer};
 
 use super::request::Pace;
 use super::stored;
@@ -24,8 +24,8 @@ pub(super) fn group(files: &[(String, String)]) -> (Vec<&(String, String)>, BTre
     let mut single = Vec::new();
     let mut groups = BTreeMap::<_, Parts>::new();
     for file in files {
-        match part_of(&file.0) {
-            Some((prefix, number, count)) => {
+        match PartName::of(&file.0) {
+            Some(PartName { prefix, number, count }) => {
                 groups.entry((prefix.to_owned(), count)).or_default().insert(number, file.clone());
             }
             None => single.push(file),
@@ -34,36 +34,22 @@ pub(super) fn group(files: &[(String, String)]) -> (Vec<&(String, String)>, BTre
     (single, groups)
 }
 
-/// Prefix, number and count of a name that ends in `-00001-of-00003.gguf`.
-fn part_of(name: &str) -> Option<(&str, u32, u32)> {
-    let stem = name.strip_suffix(".gguf")?;
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (prefix, number) = rest.rsplit_once('-')?;
-    let digits = |text: &str| text.len() == 5 && text.bytes().all(|c| c.is_ascii_digit());
-    if !digits(number) || !digits(count) {
-        return None;
-    }
-    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
-    (1..=count).contains(&number).then_some((prefix, number, count))
-}
-
 /// The file, and if its name is that of a part, the other parts that are beside it.
 pub(super) fn parts(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    let Some((prefix, _, count)) = part_of(&name) else { return vec![path.to_owned()] };
-    let part = |number| path.with_file_name(part_name(prefix, number, count));
-    (1..=count).map(part).filter(|other| other == path || other.is_file()).collect()
+    let Some(name) = PartName::of(&name) else { return vec![path.to_owned()] };
+    let part = |number| path.with_file_name(name.other(number));
+    (1..=name.count).map(part).filter(|other| other == path || other.is_file()).collect()
 }
 
 /// Refuses files that are some of the parts of a model, but not all.
 pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreError> {
     for path in files.keys() {
         let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let Some((prefix, _, count)) = part_of(&name) else { continue };
-        let is_missing =
-            |number: &u32| !files.contains_key(&path.with_file_name(part_name(prefix, *number, count)));
-        let missing: Vec<String> =
-            (1..=count).filter(is_missing).map(|number| part_name(prefix, number, count)).collect();
+        let Some(part) = PartName::of(&name) else { continue };
+        let (count, is_missing) =
+            (part.count, |other: &String| !files.contains_key(&path.with_file_name(other)));
+        let missing: Vec<String> = (1..=count).map(|number| part.other(number)).filter(is_missing).collect();
         if let [first, others @ ..] = &missing[..] {
             let others = match others.len() {
                 0 => String::new(),
@@ -76,10 +62,6 @@ pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreEr
         }
     }
     Ok(())
-}
-
-fn part_name(prefix: &str, number: u32, count: u32) -> String {
-    format!("{prefix}-{number:05}-of-{count:05}.gguf")
 }
 
 /// Writes the parts of a model into one blob.
@@ -100,14 +82,14 @@ pub(super) fn merge(
         )));
     }
     // Links under the names that belong to parts: the reader of split files finds them by those.
-    let dir = LinkDir::new(store)?;
+    let (dir, link) = (LinkDir::new(store)?, PartName { prefix: "part", number: 1, count });
     for (number, (_, digest)) in parts {
-        let target = dir.path.join(format!("part-{number:05}-of-{count:05}.gguf"));
+        let target = dir.path.join(link.other(*number));
         let source = store.blob_path(&stored(store, digest)?);
-        let link = fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
-        link.map_err(|e| StoreError::io("link", &source, &e))?;
+        let linked = fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
+        linked.map_err(|e| StoreError::io("link", &source, &e))?;
     }
-    let gguf = Gguf::open(&dir.path.join(format!("part-00001-of-{count:05}.gguf")))?;
+    let gguf = Gguf::open(&dir.path.join(link.other(1)))?;
     let mut metadata = gguf.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
@@ -147,25 +129,5 @@ impl LinkDir {
 impl Drop for LinkDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_told_by_their_names() {
-        assert_eq!(part_of("a/m-00002-of-00003.gguf"), Some(("a/m", 2, 3)));
-        for other in [
-            "m.gguf",
-            "m-2-of-3.gguf",
-            "m-00002-of-00003.bin",
-            "00002-of-00003.gguf",
-            "m-00000-of-00000.gguf",
-            "m-00004-of-00003.gguf",
-        ] {
-            assert_eq!(part_of(other), None);
-        }
     }
 }
