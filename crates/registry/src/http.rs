@@ -19,7 +19,7 @@ use crate::error::RegistryError;
 use crate::hosts::Credentials;
 use crate::lock::lock;
 use crate::rate::Limit;
-use crate::retry::Retry;
+use crate::retry::{Retry, Trouble};
 use crate::settings::Settings;
 use crate::tls;
 
@@ -109,6 +109,8 @@ pub(crate) struct Session {
     limits: Vec<Arc<Limit>>,
     /// What requests are shown to be ours by.
     proof: Mutex<Option<Arc<str>>>,
+    /// Why something is tried again.
+    trouble: Trouble,
 }
 
 impl Session {
@@ -120,7 +122,8 @@ impl Session {
     ) -> Result<Self, RegistryError> {
         let client = registry.client(&endpoint)?;
         let limits = limits.iter().cloned().chain(registry.limit_of(&endpoint)).collect();
-        Ok(Self { registry: registry.clone(), client, endpoint, name, limits, proof: Mutex::default() })
+        let (proof, trouble) = (Mutex::default(), Trouble::default());
+        Ok(Self { registry: registry.clone(), client, endpoint, name, limits, proof, trouble })
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -140,6 +143,15 @@ impl Session {
     /// Its name, for messages.
     pub(crate) fn host(&self) -> String {
         self.endpoint.host.clone()
+    }
+
+    /// What somebody is told for whom nothing seems to happen: who is waited for, and why if it is known.
+    pub(crate) fn waiting(&self) -> String {
+        let host = &self.endpoint.host;
+        match &*lock(&self.trouble) {
+            Some(why) => format!("waiting for {host}: {why}"),
+            None => format!("waiting for {host}"),
+        }
     }
 
     /// Connections of one download.
@@ -201,7 +213,12 @@ impl Session {
                 proven = true;
                 continue;
             }
-            let Some(next) = redirect(&response).filter(|_| ask.follow) else { return Ok(response) };
+            let Some(next) = redirect(&response).filter(|_| ask.follow) else {
+                if !response.status().is_server_error() {
+                    *lock(&self.trouble) = None;
+                }
+                return Ok(response);
+            };
             url = self.next_hop(&url, next)?;
             hops += 1;
             if hops > MAX_HOPS {
@@ -283,7 +300,7 @@ impl Session {
     }
 
     /// Whether an address is the registry's own, so that it may see the token.
-    fn is_ours(&self, url: &Url) -> bool {
+    pub(crate) fn is_ours(&self, url: &Url) -> bool {
         url.origin() == self.endpoint.root.origin()
     }
 
@@ -314,7 +331,7 @@ impl Session {
 
     /// The attempts at one thing.
     pub(crate) fn retry(&self) -> Retry {
-        let retry = Retry::new(self.settings().pause);
+        let retry = Retry::new(self.settings().pause).telling(&self.trouble);
         if self.is_mirror() { retry.at_most(MIRROR_ATTEMPTS) } else { retry }
     }
 

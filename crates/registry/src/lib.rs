@@ -49,7 +49,6 @@ mod hub;
 mod key;
 mod lock;
 mod manifest;
-mod md5;
 mod pace;
 mod packaging;
 mod parts;

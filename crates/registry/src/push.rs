@@ -1,6 +1,7 @@
 //! Pushing: the blobs that the registry lacks, then the manifest, as it is stored.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use puna_store::{Digest, Layer, ModelName, ModelRef, Store, StoreError, media};
@@ -81,7 +82,7 @@ impl Registry {
             }
         }
         tell(report, Progress::status("pushing manifest")).await;
-        session.put_manifest(outgoing.manifest.into()).await
+        attended(&session, report, session.put_manifest(outgoing.manifest.into()), || false).await
     }
 }
 
@@ -126,28 +127,46 @@ async fn push_blob(
 ) -> Result<(), RegistryError> {
     let (at, wanted) = (store.clone(), layer.clone());
     let path = blocking(move || Ok(at.layer_file(&wanted)?)).await?;
-    let upload = Upload::new(session, layer, path);
+    let upload = Upload::new(session, store, layer, path);
+    let mut said = 0;
+    let tell_sent = || {
+        let moved = upload.sent() > said;
+        if moved {
+            said = upload.sent();
+            let _ = report.try_send(Progress::blob("pushing", layer.digest, layer.size, said));
+        }
+        moved
+    };
+    attended(session, report, upload.run(), tell_sent).await?;
+    tell(report, Progress::blob("pushing", layer.digest, layer.size, layer.size)).await;
+    Ok(())
+}
+
+/// Does a part of a push. `moved` looks at every tick whether it goes on; when it has not for a while, it is told what is waited
+/// for, and again when that changes.
+async fn attended(
+    session: &Session,
+    report: &Report,
+    work: impl Future<Output = Result<(), RegistryError>>,
+    mut moved: impl FnMut() -> bool,
+) -> Result<(), RegistryError> {
     let mut ticks = tokio::time::interval(session.settings().tick);
-    let work = upload.run();
+    let (mut last, mut said) = (Instant::now(), None);
     tokio::pin!(work);
-    let mut said = None;
     loop {
         tokio::select! {
-            done = &mut work => {
-                done?;
-                break;
-            }
-            _ = ticks.tick() => {
-                let sent = upload.sent();
-                if said != Some(sent) && sent > 0 {
-                    said = Some(sent);
-                    let _ = report.try_send(Progress::blob("pushing", layer.digest, layer.size, sent));
-                }
+            done = &mut work => return done,
+            _ = ticks.tick() => {}
+        }
+        if moved() {
+            (last, said) = (Instant::now(), None);
+        } else if last.elapsed() >= session.settings().quiet {
+            let waiting = session.waiting();
+            if said.as_ref() != Some(&waiting) && report.try_send(Progress::status(&*waiting)).is_ok() {
+                said = Some(waiting);
             }
         }
     }
-    tell(report, Progress::blob("pushing", layer.digest, layer.size, layer.size)).await;
-    Ok(())
 }
 
 impl Session {

@@ -1,8 +1,10 @@
 //! Trying again: how often, and after which pause.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::error::RegistryError;
+use crate::lock::lock;
 
 /// Attempts at one thing.
 const ATTEMPTS: u32 = 6;
@@ -11,17 +13,26 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause that a registry may ask for, in seconds.
 const MAX_ASKED: u64 = 120;
 
+/// Why something is tried again, as long as it is.
+pub(crate) type Trouble = Arc<Mutex<Option<String>>>;
+
 /// How often something failed, and may yet.
 pub(crate) struct Retry {
     /// The pause before the second attempt.
     first: Duration,
     attempts: u32,
     failures: u32,
+    trouble: Trouble,
 }
 
 impl Retry {
     pub(crate) fn new(first: Duration) -> Self {
-        Self { first, attempts: ATTEMPTS, failures: 0 }
+        Self { first, attempts: ATTEMPTS, failures: 0, trouble: Trouble::default() }
+    }
+
+    /// Saying there why something is tried again.
+    pub(crate) fn telling(self, trouble: &Trouble) -> Self {
+        Self { trouble: trouble.clone(), ..self }
     }
 
     /// With fewer attempts, or more.
@@ -43,6 +54,8 @@ impl Retry {
         if self.failures >= self.attempts {
             return Err(RegistryError::Retries(Box::new(error)));
         }
+        let next = format!("{error} (attempt {} of {})", self.failures + 1, self.attempts);
+        *lock(&self.trouble) = Some(next);
         Ok(pause(self.first, self.failures, &error))
     }
 

@@ -44,6 +44,8 @@ pub struct Settings {
     pub checkpoint: Duration,
     /// How often progress is reported.
     pub tick: Duration,
+    /// After how long without any it is said what is waited for.
+    pub quiet: Duration,
     /// Bytes of a download's parts at least, but for the last one.
     pub min_part: u64,
 }
@@ -65,6 +67,7 @@ impl Default for Settings {
             pause: Duration::from_secs(1),
             checkpoint: Duration::from_secs(2),
             tick: Duration::from_millis(60),
+            quiet: Duration::from_secs(2),
             min_part: 16 << 20,
         }
     }

@@ -1,4 +1,7 @@
 //! A SHA-256 sum that can be put aside and gone on with, so that what an interrupted download has verified is not read again.
+//!
+//! `ring` and the hasher of `sha2` keep their state to themselves. What is here is the padding and the cutting into blocks; the
+//! mixing of blocks, in which all the time goes, is `sha2`'s, with the processor's instructions for it.
 
 use puna_store::Digest;
 use serde::{Deserialize, Serialize};

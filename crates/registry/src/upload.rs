@@ -1,21 +1,24 @@
-//! The upload of one blob: asked for, taken over from another model, or sent in pieces that are gone on from.
+//! The upload of one blob: asked for, taken over from another model, or sent in pieces that are gone on from, also by another
+//! process: where the upload is, is noted in the store ([`UploadNote`]).
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use puna_store::{Digest, Layer, ModelName};
+use md5::{Digest as _, Md5};
+use puna_store::{Digest, Layer, ModelName, Store, UploadNote};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RANGE};
 use reqwest::{Body, Method, Response, StatusCode, Url};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use crate::address::shown;
+use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session, stalled};
 use crate::lock::lock;
-use crate::md5::Md5;
 use crate::rate::Limit;
 
 /// Bytes of a piece, of which each is one request.
@@ -40,8 +43,11 @@ pub(crate) struct Upload<'a> {
     size: u64,
     from: Option<String>,
     path: PathBuf,
+    store: Arc<Store>,
     /// Bytes that were handed to the network. Never goes back.
     sent: Arc<AtomicU64>,
+    /// Whether a storage elsewhere takes the bytes, which wants to know the sums of all of them in the end.
+    elsewhere: AtomicBool,
 }
 
 /// Where an upload goes on.
@@ -49,6 +55,14 @@ struct Place {
     url: Url,
     /// The first byte that the registry lacks.
     at: u64,
+}
+
+/// Where an upload goes on, as it is noted.
+#[derive(Serialize, Deserialize)]
+struct Noted {
+    url: String,
+    /// Bytes of its pieces.
+    piece: u64,
 }
 
 /// The MD5 of each piece.
@@ -62,18 +76,20 @@ struct Sums {
 impl Sums {
     /// What an object store calls an upload in pieces.
     fn etag(&self) -> Option<String> {
-        let sum = Md5::of(&self.pieces.concat()).hex();
+        let sum: String =
+            Md5::digest(self.pieces.concat()).iter().map(|byte| format!("{byte:02x}")).collect();
         (!self.broken).then(|| format!("{sum}-{}", self.pieces.len()))
     }
 }
 
 impl<'a> Upload<'a> {
-    pub(crate) fn new(session: &'a Session, layer: &Layer, path: PathBuf) -> Self {
+    pub(crate) fn new(session: &'a Session, store: &Arc<Store>, layer: &Layer, path: PathBuf) -> Self {
         let (digest, size, from) = (layer.digest, layer.size, layer.from.clone());
-        Self { session, digest, size, from, path, sent: Arc::default() }
+        let (store, sent, elsewhere) = (store.clone(), Arc::default(), AtomicBool::new(false));
+        Self { session, digest, size, from, path, store, sent, elsewhere }
     }
 
-    /// Bytes that were sent.
+    /// Bytes that were sent, or had been before.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed).min(self.size)
     }
@@ -88,6 +104,20 @@ impl<'a> Upload<'a> {
                 Err(error) => retry.after(error).await?,
             }
         }
+        let note = self.note().await;
+        if let Some((place, piece)) = self.resumed(note.as_ref()).await {
+            tracing::debug!(digest = %self.digest, at = place.at, "an interrupted upload goes on");
+            self.sent.fetch_max(place.at, Ordering::Relaxed);
+            // Of what an earlier run has sent there are no sums.
+            let sums = Sums { broken: true, ..Sums::default() };
+            match self.send(place, piece, sums, note.as_ref()).await {
+                // It is gone by now, or what the registry has of it is damaged.
+                Err(error) if error.is_refusal() => {
+                    tracing::info!(digest = %self.digest, %error, "an interrupted upload does not go on: beginning anew");
+                }
+                done => return done,
+            }
+        }
         let (url, piece) = loop {
             match self.begin().await {
                 Ok(Some(begun)) => break begun,
@@ -95,16 +125,68 @@ impl<'a> Upload<'a> {
                 Err(error) => retry.after(error).await?,
             }
         };
-        let mut place = Place { url, at: 0 };
-        let mut sums = Sums::default();
+        self.send(Place { url, at: 0 }, piece, Sums::default(), note.as_ref()).await
+    }
+
+    /// Sends what is missing, piece by piece, noting where it goes on.
+    async fn send(
+        &self,
+        mut place: Place,
+        piece: u64,
+        mut sums: Sums,
+        note: Option<&Arc<UploadNote>>,
+    ) -> Result<(), RegistryError> {
         for _ in 0..MAX_MOVES {
+            self.remember(&place, piece, note).await;
             if place.at >= self.size {
-                return self.commit(&place.url, &sums).await;
+                let done = self.commit(&place.url, &sums).await;
+                if done.as_ref().err().is_none_or(RegistryError::is_refusal) {
+                    forget(note).await;
+                }
+                return done;
             }
             let end = (place.at + piece).min(self.size);
             place = self.piece(place, end, &mut sums).await?;
         }
         Err(RegistryError::Answer { url: shown(&place.url), what: "the upload goes round in circles".into() })
+    }
+
+    /// What is noted of this upload, unless another process is at it. Without a note it begins anew the next time.
+    async fn note(&self) -> Option<Arc<UploadNote>> {
+        let at = self.session.url(&["blobs", "uploads", &self.digest.to_string()]);
+        let (store, key) = (self.store.clone(), Digest::of(at.as_str().as_bytes()));
+        let note = blocking(move || Ok(store.upload_note(&key)?)).await;
+        note.unwrap_or_else(|error| {
+            tracing::debug!(%error, "where the upload goes on cannot be noted");
+            None
+        })
+        .map(Arc::new)
+    }
+
+    /// Where an earlier run stopped, if the registry still knows of it, and the size of pieces.
+    async fn resumed(&self, note: Option<&Arc<UploadNote>>) -> Option<(Place, u64)> {
+        let note = note?.clone();
+        let text = blocking(move || Ok(note.read())).await.ok()??;
+        let noted: Noted = serde_json::from_slice(&text).ok()?;
+        let url = Url::parse(&noted.url).ok().filter(|url| self.session.is_ours(url))?;
+        let place = self.progress(&Place { url, at: 0 }).await?;
+        Some((place, noted.piece.clamp(1, MAX_PIECE)))
+    }
+
+    /// Notes where the upload goes on, if it could do so without what this run knows.
+    async fn remember(&self, place: &Place, piece: u64, note: Option<&Arc<UploadNote>>) {
+        if self.elsewhere.load(Ordering::Relaxed) || !self.session.is_ours(&place.url) {
+            return forget(note).await;
+        }
+        let Some(note) = note.cloned() else { return };
+        let noted = Noted { url: place.url.to_string(), piece };
+        let write = blocking(move || {
+            let text = serde_json::to_vec(&noted).map_err(|e| RegistryError::Setup(e.to_string()))?;
+            Ok(note.write(&text)?)
+        });
+        if let Err(error) = write.await {
+            tracing::debug!(%error, "where the upload goes on is not noted");
+        }
     }
 
     async fn is_there(&self) -> Result<bool, RegistryError> {
@@ -188,6 +270,7 @@ impl<'a> Upload<'a> {
         let (response, sum) = self.send_bytes(ask, from, end).await?;
         if response.status() == StatusCode::TEMPORARY_REDIRECT {
             // A storage elsewhere takes the bytes; the registry has said where the next piece goes.
+            self.elsewhere.store(true, Ordering::Relaxed);
             let next = self.next_from(&response, &[UPLOAD_LOCATION])?;
             let target = self.next_from(&response, &[LOCATION])?;
             let put = Ask::new(Method::PUT, target);
@@ -298,6 +381,14 @@ struct Reading {
     sum: Arc<std::sync::Mutex<Option<[u8; 16]>>>,
 }
 
+/// Forgets an upload that is over.
+async fn forget(note: Option<&Arc<UploadNote>>) {
+    let Some(note) = note.cloned() else { return };
+    if let Err(error) = blocking(move || Ok(note.forget()?)).await {
+        tracing::debug!(%error, "a finished upload is still noted");
+    }
+}
+
 impl Reading {
     fn new(
         upload: &Upload<'_>,
@@ -308,7 +399,7 @@ impl Reading {
     ) -> Self {
         let (path, sent) = (upload.path.clone(), upload.sent.clone());
         let limits = upload.session.limits().to_vec();
-        Self { file: None, path, at, end, moved, sent, limits, md5: Md5::default(), sum }
+        Self { file: None, path, at, end, moved, sent, limits, md5: Md5::new(), sum }
     }
 
     async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
@@ -335,8 +426,7 @@ impl Reading {
         self.sent.fetch_max(self.at, Ordering::Relaxed);
         if self.at >= self.end {
             // Nobody asks for more than was announced, so that this is the last call.
-            let sum = std::mem::take(&mut self.md5).finish();
-            *lock(&self.sum) = Some(sum);
+            *lock(&self.sum) = Some(self.md5.finalize_reset().into());
         }
         self.file = Some(file);
         Ok(Some((block.into(), self)))

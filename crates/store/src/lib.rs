@@ -54,6 +54,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod uploads;
 mod verify;
 
 pub use adopt::{Adopt, Adopted};
@@ -86,4 +87,5 @@ pub use requantize::{
 };
 pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};
+pub use uploads::UploadNote;
 pub use verify::{Aside, Damage, Unusable};

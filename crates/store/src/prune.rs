@@ -11,6 +11,7 @@ use crate::files::{self, TEMP_DIR};
 use crate::pulls::Pull;
 use crate::store::Store;
 use crate::transfer::{SUM_SUFFIX, is_held};
+use crate::uploads::UPLOAD_SUFFIX;
 
 /// Blobs and temporary files that were touched within this time may belong to somebody's work.
 const GRACE: Duration = Duration::from_secs(60 * 60);
@@ -135,7 +136,9 @@ impl Broom<'_> {
         for file in files_of(&temp)? {
             if file.name != "lock" && !(file.name.ends_with(".lock") && is_held(&file.path)) {
                 // Without its sum an interrupted download goes on too, but reads again what was verified.
-                let grace = if file.name.ends_with(SUM_SUFFIX) { PARTIAL_GRACE } else { GRACE };
+                // So does an interrupted upload, but from the beginning.
+                let is_note = [SUM_SUFFIX, UPLOAD_SUFFIX].iter().any(|end| file.name.ends_with(end));
+                let grace = if is_note { PARTIAL_GRACE } else { GRACE };
                 self.older(&file, grace, LeftoverKind::Temporary);
             }
         }

@@ -1,5 +1,9 @@
 //! Pushes, to registries of both styles.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use md5::{Digest as _, Md5};
+
 use super::*;
 
 /// A registry that takes blobs, as the reference one does: relative addresses, offsets checked.
@@ -143,11 +147,9 @@ async fn the_requests_are_those_of_ollama() {
         ("application/octet-stream", "1")
     );
     // The recorded form: MD5 of the binary MD5s, and their number.
-    let sum = |bytes: &[u8]| crate::md5::Md5::of(bytes).hex();
-    let bin: Vec<u8> =
-        (0..16).map(|i| u8::from_str_radix(&sum(&seen[2].body)[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let sum: String = Md5::digest(Md5::digest(&seen[2].body)).iter().map(|b| format!("{b:02x}")).collect();
     let digest = model.weights.to_string().replace(':', "%3A");
-    assert_eq!(seen[3].query, format!("state=x&digest={digest}&etag={}-1", sum(&bin)));
+    assert_eq!(seen[3].query, format!("state=x&digest={digest}&etag={sum}-1"));
     let manifest = seen.last().unwrap();
     assert_eq!((manifest.method.as_str(), manifest.path.as_str()), ("PUT", "/v2/me/m/manifests/v1"));
     assert_eq!(manifest.header("content-type"), media::MANIFEST);
@@ -296,4 +298,125 @@ async fn a_registry_that_takes_nothing_is_given_up() {
     let name = bench.store_model(&model, &server.host);
     let text = bench.push(&name).await.0.unwrap_err().to_string();
     assert!(text.starts_with("max retries exceeded: Patch \"") && text.contains("no byte for"), "{text}");
+}
+
+/// Pushes until the registry has a part of the weights, as it stands when the process is killed then.
+async fn push_half(bench: &Bench, name: &str, taker: &Taker, half: usize) {
+    let arrived = async {
+        while !taker.uploads.lock().unwrap().values().any(|data| data.len() == half) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        (done, _) = bench.push(name) => panic!("it ended: {done:?}"),
+        () = arrived => {}
+    }
+}
+
+/// A registry that takes so many bytes of the first piece and says nothing more, once.
+async fn interrupting(taker: &Taker, half: usize) -> Server {
+    let (served, done) = (taker.clone(), Arc::new(AtomicBool::new(false)));
+    Server::start_async(move |seen| {
+        let (served, done) = (served.clone(), done.clone());
+        async move {
+            let id = seen.path.rsplit('/').next().unwrap().to_owned();
+            if seen.method == "PATCH" && seen.body.len() > half && !done.swap(true, Ordering::Relaxed) {
+                served.uploads.lock().unwrap().insert(id, seen.body[..half].to_vec());
+                std::future::pending::<()>().await;
+            }
+            served.answer(&seen)
+        }
+    })
+    .await
+}
+
+impl Bench {
+    /// What is noted of uploads.
+    fn upload_notes(&self) -> Vec<std::ffi::OsString> {
+        let entries = std::fs::read_dir(self.root().join("puna-tmp")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(".push")).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_push_that_was_killed_sends_only_the_rest() {
+    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+    let server = interrupting(&taker, half).await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+    let name = bench.store_model(&model, &server.host);
+    push_half(&bench, &name, &taker, half).await;
+    let before = server.seen().len();
+
+    // Another process, which knows what the store says.
+    let store = Arc::new(Store::open(bench.root()).unwrap());
+    let again = Bench { dir: tempfile::tempdir().unwrap(), store, registry: bench.registry.clone() };
+    let (done, lines) = again.push(&name).await;
+    done.unwrap();
+    let digest = model.weights.to_string();
+    assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
+    let seen = server.seen().split_off(before);
+    let ranges: Vec<_> =
+        seen.iter().filter(|seen| seen.body.len() > 1000).map(|seen| seen.header("content-range")).collect();
+    assert_eq!(ranges, ["100000-299999"], "what the registry had was sent again");
+    let first = lines.iter().find(|line| line.digest == Some(model.weights)).unwrap();
+    assert!(first.completed >= half as u64, "{first:?}");
+    assert_eq!(again.upload_notes().len(), 0, "finished uploads are forgotten");
+}
+
+#[tokio::test]
+async fn an_upload_that_is_gone_or_damaged_begins_anew() {
+    for gone in [true, false] {
+        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+        let server = interrupting(&taker, half).await;
+        let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+        let name = bench.store_model(&model, &server.host);
+        push_half(&bench, &name, &taker, half).await;
+        assert_eq!(bench.upload_notes().len(), 1);
+        {
+            let mut uploads = taker.uploads.lock().unwrap();
+            match gone {
+                true => uploads.clear(),
+                false => uploads.values_mut().for_each(|data| data.fill(0)),
+            }
+        }
+        bench.push(&name).await.0.unwrap();
+        let digest = model.weights.to_string();
+        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest], "gone: {gone}");
+        assert_eq!(bench.upload_notes().len(), 0);
+    }
+}
+
+#[tokio::test]
+async fn an_upload_is_gone_on_with_at_the_registry_alone() {
+    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+    let server = interrupting(&taker, half).await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+    let name = bench.store_model(&model, &server.host);
+    push_half(&bench, &name, &taker, half).await;
+    // Somebody has written another address into the note.
+    let stranger = Server::start(|_| status(204, "")).await;
+    let note = bench.root().join("puna-tmp").join(&bench.upload_notes()[0]);
+    std::fs::write(note, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host)).unwrap();
+    bench.push(&name).await.0.unwrap();
+    assert_eq!(stranger.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn a_registry_that_does_not_answer_is_named_and_why_it_is_tried_again() {
+    // It takes connections and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = silent.local_addr().unwrap().to_string();
+    let bench = Bench::with(|settings| {
+        settings.patience = Duration::from_millis(150);
+        settings.quiet = Duration::from_millis(40);
+        settings.pause = Duration::from_millis(30);
+    });
+    let name = bench.store_model(&Model::new(3000), &host);
+    let (done, lines) = bench.push(&name).await;
+    assert!(matches!(done, Err(RegistryError::Retries(_))), "{done:?}");
+    let waits: Vec<_> = lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
+    assert_eq!(waits[0], host);
+    assert!(waits[1].contains("no byte for") && waits[1].ends_with("(attempt 2 of 6)"), "{waits:?}");
+    assert_eq!(waits.len(), 6, "each is said once: {waits:?}");
 }
