@@ -12,6 +12,7 @@ use axum::http::header;
 use axum::http::request::Parts;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use puna_registry::{NO_BODY, public_key};
 use puna_store::Digest;
 use ring::hmac;
 use ring::rand::SystemRandom;
@@ -33,11 +34,6 @@ const SKEW: u64 = 5 * 60;
 const MAX_NONCES: usize = 20_000;
 /// Bytes of a nonce at most.
 const MAX_NONCE: usize = 128;
-/// What Ollama's clients sign in the place of a body's hash: Base64 of the digits of the empty body's.
-const EMPTY: &str =
-    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
-/// What stands before the 32 bytes of a public key: the name of its kind, and lengths.
-const SSH: &[u8] = b"\0\0\0\x0bssh-ed25519\0\0\0\x20";
 
 /// What somebody wants to do. Who may do more may do less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,12 +107,6 @@ impl Keys for NoKeys {
     fn by_public(&self, _: &[u8]) -> Option<Holder> {
         None
     }
-}
-
-/// The public half of an Ed25519 key as OpenSSH writes it, without the kind before it and the comment behind.
-pub fn public_key(text: &str) -> Option<Vec<u8>> {
-    let bytes = STANDARD.decode(text).ok()?;
-    bytes.strip_prefix(SSH).filter(|key| key.len() == 32).map(<[u8]>::to_vec)
 }
 
 /// Judges requests.
@@ -243,7 +233,7 @@ impl Access {
         let asked = |key| query(head.uri.query(), key).unwrap_or_default();
         let url =
             format!("{}{}", place::of(head), head.uri.path_and_query().map_or("", |path| path.as_str()));
-        let message = format!("GET,{url},{EMPTY}");
+        let message = format!("GET,{url},{NO_BODY}");
         let verified = UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
         verified.map_err(|_| {
             refused(&format!("is not one of {url}: is the address another one outside of a proxy?"))
@@ -402,8 +392,9 @@ mod tests {
     fn a_signed_request_gives_a_token_once() {
         let access = access();
         let path = format!("/v2/token?nonce=abc&scope=&service=puna&ts={}", seconds());
-        let message = format!("GET,https://registry.example{path},{EMPTY}");
-        let public = STANDARD.encode([SSH, pair().public_key().as_ref()].concat());
+        let message = format!("GET,https://registry.example{path},{NO_BODY}");
+        let before = b"\0\0\0\x0bssh-ed25519\0\0\0\x20";
+        let public = STANDARD.encode([&before[..], pair().public_key().as_ref()].concat());
         let signature = STANDARD.encode(pair().sign(message.as_bytes()));
         let head = head(&path, &format!("{public}:{signature}"));
         let token = access.token(&head).unwrap();

@@ -33,7 +33,7 @@ mod range;
 mod routes;
 mod stock;
 
-pub use access::{Holder, Keys, NoKeys, Right, public_key};
+pub use access::{Holder, Keys, NoKeys, Right};
 pub use error::MirrorError;
 pub use figures::{Fetches, Figure};
 pub use library::{

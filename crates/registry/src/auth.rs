@@ -12,14 +12,10 @@ use serde::Deserialize;
 
 use crate::address::{authority, shown};
 use crate::error::RegistryError;
-use crate::key::Identity;
+use crate::key::{Identity, NO_BODY};
 
 /// Bytes of a token server's answer at most.
 pub(crate) const MAX_TOKEN: usize = 64 << 10;
-
-/// Base64 of the hexadecimal digest of no bytes: what is signed of a request without a body.
-const NO_BODY: &str =
-    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 
 /// What a registry that wants a token says.
 #[derive(Debug, Default, PartialEq, Eq)]

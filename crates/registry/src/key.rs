@@ -18,7 +18,11 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 
 const MAGIC: &[u8] = b"openssh-key-v1\0";
-const KIND: &[u8] = b"ssh-ed25519";
+/// The name of the kind of key, in OpenSSH's files and in public keys.
+const KIND: &str = "ssh-ed25519";
+/// What is signed in the place of a body's hash where there is none: Base64 of the digits of the digest of no bytes.
+pub const NO_BODY: &str =
+    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 const LABEL: &str = "OPENSSH PRIVATE KEY";
 /// Bytes of a key's file at most.
 const MAX_FILE: u64 = 64 << 10;
@@ -94,7 +98,7 @@ impl Identity {
         if private.number()? != private.number()? {
             return Err("it is damaged".into());
         }
-        if private.text()? != KIND {
+        if private.text()? != KIND.as_bytes() {
             return Err("it is no Ed25519 key".into());
         }
         let (public, secret) = (private.text()?, private.text()?);
@@ -112,7 +116,7 @@ fn generate() -> Result<(String, String), String> {
     let identity = Identity::from_seed(&seed);
     let public = identity.pair.public_key().as_ref();
     let mut private = [check, check].concat();
-    put(&mut private, KIND);
+    put(&mut private, KIND.as_bytes());
     put(&mut private, public);
     put(&mut private, &[&seed[..], public].concat());
     put(&mut private, b"");
@@ -130,7 +134,7 @@ fn generate() -> Result<(String, String), String> {
         text.push('\n');
     }
     text.push_str(&format!("-----END {LABEL}-----\n"));
-    Ok((text, format!("ssh-ed25519 {}\n", identity.public())))
+    Ok((text, format!("{KIND} {}\n", identity.public())))
 }
 
 /// Writes a new key, unless there is one by then.
@@ -173,9 +177,18 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// The 32 bytes of a public key in the form that [`Identity::public`] has; `None`: it is none.
+pub fn public_key(text: &str) -> Option<[u8; 32]> {
+    let bytes = STANDARD.decode(text).ok()?;
+    let mut input = Input(&bytes);
+    (input.text().ok()? == KIND.as_bytes()).then_some(())?;
+    let key = input.text().ok()?.try_into().ok()?;
+    input.0.is_empty().then_some(key)
+}
+
 fn public_blob(key: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    put(&mut out, KIND);
+    put(&mut out, KIND.as_bytes());
     put(&mut out, key);
     out
 }
@@ -230,6 +243,8 @@ mod tests {
         let public = fs::read_to_string(path.with_extension("pub")).unwrap();
         assert_eq!(public, format!("ssh-ed25519 {first}\n"));
         assert!(first.len() == 68 && first.starts_with("AAAAC3NzaC1lZDI1NTE5AAAAI"));
+        assert!(public_key(&first).is_some_and(|key| STANDARD.encode(public_blob(&key)) == first));
+        assert_eq!([&first[..64], "AAAA", "ssh-ed25519", ""].map(public_key), [None; 4]);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
         #[cfg(unix)]
         {

@@ -77,7 +77,7 @@ use endpoint::Endpoint;
 pub use error::RegistryError;
 pub use hosts::{Credentials, Host, Hosts, Secret};
 pub use http::root_cause;
-pub use key::{Identity, KeyError};
+pub use key::{Identity, KeyError, NO_BODY, public_key};
 use lock::lock;
 pub use packaging::Format;
 use rate::Limit;

@@ -35,7 +35,7 @@ const PASSING: &str = "puna-registry/passing";
 
 /// Whether a word is the public half of an Ed25519 key, as OpenSSH writes it.
 pub fn is_public_key(word: &str) -> bool {
-    puna_mirror::public_key(word).is_some()
+    puna_registry::public_key(word).is_some()
 }
 
 /// A registry and who may do what with it. Cheap to clone.
@@ -161,7 +161,7 @@ impl Keys for Holders {
     }
 
     fn by_public(&self, public: &[u8]) -> Option<Holder> {
-        let is = |text: &String| puna_mirror::public_key(text).is_some_and(|key| key == public);
+        let is = |text: &String| puna_registry::public_key(text).is_some_and(|key| key == public);
         self.find(|key| key.public.as_ref().is_some_and(is))
     }
 }
