@@ -2,8 +2,10 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import random
 import sys
 import tempfile
+import threading
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -26,8 +28,39 @@ def script(name):
 
 
 instructions = script("instructions")
+kills = script("kills")
 quality = script("quality")
 speculation = script("speculation")
+
+
+class Kills(unittest.TestCase):
+    def mirror(self, lives):
+        mirror = object.__new__(kills.Mirror)
+        mirror.random, mirror.wrong, mirror.lives = random.Random(1), [], lives
+        return mirror
+
+    def test_what_a_living_mirror_refuses_ends_the_run(self):
+        mirror = self.mirror(lives=1)
+
+        def pusher(chance):
+            assert 500 == 201, "500 it has no more room"
+
+        mirror.client(threading.Event(), pusher)
+        self.assertEqual(mirror.wrong, ["pusher: AssertionError('500 it has no more room')"])
+
+    def test_what_goes_wrong_because_it_was_killed_does_not(self):
+        mirror, over = self.mirror(lives=1), threading.Event()
+        failures = [ConnectionResetError(), AssertionError("416 of an upload of its last life")]
+
+        def pusher(chance):
+            error = failures.pop(0)
+            if not failures:
+                mirror.lives += 1
+                over.set()
+            raise error
+
+        mirror.client(over, pusher)
+        self.assertEqual((mirror.wrong, failures), ([], []))
 
 
 class Speculation(unittest.TestCase):
