@@ -49,7 +49,12 @@ impl Share {
                 },
                 _ = ticks.tick() => {}
             }
-            told(self.state.borrow().completed);
+            // Before it has begun nobody knows what an earlier run has left.
+            let known = {
+                let state = self.state.borrow();
+                (state.is_at_work() || state.completed > 0).then_some(state.completed)
+            };
+            known.into_iter().for_each(&mut told);
         }
     }
 }
