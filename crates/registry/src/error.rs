@@ -4,6 +4,9 @@ use puna_store::{Digest, StoreError};
 
 use crate::key::KeyError;
 
+/// The status of those who have been asked by themselves.
+const LOOP: u16 = 508;
+
 /// An error of a pull or push. Where Ollama has words for it, these are Ollama's.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -44,6 +47,10 @@ pub enum RegistryError {
         "the registry {host} wants a user name and a password, and what docker keeps cannot be had: {problem}"
     )]
     NoCredentials { host: String, problem: String },
+    #[error(
+        "the registry {host} asks for credentials and names no way to show them that is known here (Basic or Bearer): set username and password, or token, in the configuration ([registry.hosts.\"{host}\"]), or use `docker login {host}`"
+    )]
+    NoChallenge { host: String },
     #[error("the secret for the registry {host}: {reason}")]
     Secret { host: String, reason: String },
 
@@ -102,8 +109,8 @@ impl RegistryError {
         match self {
             Self::Transport { .. } | Self::Stalled { .. } | Self::Drips { .. } => true,
             Self::Short { .. } | Self::NoRange { .. } => true,
-            // What a server cannot do, it cannot do the next time either, and a full disk takes a person.
-            Self::Status { code: 501 | 505 | 507, .. } => false,
+            // What a server cannot do, it cannot do the next time either, and a full disk or a circle takes a person.
+            Self::Status { code: 501 | 505 | 507 | LOOP, .. } => false,
             Self::Status { code, .. } => matches!(code, 408 | 425 | 429 | 500..=599),
             _ => false,
         }
@@ -118,13 +125,26 @@ impl RegistryError {
         }
     }
 
+    /// Whether registries ask each other in a circle.
+    pub fn is_loop(&self) -> bool {
+        match self {
+            Self::Status { code: LOOP, .. } => true,
+            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
+                error.is_loop()
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the reason is here, so that nobody else who is asked could help.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub fn is_ours(&self) -> bool {
         match self {
             Self::Store(_) | Self::Key(_) | Self::Space { .. } | Self::Cancelled | Self::Secret { .. } => {
                 true
             }
-            Self::Retries(error) => error.is_ours(),
+            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
+                error.is_ours()
+            }
             _ => false,
         }
     }

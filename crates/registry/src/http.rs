@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use puna_store::{Digest, ModelName};
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER, VIA,
 };
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
@@ -18,9 +18,10 @@ use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
 use crate::hosts::Credentials;
 use crate::lock::lock;
+use crate::proof::no_token;
 use crate::rate::Limit;
 use crate::retry::{Retry, Trouble};
-use crate::settings::Settings;
+use crate::settings::{Options, Settings};
 use crate::tls;
 
 /// Redirects that are followed.
@@ -111,6 +112,8 @@ pub(crate) struct Session {
     proof: Mutex<Option<Arc<str>>>,
     /// Why something is tried again.
     trouble: Trouble,
+    /// For whom it asks.
+    via: Option<String>,
 }
 
 impl Session {
@@ -122,8 +125,14 @@ impl Session {
     ) -> Result<Self, RegistryError> {
         let client = registry.client(&endpoint)?;
         let limits = limits.iter().cloned().chain(registry.limit_of(&endpoint)).collect();
-        let (proof, trouble) = (Mutex::default(), Trouble::default());
-        Ok(Self { registry: registry.clone(), client, endpoint, name, limits, proof, trouble })
+        let (registry, proof, trouble, via) =
+            (registry.clone(), Mutex::default(), Trouble::default(), None);
+        Ok(Self { registry, client, endpoint, name, limits, proof, trouble, via })
+    }
+
+    /// Says for whom it asks.
+    pub(crate) fn with_via(self, options: &Options) -> Self {
+        Self { via: options.via.clone(), ..self }
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -207,7 +216,10 @@ impl Session {
             let response = self.send_once(ask, &url, proof.as_deref()).await?;
             if response.status() == StatusCode::UNAUTHORIZED && is_ours {
                 if proven {
-                    return Err(RegistryError::Unauthorized);
+                    return Err(match self.refusal(response).await {
+                        RegistryError::Status { body, .. } => no_token(&body),
+                        error => error,
+                    });
                 }
                 self.prove(response.headers(), proof.as_deref()).await?;
                 proven = true;
@@ -250,6 +262,9 @@ impl Session {
         request = request.header(ACCEPT_ENCODING, "identity");
         if let Some(proof) = proof {
             request = request.header(AUTHORIZATION, sensitive(proof)?);
+        }
+        if let Some(via) = self.via.as_deref().filter(|_| self.is_ours(url)) {
+            request = request.header(VIA, via);
         }
         if let Some(body) = ask.body {
             request = request.body(body());
@@ -355,12 +370,24 @@ impl Session {
             }
         };
         let _ = tokio::time::timeout(self.settings().patience, read).await;
-        let body = if bytes.trim_ascii_start().starts_with(b"<") {
-            "a page for browsers".to_owned()
-        } else {
-            plain(&String::from_utf8_lossy(&bytes), MAX_REFUSAL)
+        let body = match bytes.trim_ascii() {
+            [] => silent(status).to_owned(),
+            [b'<', ..] => "a page for browsers".to_owned(),
+            bytes => plain(&String::from_utf8_lossy(bytes), MAX_REFUSAL),
         };
         RegistryError::Status { status: status.to_string(), code: status.as_u16(), body, retry_after }
+    }
+}
+
+/// What is said of a refusal that says nothing itself.
+fn silent(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 | 403 => "the registry does not say why: ask those who run it whether you may do this there",
+        404 | 410 => "the registry has nothing at this address",
+        413 => "this is more than the registry, or a proxy before it, takes",
+        429 => "the registry has too much to do: try again later",
+        500.. => "the registry does not say why: try again later, or ask those who run it",
+        _ => "the registry does not say why",
     }
 }
 

@@ -17,8 +17,8 @@ const CLIENT: &str = "puna";
 /// Letters of a token server's words that are shown.
 const MAX_SAID: usize = 300;
 
-/// The error of a token server that gives nothing, with its words where it has some of the usual form.
-fn no_token(body: &str) -> RegistryError {
+/// The error of a token server that gives nothing, or of a registry that lets nobody in, with its words where it has some of the usual form.
+pub(crate) fn no_token(body: &str) -> RegistryError {
     #[derive(serde::Deserialize)]
     struct Said {
         errors: Vec<Problem>,
@@ -41,7 +41,7 @@ impl Session {
         let proof = self.proof_of(credentials, asked).await;
         // Who cannot be let in is told what kept his credentials from being found.
         proof.map_err(|error| match (error, problem) {
-            (RegistryError::NoPassword { host }, Some(problem)) => {
+            (RegistryError::NoPassword { host } | RegistryError::NoChallenge { host }, Some(problem)) => {
                 RegistryError::NoCredentials { host, problem }
             }
             (RegistryError::Unauthorized, Some(said)) => RegistryError::NoToken { said },
@@ -61,14 +61,14 @@ impl Session {
                 let url = challenge.plain_url(&self.endpoint().root, Asker::User(&user))?;
                 self.bearer(self.ask_token(&url, Some(&auth::basic(&user, &password))).await?).await
             }
-            (Some(Credentials::Basic { user, password }), None) if asked.basic => {
+            // Also where nothing is said of how: they are for this registry.
+            (Some(Credentials::Basic { user, password }), None) => {
                 Ok(auth::basic(&user, &self.secret(&password).await?))
             }
             (Some(Credentials::Refresh(secret)), Some(challenge)) => self.exchange(challenge, &secret).await,
             (_, Some(challenge)) => self.prove_without_credentials(challenge).await,
             (_, None) if asked.basic => Err(RegistryError::NoPassword { host: self.endpoint().host.clone() }),
-            // In the words of Ollama.
-            (_, None) => Challenge::default().realm_url(&self.endpoint().root, Asker::Key).map(String::from),
+            (_, None) => Err(RegistryError::NoChallenge { host: self.endpoint().host.clone() }),
         }
     }
 

@@ -172,9 +172,12 @@ impl Registry {
     /// The same, or what the hub lists instead.
     async fn search(&self, name: &ModelName, options: &Options) -> Result<Place, RegistryError> {
         let limits = self.limits(options);
+        let open = |endpoint| {
+            Ok::<_, RegistryError>(Session::new(self, name.clone(), endpoint, &limits)?.with_via(options))
+        };
         let mut sessions = VecDeque::new();
         for endpoint in Endpoint::all(self.settings(), name, options)? {
-            sessions.push_back(Arc::new(Session::new(self, name.clone(), endpoint, &limits)?));
+            sessions.push_back(Arc::new(open(endpoint)?));
         }
         let mut missed: Vec<String> = Vec::new();
         loop {
@@ -190,7 +193,7 @@ impl Registry {
             };
             if session.endpoint().settings.hub && error.is_refusal_of_hub() {
                 let listing = session.endpoint().listing();
-                let hub = Arc::new(Session::new(self, name.clone(), listing, &limits)?);
+                let hub = Arc::new(open(listing)?);
                 match hub.hub_model().await {
                     Ok(model) => return Ok(Place::Listed(hub, model)),
                     // It says what there is instead.

@@ -116,6 +116,8 @@ pub struct Options {
     pub limit_rate: Option<u64>,
     /// How a model is packaged that is pushed.
     pub format: Format,
+    /// For whom a mirror asks, as its `Via` says it.
+    pub via: Option<String>,
 }
 
 /// A line of progress, in Ollama's words.

@@ -195,6 +195,8 @@ impl<'a> Upload<'a> {
         match response.status() {
             StatusCode::NOT_FOUND => Ok(false),
             status if status.is_success() => Ok(true),
+            // No answer to this kind of request says why. That to the next one does, if it is refused, too.
+            StatusCode::FORBIDDEN => Ok(false),
             _ => Err(self.session.refusal(response).await),
         }
     }

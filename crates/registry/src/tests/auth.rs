@@ -71,10 +71,32 @@ async fn registries_that_want_another_kind_of_proof_are_told_apart() {
     assert!(text.starts_with(&want), "{text}");
     let silent = Server::start(|_| status(401, "")).await;
     let text = Bench::new().pull_err(&silent.model()).await;
-    assert_eq!(
-        text,
-        format!("pull model manifest: realm host \"\" does not match original host \"{}\"", silent.host)
+    let host = &silent.host;
+    assert!(
+        text.starts_with(&format!("pull model manifest: the registry {host} asks for credentials")),
+        "{text}"
     );
+    for way in [&format!("[registry.hosts.\"{host}\"]"), &format!("docker login {host}")] {
+        assert!(text.contains(way), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_is_set_opens_a_registry_that_does_not_say_what_it_wants() {
+    let model = Model::new(3000);
+    let served = model.clone();
+    let server = Server::start(move |seen| match seen.header("authorization") {
+        // user:pass
+        "Basic dXNlcjpwYXNz" => served.answer(&seen),
+        "" => status(401, ""),
+        _ => status(401, r#"{"errors":[{"code":"UNAUTHORIZED","message":"user is on holiday"}]}"#),
+    })
+    .await;
+    let bench = with(&server.host, basic("user", "pass"));
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    let wrong = with(&server.host, basic("user", "wrong")).pull_err(&server.model()).await;
+    assert_eq!(wrong, "pull model manifest: unauthorized: access denied: user is on holiday");
 }
 
 /// Credentials for a host.

@@ -81,6 +81,39 @@ async fn a_mirror_that_lies_is_found_out() {
 }
 
 #[tokio::test]
+async fn a_mirror_says_for_whom_it_asks_to_registries_alone() {
+    let model = Model::new(1 << 20);
+    let storage = Server::of(&model).await;
+    let (served, target) = (model.clone(), storage.host.clone());
+    let origin = Server::start(move |seen| {
+        if !seen.is_blob() {
+            return served.answer(&seen);
+        }
+        let place = format!("http://{target}{}", seen.path);
+        Response::builder().status(307).header("Location", place).body(Body::empty()).unwrap()
+    })
+    .await;
+    let bench = Bench::new();
+    let reference = ModelRef::parse(&origin.model()).unwrap();
+    let options = Options { insecure: true, via: Some("1.1 one, 1.1 two".into()), ..Options::default() };
+    bench.registry.look(&reference, &options).await.unwrap().fetch(&bench.store).await.unwrap();
+    assert!(origin.seen().iter().all(|seen| seen.header("via") == "1.1 one, 1.1 two"));
+    assert!(!storage.seen().is_empty() && storage.seen().iter().all(|seen| seen.header("via").is_empty()));
+}
+
+#[tokio::test]
+async fn a_circle_of_registries_is_not_asked_again() {
+    let server = Server::start(|_| status(508, "asked by itself")).await;
+    let reference = ModelRef::parse(&server.model()).unwrap();
+    let options = Options { insecure: true, ..Options::default() };
+    let Err(error) = Bench::new().registry.look(&reference, &options).await else {
+        panic!("it has no model")
+    };
+    assert!(error.is_loop() && error.to_string().contains("asked by itself"), "{error}");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
 async fn when_nobody_has_it_all_answers_are_told() {
     let origin = Server::start(|_| status(404, "")).await;
     let mirror = Server::start(|_| status(403, "not for you")).await;

@@ -267,6 +267,28 @@ async fn registries_that_refuse_or_lead_nowhere_are_quoted() {
 }
 
 #[tokio::test]
+async fn a_refusal_without_a_word_is_explained() {
+    let model = Model::new(3000);
+    for (head, post, want) in [
+        // What the second request is told is the reason of the first refusal, too.
+        ((403, ""), (403, "DENIED: not your namespace"), "403 Forbidden: DENIED: not your namespace"),
+        ((403, ""), (403, ""), "403 Forbidden: the registry does not say why: ask those who run it"),
+        ((404, ""), (413, " \n"), ": this is more than the registry"),
+        ((405, ""), (202, ""), "405 Method Not Allowed: the registry does not say why"),
+    ] {
+        let server = Server::start(move |seen| match seen.method.as_str() {
+            "HEAD" => status(head.0, head.1),
+            _ => status(post.0, post.1),
+        })
+        .await;
+        let bench = Bench::new();
+        let name = bench.store_model(&model, &server.host);
+        let text = bench.push(&name).await.0.unwrap_err().to_string();
+        assert!(text.contains(want), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn models_that_are_missing_or_not_whole_are_not_begun() {
     let bench = Bench::new();
     let (done, lines) = bench.push("127.0.0.1:1/me/none").await;

@@ -84,6 +84,7 @@ fn options(app: &App, request: PullRequest) -> Result<Options, Failure> {
         mirror: request.mirror,
         limit_rate: request.limit_rate.filter(|rate| *rate > 0),
         format: request.format.parse().map_err(|problem: String| Failure::bad_request(problem))?,
+        via: None,
     })
 }
 
