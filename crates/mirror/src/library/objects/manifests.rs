@@ -124,9 +124,24 @@ impl ObjectLibrary {
         Ok(folders.iter().filter_map(|name| Repository::of_folder(name)).collect())
     }
 
-    /// All manifests of a repository.
-    pub(super) async fn all_manifests(&self, name: &Repository) -> Result<Vec<Manifest>, MirrorError> {
-        self.manifests_in(name, &self.folder(name).join("manifests")).await
+    /// Something of each manifest there is. All folders are listed before: a repository alone has too few manifests to ask for many
+    /// at a time.
+    pub(super) async fn of_all_manifests<T>(
+        &self,
+        work: impl Fn(Repository, Manifest) -> T,
+    ) -> Result<Vec<T>, MirrorError> {
+        let names = self.all_repositories().await?;
+        let list = |name: Repository| async move {
+            let entries = self.bucket.entries(&self.folder(&name).join("manifests")).await?;
+            Ok(Some(entries.into_iter().map(move |entry| (name.clone(), entry))))
+        };
+        let entries = each(names, list).await?.into_iter().flatten();
+        let work = &work;
+        let read = |(name, entry): (Repository, Entry)| async move {
+            let kept = self.entry(&name, &entry).await?;
+            Ok(kept.map(|kept| work(name, kept)))
+        };
+        each(entries, read).await
     }
 
     /// The manifests of a repository that are named in a folder.
@@ -135,22 +150,26 @@ impl ObjectLibrary {
         name: &Repository,
         folder: &Path,
     ) -> Result<Vec<Manifest>, MirrorError> {
-        let read = |entry: Entry| async move {
-            match format!("sha256:{}", entry.name).parse() {
-                Ok(digest) => self.kept(name, &digest).await,
-                Err(_) => Ok(None),
-            }
-        };
+        let read = |entry: Entry| async move { self.entry(name, &entry).await };
         each(self.bucket.entries(folder).await?, read).await
     }
 
-    pub(super) async fn all_tags(&self) -> Result<Vec<Shown>, MirrorError> {
-        let mut shown = Vec::new();
-        for name in self.all_repositories().await? {
-            let tags = self.bucket.entries(&self.folder(&name).join("tags")).await?;
-            shown.extend(each(tags, |tag| self.shown_tag(&name, tag)).await?);
+    /// The manifest of a repository that an entry of a folder names.
+    async fn entry(&self, name: &Repository, entry: &Entry) -> Result<Option<Manifest>, MirrorError> {
+        match format!("sha256:{}", entry.name).parse() {
+            Ok(digest) => self.kept(name, &digest).await,
+            Err(_) => Ok(None),
         }
-        Ok(shown)
+    }
+
+    pub(super) async fn all_tags(&self) -> Result<Vec<Shown>, MirrorError> {
+        let names = self.all_repositories().await?;
+        let list = |name: Repository| async move {
+            let tags = self.bucket.entries(&self.folder(&name).join("tags")).await?;
+            Ok(Some(tags.into_iter().map(move |tag| (name.clone(), tag))))
+        };
+        let tags = each(names, list).await?.into_iter().flatten();
+        each(tags, |(name, tag)| async move { self.shown_tag(&name, tag).await }).await
     }
 
     async fn shown_tag(&self, name: &Repository, tag: Entry) -> Result<Option<Shown>, MirrorError> {

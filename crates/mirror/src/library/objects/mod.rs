@@ -194,12 +194,8 @@ impl ObjectLibrary {
 
     /// The blobs of all manifests.
     async fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
-        let mut needed = HashSet::new();
-        for name in self.all_repositories().await? {
-            let kept = self.all_manifests(&name).await?;
-            needed.extend(kept.iter().flat_map(|manifest| manifest.blobs.iter().map(|blob| blob.digest)));
-        }
-        Ok(needed)
+        let blobs = |_, kept: Manifest| kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>();
+        Ok(self.of_all_manifests(blobs).await?.into_iter().flatten().collect())
     }
 }
 
@@ -322,11 +318,7 @@ impl Library for ObjectLibrary {
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
         Box::pin(async move {
-            let mut holdings = Vec::new();
-            for name in self.all_repositories().await? {
-                let kept = self.all_manifests(&name).await?;
-                holdings.extend(kept.iter().map(|kept| Holding::of_manifest(name.clone(), kept)));
-            }
+            let mut holdings = self.of_all_manifests(|name, kept| Holding::of_manifest(name, &kept)).await?;
             for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
                 let name = Repository::of_folder(&folder);
                 holdings.extend(name.and_then(|name| Holding::of_mark(name, &mark)));

@@ -1,8 +1,12 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::sync::Notify;
 
 use super::*;
 use crate::library::Library;
@@ -178,4 +182,69 @@ async fn what_was_changed_in_the_bucket_is_an_error_and_not_served() {
     let Err(error) = one.blob(blob).await else { panic!("no blob lies there") };
     let text = error.to_string();
     assert!(text.contains("s3://test") && text.contains(&blob.hex()), "{text}");
+}
+
+#[tokio::test]
+async fn many_repositories_are_asked_for_at_a_time() {
+    const REPOSITORIES: usize = 48;
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (service, one, _) = two_mirrors();
+    let blob = push(&one, &Repository::parse("team/thing").unwrap(), b"weights").await;
+    for number in 0..REPOSITORIES {
+        let name = Repository::parse(&format!("team/thing{number}")).unwrap();
+        one.put_manifest(&name, &Reference::Tag("v1".into()), manifest_of(&blob)).await.unwrap();
+    }
+    let pauses = ThrottleConfig {
+        wait_get_per_call: PAUSE,
+        wait_list_with_delimiter_per_call: PAUSE,
+        ..ThrottleConfig::default()
+    };
+    let slow = ThrottledStore::new(service.fork(), pauses);
+    let library = ObjectLibrary::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()));
+    let begun = Instant::now();
+    let kept = library.holdings().await.unwrap().into_iter().filter(|held| held.manifest.is_some()).count();
+    assert_eq!(kept, REPOSITORIES);
+    assert_eq!(library.shown().await.unwrap().len(), REPOSITORIES);
+    let needed = library.remove_blob(blob).await;
+    assert!(matches!(needed, Err(MirrorError::Denied(_))));
+    // One after the other they would take twice as many pauses as there are repositories, each time.
+    let took = begun.elapsed();
+    assert!(took < PAUSE * REPOSITORIES as u32 * 2, "{took:?}");
+}
+
+/// Uploads parts at a time, which have begun to arrive and stay so for a while: of how many bytes were taken meanwhile.
+async fn begun_at_a_time(uploads: usize, bytes: &[u8], len: Option<u64>) -> usize {
+    let (_, one, _) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let (begun, go_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let upload = async || {
+        let id = one.begin(&name).await.unwrap();
+        let (noted, told, bytes) = (begun.clone(), go_on.clone(), Bytes::copy_from_slice(bytes));
+        let piece = async move {
+            noted.fetch_add(1, Ordering::Relaxed);
+            told.notified().await;
+            // Whoever comes after it need not wait.
+            told.notify_one();
+            Ok(bytes)
+        };
+        one.append(&name, &id, Part { at: None, len, body: stream::once(piece).boxed() }).await
+    };
+    let count = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let count = begun.load(Ordering::Relaxed);
+        go_on.notify_one();
+        count
+    };
+    let (done, count) = future::join(future::join_all((0..uploads).map(|_| upload())), count).await;
+    assert!(done.iter().all(|done| *done == Ok(bytes.len() as u64)), "{done:?}");
+    count
+}
+
+#[tokio::test]
+async fn uploads_have_so_much_memory_all_together() {
+    // As many as there is memory for parts of which nobody knows how long they will be.
+    assert_eq!(begun_at_a_time(20, &noise(100), None).await, 8);
+    assert_eq!(begun_at_a_time(20, &noise(65_536), Some(65_536)).await, 8);
+    assert_eq!(begun_at_a_time(20, &noise(32_768), Some(32_768)).await, 16);
+    assert_eq!(begun_at_a_time(20, &noise(100), Some(100)).await, 20);
 }

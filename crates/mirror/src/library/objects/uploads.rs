@@ -12,7 +12,7 @@ use object_store::path::Path;
 use puna_registry::{SavedSum, Sum};
 use puna_store::Digest;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -33,9 +33,10 @@ const LARGE_PART: usize = 8 * PART;
 const SMALL_PARTS: usize = 4000;
 /// Parts of an object.
 const MAX_PARTS: usize = 10_000;
-/// Parts that arrive at a time: each takes memory for itself and for the one before it.
-const AT_ONCE: usize = 16;
-/// How long one more waits for its turn.
+/// Bytes of parts that are in memory at a time, of all uploads together: those that arrive and those on their way to the service.
+const MEMORY: usize = 8 * PART;
+const _: () = assert!(LARGE_PART <= MEMORY);
+/// How long one more waits for some of it.
 const TURN: Duration = Duration::from_secs(60);
 
 /// Uploads into a bucket.
@@ -43,8 +44,12 @@ pub(super) struct Uploads {
     bucket: Bucket,
     /// Held while this process does something with an upload.
     held: Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<()>>>>,
-    turns: Semaphore,
+    /// A permit a byte.
+    memory: Arc<Semaphore>,
 }
+
+/// Memory for a part, as long as somebody holds it.
+type Room = Arc<OwnedSemaphorePermit>;
 
 /// How far an upload is, as it lies in the bucket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -81,11 +86,28 @@ impl Note {
     fn next_part(&self) -> usize {
         if self.parts.len() < SMALL_PARTS { PART } else { LARGE_PART }
     }
+
+    /// Bytes that the next part takes of memory, where so many are there and so many, if that is known, are to come.
+    fn next_room(&self, there: u64, coming: Option<u64>) -> u64 {
+        let most = self.next_part() as u64;
+        coming.map_or(most, |coming| there.saturating_add(coming).min(most))
+    }
 }
 
 impl Uploads {
     pub(super) fn new(bucket: Bucket) -> Self {
-        Self { bucket, held: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+        Self { bucket, held: Mutex::default(), memory: Arc::new(Semaphore::new(MEMORY)) }
+    }
+
+    /// Waits for memory for the bytes of a part.
+    async fn room(&self, bytes: u64) -> Result<Room, MirrorError> {
+        let permits = u32::try_from(bytes.min(MEMORY as u64)).unwrap_or(u32::MAX);
+        match timeout(TURN, self.memory.clone().acquire_many_owned(permits)).await {
+            Ok(Ok(room)) => Ok(Arc::new(room)),
+            _ => Err(MirrorError::TooMany(
+                "other uploads take all the memory that there is for them: come back later".into(),
+            )),
+        }
     }
 
     fn note_key(&self, id: &UploadId) -> Path {
@@ -169,10 +191,7 @@ impl Uploads {
         if first != note.len && first != note.committed {
             return Err(MirrorError::OutOfOrder { first, at: note.len });
         }
-        let turn = timeout(TURN, self.turns.acquire()).await;
-        let _turn = turn
-            .map_err(|_| MirrorError::TooMany(format!("{AT_ONCE} uploads are running: come back later")))?;
-        let mut writer = Writer::new(self, id, note, first).await?;
+        let mut writer = Writer::new(self, id, note, first, part.len).await?;
         let received = writer.receive(part).await;
         // Bytes that the service did not take are lost here: the upload is as far as it was noted before.
         if let Err(error @ (MirrorError::Storage { .. } | MirrorError::Internal(_))) = received {
@@ -196,6 +215,7 @@ impl Uploads {
                 note.len, note.committed
             )));
         }
+        let _room = self.room(note.tail).await?;
         let made = self.make(id, &note, digest).await;
         // What the service failed at may be tried again; what is wrong stays wrong.
         if !matches!(made, Err(MirrorError::Storage { .. })) {
@@ -281,6 +301,10 @@ struct Writer<'a> {
     /// What is no part yet.
     pieces: Vec<Bytes>,
     waiting: usize,
+    /// Where it is.
+    room: Option<Room>,
+    /// Bytes that are still to come, if that was said.
+    coming: Option<u64>,
     /// Bytes that come again and are here.
     skip: u64,
     /// The part that is on its way.
@@ -293,14 +317,20 @@ impl<'a> Writer<'a> {
         id: &'a UploadId,
         note: Note,
         first: u64,
+        len: Option<u64>,
     ) -> Result<Self, MirrorError> {
+        let skip = note.len - first;
+        let coming = len.map(|len| len.saturating_sub(skip));
+        let room = uploads.room(note.next_room(note.tail, coming)).await?;
         let tail = uploads.tail(id, &note).await?;
         Ok(Self {
+            room: Some(room),
+            coming,
+            skip,
             data: data_key(&uploads.bucket, id),
             sum: note.sum.as_ref().map(Sum::resume).unwrap_or_default(),
             waiting: tail.len(),
             pieces: Vec::from_iter((!tail.is_empty()).then_some(tail)),
-            skip: note.len - first,
             sending: None,
             written: note.clone(),
             uploads,
@@ -339,10 +369,15 @@ impl<'a> Writer<'a> {
 
     async fn take(&mut self, mut bytes: Bytes) -> Result<(), MirrorError> {
         while !bytes.is_empty() {
-            let room = self.note.next_part() - self.waiting;
-            let piece = bytes.split_to(room.min(bytes.len()));
+            if self.room.is_none() {
+                let room = self.note.next_room(self.waiting as u64, self.coming);
+                self.room = Some(self.uploads.room(room).await?);
+            }
+            let rest = self.note.next_part() - self.waiting;
+            let piece = bytes.split_to(rest.min(bytes.len()));
             self.waiting += piece.len();
             self.note.len += piece.len() as u64;
+            self.coming = self.coming.map(|coming| coming.saturating_sub(piece.len() as u64));
             self.pieces.push(piece);
             if self.waiting == self.note.next_part() {
                 self.send().await?;
@@ -369,7 +404,7 @@ impl<'a> Writer<'a> {
                 self.note.object.insert(object).clone()
             }
         };
-        let pieces = std::mem::take(&mut self.pieces);
+        let (pieces, room) = (std::mem::take(&mut self.pieces), self.room.take());
         self.waiting = 0;
         let (sum, hashed) = (self.sum.clone(), pieces.clone());
         let hashing = blocking(move || {
@@ -379,9 +414,15 @@ impl<'a> Writer<'a> {
         });
         let (bucket, data, number) = (self.uploads.bucket.clone(), self.data.clone(), self.note.parts.len());
         let payload = PutPayload::from_iter(pieces);
-        let sending = tokio::spawn(async move { bucket.part(&data, &object, number, payload).await });
+        let held = room.clone();
+        let sending = tokio::spawn(async move {
+            let part = bucket.part(&data, &object, number, payload).await;
+            drop(held);
+            part
+        });
         self.sending = Some(sending);
         self.sum = hashing.await?;
+        drop(room);
         Ok(())
     }
 
