@@ -22,7 +22,7 @@ use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::name::Repository;
 use crate::path::query;
-use crate::routes::{Local, place, text};
+use crate::routes::{Local, Settings, place, text};
 
 /// How long a token holds.
 pub(crate) const TOKEN_TIME: Duration = Duration::from_secs(5 * 60);
@@ -34,6 +34,8 @@ const SKEW: u64 = 5 * 60;
 const MAX_NONCES: usize = 20_000;
 /// Bytes of a nonce at most.
 const MAX_NONCE: usize = 128;
+/// Letters of somebody's text that are shown.
+const MAX_SHOWN: usize = 100;
 
 /// What somebody wants to do. Who may do more may do less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +81,19 @@ pub(crate) fn is_in(namespace: &str, pattern: &str) -> bool {
     pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
 }
 
+/// Checks a pattern of namespaces: `name`, or `name*` for all that begin so.
+///
+/// # Errors
+/// No repository could be in such a namespace.
+pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
+    let inside = match text.strip_suffix('*') {
+        Some(start) => format!("{start}x/x"),
+        None => format!("{text}/x"),
+    };
+    let checked = Repository::parse(&inside);
+    checked.map(drop).map_err(|_| MirrorError::Namespace(text.chars().take(MAX_SHOWN).collect()))
+}
+
 /// The keys there are.
 pub trait Keys: Send + Sync + 'static {
     /// Whether there are any.
@@ -116,6 +131,8 @@ pub(crate) struct Access {
     anonymous: bool,
     /// Whether everybody may push, where there are none.
     push: bool,
+    /// The hosts that signatures may be for; any, where there are none.
+    names: Vec<String>,
     /// What tokens are signed with; tokens of an earlier run are worth nothing.
     secret: hmac::Key,
     /// What their time is counted from, so that they hold as long when the clock is put right.
@@ -124,11 +141,13 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn new(keys: Box<dyn Keys>, anonymous: bool, push: bool) -> Result<Self, MirrorError> {
+    pub(crate) fn new(keys: Box<dyn Keys>, settings: &Settings) -> Result<Self, MirrorError> {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let secret =
             secret.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
-        Ok(Self { keys, anonymous, push, secret, begun: Instant::now(), nonces: Mutex::default() })
+        let Settings { anonymous, push, .. } = *settings;
+        let (names, begun, nonces) = (settings.names.clone(), Instant::now(), Mutex::default());
+        Ok(Self { keys, anonymous, push, names, secret, begun, nonces })
     }
 
     /// Judges a request. Who it is from is told, where that matters.
@@ -231,8 +250,14 @@ impl Access {
         let Some(public) = public_key(key) else { return Err(refused("comes with a key that is none")) };
         let signature = STANDARD.decode(signature).map_err(|_| refused("is none"))?;
         let asked = |key| query(head.uri.query(), key).unwrap_or_default();
-        let url =
-            format!("{}{}", place::of(head), head.uri.path_and_query().map_or("", |path| path.as_str()));
+        let place = place::of(head);
+        // Whoever got it under another name may be passing on what was meant for him.
+        if !self.is_named(&place) {
+            return Err(refused(&format!(
+                "is for {place}, and that is none of the names in mirror.names: whoever runs this registry can add it there"
+            )));
+        }
+        let url = format!("{place}{}", head.uri.path_and_query().map_or("", |path| path.as_str()));
         let message = format!("GET,{url},{NO_BODY}");
         let verified = UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
         verified.map_err(|_| {
@@ -248,6 +273,14 @@ impl Access {
             true => Ok(Some(holder)),
             false => Err(refused("was used before")),
         }
+    }
+
+    /// Whether `scheme://host` is where clients find this registry, as far as that was said.
+    fn is_named(&self, place: &str) -> bool {
+        let (scheme, host) = place.split_once("://").unwrap_or(("", place));
+        let port = if scheme == "https" { ":443" } else { ":80" };
+        let bare = |name: &str| name.strip_suffix(port).unwrap_or(name).to_ascii_lowercase();
+        self.names.is_empty() || self.names.iter().any(|name| bare(name) == bare(host))
     }
 
     /// Whether a signed request comes for the first time.
@@ -334,7 +367,7 @@ mod tests {
     }
 
     fn access() -> Access {
-        Access::new(Box::new(Team), false, false).unwrap()
+        Access::new(Box::new(Team), &Settings::default()).unwrap()
     }
 
     fn head(path: &str, authorization: &str) -> Parts {
@@ -388,18 +421,54 @@ mod tests {
         assert!(refused(&path.replace("demo", "other"), false).contains("is not one of"));
     }
 
-    #[test]
-    fn a_signed_request_gives_a_token_once() {
-        let access = access();
+    /// A request for a token that is signed for registry.example.
+    fn signed() -> Parts {
         let path = format!("/v2/token?nonce=abc&scope=&service=puna&ts={}", seconds());
         let message = format!("GET,https://registry.example{path},{NO_BODY}");
         let before = b"\0\0\0\x0bssh-ed25519\0\0\0\x20";
         let public = STANDARD.encode([&before[..], pair().public_key().as_ref()].concat());
         let signature = STANDARD.encode(pair().sign(message.as_bytes()));
-        let head = head(&path, &format!("{public}:{signature}"));
+        head(&path, &format!("{public}:{signature}"))
+    }
+
+    #[test]
+    fn a_signed_request_gives_a_token_once() {
+        let access = access();
+        let head = signed();
         let token = access.token(&head).unwrap();
         assert_eq!(access.named(&token).as_deref(), Some("reader"));
         assert!(access.token(&head).unwrap_err().to_string().contains("was used before"));
+    }
+
+    #[test]
+    fn a_signature_for_another_name_opens_nothing() {
+        let settings = |names: &[&str]| Settings {
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Settings::default()
+        };
+        let token = |names: &[&str]| {
+            let access = Access::new(Box::new(Team), &settings(names)).unwrap();
+            access.token(&signed()).map_err(|error| error.to_string())
+        };
+        for ours in [&[][..], &["registry.example"], &["other.lan:5000", "Registry.Example:443"]] {
+            token(ours).unwrap();
+        }
+        for others in [&["mirror.lan"][..], &["registry.example:5000"], &["registry.example:80"]] {
+            let refused = token(others).unwrap_err();
+            assert!(refused.contains("https://registry.example, and that is none of the names"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn namespaces_of_keys_are_names_and_beginnings_of_them() {
+        for good in ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"] {
+            assert_eq!(check_namespace(good), Ok(()), "{good}");
+        }
+        for bad in ["", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..", "./me"]
+        {
+            let refused = check_namespace(bad).unwrap_err().to_string();
+            assert!(refused.contains("is no namespace"), "{bad}: {refused}");
+        }
     }
 
     #[test]

@@ -38,8 +38,14 @@ pub enum MirrorError {
         "{0:?} is no repository: words of letters, digits, and . _ - between them, with / between the words"
     )]
     Name(String),
+    #[error(
+        "{0:?} is no namespace: it is words of letters, digits, and . _ - with / between them, such as team-a, and a * at its end stands for all that begin so"
+    )]
+    Namespace(String),
     #[error("{0:?} is no tag: 1 to 128 letters, digits, and . _ - after the first")]
     Tag(String),
+    #[error("n is {0:?}: it is the number of entries that are wanted, 0 or more")]
+    Page(String),
     #[error("repository {0} is not here")]
     NameUnknown(Repository),
     #[error("{0} bytes came, but {1} were announced")]
@@ -62,6 +68,8 @@ pub enum MirrorError {
     Later(String),
     #[error("the upstream registry: {0}")]
     Upstream(String),
+    #[error("{0}")]
+    Loop(String),
     #[error("the storage {place}: {reason}")]
     Storage { place: String, reason: String },
     #[error("there is nothing at this address")]
@@ -86,6 +94,24 @@ impl MirrorError {
         Self::Denied(format!("blob {digest} is part of something that is kept here"))
     }
 
+    /// What clients are told: nothing of files and places on this side, which the log has.
+    pub(crate) fn told(&self) -> String {
+        match self {
+            Self::Store(StoreError::OnlyRead { name, .. }) => {
+                format!("{name} lies in a folder of models that is only read here: remove it there")
+            }
+            Self::Store(_) | Self::Internal(_) => match self.code().0 {
+                405 => "this registry lies on a disk that can only be read".to_owned(),
+                507 => "the disk of this registry is full: tell those who run it".to_owned(),
+                _ => "this registry failed at it: its log says why".to_owned(),
+            },
+            Self::Storage { .. } => {
+                "the storage of this registry does not do what it should: its log says why".to_owned()
+            }
+            error => error.to_string(),
+        }
+    }
+
     /// The HTTP status and the code of the distribution rules.
     pub fn code(&self) -> (u16, &'static str) {
         match self {
@@ -98,7 +124,8 @@ impl MirrorError {
             Self::ManifestInvalid(_) => (400, "MANIFEST_INVALID"),
             Self::ManifestBlobUnknown(_) => (400, "MANIFEST_BLOB_UNKNOWN"),
             Self::ManifestTooLarge { .. } => (413, "SIZE_INVALID"),
-            Self::Name(_) | Self::Tag(_) => (400, "NAME_INVALID"),
+            Self::Name(_) | Self::Namespace(_) | Self::Tag(_) => (400, "NAME_INVALID"),
+            Self::Page(_) => (400, "PAGINATION_NUMBER_INVALID"),
             Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
             Self::Size(..) => (400, "SIZE_INVALID"),
             Self::Denied(_) => (403, "DENIED"),
@@ -112,8 +139,10 @@ impl MirrorError {
                 kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded, ..
             }) => (507, "DENIED"),
             Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => (405, "UNSUPPORTED"),
+            Self::Store(StoreError::OnlyRead { .. }) => (403, "DENIED"),
             Self::Later(_) => (503, "TOOMANYREQUESTS"),
             Self::Upstream(_) => (502, "UNKNOWN"),
+            Self::Loop(_) => (508, "UNSUPPORTED"),
             Self::Storage { .. } => (503, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
         }

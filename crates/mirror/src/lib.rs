@@ -15,9 +15,10 @@
 //!     tags/<tag>                        the digest that a tag stands for
 //!     referrers/<hex>/<hex>             the manifests that have another one as their subject
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
+//! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
 //! ```
 //!
-//! Nothing of the latter three is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.
+//! Nothing of those below `puna-registry` is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +33,11 @@ mod path;
 mod range;
 mod routes;
 mod stock;
+#[cfg(test)]
+mod tests;
+mod via;
 
-pub use access::{Holder, Keys, NoKeys, Right};
+pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
 pub use error::MirrorError;
 pub use figures::{Fetches, Figure};
 pub use library::{

@@ -12,7 +12,7 @@ const MAX_NAME: usize = 240;
 const MAX_TAG: usize = 128;
 
 /// The name of a repository: words with `/` between them. Capital letters are allowed, which other registries refuse: models
-/// have them.
+/// have them; and so is a port in the first word, where that is the host of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Repository(String);
 
@@ -22,7 +22,11 @@ impl Repository {
     /// # Errors
     /// It is none.
     pub fn parse(text: &str) -> Result<Self, MirrorError> {
-        if text.len() <= MAX_NAME && text.split('/').all(is_word) {
+        let words = match text.split_once('/') {
+            Some((host, rest)) if rest.contains('/') && has_port(host) => rest,
+            _ => text,
+        };
+        if text.len() <= MAX_NAME && words.split('/').all(is_word) {
             return Ok(Self(text.to_owned()));
         }
         Err(MirrorError::Name(text.chars().take(MAX_NAME).collect()))
@@ -38,23 +42,23 @@ impl Repository {
         self.0.rsplit_once('/').map_or(&self.0, |(namespace, _)| namespace)
     }
 
-    /// The name of a folder for it.
+    /// The name of a folder for it. Not every system has folders with a colon.
     pub(crate) fn folder(&self) -> String {
-        self.0.replace('/', "+")
+        self.0.replace('/', "+").replace(':', "=")
     }
 
     /// The repository of a folder.
     pub(crate) fn of_folder(name: &str) -> Option<Self> {
-        Self::parse(&name.replace('+', "/")).ok()
+        Self::parse(&name.replace('+', "/").replace('=', ":")).ok()
     }
 
     /// The model that a tag of this repository is in the store, where it can be one: `namespace/model` is of the default host,
-    /// `host/namespace/model` of the host that it says, which has a dot.
+    /// `host/namespace/model` of the host that it says, which has a dot or a port.
     pub fn model(&self, tag: &str) -> Option<ModelName> {
         let words: Vec<&str> = self.0.split('/').collect();
         let (host, namespace, model) = match words[..] {
             [namespace, model] => (DEFAULT_HOST, namespace, model),
-            [host, namespace, model] if host.contains('.') => (host, namespace, model),
+            [host, namespace, model] if host.contains(['.', ':']) => (host, namespace, model),
             _ => return None,
         };
         ModelName::from_parts(host, namespace, model, tag).ok()
@@ -80,6 +84,12 @@ impl fmt::Display for Repository {
 fn is_word(text: &str) -> bool {
     let first = text.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric() || c == b'_');
     first && text.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
+}
+
+/// Whether a word is a host with a port.
+fn has_port(text: &str) -> bool {
+    let number = |port: &str| port.bytes().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    text.split_once(':').is_some_and(|(host, port)| is_word(host) && number(port))
 }
 
 /// A manifest of a repository.
@@ -127,7 +137,9 @@ mod tests {
 
     #[test]
     fn names_that_are_no_paths_are_taken() {
-        for good in ["library/llama3", "a", "a/b/c/d", "hf.co/User/Repo-GGUF", "_x/y", "a.b_c-d/e"] {
+        let with_port = "hub:5000/a/b";
+        for good in ["library/llama3", "a", "a/b/c/d", "hf.co/User/Repo-GGUF", "_x/y", "a.b_c-d/e", with_port]
+        {
             assert_eq!(Repository::parse(good).unwrap().as_str(), good);
             assert_eq!(
                 Repository::of_folder(&Repository::parse(good).unwrap().folder()).unwrap().as_str(),
@@ -136,7 +148,30 @@ mod tests {
         }
         let long = "a/".repeat(120) + "a";
         for bad in [
-            "", "/", "a/", "/a", "a//b", "..", "a/../b", ".a", "a+b", "a b", "a\\b", "a:b", "é", "a\0", &long,
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a//b",
+            "..",
+            "a/../b",
+            ".a",
+            "a+b",
+            "a b",
+            "a\\b",
+            "a:b",
+            "é",
+            "a\0",
+            &long,
+            "a=b",
+            "h:5/a",
+            "h:/a/b",
+            "h:x/a/b",
+            "h:99999/a/b",
+            ":5/a/b",
+            "h:5:6/a/b",
+            "a/h:5/b",
+            "h:+5/a/b",
         ] {
             assert!(Repository::parse(bad).is_err(), "{bad:?}");
         }
@@ -147,13 +182,15 @@ mod tests {
         let full = |name: &str| Repository::parse(name).unwrap().model("t").map(|model| model.full());
         assert_eq!(full("library/m").as_deref(), Some("registry.ollama.ai/library/m:t"));
         assert_eq!(full("hf.co/u/r").as_deref(), Some("hf.co/u/r:t"));
+        assert_eq!(full("localhost:5000/u/r").as_deref(), Some("localhost:5000/u/r:t"));
         for other in ["m", "a/b/c", "a.b/c/d/e", "n.x/m"] {
             assert_eq!(full(other), None, "{other}");
         }
         let there = |name: &str| Repository::of_model(&ModelName::parse(name).unwrap()).map(|name| name.0);
         assert_eq!(there("m").as_deref(), Some("library/m"));
         assert_eq!(there("hf.co/u/r:q").as_deref(), Some("hf.co/u/r"));
-        assert_eq!(there("localhost:5000/u/r"), None);
+        assert_eq!(there("localhost:5000/u/r:q").as_deref(), Some("localhost:5000/u/r"));
+        assert_eq!(there("localhost/u/r"), None);
     }
 
     #[test]

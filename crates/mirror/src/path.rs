@@ -184,9 +184,10 @@ mod tests {
         let manifest = "/v2/user/repo/manifests/latest";
         assert_eq!(at(manifest, "registry.ollama.ai"), Ok(Some("user/repo".into())));
         assert_eq!(at(manifest, "hf.co"), Ok(Some("hf.co/user/repo".into())));
+        assert_eq!(at(manifest, "127.0.0.1:5000"), Ok(Some("127.0.0.1:5000/user/repo".into())));
         assert_eq!(at("/v2/", "hf.co"), Ok(None));
         let unknown = MirrorError::NameUnknown(Repository::parse("user/repo").unwrap());
-        for host in ["127.0.0.1:5000", "../x", "a b"] {
+        for host in ["[::1]:5000", "../x", "a b", "hub:0x50", "user@hub:5000"] {
             assert_eq!(at(manifest, host), Err(unknown.clone()), "{host}");
         }
     }

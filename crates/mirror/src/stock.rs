@@ -108,55 +108,58 @@ impl Stock {
         Ok(sees)
     }
 
-    /// Whether a repository is in a namespace that may not have everything.
-    pub(crate) fn has_quota(&self, name: &Repository) -> bool {
-        self.quota(name.namespace()).is_some()
-    }
-
     fn quota(&self, namespace: &str) -> Option<u64> {
         let quota = self.quotas.iter().find(|quota| is_in(namespace, &quota.namespaces));
         quota.map(|quota| quota.bytes)
     }
 
-    /// Refuses what would be more than a namespace may have: bytes of an upload, or the blobs of a manifest.
+    /// The room that there is for uploads; `None` where nothing limits it. What has come and no manifest needs yet takes some, too.
+    pub(crate) async fn room(
+        &self,
+        library: &dyn Library,
+        name: &Repository,
+    ) -> Result<Option<Room>, MirrorError> {
+        let namespace = name.namespace();
+        let Some(quota) = self.quota(namespace) else { return Ok(None) };
+        Ok(Some(Room::new(namespace, quota, &self.held(library, namespace, true).await?)))
+    }
+
+    /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have.
     pub(crate) async fn has_room(
         &self,
         library: &dyn Library,
         name: &Repository,
-        asked: Asked<'_>,
+        manifest: &Manifest,
     ) -> Result<(), MirrorError> {
         let namespace = name.namespace();
         let Some(quota) = self.quota(namespace) else { return Ok(()) };
-        let holdings = self.holdings(library, NEWEST).await?;
-        // What has come and no manifest needs yet takes room of uploads, too.
-        let counts = |held: &&Holding| {
-            held.name.namespace().eq_ignore_ascii_case(namespace)
-                && (held.manifest.is_some() || matches!(asked, Asked::Bytes(_)))
-        };
-        let held = holdings.iter().filter(counts).flat_map(|held| held.blobs.iter().copied());
-        let blobs: HashMap<Digest, u64> = held.collect();
-        let asked = match asked {
-            Asked::Bytes(bytes) => bytes,
-            Asked::Manifest(manifest) => {
-                let new = manifest.blobs.iter().filter(|blob| !blobs.contains_key(&blob.digest));
-                let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
-                for (digest, said) in &new {
-                    // What it says is counted, so it must be true.
-                    let there = library.blob(*digest).await?.map(|blob| blob.size());
-                    if let Some(found) = there.filter(|there| there != said) {
-                        return Err(MirrorError::ManifestInvalid(format!(
-                            "it says that blob {digest} has {said} bytes, but it has {found}"
-                        )));
-                    }
-                }
-                new.values().fold(0u64, |sum, size| sum.saturating_add(*size))
+        let held = self.held(library, namespace, false).await?;
+        let new = manifest.blobs.iter().filter(|blob| !held.contains_key(&blob.digest));
+        let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
+        for (digest, said) in &new {
+            // What it says is counted, so it must be true.
+            let there = library.blob(*digest).await?.map(|blob| blob.size());
+            if let Some(found) = there.filter(|there| there != said) {
+                return Err(MirrorError::ManifestInvalid(format!(
+                    "it says that blob {digest} has {said} bytes, but it has {found}"
+                )));
             }
-        };
-        let used = blobs.values().fold(0u64, |sum, size| sum.saturating_add(*size));
-        match used.saturating_add(asked) <= quota {
-            true => Ok(()),
-            false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
         }
+        Room::new(namespace, quota, &held).takes(sum(&new))
+    }
+
+    /// The blobs of a namespace: those that its manifests need, and with `pushed` those that were brought a short while ago.
+    async fn held(
+        &self,
+        library: &dyn Library,
+        namespace: &str,
+        pushed: bool,
+    ) -> Result<HashMap<Digest, u64>, MirrorError> {
+        let holdings = self.holdings(library, NEWEST).await?;
+        let counts = |held: &&Holding| {
+            held.name.namespace().eq_ignore_ascii_case(namespace) && (pushed || held.manifest.is_some())
+        };
+        Ok(holdings.iter().filter(counts).flat_map(|held| held.blobs.iter().copied()).collect())
     }
 
     /// How much there is, for those who watch.
@@ -169,7 +172,7 @@ impl Stock {
             Figure::gauge(
                 "puna_mirror_library_bytes",
                 "Bytes of all blobs that manifests need.",
-                blobs.values().sum(),
+                sum(&blobs),
             ),
         ];
         let uses = self.uses(library).await?;
@@ -198,7 +201,7 @@ impl Stock {
         }
         let of = |(namespace, blobs): (String, HashMap<Digest, u64>)| {
             let quota = self.quota(&namespace)?;
-            Some(Use { namespace, used: blobs.values().sum(), quota })
+            Some(Use { namespace, used: sum(&blobs), quota })
         };
         let mut uses: Vec<Use> = all.into_iter().filter_map(of).collect();
         uses.sort();
@@ -206,11 +209,29 @@ impl Stock {
     }
 }
 
-/// What somebody wants room for.
-#[derive(Clone, Copy)]
-pub(crate) enum Asked<'a> {
-    /// Bytes of an upload.
-    Bytes(u64),
-    /// A manifest, whose blobs are here.
-    Manifest(&'a Manifest),
+/// What a namespace may have and has.
+pub(crate) struct Room {
+    namespace: String,
+    quota: u64,
+    used: u64,
+}
+
+impl Room {
+    fn new(namespace: &str, quota: u64, held: &HashMap<Digest, u64>) -> Self {
+        Self { namespace: namespace.to_owned(), quota, used: sum(held) }
+    }
+
+    /// Refuses more bytes than there is room for.
+    pub(crate) fn takes(&self, asked: u64) -> Result<(), MirrorError> {
+        let Self { quota, used, .. } = *self;
+        match used.saturating_add(asked) <= quota {
+            true => Ok(()),
+            false => Err(MirrorError::Quota { namespace: self.namespace.clone(), quota, used, asked }),
+        }
+    }
+}
+
+/// Bytes of blobs, as they are stated.
+fn sum(blobs: &HashMap<Digest, u64>) -> u64 {
+    blobs.values().fold(0, |sum, size| sum.saturating_add(*size))
 }

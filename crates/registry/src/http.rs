@@ -125,8 +125,7 @@ impl Session {
     ) -> Result<Self, RegistryError> {
         let client = registry.client(&endpoint)?;
         let limits = limits.iter().cloned().chain(registry.limit_of(&endpoint)).collect();
-        let (registry, proof, trouble, via) =
-            (registry.clone(), Mutex::default(), Trouble::default(), None);
+        let (registry, proof, trouble, via) = (registry.clone(), Mutex::default(), Trouble::default(), None);
         Ok(Self { registry, client, endpoint, name, limits, proof, trouble, via })
     }
 

@@ -38,6 +38,14 @@ pub fn is_public_key(word: &str) -> bool {
     puna_registry::public_key(word).is_some()
 }
 
+/// Checks a pattern of the registry's namespaces: `name`, or `name*`.
+///
+/// # Errors
+/// No repository could be in such a namespace.
+pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
+    puna_mirror::check_namespace(text)
+}
+
 /// A registry and who may do what with it. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Registry {
@@ -62,6 +70,7 @@ impl Registry {
             anonymous: config.anonymous,
             push: config.push,
             delete: config.delete,
+            names: config.names.clone(),
             quotas: config.quotas.clone(),
         };
         let (mut library, store): (Arc<dyn Library>, _) = match &config.storage {
@@ -95,7 +104,7 @@ impl Registry {
             Ok(response) => response,
             Err(panic) => {
                 tracing::error!(%method, path, "the registry panicked: {}", text_of(&*panic));
-                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+                Mirror::refusal(&MirrorError::Internal("a panic, which the log has".into()))
             }
         }
     }

@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use puna_store::{Digest, sync_dir};
 
+use super::checks::{Checks, Known};
 use super::folder::{self, Folder, absent, blocking, io};
 use super::{Blob, Body};
 use crate::error::MirrorError;
@@ -18,16 +19,6 @@ use crate::error::MirrorError;
 const PIECE: usize = 256 << 10;
 
 impl Folder {
-    /// An open blob.
-    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<Option<FileBlob>, MirrorError> {
-        for path in [self.store.blob_path(digest), self.blob(digest)] {
-            if let Some(blob) = FileBlob::open(&path)? {
-                return Ok(Some(blob));
-            }
-        }
-        Ok(None)
-    }
-
     /// Lets the store have a blob that was pushed.
     pub(crate) fn give_to_store(&self, digest: &Digest) -> Result<(), MirrorError> {
         let pushed = self.blob(digest);
@@ -82,6 +73,8 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
 pub(crate) struct FileBlob {
     file: Arc<File>,
     size: u64,
+    /// Who wants to know when somebody is given bytes of it, and what it is to him.
+    check: Option<(Checks, Known)>,
 }
 
 impl FileBlob {
@@ -89,7 +82,16 @@ impl FileBlob {
     pub(crate) fn open(path: &Path) -> Result<Option<Self>, MirrorError> {
         let Some(file) = absent(File::open(path), "read", path)? else { return Ok(None) };
         let size = file.metadata().map_err(io("read", path))?.len();
-        Ok(Some(Self { file: Arc::new(file), size }))
+        Ok(Some(Self { file: Arc::new(file), size, check: None }))
+    }
+
+    /// The same with a check, once somebody is given bytes of it.
+    pub(super) fn checked(self, checks: Checks, known: Known) -> Self {
+        Self { check: Some((checks, known)), ..self }
+    }
+
+    pub(super) fn metadata(&self) -> io::Result<fs::Metadata> {
+        self.file.metadata()
     }
 }
 
@@ -99,6 +101,9 @@ impl Blob for FileBlob {
     }
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
+        if let Some((checks, known)) = &self.check {
+            checks.given(*known);
+        }
         let pieces = stream::unfold(range, move |range| {
             let file = self.file.clone();
             async move {

@@ -41,6 +41,16 @@ impl Folder {
         self.root.join("blobs")
     }
 
+    /// Where damaged blobs are put.
+    pub(crate) fn damaged(&self) -> PathBuf {
+        self.root.join("damaged")
+    }
+
+    /// Where a blob is, if it is there.
+    pub(crate) fn places(&self, digest: &Digest) -> [PathBuf; 2] {
+        [self.store.blob_path(digest), self.blob(digest)]
+    }
+
     /// Who has brought which blobs: a file each, as long as they may wait for a manifest.
     pub(crate) fn brought(&self) -> PathBuf {
         self.root.join("brought")

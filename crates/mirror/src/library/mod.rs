@@ -2,6 +2,7 @@
 
 mod arriving;
 mod blobs;
+mod checks;
 mod folder;
 mod manifests;
 mod objects;
@@ -71,6 +72,11 @@ pub trait Library: Send + Sync + 'static {
     /// What was asked others for.
     fn fetches(&self) -> Fetches {
         Fetches::default()
+    }
+
+    /// How many blobs were found damaged, and put away.
+    fn lost(&self) -> u64 {
+        0
     }
 
     /// All repositories, in no order.

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use puna_store::{Digest, Store};
 
+use super::checks::Checks;
 use super::folder::{self, Folder, blocking};
 use super::uploads::Uploads;
 use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
@@ -18,16 +19,26 @@ use crate::name::{Reference, Repository};
 /// How long a pushed blob may wait for its manifest.
 pub(crate) const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How long damaged blobs are kept.
+const LOOKED_AT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
 /// What a store holds, and beside it what was pushed and is no model.
 pub struct StoreLibrary {
     folder: Folder,
     uploads: Uploads,
+    checks: Checks,
 }
 
 impl StoreLibrary {
     /// The library of a store. Nothing is made before somebody pushes.
     pub fn new(store: Arc<Store>) -> Self {
-        Self { folder: Folder::new(store), uploads: Uploads::default() }
+        let folder = Folder::new(store);
+        Self { checks: Checks::new(folder.clone()), folder, uploads: Uploads::default() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn checks(&self) -> &Checks {
+        &self.checks
     }
 
     /// Does something with the folder on a thread that may wait for the disk.
@@ -57,7 +68,19 @@ impl Folder {
             }
         }
         self.forget_brought()?;
+        self.forget_damaged()?;
         Ok((removed, bytes))
+    }
+
+    /// Removes damaged blobs once somebody has had the time to look at them.
+    fn forget_damaged(&self) -> Result<(), MirrorError> {
+        for name in folder::names(&self.damaged())? {
+            let path = self.damaged().join(name);
+            if age(&path).is_none_or(|age| age > LOOKED_AT) {
+                folder::remove(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes what says who has brought blobs, once they are a manifest's or gone.
@@ -167,8 +190,9 @@ impl Library for StoreLibrary {
     }
 
     fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>> {
-        Box::pin(self.with(move |folder| {
-            let blob = folder.open_blob(&digest)?;
+        let checks = self.checks.clone();
+        Box::pin(self.with(move |_| {
+            let blob = checks.open(&digest)?;
             Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
         }))
     }
@@ -181,9 +205,14 @@ impl Library for StoreLibrary {
         Box::pin(self.with(Folder::shown))
     }
 
+    fn lost(&self) -> u64 {
+        self.checks.lost()
+    }
+
     fn tidy(&self) -> Answer<'_, ()> {
         Box::pin(async move {
-            self.uploads.clear(&self.folder)?;
+            let uploads = self.uploads.clone();
+            self.with(move |folder| uploads.clear(folder)).await?;
             let (removed, bytes) = self.with(Folder::sweep).await?;
             if removed > 0 {
                 tracing::info!(removed, bytes, "blobs that no manifest needs were removed");
@@ -193,7 +222,8 @@ impl Library for StoreLibrary {
     }
 
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
-        Box::pin(async move { self.uploads.begin(&self.folder, name) })
+        let (uploads, name) = (self.uploads.clone(), name.clone());
+        Box::pin(self.with(move |folder| uploads.begin(folder, &name)))
     }
 
     fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64> {
@@ -215,8 +245,39 @@ impl Library for StoreLibrary {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::manifest::OCI_MANIFEST;
+
+    /// Does something while the one thread that may wait for the disk is busy.
+    async fn waits_elsewhere<T>(work: impl Future<Output = Result<T, MirrorError>>) {
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let mut work = Box::pin(work);
+        assert!((&mut work).now_or_never().is_none());
+        drop(go);
+        let _ = busy.await;
+        work.await.unwrap();
+    }
+
+    #[test]
+    fn nobody_who_answers_waits_for_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = || StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap()));
+        let name = Repository::parse("a/b").unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let id = library().begin(&name).await.unwrap();
+            // As after a restart: what is known of it lies on the disk.
+            let library = library();
+            waits_elsewhere(library.begin(&name)).await;
+            waits_elsewhere(library.uploaded(&name, &id)).await;
+            waits_elsewhere(library.cancel(&name, &id)).await;
+            waits_elsewhere(library.tidy()).await;
+        });
+    }
 
     #[test]
     fn blobs_without_a_manifest_go_after_a_day() {

@@ -18,6 +18,7 @@ use crate::figures::Fetches;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
+use crate::via;
 
 /// How long nobody is asked again who did not answer, or did not have something.
 const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
@@ -71,10 +72,10 @@ struct Tag {
 
 #[derive(Default)]
 struct Known {
-    /// When somebody said what it stands for.
-    said: Option<Instant>,
+    /// When somebody said what it stands for, and how many blobs had been lost here by then.
+    said: Option<(Instant, u64)>,
     /// When nobody did, or nobody had it, and why nobody did.
-    missed: Option<(Instant, Option<String>)>,
+    missed: Option<(Instant, Option<MirrorError>)>,
     /// What is being fetched.
     pending: Option<Arc<Pending>>,
     /// What is being made of several files.
@@ -82,7 +83,7 @@ struct Known {
 }
 
 /// The end of making a model of files: why it failed, if it did.
-type Making = watch::Receiver<Option<Result<(), String>>>;
+type Making = watch::Receiver<Option<Result<(), MirrorError>>>;
 
 /// A model that is being fetched.
 struct Pending {
@@ -146,11 +147,14 @@ impl Inner {
                 lock(&self.fetches).hits += 1;
                 return Ok(Some(pending.manifest.clone()));
             }
-            let is_fresh = known.said.is_some_and(|at| at.elapsed() < self.upstreams.fresh);
+            // What has been lost since then is fetched again.
+            let is_fresh = known
+                .said
+                .is_some_and(|(at, lost)| at.elapsed() < self.upstreams.fresh && lost == self.library.lost());
             let missed = known.missed.as_ref().filter(|(at, _)| at.elapsed() < REST);
             match (&stored, missed) {
                 // That it cannot be had is not that there is none.
-                (None, Some((_, Some(why)))) => return Err(MirrorError::Upstream(why.clone())),
+                (None, Some((_, Some(why)))) => return Err(why.clone()),
                 (_, Some(_)) => {
                     lock(&self.fetches).hits += u64::from(stored.is_some());
                     return Ok(stored);
@@ -168,23 +172,24 @@ impl Inner {
             drop(asking);
             return self.made(name, &model, making, stored).await;
         }
-        match self.registry.look(&reference, &Options::default()).await {
+        let options = Options { via: via::told(), ..Options::default() };
+        match self.registry.look(&reference, &options).await {
             Ok(found) => self.take(&state, name, model, found, stored).await.map(Some),
             Err(RegistryError::Listed) => {
-                let making = self.make(&state, reference);
+                let making = self.make(&state, reference, options);
                 drop(asking);
                 self.made(name, &model, making, stored).await
             }
             Err(error) => {
-                let why = (!is_absence(&error)).then(|| format!("{model}: {error}"));
+                let absent = is_absence(&error);
+                if stored.is_some() {
+                    tracing::warn!(%model, %error, absent, "the upstream does not have it now: serving what is here");
+                }
+                let why = (!absent).then(|| of_model(&model, broken(error)));
                 lock(&state.known).missed = Some((Instant::now(), why.clone()));
                 match (stored, why) {
-                    (None, None) => Ok(None),
-                    (None, Some(why)) => Err(MirrorError::Upstream(why)),
-                    (stored, why) => {
-                        tracing::warn!(%model, %error, absent = why.is_none(), "the upstream does not have it now: serving what is here");
-                        Ok(stored)
-                    }
+                    (None, Some(why)) => Err(why),
+                    (stored, _) => Ok(stored),
                 }
             }
         }
@@ -203,7 +208,7 @@ impl Inner {
         let manifest = Manifest::parse(found.bytes().clone(), Some(puna_store::media::MANIFEST))
             .or_else(|_| Manifest::parse(found.bytes().clone(), None))
             .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
-        lock(&state.known).said = Some(Instant::now());
+        lock(&state.known).said = Some((Instant::now(), self.library.lost()));
         if stored.is_some_and(|stored| stored.digest == manifest.digest) && self.has_all(&manifest).await? {
             lock(&self.fetches).hits += 1;
             return Ok(manifest);
@@ -284,10 +289,10 @@ impl Inner {
     }
 
     /// Has the store make a model of files, and hands it over.
-    async fn pull(&self, reference: &ModelRef) -> Result<(), MirrorError> {
+    async fn pull(&self, reference: &ModelRef, options: Options) -> Result<(), MirrorError> {
         // Nobody listens.
         let (report, _) = mpsc::channel(1);
-        let options = Options { keep_unused: true, ..Options::default() };
+        let options = Options { keep_unused: true, ..options };
         self.registry.pull(&self.store, reference, &options, report).await.map_err(broken)?;
         let (store, name) = (self.store.clone(), reference.name.clone());
         let (_, bytes) = blocking(move || Ok(store.manifest_bytes(&name)?)).await?;
@@ -296,28 +301,24 @@ impl Inner {
     }
 
     /// Begins to make a model of the files that a hub lists, which takes all of them.
-    fn make(self: &Arc<Self>, state: &Arc<Tag>, reference: ModelRef) -> Making {
+    fn make(self: &Arc<Self>, state: &Arc<Tag>, reference: ModelRef, options: Options) -> Making {
         let (say, making) = watch::channel(None);
         lock(&state.known).making = Some(making.clone());
         let (inner, state) = (self.clone(), state.clone());
         tracing::info!(model = %reference.name, "fetching files, of which one model is made");
         tokio::spawn(async move {
-            let made = std::panic::AssertUnwindSafe(inner.pull(&reference)).catch_unwind().await;
-            let made = match made {
-                Ok(Err(MirrorError::Upstream(said))) => Err(said),
-                Ok(made) => made.map_err(|error| error.to_string()),
-                Err(_) => Err("it failed".to_owned()),
-            };
+            let lost = inner.library.lost();
+            let made = std::panic::AssertUnwindSafe(inner.pull(&reference, options)).catch_unwind().await;
+            let made = made.unwrap_or_else(|_| Err(MirrorError::Internal("making it panicked".into())));
+            let made = made.map_err(|error| of_model(&reference.name, error));
             if let Err(error) = &made {
                 tracing::warn!(model = %reference.name, %error, "fetching failed");
             }
             let mut known = lock(&state.known);
             known.making = None;
             match &made {
-                Ok(()) => known.said = Some(Instant::now()),
-                Err(error) => {
-                    known.missed = Some((Instant::now(), Some(format!("{}: {error}", reference.name))))
-                }
+                Ok(()) => known.said = Some((Instant::now(), lost)),
+                Err(error) => known.missed = Some((Instant::now(), Some(error.clone()))),
             }
             say.send_replace(Some(made));
         });
@@ -333,13 +334,14 @@ impl Inner {
         stored: Option<Manifest>,
     ) -> Result<Option<Manifest>, MirrorError> {
         let end = tokio::time::timeout(MAKING, making.wait_for(Option::is_some)).await;
-        let end = end.map(|end| end.map_or(Some(Err("it was given up".to_owned())), |end| end.clone()));
+        let given_up = || Some(Err(MirrorError::Internal(format!("making {model} was given up"))));
+        let end = end.map(|end| end.map_or_else(|_| given_up(), |end| end.clone()));
         match (end, stored) {
             (Ok(Some(Ok(()))), _) => {
                 self.library.manifest(name, &Reference::Tag(model.tag().to_owned())).await
             }
             (_, Some(stored)) => Ok(Some(stored)),
-            (Ok(Some(Err(error))), None) => Err(MirrorError::Upstream(format!("{model}: {error}"))),
+            (Ok(Some(Err(error))), None) => Err(error),
             (Ok(None) | Err(_), None) => Err(MirrorError::Later(format!(
                 "{model} comes in several files, which are being fetched and made into one model: ask again in a while"
             ))),
@@ -371,8 +373,24 @@ fn is_absence(error: &RegistryError) -> bool {
     matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
 }
 
+/// An error of fetching. What is amiss here is no upstream's fault.
 pub(super) fn broken(error: RegistryError) -> MirrorError {
-    MirrorError::Upstream(error.to_string())
+    match error {
+        RegistryError::Store(error) => error.into(),
+        RegistryError::Space { .. } => MirrorError::Full(error.to_string()),
+        error if error.is_ours() => MirrorError::Internal(error.to_string()),
+        error if error.is_loop() => MirrorError::Loop(error.to_string()),
+        error => MirrorError::Upstream(error.to_string()),
+    }
+}
+
+/// The same, with the name of the model, which others are to know.
+fn of_model(model: &ModelName, error: MirrorError) -> MirrorError {
+    match error {
+        MirrorError::Upstream(said) => MirrorError::Upstream(format!("{model}: {said}")),
+        MirrorError::Loop(said) => MirrorError::Loop(format!("{model}: {said}")),
+        error => error,
+    }
 }
 
 impl Library for Through {
@@ -458,6 +476,10 @@ impl Library for Through {
         self.0.library.tidy()
     }
 
+    fn lost(&self) -> u64 {
+        self.0.library.lost()
+    }
+
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
         self.0.library.tags(name)
     }
@@ -519,15 +541,15 @@ mod tests {
     #[test]
     fn what_is_private_is_never_asked_for_elsewhere() {
         let upstreams = Upstreams {
-            hosts: vec!["registry.ollama.ai".into(), "hf.co".into()],
+            hosts: vec!["registry.ollama.ai".into(), "hf.co".into(), "hub:5000".into()],
             private: vec!["team-*".into(), "me".into()],
             fresh: Duration::ZERO,
         };
         let asked = |name: &str| upstreams.model(&Repository::parse(name).unwrap(), "latest").is_some();
-        for name in ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo"] {
+        for name in ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo", "Hub:5000/me/repo"] {
             assert!(asked(name), "{name}");
         }
-        for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d"] {
+        for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d", "hub:5001/a/b"] {
             assert!(!asked(name), "{name}");
         }
     }

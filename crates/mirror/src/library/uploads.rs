@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -33,9 +33,9 @@ const WAITING: usize = 8;
 /// Bytes between looks at the free space.
 const LOOK: u64 = 64 << 20;
 
-/// Uploads that this process has touched.
-#[derive(Default)]
-pub(crate) struct Uploads(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>>);
+/// Uploads that this process has touched. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Uploads(Arc<Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>>>);
 
 /// What is written beside the bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ struct Session {
 }
 
 impl Uploads {
-    /// Begins one.
+    /// Begins one. Waits for the disk.
     pub(crate) fn begin(&self, folder: &Folder, name: &Repository) -> Result<UploadId, MirrorError> {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
@@ -83,7 +83,7 @@ impl Uploads {
         lock(&self.0)
     }
 
-    /// Removes uploads that were left alone for too long. Says how many there are.
+    /// Removes uploads that were left alone for too long. Says how many there are. Waits for the disk.
     pub(crate) fn clear(&self, folder: &Folder) -> Result<usize, MirrorError> {
         let mut left = 0;
         for name in folder::names(&folder.uploads())? {
@@ -105,7 +105,7 @@ impl Uploads {
         Ok(left)
     }
 
-    /// An upload to a repository.
+    /// An upload to a repository. Waits for the disk where it is one of an earlier run.
     fn session(
         &self,
         folder: &Folder,
@@ -135,7 +135,15 @@ impl Uploads {
         name: &Repository,
         id: &UploadId,
     ) -> Result<tokio::sync::OwnedMutexGuard<Session>, MirrorError> {
-        let session = self.session(folder, name, id)?.lock_owned().await;
+        let touched = self.sessions().get(id).cloned();
+        let session = match touched {
+            Some(session) => session,
+            None => {
+                let (uploads, folder, name, id) = (self.clone(), folder.clone(), name.clone(), id.clone());
+                blocking(move || uploads.session(&folder, &name, &id)).await?
+            }
+        };
+        let session = session.lock_owned().await;
         match session.over || session.note.repository != name.as_str() {
             true => Err(MirrorError::UploadUnknown(id.to_string())),
             false => Ok(session),
@@ -208,7 +216,7 @@ impl Uploads {
         let mut session = self.hold(folder, name, id).await?;
         self.sessions().remove(id);
         session.over = true;
-        session.discard()
+        blocking(move || session.discard()).await
     }
 }
 
@@ -312,7 +320,7 @@ impl Session {
         file.set_len(self.note.committed).map_err(io("write", &path))?;
         let found = match self.hasher.take() {
             Some(hasher) => hasher.finish(),
-            None => hash(&mut file).map_err(io("read", &path))?,
+            None => Digest::of_reader(&mut file).map_err(io("read", &path))?.0,
         };
         if found != digest {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
@@ -338,16 +346,6 @@ impl Session {
         folder::remove(&self.data)?;
         folder::remove(&self.note_path)?;
         Ok(())
-    }
-}
-
-fn hash(file: &mut File) -> io::Result<Digest> {
-    let (mut hasher, mut buffer) = (Hasher::default(), vec![0; 1 << 18]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finish()),
-            n => hasher.update(&buffer[..n]),
-        }
     }
 }
 

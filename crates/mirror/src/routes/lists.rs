@@ -18,6 +18,9 @@ use crate::path::query;
 /// Entries of a page at most.
 const MAX_PAGE: usize = 10_000;
 
+/// Letters of a number that is none which are shown.
+const MAX_SHOWN: usize = 40;
+
 /// Says that a list was filtered.
 const FILTERS: HeaderName = HeaderName::from_static("oci-filters-applied");
 
@@ -68,9 +71,9 @@ impl Page {
     fn of(mut entries: Vec<String>, head: &Parts) -> Result<Self, MirrorError> {
         let asked = |key| query(head.uri.query(), key);
         let n = match asked("n").filter(|n| !n.is_empty()) {
-            Some(n) => {
-                n.parse::<usize>().map_err(|_| MirrorError::Unsupported(format!("n is {n:?}, no number")))?
-            }
+            // What is too large for a number is more than there is.
+            Some(n) if n.bytes().all(|c| c.is_ascii_digit()) => n.parse().unwrap_or(MAX_PAGE),
+            Some(n) => return Err(MirrorError::Page(n.chars().take(MAX_SHOWN).collect())),
             None => MAX_PAGE,
         };
         let n = n.min(MAX_PAGE);
@@ -97,4 +100,46 @@ impl Page {
 fn by_letter(a: &str, b: &str) -> Ordering {
     let fold = |text: &str| text.to_ascii_lowercase();
     fold(a).cmp(&fold(b)).then_with(|| a.cmp(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::extract::Request;
+
+    use super::*;
+
+    fn page(query: &str) -> Result<(Vec<String>, Option<usize>), MirrorError> {
+        let head = Request::get(format!("/v2/_catalog?{query}")).body(Body::empty()).unwrap().into_parts().0;
+        let all = ["c", "B", "a"].map(str::to_owned).to_vec();
+        Page::of(all, &head).map(|page| (page.entries, page.more))
+    }
+
+    #[test]
+    fn a_page_has_as_many_entries_as_were_asked_for() {
+        for (query, entries, more) in [
+            ("", &["a", "B", "c"][..], None),
+            ("n=", &["a", "B", "c"], None),
+            ("n=0", &[], None),
+            ("n=1", &["a"], Some(1)),
+            ("n=2&last=a", &["B", "c"], None),
+            ("n=3", &["a", "B", "c"], None),
+            ("last=b", &["c"], None),
+            ("n=99999999999999999999999", &["a", "B", "c"], None),
+        ] {
+            assert_eq!(
+                page(query),
+                Ok((entries.iter().map(|one| (*one).to_owned()).collect(), more)),
+                "{query}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_of_entries_is_a_bad_request() {
+        for bad in ["-1", "+1", "x", "1.5", "0x10", "%20"] {
+            let error = page(&format!("n={bad}")).unwrap_err();
+            assert_eq!(error.code(), (400, "PAGINATION_NUMBER_INVALID"), "{bad}: {error}");
+        }
+    }
 }

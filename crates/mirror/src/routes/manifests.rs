@@ -11,7 +11,6 @@ use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
-use crate::stock::Asked;
 
 /// Says that the subject of a manifest was understood.
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -66,7 +65,7 @@ impl Mirror {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
-        self.stock().has_room(self.library(), &name, Asked::Manifest(&manifest)).await?;
+        self.stock().has_room(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         self.library().put_manifest(&name, &of, manifest).await?;
         self.stock().changed().await;

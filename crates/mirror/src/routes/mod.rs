@@ -24,6 +24,7 @@ use crate::figures::{Figure, Figures};
 use crate::library::Library;
 use crate::path::{PAGE, Target, query, unescaped};
 use crate::stock::{Quota, Stock};
+use crate::via::Me;
 
 use page::Pulls;
 
@@ -52,6 +53,9 @@ pub struct Settings {
     pub push: bool,
     /// Whether what was pushed may be removed.
     pub delete: bool,
+    /// The hosts, with ports where clients name them, under which clients reach it: signatures for others count for nothing. Without any
+    /// it believes the request.
+    pub names: Vec<String>,
     /// How many bytes namespaces may have, the first that fits; others have no limit.
     pub quotas: Vec<Quota>,
 }
@@ -67,6 +71,7 @@ struct Inner {
     pulls: Pulls,
     stock: Stock,
     figures: Figures,
+    me: Me,
 }
 
 /// What a handler answers.
@@ -82,10 +87,11 @@ impl Mirror {
         keys: Box<dyn Keys>,
         settings: &Settings,
     ) -> Result<Self, MirrorError> {
-        let access = Access::new(keys, settings.anonymous, settings.push)?;
+        let access = Access::new(keys, settings)?;
         let stock = Stock::new(settings.quotas.clone());
         let (delete, pulls) = (settings.delete, Pulls::default());
-        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock, figures: Figures::default() })))
+        let (figures, me) = (Figures::default(), Me::new()?);
+        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock, figures, me })))
     }
 
     pub(crate) fn pulls(&self) -> &Pulls {
@@ -182,7 +188,11 @@ impl Mirror {
         let method = request.method().clone();
         let path = unescaped(request.uri().path());
         let target = path.and_then(|path| Target::parse(&path).ok());
-        let mut response = self.route(request).await.unwrap_or_else(|error| refusal(&error));
+        let answered = match self.0.me.way(request.headers()) {
+            Ok(way) => way.answer(self.route(request)).await,
+            Err(error) => Err(error),
+        };
+        let mut response = answered.unwrap_or_else(|error| refusal(&error));
         self.figures().answered(target.as_ref(), &method, response.status());
         let (name, value) = VERSION;
         response.headers_mut().insert(name, value);
@@ -272,12 +282,12 @@ const LATER: u64 = 30;
 /// An error in the form of the distribution rules.
 fn refusal(error: &MirrorError) -> Response {
     let (status, code) = error.code();
-    let later = matches!(error, MirrorError::Later(_));
-    if status >= 500 && !later {
+    let (later, told) = (matches!(error, MirrorError::Later(_)), error.told());
+    if status >= 500 && !later || told != error.to_string() {
         tracing::error!(%error, "a request to the registry failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = document(status, &json!({"errors": [{"code": code, "message": error.to_string()}]}));
+    let mut response = document(status, &json!({"errors": [{"code": code, "message": told}]}));
     if later {
         response.headers_mut().insert(header::RETRY_AFTER, LATER.into());
     }

@@ -13,7 +13,7 @@ use crate::error::MirrorError;
 use crate::library::{Body, Part, UploadId};
 use crate::name::{Repository, digest};
 use crate::path::query;
-use crate::stock::Asked;
+use crate::stock::Room;
 
 const UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
@@ -86,15 +86,21 @@ impl Mirror {
         self.take(name, id, digest, head, body).await
     }
 
-    /// Appends a part that there is room for.
-    async fn add(&self, name: &Repository, id: &UploadId, part: Part) -> Result<u64, MirrorError> {
-        if self.stock().has_quota(name) {
+    /// Appends a part that there is room for. Of one that does not say how long it is that is known when it is too long: then nothing
+    /// of the upload is kept.
+    async fn add(&self, name: &Repository, id: &UploadId, mut part: Part) -> Result<u64, MirrorError> {
+        if let Some(room) = self.stock().room(self.library(), name).await? {
             let there = self.library().uploaded(name, id).await?;
-            let asked = there.saturating_add(part.len.unwrap_or(0));
-            self.stock().has_room(self.library(), name, Asked::Bytes(asked)).await?;
+            let first = part.at.map_or(there, |at| at.min(there));
+            room.takes(first.saturating_add(part.len.unwrap_or(0)))?;
+            part.body = within(room, first, part.body);
         }
         let body = self.figures().received(part.body);
-        self.library().append(name, id, Part { body, ..part }).await
+        let added = self.library().append(name, id, Part { body, ..part }).await;
+        if let Err(MirrorError::Quota { .. }) = added {
+            self.library().cancel(name, id).await?;
+        }
+        added
     }
 
     /// Takes the last part, if there is one, and makes the blob.
@@ -142,6 +148,17 @@ fn part(head: &Parts, body: Content) -> Result<Part, MirrorError> {
     let body: Body =
         body.into_data_stream().map(|piece| piece.map_err(|e| MirrorError::Broken(e.to_string()))).boxed();
     Ok(Part { at: range.map(|(first, _)| first), len: wanted.or(len), body })
+}
+
+/// The bytes of a part that begins at a place of an upload, as long as there is room for them.
+fn within(room: Room, first: u64, body: Body) -> Body {
+    let mut end = first;
+    let checked = body.map(move |piece| {
+        let piece = piece?;
+        end = end.saturating_add(piece.len() as u64);
+        room.takes(end).map(|()| piece)
+    });
+    checked.boxed()
 }
 
 /// `first-last`, as the distribution rules write it: without a unit.

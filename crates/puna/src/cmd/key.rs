@@ -13,6 +13,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     match command {
         KeyCommand::Add(args) => {
             let scopes = scopes(args)?;
+            args.namespace.iter().try_for_each(|one| puna_server::mirror::check_namespace(one))?;
             let public = args.public_key.as_deref().map(public).transpose()?;
             let secret = KeyFile::change(&path, |file| {
                 let secret = file.add(&args.name, scopes)?;

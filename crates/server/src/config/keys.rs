@@ -27,6 +27,7 @@ pub const SETTINGS: &[(&str, Kind)] = &[
     ("mirror.push", Kind::Any),
     ("mirror.delete", Kind::Any),
     ("mirror.announce", Kind::Any),
+    ("mirror.names", Kind::List),
     ("mirror.storage", Kind::Text),
     ("mirror.storage_endpoint", Kind::Text),
     ("mirror.storage_region", Kind::Text),

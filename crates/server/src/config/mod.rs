@@ -131,6 +131,8 @@ pub struct MirrorConfig {
     pub delete: bool,
     /// `PUNA_MIRROR_ANNOUNCE`: whether a mirror that runs alone announces itself on the network.
     pub announce: bool,
+    /// `PUNA_MIRROR_NAMES`: the hosts under which clients reach it; any, where there are none.
+    pub names: Vec<String>,
     /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
     pub storage: Option<Storage>,
     /// `PUNA_MIRROR_QUOTAS`: how many bytes namespaces may have.
@@ -309,10 +311,11 @@ impl Config {
                 push: read.switch("mirror.push"),
                 delete: read.switch("mirror.delete"),
                 announce: read.switch("mirror.announce"),
+                names: read.hosts("mirror.names"),
                 storage: storage::read(&mut read),
                 quotas: read.quotas("mirror.quotas"),
                 upstreams: Upstreams {
-                    hosts: read.hosts("mirror.upstreams"),
+                    hosts: read.upstreams("mirror.upstreams"),
                     private: read.namespaces("mirror.private"),
                     fresh: read.timeout("mirror.fresh", FRESH).unwrap_or(Duration::MAX),
                 },

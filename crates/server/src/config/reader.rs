@@ -306,6 +306,13 @@ impl<'a> Reader<'a> {
         self.list(key, is_host, says)
     }
 
+    /// Registries that names of models can begin with.
+    pub fn upstreams(&mut self, key: &'static str) -> Vec<String> {
+        let says = "a registry whose models have names has a dot or a port in its own (registry.ollama.ai, hub:5000), and no brackets";
+        let fits = |text: &str| is_host(text) && text.contains(['.', ':']) && !text.starts_with('[');
+        self.list(key, fits, says)
+    }
+
     /// Servers by name or number, with a port or without, perhaps with how they are spoken to.
     pub fn servers(&mut self, key: &'static str) -> Vec<String> {
         let says = "a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)";

@@ -442,6 +442,17 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
 }
 
 #[test]
+fn upstreams_are_hosts_that_names_can_begin_with() {
+    let set = |hosts: &str| with_file(&format!("[mirror]\nupstreams = [{hosts}]"), &[], &[]);
+    let all = set(r#""registry.ollama.ai", "hub:5000", "10.0.0.1:5000""#).unwrap().mirror.upstreams.hosts;
+    assert_eq!(all, ["registry.ollama.ai", "hub:5000", "10.0.0.1:5000"]);
+    for bad in ["hub", "[::1]:5000", "https://hf.co", "hf.co/user", "*"] {
+        let text = set(&format!("{bad:?}")).unwrap_err().to_string();
+        assert!(text.contains(&format!("mirror.upstreams has {bad:?}: a registry whose")), "{text}");
+    }
+}
+
+#[test]
 fn the_manual_has_every_setting_of_a_host() {
     let manual = include_str!("../../../../docs/registry.md");
     for (key, _) in super::hosts::HOST_SETTINGS {

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
-use puna_mirror::unescaped;
+use puna_mirror::{Mirror, MirrorError, unescaped};
 use tower::ServiceExt;
 
 use super::Dialect;
@@ -113,7 +113,10 @@ impl Door {
         };
         let origin = self.origin(request.headers());
         let mut response = match origin {
-            Origin::Refused => StatusCode::FORBIDDEN.into_response(),
+            Origin::Refused => self.shut(
+                path.unwrap_or_default(),
+                "pages of this origin may not ask here: `origins` names those that may",
+            ),
             Origin::Allowed(_) if request.method() == Method::OPTIONS => preflight(),
             _ => self.inside(request, path.unwrap_or_default(), &verdict).await,
         };
@@ -131,7 +134,10 @@ impl Door {
     async fn inside(&self, mut request: Request, path: &str, verdict: &Verdict) -> Response {
         if self.0.guarded {
             match judge(host(&request), &self.0.machine) {
-                Host::Foreign => return StatusCode::FORBIDDEN.into_response(),
+                Host::Foreign => {
+                    let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
+                    return self.shut(path, why);
+                }
                 Host::Name if request.method() == Method::OPTIONS => {
                     return StatusCode::NO_CONTENT.into_response();
                 }
@@ -179,13 +185,21 @@ impl Door {
         }
     }
 
+    /// A refusal at the door: without a word, as Ollama's, but for clients of the registry.
+    fn shut(&self, path: &str, why: &str) -> Response {
+        match self.registry(path) {
+            Some(_) => Mirror::refusal(&MirrorError::Denied(why.to_owned())),
+            None => StatusCode::FORBIDDEN.into_response(),
+        }
+    }
+
     fn is_local(&self, request: &Request) -> bool {
         is_local(request, &self.0.machine)
     }
 
     /// The registry, where a path is one of it.
     fn registry(&self, path: &str) -> Option<&Registry> {
-        self.0.registry.as_ref().filter(|_| puna_mirror::Mirror::has(path))
+        self.0.registry.as_ref().filter(|_| Mirror::has(path))
     }
 
     /// The route's answer. Where it left fields of the request aside, a header says so.
