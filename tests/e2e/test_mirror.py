@@ -45,7 +45,7 @@ class Mirror(Puna):
 
     def is_up(self):
         with contextlib.suppress(OSError):
-            return self.get("/v2/")[0] == 200
+            return self.get("/v2/")[0] in (200, 401)
 
     @property
     def host(self):
@@ -703,3 +703,117 @@ def test_figures_of_a_server_that_is_a_mirror_too_stand_among_its_own(fresh):
     assert server.get("/v2/")[0] == 200
     body = server.get("/metrics")[1].decode()
     assert 'puna_mirror_requests_total{route="ping",method="GET",status="200"} 1' in body and "puna_build_info" in body
+
+
+def chunked(it, method, path, pieces):
+    """The status of a request whose body does not say how long it is."""
+    with socket.create_connection(("127.0.0.1", it.port), timeout=30) as s:
+        s.sendall(f"{method} {path} HTTP/1.1\r\nHost: {it.host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        for piece in pieces:
+            s.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+        answer = s.recv(1 << 16)
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_quota_holds_for_uploads_that_do_not_say_how_long_they_are(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_QUOTAS="team=10KB", **env)
+    path = it.location("POST", "/v2/team/x/blobs/uploads/")
+    assert chunked(it, "PATCH", path, [os.urandom(3000)] * 4) == 413
+    assert it.ask("GET", path)[0] == 404
+    assert not [p for p in it.home.glob(".ollama/models/puna-registry/uploads/*")]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_circle_of_mirrors_is_noticed_at_once(mirror, others):
+    all_of_them = [mirror(PUNA_MIRROR_UPSTREAMS="registry.ollama.ai") for _ in range(1 + others)]
+    for it, upstream in zip(all_of_them, all_of_them[1:] + all_of_them[:1]):
+        it.kill()
+        it.env["PUNA_REGISTRY_DEFAULT"] = f"http://{upstream.host}"
+        it.start()
+    begun = time.monotonic()
+    status, body = all_of_them[0].get("/v2/library/m/manifests/latest")
+    assert (status, time.monotonic() - begun < 5) == (508, True), body
+    assert "asked by itself" in (said := json.loads(body)["errors"][0]["message"]) and "mirror.upstreams" in said
+
+
+def test_a_registry_with_a_port_is_an_upstream_like_others(mirror, upstream, home, tmp_path):
+    data, config = os.urandom(200_000), b"{}"
+    upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
+    settings = tmp_path / "puna.toml"
+    settings.write_text(f'[mirror]\nupstreams = ["{upstream.host}"]\n[registry.hosts."{upstream.host}"]\nhttp = true\n')
+    it = mirror(PUNA_CONFIG=settings)
+    manifest = upstream.manifests["library/m:latest"]
+    assert it.get(f"/v2/library/m/manifests/latest?ns={upstream.host}") == (200, manifest)
+    assert it.get(f"/v2/library/m/blobs/{digest(data)}?ns={upstream.host}") == (200, data)
+    name = f"{upstream.host}/library/m"
+    assert it.get(f"/v2/{name}/manifests/latest") == (200, manifest)
+    assert wait_for(lambda: name in json.loads(it.get("/v2/_catalog")[1])["repositories"])
+    # As a client has it that takes this for the mirror of that registry.
+    upstream.manifests.clear()
+    client = tmp_path / "client.toml"
+    client.write_text(f'[registry.hosts."{upstream.host}"]\nhttp = true\nmirrors = ["http://{it.host}"]\n')
+    puna("pull", name, env={**home, "PUNA_CONFIG": str(client)}, check=True)
+
+
+def test_a_damaged_blob_is_fetched_again(mirror, upstream):
+    data, config = os.urandom(300_000), b"{}"
+    upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
+    it = through(mirror, upstream)
+    blob, manifest = f"/v2/library/m/blobs/{digest(data)}", "/v2/library/m/manifests/latest"
+    assert it.get(manifest)[0] == 200
+    assert wait_for(lambda: "m:latest" in it.cli("list", check=True).stdout)
+    it.kill()
+    place = it.home / ".ollama/models/blobs" / digest(data).replace(":", "-")
+    place.chmod(0o644)
+    with place.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"other bytes")
+    it.start()
+    assert it.get(manifest)[0] == 200, "the tag is fresh"
+    # Who is first finds out, and is the only one.
+    status, first = it.send("GET", blob, headers={"Range": "bytes=0-99"})
+    assert (status, first) == (206, data[:100])
+    assert wait_for(lambda: "is damaged on the disk" in it.log.read_text())
+    assert it.get(blob)[0] == 404
+    assert it.get(manifest)[0] == 200
+    assert it.get(blob) == (200, data)
+    assert digest(data) in it.log.read_text() and list(it.home.glob(".ollama/models/puna-registry/damaged/*"))
+
+
+def test_signatures_for_other_names_count_for_nothing(mirror, home):
+    it = mirror()
+    it.kill()
+    it.env["PUNA_MIRROR_NAMES"] = f"models.example, {it.host}"
+    it.start()
+    puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
+    # The key is made when a registry first wants proof.
+    it.cli("key", "add", "other", "--scope", "models", check=True)
+    assert wait_for(lambda: it.get("/v2/")[0] == 401)
+    assert puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 1
+    public = pathlib.Path(home["HOME"]) / ".ollama/id_ed25519.pub"
+    it.cli("key", "add", "anna", "--scope", "models", "--namespace", "anna", "--public-key", public, check=True)
+    assert wait_for(lambda: puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 0, 5)
+    it.kill()
+    it.env["PUNA_MIRROR_NAMES"] = "models.example"
+    it.start()
+    puna("cp", "cria", f"{it.host}/anna/other", env=home, check=True)
+    refused = puna("push", "--insecure", f"{it.host}/anna/other", env=home)
+    assert refused.returncode == 1 and "mirror.names" in refused.stderr, refused.stderr
+
+
+def test_keys_are_for_namespaces_that_can_be(mirror):
+    it = mirror()
+    for bad in ("../x", "a//b", "a b", "*x", ""):
+        refused = it.cli("key", "add", "k", "--namespace", bad)
+        assert refused.returncode == 1 and "is no namespace" in refused.stderr, refused
+    assert it.get("/v2/")[0] == 200, "no key was made"
+
+
+def test_a_registry_beside_a_server_says_why_it_lets_nobody_in(fresh):
+    server = fresh(PUNA_MIRROR_SERVE=1)
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        status, body = server.send("GET", "/v2/", headers=headers)
+        assert status == 403 and json.loads(body)["errors"][0]["code"] == "DENIED", body
+        assert server.send("GET", "/api/version", headers=headers) == (403, b"")
