@@ -152,6 +152,8 @@ fn distance(entry: &Entry, got: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
 fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
     let dir = tempfile::tempdir().unwrap();
     let mut failures = Vec::new();
+    // Adapters have matrices of BF16, for which some levels round activations.
+    let of_bf16 = Entry::load("qwen3-bf16");
     for name in ENTRIES {
         let plain = Entry::load(name);
         let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
@@ -165,7 +167,9 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
         let (changed, _) = distance(&entry, &feed(&plain, "portable", "whole"), &want);
         assert!(changed > 0.5, "{name}: the changes make a difference of {changed:.1e} only");
         let limit = entry.number("tolerance").unwrap();
-        let rough = entry.number("tolerance_quantised_activations").unwrap_or(limit).max(0.03);
+        let rough = |key: &str| entry.number(key).unwrap_or(limit).max(of_bf16.number(key).unwrap());
+        let (rough, rough_rms) =
+            (rough("tolerance_quantised_activations"), rough("tolerance_quantised_activations_rms"));
         let levels = puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated());
         for level in ["portable"].into_iter().chain(levels.map(|level| level.name)) {
             for how in ["whole", "one", "batch"] {
@@ -174,7 +178,7 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
                 }
                 let (worst, rms) = distance(&entry, &feed(&entry, level, how), &want);
                 let (limit, rms_limit) =
-                    if level == "portable" { (limit, limit) } else { (rough, rough / 5.0) };
+                    if level == "portable" { (limit, limit) } else { (rough, rough_rms) };
                 if worst > limit || rms > rms_limit {
                     failures.push(format!(
                         "{name} {how} at {level}: {worst:.1e}, rms {rms:.1e} (limit {limit:.0e})"
