@@ -95,8 +95,14 @@ pub enum RegistryError {
         "not enough space for {what}: {needed} bytes are missing on the disk, {free} are free: free some (`rm` removes models), or set OLLAMA_MODELS to a folder on another disk"
     )]
     Space { what: String, needed: u64, free: u64 },
-    #[error("{0} is built into this program: copy it to a name of yours (`cp`) and push that")]
+    #[error("{0} is built into this program: copy it to a name of yours (`cp`) first")]
     BuiltIn(String),
+    #[error("the bundle cannot be read: {0}")]
+    Bundle(String),
+    #[error("the bundle cannot be written: {0}")]
+    BundleWrite(String),
+    #[error("{0} is a model of another server: there is nothing of it here to take along")]
+    NothingToBundle(String),
     #[error("cannot set up connections: {0}")]
     Setup(String),
     #[error("the download was cancelled")]

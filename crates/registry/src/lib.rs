@@ -34,6 +34,7 @@ mod address;
 mod announced;
 mod auth;
 mod blocking;
+mod bundle;
 mod direct;
 mod docker;
 mod download;
@@ -61,6 +62,7 @@ mod settings;
 mod share;
 mod space;
 mod sum;
+mod tar;
 #[cfg(test)]
 mod tests;
 mod through;
@@ -72,6 +74,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 pub use announced::{Announced, Announcement, MIRROR_SERVICE, announce, announced};
+pub use bundle::write_bundle;
 pub use direct::FileUrl;
 use endpoint::Endpoint;
 pub use error::RegistryError;

@@ -14,7 +14,7 @@ use crate::error::RegistryError;
 use crate::http::{Ask, Session};
 
 /// Bytes of a manifest at most.
-const MAX_MANIFEST: usize = 4 << 20;
+pub(crate) const MAX_MANIFEST: usize = 4 << 20;
 /// Attempts at it: somebody waits who has seen nothing yet.
 const MANIFEST_ATTEMPTS: u32 = 3;
 /// Layers of models in parts that no engine here runs.
@@ -89,7 +89,7 @@ impl Listed {
 }
 
 /// The manifest of an index that is the model; `None` where the text is no index.
-fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
+pub(crate) fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
     let Ok(Index { manifests, layers: None }) = serde_json::from_slice(bytes) else { return Ok(None) };
     let of_models = |list: &[&Listed]| -> Option<Digest> {
         let only = |list: Vec<&&Listed>| (list.len() == 1).then(|| list[0].digest);

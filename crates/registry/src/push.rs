@@ -86,18 +86,24 @@ impl Registry {
     }
 }
 
+/// What a manifest says it is; one that says nothing is Ollama's.
+pub(crate) fn media_type(manifest: &[u8]) -> String {
+    let said = serde_json::from_slice::<Kind>(manifest).map(|kind| kind.media_type).unwrap_or_default();
+    if said.is_empty() { media::MANIFEST.to_owned() } else { said }
+}
+
 /// What is pushed.
-struct Outgoing {
+pub(crate) struct Outgoing {
     /// The model's name, as it is stored.
-    name: ModelName,
-    layers: Vec<Layer>,
-    manifest: Vec<u8>,
+    pub(crate) name: ModelName,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) manifest: Vec<u8>,
     /// A blob that is of no use afterwards.
-    made: Option<Digest>,
+    pub(crate) made: Option<Digest>,
 }
 
 /// A stored model as it is to be pushed.
-fn read_model(store: &Store, name: &ModelName, format: Format) -> Result<Outgoing, RegistryError> {
+pub(crate) fn read_model(store: &Store, name: &ModelName, format: Format) -> Result<Outgoing, RegistryError> {
     let (entry, bytes) = store.manifest_bytes(name)?;
     if entry.is_embedded() {
         return Err(RegistryError::BuiltIn(entry.name.to_string()));
@@ -171,10 +177,9 @@ async fn attended(
 
 impl Session {
     async fn put_manifest(&self, bytes: Bytes) -> Result<(), RegistryError> {
-        let kind = serde_json::from_slice::<Kind>(&bytes).map(|kind| kind.media_type).unwrap_or_default();
-        let kind = if kind.is_empty() { media::MANIFEST } else { &kind };
+        let kind = media_type(&bytes);
         let body = || Body::from(bytes.clone());
-        let ask = Ask::new(Method::PUT, self.manifest_url()).header(CONTENT_TYPE, kind);
+        let ask = Ask::new(Method::PUT, self.manifest_url()).header(CONTENT_TYPE, &kind);
         let ask = ask.header(CONTENT_LENGTH, &bytes.len().to_string()).with_body(&body);
         let patience = self.settings().patience * 2;
         let mut retry = self.retry();

@@ -298,7 +298,8 @@ impl App {
     }
 }
 
-pub(crate) fn registry_settings(config: &Config) -> puna_registry::Settings {
+/// How registries are asked, as the configuration says.
+pub fn registry_settings(config: &Config) -> puna_registry::Settings {
     let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
     puna_registry::Settings {
         user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+pub use app::registry_settings;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;

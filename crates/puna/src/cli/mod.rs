@@ -164,6 +164,28 @@ Example:
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
+const EXPORT_HELP: &str = "\
+FILE.tar gets the models as they are, with templates and parameters: `puna import` stores them elsewhere, and tools of container
+registries read it (OCI image layout). FILE.gguf gets the weights of one model, for other programs; projectors and adapters come
+beside it. `-` writes a bundle to standard output.
+
+Examples:
+  puna export llama3.2 qwen3:4b models.tar           then, over there: puna import models.tar
+  puna export llama3.2 - | ssh host puna import -
+  puna export llama3.2 llama3.2.gguf
+
+Environment Variables:
+      OLLAMA_MODELS              The path to the models directory";
+const IMPORT_HELP: &str = "\
+A model of the same name is replaced. Nothing is stored unless all of the file is whole.
+
+Examples:
+  puna import models.tar
+  puna import --name mine model.tar.gz
+
+Environment Variables:
+      OLLAMA_MODELS              The path to the models directory";
+
 /// The commands, in the order of the help.
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -215,6 +237,12 @@ pub enum Command {
         #[arg(required = true)]
         models: Vec<String>,
     },
+    /// Write models into a file, for a machine that no network leads to
+    #[command(after_help = EXPORT_HELP)]
+    Export(ExportArgs),
+    /// Take in the models of such a file
+    #[command(after_help = IMPORT_HELP)]
+    Import(ImportArgs),
     /// Check that stored models are what they were
     #[command(after_help = VERIFY_HELP)]
     Verify(VerifyArgs),
@@ -376,6 +404,28 @@ pub struct PushArgs {
     /// How to package the model: as Ollama does, as Docker Model Runner does, or as a ModelPack
     #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
     pub format: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// The models
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<String>,
+    /// The file to write: .tar, .gguf, or `-`
+    #[arg(value_name = "FILE")]
+    pub output: PathBuf,
+    /// How to package the models of a bundle: as Ollama does, as Docker Model Runner does, or as a ModelPack
+    #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
+    pub format: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The bundle; `-` reads it from standard input
+    pub file: PathBuf,
+    /// Another name for the model, where there is one
+    #[arg(long)]
+    pub name: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -2,6 +2,7 @@
 
 mod announced;
 mod bench;
+mod bundle;
 mod completion;
 mod config;
 mod create;
@@ -60,6 +61,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Stop { model } => library::stop(&model),
         Command::Pull(args) => transfer::pull(&args),
         Command::Push(args) => transfer::push(&args),
+        Command::Export(args) => bundle::export(&args),
+        Command::Import(args) => bundle::import(&args),
         Command::Verify(args) => upkeep::verify(&args),
         Command::Prune(args) => upkeep::prune(&args),
         Command::List(args) => list::run(&args),

@@ -5,21 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use puna_gguf::Writer;
-use puna_quant::TensorType;
 use puna_store::{Digest, ModelRef, media};
 use serde_json::{Value, json};
 
-use crate::tests::{Bench, Model, Server, status};
-
-/// A small file of weights.
-fn gguf(seed: u32) -> Bytes {
-    let mut writer = Writer::new();
-    writer.set("general.architecture", "llama").set("general.file_type", 0u32).set("test.seed", seed);
-    writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32);
-    writer.tensor("output_norm.weight", TensorType::F32, &[2]).unwrap();
-    writer.to_vec([&[0u8; 8][..]]).unwrap().into()
-}
+use crate::tests::{Bench, Model, Server, gguf, status};
 
 /// A tar archive of files.
 fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {

@@ -218,6 +218,15 @@ pub(crate) fn slowly(pieces: Vec<(Duration, Option<Bytes>)>) -> Body {
     Body::from_stream(pieces)
 }
 
+/// A small file of weights.
+pub(crate) fn gguf(seed: u32) -> Bytes {
+    let mut writer = puna_gguf::Writer::new();
+    writer.set("general.architecture", "llama").set("general.file_type", 0u32).set("test.seed", seed);
+    writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32);
+    writer.tensor("output_norm.weight", puna_quant::TensorType::F32, &[2]).unwrap();
+    writer.to_vec([&[0u8; 8][..]]).unwrap().into()
+}
+
 /// A store in a folder of its own, and a client in a hurry.
 pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,

@@ -1,0 +1,174 @@
+//! `puna export` and `puna import`: models as files, to carry to where no network leads.
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use puna_api::native::Progress;
+use puna_gguf::Gguf;
+use puna_registry::{Format, Registry, write_bundle};
+use puna_server::{Config, registry_settings};
+use puna_store::{Model, ModelName, ModelRef, Store, Weights, embedded};
+
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::local::{Output, check_file};
+use crate::progress::Display;
+use crate::{format, out, usage};
+
+/// Bytes that are copied between two lines of progress.
+const STEP: u64 = 64 << 20;
+
+/// Writes a bundle, or a model's GGUF files.
+pub fn export(args: &ExportArgs) -> Result<()> {
+    let store = crate::env::store()?;
+    let names = args.models.iter().map(|text| Ok(ModelRef::parse(text)?.name)).collect::<Result<Vec<_>>>()?;
+    let packaging: Format = args.format.parse().map_err(usage::wrong)?;
+    let end = args.output.extension().unwrap_or_default().to_ascii_lowercase();
+    match (end.to_str(), names.as_slice()) {
+        _ if args.output == Path::new("-") => export_to_pipe(&store, &names, packaging),
+        (Some("tar"), _) => export_bundle(&store, &names, packaging, &args.output),
+        (Some("gguf"), [name]) => export_files(&store, name, &args.output),
+        (Some("gguf"), _) => Err(usage::wrong("a GGUF file has one model; several go into FILE.tar")),
+        _ => Err(usage::wrong(format!(
+            "{}: FILE must end with .tar (models as they are) or .gguf (the weights of one)",
+            args.output.display()
+        ))),
+    }
+}
+
+/// Stores the models of a bundle.
+pub fn import(args: &ImportArgs) -> Result<()> {
+    let config = Config::from_env()?;
+    let (store, registry) = (Arc::new(config.store()?), Registry::new(registry_settings(&config)));
+    let name = args.name.as_deref().map(ModelRef::parse).transpose()?.map(|reference| reference.name);
+    let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {
+        (Box::new(io::stdin().lock()), 0, "standard input".into())
+    } else {
+        let shown = args.file.display().to_string();
+        if args.file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+            bail!(
+                "{shown} is no bundle: `puna run {shown}` runs it, and `FROM {shown}` in a Modelfile makes a model of it"
+            )
+        }
+        check_file(&args.file)?;
+        let file = File::open(&args.file).with_context(|| format!("cannot read {shown}"))?;
+        let total = file.metadata().map_or(0, |meta| meta.len());
+        (Box::new(file), total, shown)
+    };
+    let mut display = Display::new();
+    let mut progress = |completed| show(&mut display, &format!("importing {shown}"), completed, total);
+    let names = registry
+        .read_bundle(&store, input, name.as_ref(), config.no_prune, &mut progress)
+        .with_context(|| shown.clone())?;
+    display.done();
+    for name in names {
+        let size = store.find(&name)?.map_or(0, |entry| entry.size());
+        out::line(&format!("imported {name} ({})", format::bytes(size)))?;
+    }
+    Ok(())
+}
+
+fn show(display: &mut Display, status: &str, completed: u64, total: u64) {
+    display.show(&Progress { status: status.to_owned(), completed, total, ..Progress::default() });
+}
+
+fn export_to_pipe(store: &Store, names: &[ModelName], packaging: Format) -> Result<()> {
+    if io::stdout().is_terminal() {
+        return Err(usage::wrong("a bundle is nothing to look at: send it to a file or a pipe"));
+    }
+    let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
+    bundle(store, names, packaging, &mut out, "exporting")
+}
+
+fn export_bundle(store: &Store, names: &[ModelName], packaging: Format, path: &Path) -> Result<()> {
+    let output = Output::create(path)?;
+    let mut out = BufWriter::with_capacity(1 << 20, output.file());
+    bundle(store, names, packaging, &mut out, &format!("exporting to {}", path.display()))
+        .with_context(|| path.display().to_string())?;
+    drop(out);
+    output.finish()
+}
+
+fn bundle(
+    store: &Store,
+    names: &[ModelName],
+    packaging: Format,
+    out: &mut dyn Write,
+    status: &str,
+) -> Result<()> {
+    let mut display = Display::new();
+    let mut progress = |done, total| show(&mut display, status, done, total);
+    write_bundle(store, names, packaging, out, &mut progress)?;
+    display.done();
+    Ok(())
+}
+
+/// Writes the weights as `path`, and what else of the model is in GGUF files beside it.
+fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
+    let model = store.resolve(name)?;
+    let weights = match &model.weights {
+        Weights::File(weights) => weights,
+        Weights::Embedded => {
+            let output = Output::create(path)?;
+            output.file().write_all(embedded::weights()).with_context(|| unwritten(path))?;
+            return output.finish();
+        }
+        Weights::Remote => {
+            bail!("{name} is a model of another server ({}): it has no file", model.config.remote_host)
+        }
+    };
+    let parts = Gguf::open(weights).with_context(|| weights.display().to_string())?.part_count();
+    if parts > 1 {
+        bail!("{name} refers to a file in {parts} parts, {} and those beside it", weights.display());
+    }
+    let mut files = vec![(weights.clone(), path.to_owned())];
+    files.extend(beside(&model, path));
+    for (from, to) in &files {
+        copy(from, to)?;
+    }
+    if files.len() == 1 {
+        return Ok(());
+    }
+    for (_, to) in &files {
+        out::line(&to.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The other GGUF files of a model, and what they are to be called.
+fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let named = |kind: &str, paths: &[PathBuf]| -> Vec<(PathBuf, PathBuf)> {
+        let name = |number: usize| match paths.len() {
+            1 => path.with_extension(format!("{kind}.gguf")),
+            _ => path.with_extension(format!("{kind}-{}.gguf", number + 1)),
+        };
+        paths.iter().enumerate().map(|(number, from)| (from.clone(), name(number))).collect()
+    };
+    let draft: Vec<PathBuf> = model.draft.iter().cloned().collect();
+    [named("projector", &model.projectors), named("adapter", &model.adapters), named("draft", &draft)]
+        .concat()
+}
+
+/// Copies a file; on file systems that can, both share the bytes.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let output = Output::create(to)?;
+    let mut input = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
+    let total = input.metadata().map_or(0, |meta| meta.len());
+    let (mut display, mut done) = (Display::new(), 0);
+    loop {
+        let copied = io::copy(&mut (&mut input).take(STEP), &mut output.file());
+        match copied.with_context(|| unwritten(to))? {
+            0 => break,
+            copied => done += copied,
+        }
+        show(&mut display, &format!("exporting to {}", to.display()), done, total);
+    }
+    display.done();
+    output.finish()
+}
+
+fn unwritten(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}

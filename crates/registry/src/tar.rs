@@ -1,0 +1,295 @@
+//! Tar archives, as far as files in them go: their names and their bytes. Nothing in an archive becomes a path, and what it
+//! says of sizes is not believed before the bytes are there.
+//!
+//! ```text
+//! header (512): name[100] … size[12, octal or big-endian] … sum[8] type[1] … "ustar" … prefix[155]; data, padded to 512
+//! ```
+
+use std::io::{self, Read, Write};
+
+/// Bytes of a header, and what data is padded to.
+const BLOCK: usize = 512;
+/// Bytes of a long name or of a list of attributes at most.
+const MAX_NAME: u64 = 64 << 10;
+/// The first size that eleven octal digits cannot say.
+const OCTAL_LIMIT: u64 = 1 << 33;
+
+/// An archive that is read from its beginning to its end.
+pub(crate) struct Archive<R> {
+    input: R,
+    /// Bytes of the current file that were not read, and of what pads it.
+    left: u64,
+    padding: u64,
+}
+
+/// A file of an archive.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) size: u64,
+}
+
+impl<R: Read> Archive<R> {
+    pub(crate) fn new(input: R) -> Self {
+        Self { input, left: 0, padding: 0 }
+    }
+
+    /// What comes behind what was read.
+    pub(crate) fn into_inner(self) -> R {
+        self.input
+    }
+
+    /// The next file, whose bytes [`Archive::read`] gives then; `None` at the end. Folders, links and devices are passed over.
+    ///
+    /// # Errors
+    /// It is no archive, or is cut off.
+    pub(crate) fn next_file(&mut self) -> io::Result<Option<Entry>> {
+        let mut long_name = None;
+        loop {
+            self.pass(self.left + self.padding)?;
+            (self.left, self.padding) = (0, 0);
+            let Some(header) = self.header()? else { return Ok(None) };
+            let size = number(&header[124..136]).ok_or_else(|| wrong("a file has no size"))?;
+            let kind = header[156];
+            // Folders have no data; links and devices are of no use here, whatever they say.
+            self.left = if matches!(kind, b'1'..=b'6') { 0 } else { size };
+            self.padding = self.left.next_multiple_of(BLOCK as u64) - self.left;
+            match kind {
+                0 | b'0' | b'7' => {
+                    let name = long_name.take().map_or_else(|| name_of(&header), Ok)?;
+                    return Ok(Some(Entry { name, size }));
+                }
+                b'L' => long_name = Some(text(&self.short()?)?),
+                b'x' => long_name = path_attribute(&self.short()?)?.or(long_name),
+                _ => long_name = None,
+            }
+        }
+    }
+
+    /// The next header; `None` at the end.
+    fn header(&mut self) -> io::Result<Option<[u8; BLOCK]>> {
+        let mut header = [0; BLOCK];
+        let mut have = 0;
+        while have < BLOCK {
+            match self.input.read(&mut header[have..]) {
+                Ok(0) if have == 0 => return Ok(None),
+                Ok(0) => return Err(wrong("it is cut off")),
+                Ok(n) => have += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if header.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        match number(&header[148..156]) == Some(sum(&header)) {
+            true => Ok(Some(header)),
+            false => Err(wrong("it is no tar archive")),
+        }
+    }
+
+    /// The bytes of a name or of attributes.
+    fn short(&mut self) -> io::Result<Vec<u8>> {
+        if self.left > MAX_NAME {
+            return Err(wrong(&format!("a name has {} bytes", self.left)));
+        }
+        let mut bytes = vec![0; self.left as usize];
+        self.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn pass(&mut self, bytes: u64) -> io::Result<()> {
+        let passed = io::copy(&mut (&mut self.input).take(bytes), &mut io::sink())?;
+        if passed < bytes { Err(wrong("it is cut off")) } else { Ok(()) }
+    }
+}
+
+/// The bytes of the current file.
+impl<R: Read> Read for Archive<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        if want == 0 {
+            return Ok(0);
+        }
+        match self.input.read(&mut buffer[..want])? {
+            0 => Err(wrong("it is cut off")),
+            n => {
+                self.left -= n as u64;
+                Ok(n)
+            }
+        }
+    }
+}
+
+/// What is wrong with an archive, as an error of whoever reads it.
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// The sum of a header's bytes, those of the sum itself as blanks.
+fn sum(header: &[u8; BLOCK]) -> u64 {
+    let byte = |(i, byte): (usize, &u8)| u64::from(if (148..156).contains(&i) { b' ' } else { *byte });
+    header.iter().enumerate().map(byte).sum()
+}
+
+/// A number in octal digits, or big-endian behind a set bit.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let start = field.len().checked_sub(8).filter(|_| field.len() >= 12)?;
+        let high = field[1..start].iter().all(|byte| *byte == 0);
+        return high.then(|| u64::from_be_bytes(field[start..].try_into().expect("eight bytes")));
+    }
+    let text = std::str::from_utf8(field).ok()?;
+    let digits = text.trim_matches([' ', '\0']);
+    if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
+}
+
+fn name_of(header: &[u8; BLOCK]) -> io::Result<String> {
+    let name = text(&header[..100])?;
+    let prefix = if &header[257..262] == b"ustar" && header[262] == 0 {
+        text(&header[345..500])?
+    } else {
+        String::new()
+    };
+    Ok(if prefix.is_empty() { name } else { format!("{prefix}/{name}") })
+}
+
+/// Text up to the first zero.
+fn text(bytes: &[u8]) -> io::Result<String> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8(bytes[..end].to_vec()).map_err(|_| wrong("a name is no text"))
+}
+
+/// `path` of attributes such as `21 path=some/file.gguf\n`.
+fn path_attribute(bytes: &[u8]) -> io::Result<Option<String>> {
+    let text = std::str::from_utf8(bytes).map_err(|_| wrong("its attributes are no text"))?;
+    let mut values = text.lines().filter_map(|line| line.split_once(' ')?.1.strip_prefix("path="));
+    Ok(values.next_back().map(str::to_owned))
+}
+
+/// Writes the header of a file, whose bytes and [`padding`] follow. Equal files make equal archives: it says nothing of time and
+/// owner.
+///
+/// # Errors
+/// The name has more than 100 bytes, or it cannot be written.
+pub(crate) fn write_header(out: &mut dyn Write, name: &str, size: u64) -> io::Result<()> {
+    let mut header = [0; BLOCK];
+    let put = |header: &mut [u8; BLOCK], at: usize, bytes: &[u8]| {
+        header[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    if name.len() > 100 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("the name {name} is too long")));
+    }
+    put(&mut header, 0, name.as_bytes());
+    put(&mut header, 100, b"0000644\0");
+    put(&mut header, 108, b"0000000\0");
+    put(&mut header, 116, b"0000000\0");
+    if size < OCTAL_LIMIT {
+        put(&mut header, 124, format!("{size:011o}\0").as_bytes());
+    } else {
+        header[124] = 0x80;
+        put(&mut header, 128, &size.to_be_bytes());
+    }
+    put(&mut header, 136, b"00000000000\0");
+    header[156] = b'0';
+    put(&mut header, 257, b"ustar\x0000");
+    let sum = sum(&header);
+    put(&mut header, 148, format!("{sum:06o}\0 ").as_bytes());
+    out.write_all(&header)
+}
+
+/// Writes what comes behind the bytes of a file.
+pub(crate) fn write_padding(out: &mut dyn Write, size: u64) -> io::Result<()> {
+    let padding = size.next_multiple_of(BLOCK as u64) - size;
+    out.write_all(&[0; BLOCK][..padding as usize])
+}
+
+/// Ends an archive.
+pub(crate) fn write_end(out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(&[0; 2 * BLOCK])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (name, bytes) in files {
+            write_header(&mut out, name, bytes.len() as u64).unwrap();
+            out.extend_from_slice(bytes);
+            write_padding(&mut out, bytes.len() as u64).unwrap();
+        }
+        write_end(&mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn files_come_back_whether_they_are_read_or_not() {
+        let archive = written(&[("a", b"one"), ("b/c", &[7; 1000]), ("empty", b""), ("d", &[1; 512])]);
+        assert_eq!(archive.len() % BLOCK, 0);
+        let mut read = Archive::new(archive.as_slice());
+        for (name, size, wanted) in
+            [("a", 3, true), ("b/c", 1000, false), ("empty", 0, true), ("d", 512, true)]
+        {
+            let entry = read.next_file().unwrap().unwrap();
+            assert_eq!(entry, Entry { name: name.into(), size });
+            if wanted {
+                assert_eq!(io::copy(&mut read, &mut io::sink()).unwrap(), size);
+            }
+        }
+        assert_eq!(read.next_file().unwrap(), None);
+    }
+
+    #[test]
+    fn sizes_beyond_octal_digits_are_understood() {
+        for size in [OCTAL_LIMIT - 1, OCTAL_LIMIT, 5 << 40] {
+            let mut out = Vec::new();
+            write_header(&mut out, "big", size).unwrap();
+            let mut read = Archive::new(out.as_slice());
+            assert_eq!(read.next_file().unwrap(), Some(Entry { name: "big".into(), size }));
+            // It is believed when it is there.
+            let error = read.next_file().unwrap_err();
+            assert_eq!(
+                (error.kind(), error.to_string().as_str()),
+                (io::ErrorKind::InvalidData, "it is cut off")
+            );
+        }
+    }
+
+    #[test]
+    fn other_programs_read_what_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("archive.tar");
+        std::fs::write(&path, written(&[("a.txt", b"one"), ("b/c", &[7; 1000])])).unwrap();
+        let Ok(listed) = std::process::Command::new("tar").arg("-tvf").arg(&path).output() else {
+            // Windows may have none.
+            return;
+        };
+        let text = String::from_utf8_lossy(&listed.stdout);
+        assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+        assert!(
+            text.contains(" a.txt") && text.contains("1000 1970-01-01") && text.contains(" b/c"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn every_beginning_of_an_archive_is_an_error_or_the_end() {
+        let archive = written(&[("a", b"one"), ("b", &[7; 600])]);
+        for end in 0..archive.len() - 2 * BLOCK {
+            let mut read = Archive::new(&archive[..end]);
+            while let Ok(Some(_)) = read.next_file() {
+                if io::copy(&mut read, &mut io::sink()).is_err() {
+                    break;
+                }
+            }
+        }
+        let mut damaged = archive;
+        damaged[3] = b'x';
+        assert_eq!(
+            Archive::new(damaged.as_slice()).next_file().unwrap_err().to_string(),
+            "it is no tar archive"
+        );
+    }
+}
