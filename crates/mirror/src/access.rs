@@ -94,6 +94,11 @@ pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
     checked.map(drop).map_err(|_| MirrorError::Namespace(text.chars().take(MAX_SHOWN).collect()))
 }
 
+/// Whether a repository is one of a pattern, which stands for namespaces or for whole names.
+pub(crate) fn fits(name: &Repository, pattern: &str) -> bool {
+    is_in(name.namespace(), pattern) || is_in(name.as_str(), pattern)
+}
+
 /// The keys there are.
 pub trait Keys: Send + Sync + 'static {
     /// Whether there are any.

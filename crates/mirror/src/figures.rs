@@ -43,6 +43,8 @@ pub struct Fetches {
     pub misses: u64,
     /// Models that could not be fetched whole.
     pub failures: u64,
+    /// Requests for models that were not let be fetched.
+    pub refused: u64,
     /// Models that are being fetched.
     pub running: u64,
     /// Bytes that have arrived.
@@ -55,6 +57,8 @@ pub(crate) struct Figures {
     answers: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     sent: Arc<AtomicU64>,
     received: Arc<AtomicU64>,
+    retired: AtomicU64,
+    freed: AtomicU64,
 }
 
 impl Figures {
@@ -74,6 +78,12 @@ impl Figures {
     /// Bytes of an upload.
     pub(crate) fn received(&self, body: Body) -> Body {
         counted(body, self.received.clone())
+    }
+
+    /// Manifests were removed that no rule keeps.
+    pub(crate) fn retired(&self, manifests: u64, bytes: u64) {
+        self.retired.fetch_add(manifests, Relaxed);
+        self.freed.fetch_add(bytes, Relaxed);
     }
 
     pub(crate) fn all(&self) -> Vec<Figure> {
@@ -102,6 +112,16 @@ impl Figures {
                 "puna_mirror_received_bytes_total",
                 "Bytes of uploads that clients have sent.",
                 self.received.load(Relaxed),
+            ),
+            Figure::counter(
+                "puna_mirror_retired_total",
+                "Tags and manifests that the rules of mirror.retention have removed.",
+                self.retired.load(Relaxed),
+            ),
+            Figure::counter(
+                "puna_mirror_retired_bytes_total",
+                "Bytes of blobs that nothing needed any more behind them.",
+                self.freed.load(Relaxed),
             ),
         ]
     }

@@ -16,6 +16,7 @@
 //!     referrers/<hex>/<hex>             the manifests that have another one as their subject
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
+//! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
 //! ```
 //!
 //! Nothing of those below `puna-registry` is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.
@@ -25,12 +26,14 @@
 mod access;
 mod error;
 mod figures;
+mod history;
 mod library;
 mod lock;
 mod manifest;
 mod name;
 mod path;
 mod range;
+mod retention;
 mod routes;
 mod stock;
 #[cfg(test)]
@@ -40,12 +43,14 @@ mod via;
 pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
 pub use error::MirrorError;
 pub use figures::{Fetches, Figure};
+pub use history::History;
 pub use library::{
-    Answer, Blob, Body, Holding, Library, ObjectLibrary, Part, Shown, Storage, StoreLibrary, Through,
-    UploadId, Upstreams,
+    Answer, Asker, Blob, Body, Holding, Library, Note, Notes, ObjectLibrary, Part, Shown, Storage,
+    StoreLibrary, Through, UploadId, Upstreams, Whose,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
 pub use path::unescaped;
+pub use retention::{Removal, Retained, Rule, retain};
 pub use routes::{Caller, Local, Mirror, Secure, Settings};
 pub use stock::Quota;

@@ -62,6 +62,8 @@ pub struct Manifest {
     pub kind: Kind,
     /// Blobs that must be there: layers, the config last. None of a list's.
     pub blobs: Vec<Descriptor>,
+    /// The manifests that it is a list of.
+    pub children: Vec<Digest>,
     /// The manifest that this one is about.
     pub subject: Option<Digest>,
     /// What it is for: what it says, else what its config is.
@@ -127,6 +129,7 @@ impl Manifest {
         let config = config.map_err(|e| invalid(format!("config: {e}")))?;
         let layers = wire.layers.unwrap_or_default();
         let is_model = layers.iter().any(|layer| layer.descriptor.media_type.starts_with(OLLAMA));
+        let children = wire.manifests.iter().flatten().filter_map(digest_of).collect();
         let kind = match wire.manifests {
             Some(_) => Kind::Index,
             None if is_model && media_type == media::MANIFEST && wire.subject.is_none() => Kind::Model,
@@ -140,6 +143,7 @@ impl Manifest {
             media_type,
             kind,
             blobs: here.chain(config).collect(),
+            children,
             subject: wire.subject.map(|subject| subject.digest),
             artifact_type: wire.artifact_type.filter(|kind| !kind.is_empty()).or(config_type),
             annotations: wire.annotations,
@@ -169,6 +173,10 @@ impl Manifest {
 /// Whether a media type is that of manifests, rather than what a client sends with everything.
 fn is_known(media_type: &str) -> bool {
     [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST].contains(&media_type)
+}
+
+fn digest_of(descriptor: &Value) -> Option<Digest> {
+    descriptor.get("digest")?.as_str()?.parse().ok()
 }
 
 fn has_digest(config: &Value) -> bool {
@@ -205,8 +213,9 @@ mod tests {
             (Kind::Image, 2)
         );
         assert_eq!(of(OCI_MANIFEST, media::MODEL), (Kind::Image, 2));
-        let list = parse(r#"{"manifests":[]}"#, None).unwrap();
+        let list = parse(&format!(r#"{{"manifests":[{},{{"digest":7}},8]}}"#, layer("m")), None).unwrap();
         assert_eq!((list.kind, list.media_type.as_str()), (Kind::Index, OCI_INDEX));
+        assert_eq!(list.children, [Digest::of(b"m")]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use futures_util::stream;
 use http_body_util::BodyExt;
 use puna_store::{Digest, Store};
 
-use crate::{Mirror, NoKeys, Quota, Settings, StoreLibrary};
+use crate::{History, Mirror, NoKeys, Quota, Settings, StoreLibrary};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -23,7 +23,8 @@ fn bench(quotas: Vec<Quota>) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap())));
     let settings = Settings { push: true, quotas, ..Settings::default() };
-    Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings).unwrap(), dir }
+    let history = Arc::new(History::new().unwrap());
+    Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings, history).unwrap(), dir }
 }
 
 impl Bench {

@@ -42,9 +42,10 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
         ErrorKind::InvalidSubcommand => {
             let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
             let root = Cli::command();
-            let (parent, table) = match root.find_subcommand("debug").filter(|_| command == "debug") {
-                Some(debug) => ("puna debug", debug),
-                None => ("puna", &root),
+            let (parent, table) = match root.find_subcommand(command).filter(|found| found.has_subcommands())
+            {
+                Some(found) => (format!("puna {command}"), found),
+                None => ("puna".to_owned(), &root),
             };
             let mut text = format!("unknown command {name:?} for {parent:?}");
             let near = similar(&name, table);
@@ -177,6 +178,7 @@ mod tests {
         assert!(of("puna rnu").ends_with("Did you mean this?\n\trun"), "{}", of("puna rnu"));
         assert!(of("puna debug grap").ends_with("Did you mean this?\n\tgraph"), "{}", of("puna debug grap"));
         assert_eq!(of("puna debug foo"), "unknown command \"foo\" for \"puna debug\"");
+        assert!(of("puna mirror retian").ends_with("for \"puna mirror\"\n\nDid you mean this?\n\tretain"));
     }
 
     #[test]

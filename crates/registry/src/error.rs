@@ -84,7 +84,7 @@ pub enum RegistryError {
     #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
     ManifestDigest { said: Digest, found: Digest },
     #[error("the model comes in files, of which a pull makes one")]
-    Listed,
+    Listed { bytes: u64 },
     #[error("the registry's answer is no model manifest: {0}")]
     NotAManifest(String),
     #[error(

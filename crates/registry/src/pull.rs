@@ -165,7 +165,10 @@ impl Registry {
     ) -> Result<(Sources, Bytes), RegistryError> {
         match self.search(name, options).await? {
             Place::Manifest(sources, bytes) => Ok((sources, bytes)),
-            Place::Listed(..) => Err(RegistryError::Listed),
+            Place::Listed(_, model) => {
+                let bytes = model.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size));
+                Err(RegistryError::Listed { bytes })
+            }
         }
     }
 

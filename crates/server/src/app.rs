@@ -272,6 +272,9 @@ impl App {
                 (Source::Remote(Arc::new(upstream)), self.figures().of(&model.name.to_string()));
             return Ok(Loaded { source, client, arrived, load: arrived.elapsed(), figures });
         }
+        if let Some(mirror) = self.mirror() {
+            mirror.used(&model.name);
+        }
         let config = self.config();
         let spec = LoadSpec {
             weights: weights(model),

@@ -147,5 +147,8 @@ async fn answer(
     let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
     http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;
+    if let Some(mirror) = app.mirror() {
+        mirror.rest().await;
+    }
     Ok(())
 }

@@ -10,15 +10,16 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Caller, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings, StoreLibrary, Through,
+    Caller, History, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings,
+    StoreLibrary, Through,
 };
-
-use puna_store::Store;
+pub use puna_mirror::{Removal, Retained};
+use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::app::registry_settings;
-use crate::config::Config;
+use crate::config::{Config, MirrorConfig};
 use crate::http::door::{is_local, peer};
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
@@ -72,20 +73,20 @@ impl Registry {
             delete: config.delete,
             names: config.names.clone(),
             quotas: config.quotas.clone(),
+            retention: config.retention.clone(),
         };
-        let (mut library, store): (Arc<dyn Library>, _) = match &config.storage {
-            None => (Arc::new(StoreLibrary::new(store.clone())), store),
-            Some(storage) => {
-                let library = ObjectLibrary::open(storage, &client).await?;
-                // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
-                let passing = Store::open(store.root().join(PASSING))?;
-                (Arc::new(library), Arc::new(passing))
-            }
+        let mut library = library(&store, &client, config).await?;
+        let store = match &config.storage {
+            None => store,
+            // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
+            Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
         };
+        let history = Arc::new(History::new()?);
         if !config.upstreams.hosts.is_empty() {
-            library = Arc::new(Through::new(library, store, client, config.upstreams.clone()));
+            let upstreams = config.upstreams.clone();
+            library = Arc::new(Through::new(library, store, client, upstreams, history.clone()));
         }
-        let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings)?;
+        let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings, history)?;
         let tidied = mirror.clone();
         tokio::spawn(async move { tidied.keep_tidy().await });
         Ok(Self { mirror, guard, machine: machine_name().into() })
@@ -107,6 +108,16 @@ impl Registry {
                 Mirror::refusal(&MirrorError::Internal("a panic, which the log has".into()))
             }
         }
+    }
+
+    /// A model was used on this machine.
+    pub(crate) fn used(&self, model: &ModelName) {
+        self.mirror.used(model);
+    }
+
+    /// Writes down what it knows, before the end.
+    pub(crate) async fn rest(&self) {
+        self.mirror.rest().await;
     }
 
     /// Its figures, in the text form of Prometheus.
@@ -135,6 +146,34 @@ impl Registry {
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
     }
+}
+
+/// What a registry keeps, without what others have.
+async fn library(
+    store: &Arc<Store>,
+    client: &puna_registry::Registry,
+    config: &MirrorConfig,
+) -> Result<Arc<dyn Library>, ServeError> {
+    Ok(match &config.storage {
+        None => Arc::new(StoreLibrary::new(store.clone())),
+        Some(storage) => Arc::new(ObjectLibrary::open(storage, client).await?),
+    })
+}
+
+/// Removes what no rule of `mirror.retention` keeps; or only says what that would be.
+///
+/// # Errors
+/// The library cannot be read or written.
+pub async fn retain(config: &Config, dry_run: bool) -> Result<Retained, ServeError> {
+    let store = Arc::new(config.store()?);
+    let client = puna_registry::Registry::new(registry_settings(config));
+    let library = library(&store, &client, &config.mirror).await?;
+    let history = History::new()?;
+    let retained = puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
+    if !dry_run {
+        library.tidy().await?;
+    }
+    Ok(retained)
 }
 
 /// The API keys, as the registry sees them: `inference` may pull, `models` push, `admin` remove.
@@ -231,8 +270,10 @@ pub async fn serve(
     let library = library.unwrap_or_else(|| config.models.display().to_string());
     tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
     let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
+    let known = registry.clone();
     let desk = Arc::new(Alone(registry));
     let manner = Manner { desk, tls, write_timeout: config.write_timeout };
     run(listener, manner, reload, end, std::future::ready(())).await;
+    known.rest().await;
     Ok(())
 }

@@ -61,6 +61,11 @@ impl Folder {
         self.blobs().join(digest.file_name())
     }
 
+    /// What those who serve the folder know of when things came and were pulled.
+    pub(crate) fn history(&self) -> PathBuf {
+        self.root.join("history")
+    }
+
     pub(crate) fn repositories(&self) -> PathBuf {
         self.root.join("repositories")
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use bytes::Bytes;
-use puna_store::{Digest, StoreError};
+use puna_store::{Digest, Place, StoreError};
 
-use super::Shown;
 use super::folder::{self, Folder};
+use super::{Shown, Whose};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
@@ -143,6 +143,47 @@ impl Folder {
         Ok(removed)
     }
 
+    /// Removes a tag that stands for a manifest still, or a manifest that no tag stands for.
+    pub(crate) fn retire(
+        &self,
+        name: &Repository,
+        tag: Option<&str>,
+        digest: &Digest,
+    ) -> Result<bool, MirrorError> {
+        let _changes = self.changes();
+        let removed = match tag {
+            Some(tag) => match self.tagged(name, tag)? {
+                Some(found) => found == *digest && folder::remove(&self.tags(name).join(tag))?,
+                None => {
+                    let found = self.model(name, tag)?;
+                    found.is_some_and(|found| found.digest == *digest) && self.remove_model(name, tag)?
+                }
+            },
+            None => self.remove_untagged(name, digest)?,
+        };
+        if removed {
+            self.tidy(name);
+        }
+        Ok(removed)
+    }
+
+    fn remove_untagged(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        for tag in folder::names(&self.tags(name))? {
+            if self.tagged(name, &tag)? == Some(*digest) {
+                return Ok(false);
+            }
+        }
+        let Some(manifest) = self.kept(name, digest)? else { return Ok(false) };
+        let removed = self.remove_kept(name, digest)?;
+        // What was fetched has come through the store, where it has another name.
+        let blobs = manifest.blobs.iter().map(|blob| blob.digest);
+        let stored: Vec<_> = blobs.filter(|blob| self.store.has_blob(blob)).collect();
+        if removed && !stored.is_empty() {
+            self.store.remove_blobs(&stored)?;
+        }
+        Ok(removed)
+    }
+
     fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
         let path = self.manifests(name).join(digest.hex());
         let Some(manifest) = folder::read(&path)? else { return Ok(false) };
@@ -204,7 +245,9 @@ impl Folder {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: puna_store::Entry| {
             let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
-            Some(Shown { name, tag, digest: entry.digest, size: entry.size(), completed: None })
+            let whose = if entry.place == Place::Own { Whose::Store } else { Whose::Elsewhere };
+            let (size, written) = (entry.size(), Some(entry.modified));
+            Some(Shown { name, tag, digest: entry.digest, size, completed: None, whose, written })
         };
         let mut shown: Vec<Shown> = models.filter_map(of_model).collect();
         for folder in folder::names(&self.repositories())? {
@@ -212,7 +255,9 @@ impl Folder {
             for tag in folder::names(&self.tags(&name))? {
                 let Some(digest) = self.tagged(&name, &tag)? else { continue };
                 let Some(manifest) = self.kept(&name, &digest)? else { continue };
-                shown.push(Shown { name: name.clone(), tag, digest, size: manifest.size(), completed: None });
+                let written = fs::metadata(self.tags(&name).join(&tag)).and_then(|meta| meta.modified()).ok();
+                let (name, size, whose) = (name.clone(), manifest.size(), Whose::Registry);
+                shown.push(Shown { name, tag, digest, size, completed: None, whose, written });
             }
         }
         Ok(shown)

@@ -5,13 +5,16 @@ mod blobs;
 mod checks;
 mod folder;
 mod manifests;
+pub(crate) mod notes;
 mod objects;
 mod store;
 mod through;
 mod uploads;
+mod upstreams;
 
 use std::fmt;
 use std::ops::Range;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -29,7 +32,9 @@ pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
 pub(crate) use uploads::MAX_UPLOADS;
 
-pub use through::{Through, Upstreams};
+pub use notes::{Note, Notes};
+pub use through::Through;
+pub use upstreams::{Asker, Upstreams};
 
 /// What a library will answer.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
@@ -42,6 +47,17 @@ pub trait Library: Send + Sync + 'static {
     /// A manifest; `None` if it is not there.
     fn manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference)
     -> Answer<'a, Option<Manifest>>;
+
+    /// The same for somebody: what is not here may be fetched for some, and not for others.
+    fn manifest_for<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        asker: Asker,
+    ) -> Answer<'a, Option<Manifest>> {
+        let _ = asker;
+        self.manifest(name, reference)
+    }
 
     /// Keeps a manifest, whose blobs must be there, under its digest or a tag.
     fn put_manifest<'a>(
@@ -62,6 +78,13 @@ pub trait Library: Send + Sync + 'static {
 
     /// Removes a tag, or a manifest with all its tags. Says whether there was one.
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool>;
+
+    /// Removes a tag, if it stands for that manifest still, or, of no tag, the manifest, if no tag stands for it. Says whether it
+    /// was removed. What others need meanwhile stays.
+    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool>;
+
+    /// Notes of those who serve this library.
+    fn notes(&self) -> &dyn Notes;
 
     /// The tags of a repository, in no order; `None` if there is no such repository.
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>>;
@@ -126,6 +149,21 @@ pub struct Shown {
     pub size: u64,
     /// Those of them that are here, while it is being fetched.
     pub completed: Option<u64>,
+    /// Whose it is.
+    pub whose: Whose,
+    /// When it was written, where that is known.
+    pub written: Option<SystemTime>,
+}
+
+/// Whose something in a library is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// The registry's: it was pushed, or fetched for somebody, and is nowhere else.
+    Registry,
+    /// A model of the store's, which may be that of the machine's user.
+    Store,
+    /// Of a folder that is only read.
+    Elsewhere,
 }
 
 /// What a repository has.
@@ -137,19 +175,27 @@ pub struct Holding {
     pub manifest: Option<Digest>,
     /// The blobs that it needs and their bytes, or the one that was pushed.
     pub blobs: Vec<(Digest, u64)>,
+    /// Whether it is a model of the store's, which is there as long as its tag.
+    pub is_model: bool,
+    /// The manifests that it is a list of.
+    pub children: Vec<Digest>,
+    /// The manifest that it is about.
+    pub subject: Option<Digest>,
 }
 
 impl Holding {
     fn of_manifest(name: Repository, manifest: &Manifest) -> Self {
         let blobs = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
-        Self { name, manifest: Some(manifest.digest), blobs }
+        let (children, subject) = (manifest.children.clone(), manifest.subject);
+        Self { name, manifest: Some(manifest.digest), blobs, is_model: false, children, subject }
     }
 
     /// A blob that was brought, by the name that says so.
     fn of_mark(name: Repository, mark: &str) -> Option<Self> {
         let (hex, size) = mark.split_once('-')?;
         let digest = format!("sha256:{hex}").parse().ok()?;
-        Some(Self { name, manifest: None, blobs: vec![(digest, size.parse().ok()?)] })
+        let blobs = vec![(digest, size.parse().ok()?)];
+        Some(Self { name, manifest: None, blobs, is_model: false, children: Vec::new(), subject: None })
     }
 }
 

@@ -10,6 +10,7 @@ use puna_store::{Digest, Store};
 
 use super::checks::Checks;
 use super::folder::{self, Folder, blocking};
+use super::notes::Notes;
 use super::uploads::Uploads;
 use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
@@ -102,7 +103,8 @@ impl Folder {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: puna_store::Entry| {
             let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
-            Some(Holding { name: Repository::of_model(&entry.name)?, manifest: Some(entry.digest), blobs })
+            let (name, manifest) = (Repository::of_model(&entry.name)?, Some(entry.digest));
+            Some(Holding { name, manifest, blobs, is_model: true, children: Vec::new(), subject: None })
         };
         let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
         for folder in folder::names(&self.repositories())? {
@@ -169,6 +171,15 @@ impl Library for StoreLibrary {
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
         let (name, reference) = (name.clone(), reference.clone());
         Box::pin(self.with(move |folder| folder.remove_manifest(&name, &reference)))
+    }
+
+    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool> {
+        let (name, tag) = (name.clone(), tag.map(str::to_owned));
+        Box::pin(self.with(move |folder| folder.retire(&name, tag.as_deref(), &digest)))
+    }
+
+    fn notes(&self) -> &dyn Notes {
+        &self.folder
     }
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {

@@ -1,53 +1,33 @@
 //! A library that asks elsewhere for what it does not have, and hands it on while it arrives.
 
+mod making;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use puna_registry::{Found, Options, Registry, RegistryError};
-use puna_store::{DEFAULT_HOST, Digest, ModelName, ModelRef, Source, Store};
-use tokio::sync::{mpsc, watch};
+use puna_store::{Digest, ModelName, ModelRef, Source, Store};
 
 use super::arriving::Arriving;
 use super::folder::blocking;
-use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
-use crate::access::is_in;
+use super::notes::Notes;
+use super::upstreams::{Asker, Gate, Permit, Upstreams};
+use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId, Whose};
 use crate::error::MirrorError;
 use crate::figures::Fetches;
+use crate::history::{By, History};
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 use crate::via;
+use making::Making;
 
 /// How long nobody is asked again who did not answer, or did not have something.
 const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
 /// Tags of which it is known when they were asked for last.
 const MAX_KNOWN: usize = 100_000;
-/// How long a request waits for a model that is being made of several files.
-const MAKING: Duration = Duration::from_secs(20);
-
-/// From where, and what not.
-#[derive(Debug, Clone, Default)]
-pub struct Upstreams {
-    /// Hosts whose models are fetched when somebody asks for them.
-    pub hosts: Vec<String>,
-    /// Namespaces of the default host that are this library's own: `name`, or `name*`.
-    pub private: Vec<String>,
-    /// How long a tag is served without asking whether it has moved.
-    pub fresh: Duration,
-}
-
-impl Upstreams {
-    /// The model that is fetched for a tag, if it is one of somebody else's.
-    fn model(&self, name: &Repository, tag: &str) -> Option<ModelName> {
-        let model = name.model(tag)?;
-        let asked = self.hosts.iter().any(|host| host.eq_ignore_ascii_case(model.host()));
-        let is_default = model.host().eq_ignore_ascii_case(DEFAULT_HOST);
-        let own = is_default && self.private.iter().any(|own| is_in(model.namespace(), own));
-        (asked && !own).then_some(model)
-    }
-}
 
 /// A library before which registries stand that have more.
 pub struct Through(Arc<Inner>);
@@ -57,6 +37,8 @@ struct Inner {
     store: Arc<Store>,
     registry: Registry,
     upstreams: Upstreams,
+    gate: Gate,
+    history: Arc<History>,
     tags: Mutex<HashMap<ModelName, Arc<Tag>>>,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
@@ -80,10 +62,17 @@ struct Known {
     pending: Option<Arc<Pending>>,
     /// What is being made of several files.
     making: Option<Making>,
+    /// When it was found to be larger than what strangers may have fetched, and how large.
+    large: Option<(Instant, u64)>,
 }
 
-/// The end of making a model of files: why it failed, if it did.
-type Making = watch::Receiver<Option<Result<(), MirrorError>>>;
+/// What is to be fetched, for whom, and what of it is here.
+struct Wish<'a> {
+    name: &'a Repository,
+    model: ModelName,
+    asker: Asker,
+    stored: Option<Manifest>,
+}
 
 /// A model that is being fetched.
 struct Pending {
@@ -100,12 +89,15 @@ impl Through {
         store: Arc<Store>,
         registry: Registry,
         upstreams: Upstreams,
+        history: Arc<History>,
     ) -> Self {
         Self(Arc::new(Inner {
             library,
             store,
             registry,
+            gate: Gate::new(&upstreams),
             upstreams,
+            history,
             tags: Mutex::default(),
             fetches: Mutex::default(),
         }))
@@ -133,11 +125,20 @@ impl Inner {
     }
 
     /// What a tag stands for.
-    async fn tagged(self: &Arc<Self>, name: &Repository, tag: &str) -> Result<Option<Manifest>, MirrorError> {
+    async fn tagged(
+        self: &Arc<Self>,
+        name: &Repository,
+        tag: &str,
+        asker: Asker,
+    ) -> Result<Option<Manifest>, MirrorError> {
         let of = Reference::Tag(tag.to_owned());
         let Some(model) = self.upstreams.model(name, tag) else {
             return self.library.manifest(name, &of).await;
         };
+        if !self.upstreams.may_fetch(name) {
+            let stored = self.library.manifest(name, &of).await?;
+            return stored.map(Some).ok_or_else(|| self.gate.closed(name));
+        }
         let state = self.tag(&model);
         let asking = state.asking.lock().await;
         let stored = self.library.manifest(name, &of).await?;
@@ -166,21 +167,44 @@ impl Inner {
                 _ => {}
             }
         }
-        let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        let wish = Wish { name, model, asker, stored };
         let making = lock(&state.known).making.clone();
         if let Some(making) = making {
             drop(asking);
-            return self.made(name, &model, making, stored).await;
+            return self.made(wish, making).await;
         }
+        self.look(&state, wish, asking).await
+    }
+
+    /// Asks the upstream what a tag stands for, and begins to fetch that.
+    async fn look(
+        self: &Arc<Self>,
+        state: &Arc<Tag>,
+        wish: Wish<'_>,
+        asking: tokio::sync::MutexGuard<'_, ()>,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        if wish.stored.is_none() {
+            // Nobody is asked for what would be refused.
+            let large = lock(&state.known).large.filter(|(at, _)| at.elapsed() < REST);
+            large.map_or(Ok(()), |(_, bytes)| self.gate.weigh(&wish.model, bytes, wish.asker))?;
+            if self.gate.is_full() {
+                return Err(self.gate.full(&wish.model));
+            }
+        }
+        let reference = ModelRef { name: wish.model.clone(), http: false, source: Source::Any };
         let options = Options { via: via::told(), ..Options::default() };
         match self.registry.look(&reference, &options).await {
-            Ok(found) => self.take(&state, name, model, found, stored).await.map(Some),
-            Err(RegistryError::Listed) => {
-                let making = self.make(&state, reference, options);
-                drop(asking);
-                self.made(name, &model, making, stored).await
-            }
+            Ok(found) => self.take(state, wish, found).await.map(Some),
+            Err(RegistryError::Listed { bytes }) => match self.admit(state, &wish, bytes) {
+                Ok(permit) => {
+                    let making = self.make(state, reference, options, &wish, permit);
+                    drop(asking);
+                    self.made(wish, making).await
+                }
+                Err(refused) => wish.stored.map(Some).ok_or(refused),
+            },
             Err(error) => {
+                let (model, stored) = (wish.model, wish.stored);
                 let absent = is_absence(&error);
                 if stored.is_some() {
                     tracing::warn!(%model, %error, absent, "the upstream does not have it now: serving what is here");
@@ -195,48 +219,82 @@ impl Inner {
         }
     }
 
+    /// Whether so many bytes may be fetched now, for the one who asks.
+    fn admit(&self, state: &Tag, wish: &Wish<'_>, bytes: u64) -> Result<Permit, MirrorError> {
+        if let Err(refused) = self.gate.weigh(&wish.model, bytes, wish.asker) {
+            lock(&state.known).large = Some((Instant::now(), bytes));
+            return Err(refused);
+        }
+        self.gate.enter(&wish.model)
+    }
+
     /// Begins to fetch what was found, unless it is here.
     async fn take(
         self: &Arc<Self>,
         state: &Arc<Tag>,
-        name: &Repository,
-        model: ModelName,
+        wish: Wish<'_>,
         found: Found,
-        stored: Option<Manifest>,
     ) -> Result<Manifest, MirrorError> {
         // A model of Ollama's need not say what it is; other packagings do.
         let manifest = Manifest::parse(found.bytes().clone(), Some(puna_store::media::MANIFEST))
             .or_else(|_| Manifest::parse(found.bytes().clone(), None))
-            .map_err(|error| MirrorError::Upstream(format!("{model}: {error}")))?;
-        lock(&state.known).said = Some((Instant::now(), self.library.lost()));
-        if stored.is_some_and(|stored| stored.digest == manifest.digest) && self.has_all(&manifest).await? {
+            .map_err(|error| MirrorError::Upstream(format!("{}: {error}", wish.model)))?;
+        let is_same = wish.stored.as_ref().is_some_and(|stored| stored.digest == manifest.digest);
+        if is_same && self.has_all(&manifest).await? {
+            lock(&state.known).said = Some((Instant::now(), self.library.lost()));
             lock(&self.fetches).hits += 1;
             return Ok(manifest);
         }
+        let permit = match self.admit(state, &wish, manifest.size()) {
+            Ok(permit) => permit,
+            Err(refused) => return wish.stored.ok_or(refused),
+        };
+        lock(&state.known).said = Some((Instant::now(), self.library.lost()));
         lock(&self.fetches).misses += 1;
-        tracing::info!(%model, digest = %manifest.digest, "fetching");
-        let pending =
-            Arc::new(Pending { first: found.completed(&self.store), found, manifest: manifest.clone() });
+        tracing::info!(model = %wish.model, digest = %manifest.digest, "fetching");
+        let first = found.completed(&self.store);
+        let pending = Arc::new(Pending { first, found, manifest: manifest.clone() });
         lock(&state.known).pending = Some(pending.clone());
-        let (inner, state, name) = (self.clone(), state.clone(), name.clone());
-        tokio::spawn(async move {
-            let fetched = inner.fetch(&name, &model, &pending);
-            let fetched = std::panic::AssertUnwindSafe(fetched).catch_unwind().await;
-            let arrived = inner.arrived(&pending, fetched.as_ref().is_ok_and(Result::is_ok));
-            let mut known = lock(&state.known);
-            known.pending = None;
-            lock(&inner.fetches).bytes += arrived;
-            match fetched {
-                Ok(Ok(())) => tracing::info!(%model, "fetched"),
-                failed => {
-                    known.said = None;
-                    lock(&inner.fetches).failures += 1;
-                    let error = failed.map(|fetched| fetched.err().map(|error| error.to_string()));
-                    tracing::warn!(%model, error = ?error.ok().flatten(), "fetching failed");
-                }
-            }
-        });
+        let replaced = wish.stored.map(|stored| stored.digest);
+        tokio::spawn(self.clone().bring(
+            state.clone(),
+            wish.name.clone(),
+            wish.model,
+            pending,
+            replaced,
+            permit,
+        ));
         Ok(manifest)
+    }
+
+    /// Fetches what is pending.
+    async fn bring(
+        self: Arc<Self>,
+        state: Arc<Tag>,
+        name: Repository,
+        model: ModelName,
+        pending: Arc<Pending>,
+        replaced: Option<Digest>,
+        _permit: Permit,
+    ) {
+        let fetched = std::panic::AssertUnwindSafe(self.fetch(&name, &model, &pending)).catch_unwind().await;
+        let is_whole = fetched.as_ref().is_ok_and(Result::is_ok);
+        if is_whole {
+            self.history.arrived(&name, model.tag(), pending.manifest.digest, By::Fetch, replaced);
+        }
+        let arrived = self.arrived(&pending, is_whole);
+        let mut known = lock(&state.known);
+        known.pending = None;
+        lock(&self.fetches).bytes += arrived;
+        match fetched {
+            Ok(Ok(())) => tracing::info!(%model, "fetched"),
+            failed => {
+                known.said = None;
+                lock(&self.fetches).failures += 1;
+                let error = failed.map(|fetched| fetched.err().map(|error| error.to_string()));
+                tracing::warn!(%model, error = ?error.ok().flatten(), "fetching failed");
+            }
+        }
     }
 
     /// Whether nothing of a model has been lost.
@@ -288,70 +346,19 @@ impl Inner {
         Ok(())
     }
 
-    /// Has the store make a model of files, and hands it over.
-    async fn pull(&self, reference: &ModelRef, options: Options) -> Result<(), MirrorError> {
-        // Nobody listens.
-        let (report, _) = mpsc::channel(1);
-        let options = Options { keep_unused: true, ..options };
-        self.registry.pull(&self.store, reference, &options, report).await.map_err(broken)?;
-        let (store, name) = (self.store.clone(), reference.name.clone());
-        let (_, bytes) = blocking(move || Ok(store.manifest_bytes(&name)?)).await?;
-        let manifest = Manifest::parse(bytes.into(), Some(puna_store::media::MANIFEST))?;
-        self.hand_over(&reference.name, manifest).await
-    }
-
-    /// Begins to make a model of the files that a hub lists, which takes all of them.
-    fn make(self: &Arc<Self>, state: &Arc<Tag>, reference: ModelRef, options: Options) -> Making {
-        let (say, making) = watch::channel(None);
-        lock(&state.known).making = Some(making.clone());
-        let (inner, state) = (self.clone(), state.clone());
-        tracing::info!(model = %reference.name, "fetching files, of which one model is made");
-        tokio::spawn(async move {
-            let lost = inner.library.lost();
-            let made = std::panic::AssertUnwindSafe(inner.pull(&reference, options)).catch_unwind().await;
-            let made = made.unwrap_or_else(|_| Err(MirrorError::Internal("making it panicked".into())));
-            let made = made.map_err(|error| of_model(&reference.name, error));
-            if let Err(error) = &made {
-                tracing::warn!(model = %reference.name, %error, "fetching failed");
-            }
-            let mut known = lock(&state.known);
-            known.making = None;
-            match &made {
-                Ok(()) => known.said = Some((Instant::now(), lost)),
-                Err(error) => known.missed = Some((Instant::now(), Some(error.clone()))),
-            }
-            say.send_replace(Some(made));
-        });
-        making
-    }
-
-    /// What was made, as soon as it is; whoever has waited for a while has to come again, or gets what is here.
-    async fn made(
-        &self,
-        name: &Repository,
-        model: &ModelName,
-        mut making: Making,
-        stored: Option<Manifest>,
-    ) -> Result<Option<Manifest>, MirrorError> {
-        let end = tokio::time::timeout(MAKING, making.wait_for(Option::is_some)).await;
-        let given_up = || Some(Err(MirrorError::Internal(format!("making {model} was given up"))));
-        let end = end.map(|end| end.map_or_else(|_| given_up(), |end| end.clone()));
-        match (end, stored) {
-            (Ok(Some(Ok(()))), _) => {
-                self.library.manifest(name, &Reference::Tag(model.tag().to_owned())).await
-            }
-            (_, Some(stored)) => Ok(Some(stored)),
-            (Ok(Some(Err(error))), None) => Err(error),
-            (Ok(None) | Err(_), None) => Err(MirrorError::Later(format!(
-                "{model} comes in several files, which are being fetched and made into one model: ask again in a while"
-            ))),
-        }
-    }
-
     /// What is being fetched and has something.
     fn pending(&self, has: impl Fn(&Pending) -> bool) -> Option<Arc<Pending>> {
         let tags: Vec<_> = lock(&self.tags).values().cloned().collect();
         tags.iter().find_map(|tag| lock(&tag.known).pending.clone().filter(|pending| has(pending)))
+    }
+
+    /// Whether a model is being fetched.
+    fn is_coming(&self, model: &ModelName) -> bool {
+        let tag = lock(&self.tags).get(model).cloned();
+        tag.is_some_and(|tag| {
+            let known = lock(&tag.known);
+            known.pending.is_some() || known.making.is_some()
+        })
     }
 
     /// All that is being fetched.
@@ -399,9 +406,18 @@ impl Library for Through {
         name: &'a Repository,
         reference: &'a Reference,
     ) -> Answer<'a, Option<Manifest>> {
+        self.manifest_for(name, reference, Asker::Known)
+    }
+
+    fn manifest_for<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        asker: Asker,
+    ) -> Answer<'a, Option<Manifest>> {
         Box::pin(async move {
             match reference {
-                Reference::Tag(tag) => self.0.tagged(name, tag).await,
+                Reference::Tag(tag) => self.0.tagged(name, tag, asker).await,
                 Reference::Digest(digest) => match self.0.library.manifest(name, reference).await? {
                     Some(manifest) => Ok(Some(manifest)),
                     None => {
@@ -459,6 +475,19 @@ impl Library for Through {
         self.0.library.remove_manifest(name, reference)
     }
 
+    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            match tag.and_then(|tag| self.0.upstreams.model(name, tag)) {
+                Some(model) if self.0.is_coming(&model) => Ok(false),
+                _ => self.0.library.retire(name, tag, digest).await,
+            }
+        })
+    }
+
+    fn notes(&self) -> &dyn Notes {
+        self.0.library.notes()
+    }
+
     fn shown(&self) -> Answer<'_, Vec<Shown>> {
         Box::pin(async move {
             let mut shown = self.0.library.shown().await?;
@@ -466,7 +495,8 @@ impl Library for Through {
                 let Some(name) = Repository::of_model(&model) else { continue };
                 let (tag, manifest) = (model.tag().to_owned(), &pending.manifest);
                 let completed = Some(pending.found.completed(&self.0.store));
-                shown.push(Shown { name, tag, digest: manifest.digest, size: manifest.size(), completed });
+                let (digest, size, whose) = (manifest.digest, manifest.size(), Whose::Registry);
+                shown.push(Shown { name, tag, digest, size, completed, whose, written: None });
             }
             Ok(shown)
         })
@@ -487,6 +517,7 @@ impl Library for Through {
     fn fetches(&self) -> Fetches {
         let pending = self.0.all_pending();
         let mut fetches = *lock(&self.0.fetches);
+        fetches.refused = self.0.gate.refused();
         fetches.running = pending.len() as u64;
         let arrived =
             |pending: &Pending| pending.found.completed(&self.0.store).saturating_sub(pending.first);
@@ -531,26 +562,5 @@ impl Library for Through {
 
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()> {
         self.0.library.cancel(name, id)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_private_is_never_asked_for_elsewhere() {
-        let upstreams = Upstreams {
-            hosts: vec!["registry.ollama.ai".into(), "hf.co".into(), "hub:5000".into()],
-            private: vec!["team-*".into(), "me".into()],
-            fresh: Duration::ZERO,
-        };
-        let asked = |name: &str| upstreams.model(&Repository::parse(name).unwrap(), "latest").is_some();
-        for name in ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo", "Hub:5000/me/repo"] {
-            assert!(asked(name), "{name}");
-        }
-        for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d", "hub:5001/a/b"] {
-            assert!(!asked(name), "{name}");
-        }
     }
 }

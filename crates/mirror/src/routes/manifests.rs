@@ -6,9 +6,10 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
-use super::{Answered, CONTENT_DIGEST, Mirror, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Local, Mirror, bare, is_known, text, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
+use crate::library::Asker;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
 
@@ -16,10 +17,23 @@ use crate::name::{Reference, Repository};
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 
 impl Mirror {
-    pub(super) async fn manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
-        let found = self.library().manifest(&name, &of).await?;
+    pub(super) async fn manifest(
+        &self,
+        name: Repository,
+        of: Reference,
+        head: &Parts,
+        holder: Option<&Holder>,
+    ) -> Answered {
+        let asker = match holder.is_some() || head.extensions.get::<Local>().is_some() {
+            true => Asker::Known,
+            false => Asker::Anybody,
+        };
+        let found = self.library().manifest_for(&name, &of, asker).await?;
         let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
         let manifest = found.ok_or_else(unknown)?;
+        if head.method == Method::GET {
+            self.history().pulled(&name, &of);
+        }
         let etag = format!("\"{}\"", manifest.digest);
         let known = is_known(&head.headers, &etag);
         let mut response = bare(if known { StatusCode::NOT_MODIFIED } else { StatusCode::OK });
@@ -68,6 +82,7 @@ impl Mirror {
         self.stock().has_room(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         self.library().put_manifest(&name, &of, manifest).await?;
+        self.arrived(&name, &of, digest);
         self.stock().changed().await;
         let mut response = bare(StatusCode::CREATED);
         let headers = response.headers_mut();

@@ -15,14 +15,17 @@ use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use puna_store::Digest;
+use puna_store::{Digest, ModelName};
 use serde_json::json;
 
 use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
+use crate::history::{By, DAY, History};
 use crate::library::Library;
+use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
+use crate::retention::{Retained, Rule, retain};
 use crate::stock::{Quota, Stock};
 use crate::via::Me;
 
@@ -37,6 +40,9 @@ const VERSION: (HeaderName, HeaderValue) =
 
 /// How often what nobody needs is removed.
 const TIDY: Duration = Duration::from_secs(60 * 60);
+
+/// How long after its start a mirror removes for the first time what no rule keeps. Then it does so daily.
+const SETTLE: Duration = Duration::from_secs(5 * 60);
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
@@ -58,6 +64,8 @@ pub struct Settings {
     pub names: Vec<String>,
     /// How many bytes namespaces may have, the first that fits; others have no limit.
     pub quotas: Vec<Quota>,
+    /// What stays; of repositories that no rule fits, everything.
+    pub retention: Vec<Rule>,
 }
 
 /// A registry. Cheap to clone.
@@ -72,13 +80,15 @@ struct Inner {
     stock: Stock,
     figures: Figures,
     me: Me,
+    history: Arc<History>,
+    retention: Vec<Rule>,
 }
 
 /// What a handler answers.
 type Answered = Result<Response, MirrorError>;
 
 impl Mirror {
-    /// A registry of what a library has.
+    /// A registry of what a library has, which notes in `history` what comes and is pulled.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -86,12 +96,31 @@ impl Mirror {
         library: Arc<dyn Library>,
         keys: Box<dyn Keys>,
         settings: &Settings,
+        history: Arc<History>,
     ) -> Result<Self, MirrorError> {
         let access = Access::new(keys, settings)?;
         let stock = Stock::new(settings.quotas.clone());
         let (delete, pulls) = (settings.delete, Pulls::default());
-        let (figures, me) = (Figures::default(), Me::new()?);
-        Ok(Self(Arc::new(Inner { library, access, delete, pulls, stock, figures, me })))
+        let (figures, retention, me) = (Figures::default(), settings.retention.clone(), Me::new()?);
+        let inner = Inner { library, access, delete, pulls, stock, figures, me, history, retention };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    pub(crate) fn history(&self) -> &History {
+        &self.0.history
+    }
+
+    /// A model of the store was used on this machine, which counts as a pull.
+    pub fn used(&self, model: &ModelName) {
+        if let Some(name) = Repository::of_model(model) {
+            self.history().pulled(&name, &Reference::Tag(model.tag().to_owned()));
+        }
+    }
+
+    fn arrived(&self, name: &Repository, of: &Reference, digest: Digest) {
+        if let Reference::Tag(tag) = of {
+            self.history().arrived(name, tag, digest, By::Push, None);
+        }
     }
 
     pub(crate) fn pulls(&self) -> &Pulls {
@@ -124,6 +153,11 @@ impl Mirror {
                 "puna_mirror_fetch_failures_total",
                 "Models that could not be fetched.",
                 fetches.failures,
+            ),
+            Figure::counter(
+                "puna_mirror_fetches_refused_total",
+                "Requests for models that mirror.fetch, fetch_limit or fetch_parallel did not let be fetched.",
+                fetches.refused,
             ),
             Figure::counter(
                 "puna_mirror_fetched_bytes_total",
@@ -166,8 +200,52 @@ impl Mirror {
         &*self.0.library
     }
 
-    /// Removes what nobody needs any more, now and then, for ever.
+    /// Notes what is pulled and removes what nobody needs any more, now and then, for ever.
     pub async fn keep_tidy(&self) {
+        tokio::join!(self.history().keep(self.library().notes()), self.sweep_hourly(), self.retain_daily());
+    }
+
+    /// Writes down what was pulled a moment ago, before the end.
+    pub async fn rest(&self) {
+        if let Err(error) = self.history().write(self.library().notes()).await {
+            tracing::warn!(%error, "when models were last pulled cannot be noted");
+        }
+    }
+
+    /// Removes what no rule keeps, and the blobs behind it.
+    ///
+    /// # Errors
+    /// The library cannot be read or written.
+    async fn retain(&self) -> Result<Retained, MirrorError> {
+        let retained = retain(self.library(), self.history(), &self.0.retention, false).await?;
+        if !retained.removals.is_empty() {
+            self.stock().changed().await;
+            self.figures().retired(retained.removals.len() as u64, retained.bytes());
+            self.library().tidy().await?;
+        }
+        Ok(retained)
+    }
+
+    async fn retain_daily(&self) {
+        if self.0.retention.is_empty() {
+            return;
+        }
+        tokio::time::sleep(SETTLE).await;
+        loop {
+            match self.retain().await {
+                Ok(retained) => tracing::info!(
+                    removed = retained.removals.len(),
+                    bytes = retained.bytes(),
+                    own = retained.own,
+                    "mirror.retention was applied"
+                ),
+                Err(error) => tracing::warn!(%error, "mirror.retention cannot be applied"),
+            }
+            tokio::time::sleep(Duration::from_secs(DAY)).await;
+        }
+    }
+
+    async fn sweep_hourly(&self) {
         let mut hours = tokio::time::interval(TIDY);
         loop {
             hours.tick().await;
@@ -238,7 +316,7 @@ impl Mirror {
             (Target::Catalog, _) if reads => self.catalog(head, holder.as_ref()).await,
             (Target::Tags(name), _) if reads => self.tags(name, head).await,
             (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
-            (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head).await,
+            (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head, holder.as_ref()).await,
             (Target::Manifest(name, of), Method::PUT) => {
                 self.put_manifest(name, of, head, body, holder.as_ref()).await
             }
@@ -282,7 +360,7 @@ const LATER: u64 = 30;
 /// An error in the form of the distribution rules.
 fn refusal(error: &MirrorError) -> Response {
     let (status, code) = error.code();
-    let (later, told) = (matches!(error, MirrorError::Later(_)), error.told());
+    let (later, told) = (matches!(error, MirrorError::Later(_) | MirrorError::TooMany(_)), error.told());
     if status >= 500 && !later || told != error.to_string() {
         tracing::error!(%error, "a request to the registry failed");
     }

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::{Answered, Mirror, place, text};
 use crate::access::{Holder, Right};
+use crate::history::History;
 use crate::library::Shown;
 use crate::lock::lock;
 use crate::name::Repository;
@@ -75,6 +76,7 @@ impl Mirror {
         shown.sort_by(|a, b| (&a.name, &a.tag).cmp(&(&b.name, &b.tag)));
         let (fetched, here): (Vec<_>, Vec<_>) =
             shown.into_iter().partition(|entry| entry.completed.is_some());
+        self.history().learn_for_people(self.library().notes()).await;
         let mut uses = self.stock().uses(self.library()).await?;
         uses.retain(|of| holder.is_none_or(|holder| holder.may_see(&of.namespace)));
         let mut pulls = self.pulls().all();
@@ -87,7 +89,7 @@ impl Mirror {
              <h1>Models at {host}</h1>{}{}{}{}{}</html>",
             how(&host, place.starts_with("https:")),
             fetching(&fetched),
-            listed(&here),
+            listed(&here, self.history()),
             limited(&uses),
             pulled(&pulls),
         );
@@ -120,9 +122,13 @@ fn fetching(entries: &[Shown]) -> String {
     table("Being fetched", "<th>Model<th>Bytes<th>", entries.iter().map(row).collect())
 }
 
-fn listed(entries: &[Shown]) -> String {
+fn listed(entries: &[Shown], history: &History) -> String {
+    let now = history.now();
     let row = |entry: &Shown| {
-        format!("<tr><td>{}<td>{}<td><code>{}</code>", label(entry), bytes(entry.size), entry.digest.short())
+        let (label, size, digest) = (label(entry), bytes(entry.size), entry.digest.short());
+        let pulled = history.last_pull(&entry.name, &entry.tag, &entry.digest);
+        let pulled = pulled.map(|at| ago(Duration::from_secs(now.saturating_sub(at)))).unwrap_or_default();
+        format!("<tr><td>{label}<td>{size}<td><code>{digest}</code><td>{pulled}")
     };
     let rows: Vec<String> = entries.iter().take(MAX_ROWS).map(row).collect();
     let more = match entries.len().saturating_sub(MAX_ROWS) {
@@ -131,7 +137,7 @@ fn listed(entries: &[Shown]) -> String {
     };
     match rows.is_empty() {
         true => "<p>There is nothing here yet.</p>".to_owned(),
-        false => table("Here", "<th>Repository<th>Size<th>Digest", rows) + &more,
+        false => table("Here", "<th>Repository<th>Size<th>Digest<th>Last pull", rows) + &more,
     }
 }
 
@@ -181,7 +187,8 @@ fn ago(time: Duration) -> String {
     match time.as_secs() {
         0..60 => "just now".to_owned(),
         seconds @ 60..3600 => format!("{} min ago", seconds / 60),
-        seconds => format!("{} h ago", seconds / 3600),
+        seconds @ 3600..172_800 => format!("{} h ago", seconds / 3600),
+        seconds => format!("{} days ago", seconds / 86_400),
     }
 }
 
@@ -213,5 +220,7 @@ mod tests {
             [(0, 0), (1, 3), (u64::MAX, u64::MAX)].map(|(done, all)| percent(done, all)),
             [0, 33, 100]
         );
+        let times = [59, 60, 3600, 172_799, 172_800].map(|seconds| ago(Duration::from_secs(seconds)));
+        assert_eq!(times, ["just now", "1 min ago", "1 h ago", "47 h ago", "2 days ago"]);
     }
 }

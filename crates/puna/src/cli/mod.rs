@@ -83,13 +83,16 @@ Serves the models of the store to Ollama, Puna, and the tools of container regis
   ollama pull --insecure HOST:5000/library/llama3.2        on another machine
   skopeo copy --src-tls-verify=false docker://HOST:5000/me/thing dir:thing
 
-`puna serve --set mirror.serve=on` does the same beside its other routes.
+`puna serve --set mirror.serve=on` does the same beside its other routes. `puna mirror retain --dry-run` shows what the
+rules of mirror.retention would remove.
 
 Environment Variables:
       PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
       PUNA_MIRROR_UPSTREAMS      Hosts whose models are fetched when asked for
       PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
       PUNA_MIRROR_DELETE         Let models be removed: by keys of scope admin
+      PUNA_MIRROR_RETENTION      What stays, such as library=pulled:30d; the rest goes daily
+      PUNA_MIRROR_FETCH          What alone is fetched, such as library/*
       OLLAMA_MODELS              The path to the models directory
       PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
                                  Certificate and key, for https";
@@ -194,7 +197,7 @@ pub enum Command {
     Serve(ServeArgs),
     /// Start a registry of models for the network
     #[command(after_help = MIRROR_HELP)]
-    Mirror(SettingArgs),
+    Mirror(MirrorArgs),
     /// Create a model from a Modelfile
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),

@@ -27,6 +27,37 @@ pub struct SettingArgs {
     pub set: Vec<String>,
 }
 
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct MirrorArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    #[command(subcommand)]
+    pub command: Option<MirrorCommand>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum MirrorCommand {
+    /// Remove what no rule of mirror.retention keeps, which a mirror that runs does daily by itself
+    #[command(
+        after_help = "Example:\n  puna mirror retain --dry-run --set 'mirror.retention=library=pulled:30d,team-*=last:5 keep:latest'"
+    )]
+    Retain(RetainArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct RetainArgs {
+    /// Only show what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Any setting that `puna config` lists; wins over the environment and the configuration file
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
 /// Who may use the server. As long as there is no key, everybody may who can reach it, and change models from its own machine.
 #[derive(Subcommand, Debug)]
 pub enum KeyCommand {

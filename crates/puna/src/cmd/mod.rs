@@ -17,6 +17,7 @@ mod list;
 mod manual;
 mod perplexity;
 mod quantize;
+mod retain;
 mod run;
 mod serve;
 mod show;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, MirrorCommand};
 use crate::out;
 
 /// Does what the command line says.
@@ -53,7 +54,10 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Manual { folder } => manual::run(&folder),
         Command::Spin { threads } => bench::spin(threads),
         Command::Serve(args) => serve::run(&args),
-        Command::Mirror(args) => serve::mirror(args),
+        Command::Mirror(args) => match args.command {
+            None => serve::mirror(args.settings),
+            Some(MirrorCommand::Retain(args)) => retain::run(args),
+        },
         Command::Runner { args } => serve::runner(&args),
         Command::Create(args) => create::run(&args),
         Command::Show(args) => show::run(&args),

@@ -6,6 +6,7 @@
 mod file;
 mod hosts;
 mod keys;
+mod mirror;
 pub mod origins;
 mod places;
 mod reader;
@@ -19,12 +20,12 @@ use std::time::Duration;
 
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
-use puna_mirror::{Quota, Storage, Upstreams};
 use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
 pub use hosts::HostSettings;
 pub use keys::{Kind, SETTINGS, check_key};
+pub use mirror::MirrorConfig;
 pub use reader::{Setting, Source};
 
 use self::origins::Origins;
@@ -38,12 +39,6 @@ const MAX_STREAMS: u32 = 64;
 
 /// Where a server listens that is not told otherwise.
 const DEFAULT_ADDRESS: &str = "";
-
-/// Where a mirror listens that is not told otherwise.
-const MIRROR_ADDRESS: &str = "127.0.0.1:5000";
-
-/// How long a mirror serves a tag without asking whether it has moved.
-const FRESH: Duration = Duration::from_secs(60 * 60);
 
 /// Something that was set is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -114,31 +109,6 @@ impl<T> std::fmt::Debug for Hidden<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("(hidden)")
     }
-}
-
-/// How the [mirror](crate::mirror) behaves.
-#[derive(Debug, Clone)]
-pub struct MirrorConfig {
-    /// `PUNA_MIRROR_SERVE`: whether `serve` is a registry, too.
-    pub serve: bool,
-    /// `PUNA_MIRROR_HOST`: where a mirror that runs alone listens.
-    pub address: Address,
-    /// `PUNA_MIRROR_ANONYMOUS`: whether everybody may pull, though there are keys.
-    pub anonymous: bool,
-    /// `PUNA_MIRROR_PUSH`: whether everybody may push, as long as there are no keys.
-    pub push: bool,
-    /// `PUNA_MIRROR_DELETE`: whether what is here may be removed: with keys by those of scope `admin`, else by those who may push.
-    pub delete: bool,
-    /// `PUNA_MIRROR_ANNOUNCE`: whether a mirror that runs alone announces itself on the network.
-    pub announce: bool,
-    /// `PUNA_MIRROR_NAMES`: the hosts under which clients reach it; any, where there are none.
-    pub names: Vec<String>,
-    /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
-    pub storage: Option<Storage>,
-    /// `PUNA_MIRROR_QUOTAS`: how many bytes namespaces may have.
-    pub quotas: Vec<Quota>,
-    /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE` and `PUNA_MIRROR_FRESH`: what is fetched from others.
-    pub upstreams: Upstreams,
 }
 
 /// Everything that can be set.
@@ -304,22 +274,7 @@ impl Config {
             origins: read.origins(),
             keys: read.path("keys", keys.as_deref()).unwrap_or_default(),
             tls,
-            mirror: MirrorConfig {
-                serve: read.switch("mirror.serve"),
-                address: read.address("mirror.host", MIRROR_ADDRESS).0,
-                anonymous: read.switch("mirror.anonymous"),
-                push: read.switch("mirror.push"),
-                delete: read.switch("mirror.delete"),
-                announce: read.switch("mirror.announce"),
-                names: read.hosts("mirror.names"),
-                storage: storage::read(&mut read),
-                quotas: read.quotas("mirror.quotas"),
-                upstreams: Upstreams {
-                    hosts: read.upstreams("mirror.upstreams"),
-                    private: read.namespaces("mirror.private"),
-                    fresh: read.timeout("mirror.fresh", FRESH).unwrap_or(Duration::MAX),
-                },
-            },
+            mirror: MirrorConfig::read(&mut read),
             api_key: Hidden(read.secret("api_key")),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),

@@ -5,9 +5,9 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use puna_api::{Address, KeepAlive, format_duration, parse_bytes, parse_duration, parse_rate};
+use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
-use puna_mirror::{Quota, Storage};
+use puna_mirror::Storage;
 
 use super::file::File;
 use super::origins::Origins;
@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A value that must be what it says, since nothing could stand for it.
-    fn strict<T>(
+    pub(super) fn strict<T>(
         &mut self,
         key: &'static str,
         default: T,
@@ -289,7 +289,7 @@ impl<'a> Reader<'a> {
     }
 
     /// What a list has, each of which must fit; or else what such a thing is.
-    fn list(&mut self, key: &'static str, fits: impl Fn(&str) -> bool, says: &str) -> Vec<String> {
+    pub(super) fn list(&mut self, key: &'static str, fits: impl Fn(&str) -> bool, says: &str) -> Vec<String> {
         let parse = |text: &str| {
             let all: Vec<_> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
             match all.iter().find(|one| !fits(one)) {
@@ -381,35 +381,6 @@ impl<'a> Reader<'a> {
         let parse =
             |text: &str| parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"));
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
-    }
-
-    /// Namespaces and how many bytes they may have, `NAMESPACE=BYTES` each.
-    pub fn quotas(&mut self, key: &'static str) -> Vec<Quota> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-        let one = |text: &str| {
-            let problem = || {
-                format!(
-                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB, the first that fits counts"
-                )
-            };
-            let (namespaces, bytes) = text.split_once('=').ok_or_else(problem)?;
-            let namespaces = namespaces.trim();
-            let word = namespaces.strip_suffix('*').unwrap_or(namespaces);
-            let bytes = parse_bytes(bytes).filter(|_| !namespaces.is_empty() && word.chars().all(fits));
-            Ok(Quota { namespaces: namespaces.to_owned(), bytes: bytes.ok_or_else(problem)? })
-        };
-        let parse = |text: &str| {
-            text.split(',')
-                .map(str::trim)
-                .filter(|one| !one.is_empty())
-                .map(one)
-                .collect::<Result<Vec<_>, String>>()
-        };
-        let show = |all: &Vec<Quota>| {
-            let all: Vec<_> = all.iter().map(|one| format!("{}={}", one.namespaces, one.bytes)).collect();
-            (!all.is_empty()).then(|| quoted(&all.join(",")))
-        };
-        self.strict(key, Vec::new(), parse, show)
     }
 
     /// Folders, by whole paths or from the home folder.

@@ -469,3 +469,30 @@ fn folders_that_are_searched_are_whole_paths() {
     let refused = with_file("\nsearch_paths = \"here\"", &[], &[]).unwrap_err().to_string();
     assert!(refused.contains("line 2: search_paths has \"here\""), "{refused}");
 }
+
+#[test]
+fn what_a_mirror_keeps_and_fetches_is_said_in_lists() {
+    let text = r#"
+        [mirror]
+        retention = ["team-*=last:5 keep:latest", "library=pulled:4w"]
+        fetch = ["library", "hf.co/user/*"]
+        fetch_limit = "40GB"
+        fetch_parallel = 4
+    "#;
+    let c = with_file(text, &[], &[]).unwrap();
+    let rules: Vec<String> = c.mirror.retention.iter().map(ToString::to_string).collect();
+    assert_eq!(rules, ["team-*=last:5 keep:latest", "library=pulled:28d"]);
+    let upstreams = &c.mirror.upstreams;
+    assert_eq!(upstreams.fetch, ["library", "hf.co/user/*"]);
+    assert_eq!((upstreams.fetch_limit, upstreams.fetch_parallel), (Some(40_000_000_000), Some(4)));
+    // What opens a door or removes something is never guessed.
+    for (variable, value) in [
+        ("PUNA_MIRROR_RETENTION", "library=pulled:soon"),
+        ("PUNA_MIRROR_FETCH", "lib rary"),
+        ("PUNA_MIRROR_FETCH_LIMIT", "large"),
+        ("PUNA_MIRROR_FETCH_PARALLEL", "0"),
+    ] {
+        let error = with_file("", &[(variable, value)], &[]).unwrap_err().to_string();
+        assert!(error.starts_with(variable) && error.contains(value), "{error}");
+    }
+}

@@ -1,13 +1,15 @@
 //! Manifests and tags in a bucket.
 
+use std::time::SystemTime;
+
 use object_store::path::Path;
 use puna_store::Digest;
 
 use super::bucket::Entry;
 use super::{ObjectLibrary, blob_key, each};
 use crate::error::MirrorError;
-use crate::library::Shown;
 use crate::library::store::GRACE;
+use crate::library::{Shown, Whose};
 use crate::manifest::Manifest;
 use crate::name::{Reference, Repository};
 
@@ -72,6 +74,10 @@ impl ObjectLibrary {
         }
         if let Reference::Tag(tag) = reference {
             self.bucket.write(&self.tag_key(name, tag), manifest.digest.to_string()).await?;
+            // Another mirror may have found that no tag stood for it: it looks again behind that, and so do we.
+            if self.bucket.age(&key).await?.is_none() {
+                self.bucket.write(&key, manifest.bytes).await?;
+            }
         }
         Ok(())
     }
@@ -117,6 +123,56 @@ impl ObjectLibrary {
                 Ok(true)
             }
         }
+    }
+
+    /// Removes a tag that stands for a manifest still, or a manifest that no tag stands for.
+    pub(super) async fn let_go(
+        &self,
+        name: &Repository,
+        tag: Option<&str>,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        if let Some(tag) = tag {
+            let is_same = self.tagged(name, tag).await? == Some(digest);
+            if is_same {
+                self.bucket.remove(&self.tag_key(name, tag)).await?;
+            }
+            return Ok(is_same);
+        }
+        if self.is_tagged(name, &digest).await? {
+            return Ok(false);
+        }
+        let Some(manifest) = self.kept(name, &digest).await? else { return Ok(false) };
+        let key = self.manifest_key(name, &digest);
+        self.bucket.remove(&key).await?;
+        // Somebody may have pushed it again between the two.
+        if self.is_tagged(name, &digest).await? {
+            self.bucket.write(&key, manifest.bytes).await?;
+            return Ok(false);
+        }
+        if let Some(subject) = &manifest.subject {
+            let folder = self.folder(name).join("referrers").join(subject.hex());
+            self.bucket.remove(&folder.join(digest.hex())).await?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a tag stands for a manifest.
+    async fn is_tagged(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        let tags = self.bucket.entries(&self.folder(name).join("tags")).await?;
+        let found = each(tags, |tag| async move { self.known_tag(name, &tag).await }).await?;
+        Ok(found.contains(digest))
+    }
+
+    /// What an object of a list says that a tag stands for.
+    async fn known_tag(&self, name: &Repository, tag: &Entry) -> Result<Option<Digest>, MirrorError> {
+        let known = (self.tag_key(name, &tag.name).to_string(), tag.version.clone());
+        if let Some(digest) = self.tags.get(&known) {
+            return Ok(Some(digest));
+        }
+        let found = self.tagged(name, &tag.name).await?;
+        found.inspect(|digest| self.tags.put(known, *digest));
+        Ok(found)
     }
 
     pub(super) async fn all_repositories(&self) -> Result<Vec<Repository>, MirrorError> {
@@ -173,15 +229,8 @@ impl ObjectLibrary {
     }
 
     async fn shown_tag(&self, name: &Repository, tag: Entry) -> Result<Option<Shown>, MirrorError> {
-        let known = (self.tag_key(name, &tag.name).to_string(), tag.version);
-        let digest = match self.tags.get(&known) {
-            Some(digest) => digest,
-            None => {
-                let Some(digest) = self.tagged(name, &tag.name).await? else { return Ok(None) };
-                self.tags.put(known, digest);
-                digest
-            }
-        };
+        let Some(digest) = self.known_tag(name, &tag).await? else { return Ok(None) };
+        let written = SystemTime::now().checked_sub(tag.age);
         // What the page shows need not be asked for again: a tag stands for a manifest that is there.
         let manifest = match self.manifests.get(&digest) {
             Some(known) => Some(known),
@@ -193,6 +242,8 @@ impl ObjectLibrary {
             digest,
             size: manifest.size(),
             completed: None,
+            whose: Whose::Registry,
+            written,
         }))
     }
 }

@@ -10,6 +10,7 @@
 //! brought/<name>/<hex>-<size>     a blob that was pushed there a short while ago
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
+//! history/<id>-<n>.json           what a mirror knows of when things came and were pulled
 //! ```
 //!
 //! A blob's digest is known when its last byte is there, and a bucket cannot rename: so bytes go where they stay from the
@@ -19,6 +20,7 @@
 mod bucket;
 mod connect;
 mod manifests;
+mod notes;
 #[cfg(test)]
 mod tests;
 mod uploads;
@@ -37,6 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blobs::FileBlob;
 use super::folder::blocking;
+use super::notes::Notes;
 use super::store::GRACE;
 use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
@@ -303,6 +306,14 @@ impl Library for ObjectLibrary {
 
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
         Box::pin(self.forget(name, reference))
+    }
+
+    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(self.let_go(name, tag, digest))
+    }
+
+    fn notes(&self) -> &dyn Notes {
+        &self.bucket
     }
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::memory::InMemory;
@@ -9,8 +9,10 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::sync::Notify;
 
 use super::*;
+use crate::history::{By, History};
 use crate::library::Library;
 use crate::manifest::OCI_MANIFEST;
+use crate::retention::{Rule, retain};
 
 fn two_mirrors() -> (Arc<InMemory>, ObjectLibrary, ObjectLibrary) {
     let service = Arc::new(InMemory::new());
@@ -247,4 +249,75 @@ async fn uploads_have_so_much_memory_all_together() {
     assert_eq!(begun_at_a_time(20, &noise(65_536), Some(65_536)).await, 8);
     assert_eq!(begun_at_a_time(20, &noise(32_768), Some(32_768)).await, 16);
     assert_eq!(begun_at_a_time(20, &noise(100), Some(100)).await, 20);
+}
+
+#[tokio::test]
+async fn a_tag_is_let_go_as_long_as_it_stands_for_the_same() {
+    let (_, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let tag = |tag: &str| Reference::Tag(tag.to_owned());
+    let old = manifest_of(&push(&one, &name, b"old weights").await);
+    let new = manifest_of(&push(&one, &name, b"new weights").await);
+    for of in ["v1", "v2"] {
+        one.put_manifest(&name, &tag(of), old.clone()).await.unwrap();
+    }
+    other.put_manifest(&name, &tag("v1"), new.clone()).await.unwrap();
+    assert!(!one.retire(&name, Some("v1"), old.digest).await.unwrap(), "it has moved");
+    assert!(!one.retire(&name, None, old.digest).await.unwrap(), "v2 stands for it");
+    let (a, b) =
+        tokio::join!(one.retire(&name, Some("v2"), old.digest), other.retire(&name, Some("v2"), old.digest));
+    assert!(a.unwrap() | b.unwrap());
+    let (a, b) = tokio::join!(one.retire(&name, None, old.digest), other.retire(&name, None, old.digest));
+    assert!(a.unwrap() | b.unwrap());
+    assert_eq!(one.manifest(&name, &Reference::Digest(old.digest)).await.unwrap(), None);
+    assert_eq!(other.manifest(&name, &tag("v1")).await.unwrap(), Some(new));
+    assert_eq!(one.tags(&name).await.unwrap().unwrap(), ["v1"]);
+}
+
+#[tokio::test]
+async fn mirrors_of_a_bucket_read_each_others_notes() {
+    let (_, one, other) = two_mirrors();
+    let (notes, others) = (one.notes(), other.notes());
+    notes.write("a-0.json", "one".into()).await.unwrap();
+    others.write("b-0.json", "other".into()).await.unwrap();
+    let mut names: Vec<String> = notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
+    names.sort();
+    assert_eq!(names, ["a-0.json", "b-0.json"]);
+    assert_eq!(others.read("a-0.json").await.unwrap().as_deref(), Some(&b"one"[..]));
+    let version = || async { notes.list().await.unwrap().into_iter().find(|note| note.name == "a-0.json") };
+    let before = version().await.unwrap().version;
+    notes.write("a-0.json", "more".into()).await.unwrap();
+    assert_ne!(version().await.unwrap().version, before);
+    others.remove("a-0.json").await.unwrap();
+    assert_eq!(notes.read("a-0.json").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_no_rule_keeps_goes_from_the_bucket_once() {
+    let (service, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let days = Duration::from_secs(40 * 24 * 60 * 60);
+    let later = || History::with_clock(Arc::new(move || SystemTime::now() + days)).unwrap();
+    let now = History::new().unwrap();
+    for tag in ["v1", "v2", "v3"] {
+        let manifest = manifest_of(&push(&one, &name, tag.as_bytes()).await);
+        one.put_manifest(&name, &Reference::Tag(tag.into()), manifest.clone()).await.unwrap();
+        now.arrived(&name, tag, manifest.digest, By::Push, None);
+    }
+    // One that has lost its tag.
+    let lost = manifest_of(&push(&one, &name, b"lost").await);
+    one.put_manifest(&name, &Reference::Digest(lost.digest), lost.clone()).await.unwrap();
+    now.times(&name, None, lost.digest);
+    now.write(one.notes()).await.unwrap();
+    let rules = ["team=last:1 pulled:30d".parse::<Rule>().unwrap()];
+    let young = retain(&one, &now, &rules, false).await.unwrap();
+    assert_eq!(young.removals, []);
+    let (a, b) = (later(), later());
+    let (a, b) = tokio::join!(retain(&one, &a, &rules, false), retain(&other, &b, &rules, false));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert!(a.failed.is_empty() && b.failed.is_empty());
+    assert!(a.removals.len().max(b.removals.len()) <= 3 && a.removals.len() + b.removals.len() >= 3);
+    assert_eq!(other.tags(&name).await.unwrap().unwrap(), ["v3"]);
+    let left = keys(&service).await;
+    assert_eq!(left.iter().filter(|key| key.contains("/manifests/")).count(), 1, "{left:?}");
 }

@@ -1,0 +1,91 @@
+//! `puna mirror retain`: what the rules of `mirror.retention` leave.
+
+use anyhow::{Result, bail};
+use puna_server::mirror::{Removal, Retained, retain};
+use serde_json::json;
+
+use crate::cli::{RetainArgs, SettingArgs};
+use crate::{format, out};
+
+/// An error where something cannot be removed.
+pub fn run(args: RetainArgs) -> Result<()> {
+    let settings = SettingArgs { host: None, set: args.set };
+    let config = super::config::load(&settings, Vec::new())?;
+    if config.mirror.retention.is_empty() {
+        bail!(
+            "there is no rule, and without one everything stays: set mirror.retention, such as --set mirror.retention=library=pulled:30d"
+        );
+    }
+    let runtime = tokio::runtime::Runtime::new()?;
+    let retained = runtime.block_on(retain(&config, args.dry_run))?;
+    if args.json {
+        out::json(&json!({
+            "dry_run": args.dry_run,
+            "removed": retained.removals.iter().map(document).collect::<Vec<_>>(),
+            "bytes": retained.bytes(),
+            "own": retained.own,
+            "failed": retained.failed,
+        }))?;
+    } else {
+        out::text(&summary(&retained, args.dry_run))?;
+    }
+    match retained.failed.first() {
+        None => Ok(()),
+        Some(first) => bail!("{} could not be removed: {first}", count(retained.failed.len(), "manifest")),
+    }
+}
+
+fn document(removal: &Removal) -> serde_json::Value {
+    json!({
+        "repository": removal.name.as_str(),
+        "tag": removal.tag,
+        "digest": removal.digest.to_string(),
+        "reason": removal.reason,
+        "bytes": removal.bytes,
+    })
+}
+
+fn summary(retained: &Retained, dry_run: bool) -> String {
+    let row = |removal: &Removal| {
+        let name = match &removal.tag {
+            Some(tag) => format!("{}:{tag}", removal.name),
+            None => removal.name.to_string(),
+        };
+        let digest = removal.digest.short().to_string();
+        vec![name, digest, format::bytes(removal.bytes), removal.reason.clone()]
+    };
+    let rows: Vec<Vec<String>> = retained.removals.iter().map(row).collect();
+    let mut text = match rows.is_empty() {
+        true => String::new(),
+        false => format::table(&["NAME", "DIGEST", "FREES", "REASON"], &rows),
+    };
+    let done = if dry_run { "would be removed" } else { "removed" };
+    let freed = format::bytes(retained.bytes());
+    text.push_str(&format!("{} {done}, {freed} that nothing else needs\n", count(rows.len(), "manifest")));
+    if retained.own > 0 {
+        let own = count(retained.own, "model");
+        text.push_str(&format!(
+            "left alone: {own} that no mirror has brought, of which only a rule with the word own speaks\n"
+        ));
+    }
+    text
+}
+
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_goes_and_what_a_word_more_would_take() {
+        assert_eq!(
+            summary(&Retained::default(), false),
+            "0 manifests removed, 0 B that nothing else needs\n"
+        );
+        let own = Retained { own: 1, ..Retained::default() };
+        assert!(summary(&own, true).ends_with("\nleft alone: 1 model that no mirror has brought, of which only a rule with the word own speaks\n"));
+    }
+}
