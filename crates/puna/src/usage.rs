@@ -139,7 +139,7 @@ fn arity(command: &str, args: &[String]) -> String {
         "run" | "rm" => format!("requires at least 1 arg(s), only received {given}"),
         "cp" => format!("accepts 2 arg(s), received {given}"),
         "list" | "ls" | "ps" => format!("accepts at most 1 arg(s), received {given}"),
-        "serve" | "start" | "mirror" | "prune" | "config" => format!("accepts 0 arg(s), received {given}"),
+        "serve" | "start" | "prune" | "config" => format!("accepts 0 arg(s), received {given}"),
         _ => format!("accepts 1 arg(s), received {given}"),
     }
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(of("puna cp a"), "accepts 2 arg(s), received 1");
         assert_eq!(of("puna create -f x"), "accepts 1 arg(s), received 0");
         assert_eq!(of("puna prune x"), "accepts 0 arg(s), received 1");
-        assert_eq!(of("puna mirror --host h x"), "accepts 0 arg(s), received 1");
+        assert_eq!(of("puna mirror --host h x"), "unknown command \"x\" for \"puna mirror\"");
         assert_eq!(of("puna list --x"), "unknown flag: --x");
         assert_eq!(of("puna list -x"), "unknown shorthand flag: 'x' in -x");
         assert_eq!(of("puna foo"), "unknown command \"foo\" for \"puna\"");
