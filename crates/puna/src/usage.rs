@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(of("puna cp a"), "accepts 2 arg(s), received 1");
         assert_eq!(of("puna create -f x"), "accepts 1 arg(s), received 0");
         assert_eq!(of("puna prune x"), "accepts 0 arg(s), received 1");
-        assert_eq!(of("puna mirror --host h x"), "unknown command \"x\" for \"puna mirror\"");
+        assert_eq!(of("puna mirror x"), "unknown command \"x\" for \"puna mirror\"");
         assert_eq!(of("puna list --x"), "unknown flag: --x");
         assert_eq!(of("puna list -x"), "unknown shorthand flag: 'x' in -x");
         assert_eq!(of("puna foo"), "unknown command \"foo\" for \"puna\"");

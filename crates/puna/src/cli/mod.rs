@@ -83,8 +83,8 @@ Serves the models of the store to Ollama, Puna, and the tools of container regis
   ollama pull --insecure HOST:5000/library/llama3.2        on another machine
   skopeo copy --src-tls-verify=false docker://HOST:5000/me/thing dir:thing
 
-`puna serve --set mirror.serve=on` does the same beside its other routes. `puna mirror retain --dry-run` shows what the
-rules of mirror.retention would remove.
+`puna serve --set mirror.serve=on` does the same beside its other routes.
+`puna mirror retain --dry-run` shows what the rules of mirror.retention would remove.
 
 Environment Variables:
       PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
