@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use puna_api::native::Progress;
 use puna_api::{ClientError, Stream};
 
@@ -42,17 +42,18 @@ impl Display {
                 // Who is waited for has not done what was under way.
                 finish(&bar, !label.starts_with("waiting for "));
             }
-            let bar = bars.add(if progress.total > 0 {
-                ProgressBar::new(progress.total)
+            let bar = if progress.total > 0 {
+                ProgressBar::with_draw_target(Some(progress.total), ProgressDrawTarget::hidden())
             } else {
                 ProgressBar::new_spinner()
-            });
+            };
             bar.set_style(style(progress.total > 0));
             bar.set_message(label.clone());
-            // What an earlier run has brought says nothing about the speed of this one.
+            // What an earlier run has brought says nothing about the speed of this one, and is not shown as such.
             bar.set_position(progress.completed);
             bar.tick();
             bar.reset_eta();
+            let bar = bars.add(bar);
             bar.enable_steady_tick(Duration::from_millis(100));
             self.current = Some((label, bar));
         }
