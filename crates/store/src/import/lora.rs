@@ -46,7 +46,7 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
         found: format!("{} of the model that it is for", crate::name::shown(architecture)),
         known: family::FAMILIES.map(|family| family.architecture).join(", "),
     })?;
-    let alpha = alpha(&config)?;
+    let (rank, alpha) = (config.count("r")?, alpha(&config)?);
     let sizes = sizes(base, architecture);
     let files = folder.safetensors()?;
     let mut weights = Weights::of(&files, &config, false)?;
@@ -59,6 +59,12 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
         if a.entry.shape.len() != 2 || rank_a != rank_b {
             let (found, want) = (b.entry.shape.clone(), a.entry.shape.clone());
             return Err(ImportError::TensorShape { name: format!("{name}.lora_B"), found, want }.into());
+        }
+        // What the matrices are multiplied by is made of it: another rank would change how much the adapter does.
+        if rank_a != Some(u64::from(rank)) {
+            let found = rank_a.unwrap_or_default();
+            let found = format!("{rank}, and the matrices for {name} have rank {found}: the files are not of one adapter");
+            return Err(config.wrong_value("r", found).into());
         }
         let rows = b.entry.shape.first().copied().unwrap_or(0);
         let order = order_of(family, &name, rows, &sizes)?;

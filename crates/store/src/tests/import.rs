@@ -604,6 +604,7 @@ fn adapters_that_cannot_be_kept_are_refused() {
         ("peft_type", json!("IA3"), "IA3"),
         ("alpha_pattern", json!({"q_proj": 3}), "alpha_pattern"),
         ("lora_alpha", json!("x"), "lora_alpha"),
+        ("r", json!(4), "`r` is 4, and the matrices for blk.0.attn_q.weight have rank 2"),
     ] {
         let error = refused(&|config, _| config[key] = value.clone());
         assert!(error.contains(want), "{error}");
