@@ -1,4 +1,5 @@
 """A model with a LoRA adapter: made by a Modelfile, it answers as the file with the change in its weights does."""
+import hashlib
 import json
 import math
 import struct
@@ -198,9 +199,22 @@ def test_an_adapter_of_another_family_is_refused_when_the_model_is_made(server, 
     assert done.returncode == 1 and says in done.stderr, done.stderr
 
 
-def test_an_adapter_that_does_not_fit_is_named_when_the_model_is_loaded(server):
-    (server.home / "alien.gguf").write_bytes(adapter(change=lambda name: name.replace("blk.", "blk.9")))
-    (server.home / "Alien").write_text("FROM cria\nADAPTER ./alien.gguf\n")
-    server.cli("create", "alien", "-f", server.home / "Alien", check=True)
-    status, body = server.post("/api/generate", {"model": "alien", "prompt": "x"})
-    assert status == 500 and 'adapter "wild"' in body["error"] and "`blk.92.attn_output.weight`" in body["error"], body
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda name: name.replace("blk.", "blk.9"), "`blk.92.attn_output.weight`"),
+        (lambda name: name.replace("attn_output", "ffn_down").replace("blk.3", "blk.1"), "the adapter was made for another model"),
+    ],
+    ids=["layers that the model lacks", "matrices of another width"],
+)
+def test_an_adapter_that_does_not_fit_is_refused_when_the_model_is_made(server, change, says):
+    (server.home / "alien.gguf").write_bytes(adapter(change=change))
+    done = server.cli("create", "alien", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/alien.gguf\n")
+    assert done.returncode == 1 and 'adapter "wild"' in done.stderr and says in done.stderr, done.stderr
+    assert server.post("/api/show", {"model": "alien"})[0] == 404
+    # By the API, too; the status is the request's.
+    data = adapter(change=change)
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    assert server.send("POST", f"/api/blobs/{digest}", data)[0] in (200, 201)
+    status, body = server.post("/api/create", {"model": "alien", "from": "cria", "adapters": {"a.gguf": digest}, "stream": False})
+    assert status == 400 and says in body["error"], body

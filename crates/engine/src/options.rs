@@ -2,7 +2,8 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType};
-use puna_models::{Adapter, Model, Pooling};
+use puna_models::{Adapter, LoadOptions, Model, Pooling};
+use puna_tokenizer::Tokenizer;
 
 use crate::error::EngineError;
 use crate::pages::PAGE_TOKENS;
@@ -92,6 +93,17 @@ impl MemoryReport {
     pub fn total(&self) -> u64 {
         self.weights + self.cache + self.scratch + self.draft
     }
+}
+
+/// Checks that a file can be loaded with these adapters: its keys, its vocabulary, the names and shapes of its tensors. No
+/// weight is read, and no memory is taken for any.
+///
+/// # Errors
+/// What loading it would say.
+pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError> {
+    Tokenizer::from_metadata(view.metadata())?;
+    Model::load_adapted(view, adapters, LoadOptions::default())?;
+    Ok(())
 }
 
 /// What loading a file with these options will take. `backend` is one of the kind that is to run it, for this purpose

@@ -77,8 +77,16 @@ pub enum StoreError {
     PathNotRelative,
     #[error("no files provided to convert")]
     NothingToConvert,
+    #[error("unknown type: {} is neither a GGUF file nor one of safetensors", files.join(" or "))]
+    UnknownFiles { files: Vec<String> },
     #[error("supplied file was not in GGUF format")]
     NotGguf,
+    #[error("supplied file was not in GGUF format: {file}: {error}")]
+    NotGgufFile { file: String, error: puna_gguf::GgufError },
+    #[error("{file} has no tensors: it is a vocabulary or a header, and no model without its weights")]
+    NoTensors { file: String },
+    #[error("the model is not made, since it could not be loaded: {reason}")]
+    NotLoadable { reason: String },
     #[error("template error: {0}")]
     Template(String),
     #[error("info field \"{field}\" must be {want}")]
@@ -164,7 +172,11 @@ impl StoreError {
                 | UnknownType
                 | PathNotRelative
                 | NothingToConvert
+                | UnknownFiles { .. }
                 | NotGguf
+                | NotGgufFile { .. }
+                | NoTensors { .. }
+                | NotLoadable { .. }
                 | BadFile { .. }
                 | Template(_)
                 | Info { .. }

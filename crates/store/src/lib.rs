@@ -61,7 +61,7 @@ pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
-    CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
+    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
     Progress, ProgressFn, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};

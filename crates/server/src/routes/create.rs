@@ -105,6 +105,7 @@ pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
 fn hooks() -> Hooks<'static> {
     Hooks {
         check_template: Some(&check_template),
+        check_model: Some(&crate::runner::check_model),
         detect_template: Some(&detect_template),
         version: Some(crate::OLLAMA_VERSION),
         ..Hooks::default()

@@ -1,12 +1,12 @@
 //! The engine of this program as a [`Generator`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, PAGE_TOKENS, Pooling, Sink, plan_memory,
-    plan_memory_with_draft,
+    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, ModelError, PAGE_TOKENS, Pooling, Sink,
+    plan_memory, plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
@@ -74,6 +74,23 @@ impl Loader for LocalLoader {
         };
         Ok(Box::new(Local { engine, facts }))
     }
+}
+
+/// Why this program cannot load weights with their adapters. Of an architecture that it does not know it says so and no more:
+/// another program on the same folder of models may know it.
+pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option<String>, String> {
+    let check = || {
+        let adapters = adapters.iter().map(|path| adapter(path)).collect::<Result<Vec<_>, _>>()?;
+        let view = view(Some(weights))?;
+        match puna_engine::check_model(&view, &adapters) {
+            Ok(()) => Ok(None),
+            Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
+                Ok(Some(format!("warning: {unknown}; it cannot be run here")))
+            }
+            Err(error) => Err(engine_error(error)),
+        }
+    };
+    check().map_err(|error: LoadError| error.message)
 }
 
 /// How a model takes pairs. The marks are llama.cpp's: each only where the file wants it around texts.

@@ -28,6 +28,7 @@ pub mod worker;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
 /// Runs a runner on this process's standard input until the server closes it: what the hidden subcommand `runner` of
 /// the program does. `args` are the words after the subcommand; there are none so far.
@@ -55,6 +56,11 @@ fn end_with_the_engine() {
             std::process::abort();
         }
     }));
+}
+
+/// Tests a file of weights with its adapters: the reason why they cannot be loaded, or a remark.
+pub(crate) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option<String>, String> {
+    local::check_model(weights, adapters)
 }
 
 /// Tests a Go template: the reason why it is none.

@@ -73,7 +73,7 @@ impl Sources {
                 return Ok(Self { gguf: files, folder: Vec::new() });
             }
         }
-        Err(StoreError::UnknownType)
+        Err(StoreError::UnknownFiles { files: files.iter().map(|(name, _)| crate::name::shown(name)).collect() })
     }
 
     /// Refuses weights of more than one model. Files that cannot be read are left to those that read them.
@@ -140,15 +140,18 @@ fn gguf_layer(
     let path = store.blob_path(&digest);
     let facts = match store.facts(&digest, &path) {
         Err(StoreError::GgufFile {
-            error: GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. },
+            error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
-        }) => return Err(StoreError::NotGguf),
+        }) => return Err(StoreError::NotGgufFile { file: crate::name::shown(name), error }),
         // The name that the client gave says more than the blob's.
         Err(StoreError::GgufFile { error, .. }) => {
             return Err(StoreError::BadFile { file: name.clone(), error });
         }
         facts => facts?,
     };
+    if media_type(&facts) == media::MODEL && facts.parameter_count == 0 {
+        return Err(StoreError::NoTensors { file: crate::name::shown(name) });
+    }
     Ok(SourceFile {
         layer: Layer::new(media_type(&facts), digest, size(store, &digest)?),
         is_new: false,

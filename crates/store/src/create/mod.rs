@@ -6,11 +6,13 @@ mod local;
 mod request;
 mod split;
 
+use std::path::PathBuf;
+
 use serde_json::{Map, Value};
 
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
-    CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
+    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
 };
 
 use crate::builtin;
@@ -77,9 +79,10 @@ impl Store {
             (None, Some(from)) => draft.take_model(self, from)?,
             (None, None) => draft.take_files(self, request, hooks, progress)?,
         }
-        draft.quantize(self, request.quantize.as_deref(), imatrix.as_ref(), media::MODEL, progress)?;
         draft.take_adapters(self, request, progress)?;
         draft.take_draft_files(self, request, progress)?;
+        draft.check_new(self, request, hooks, progress)?;
+        draft.quantize(self, request.quantize.as_deref(), imatrix.as_ref(), media::MODEL, progress)?;
         draft.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
         draft.assume_formats(self, request)?;
         draft.edit(self, request)?;
@@ -238,6 +241,34 @@ impl Draft {
         layer.media_type = media::DRAFT.into();
         self.layers.retain(|l| l.layer.media_type != media::DRAFT);
         self.layers.push(DraftLayer { layer, is_new, status: None });
+        Ok(())
+    }
+
+    /// Refuses new weights and adapters that the program could not load: nobody would learn of it before the first question.
+    fn check_new(
+        &self,
+        store: &Store,
+        request: &CreateRequest,
+        hooks: &Hooks<'_>,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        let Some(check) = hooks.check_model else { return Ok(()) };
+        let paths = |ty: &str| -> Result<Vec<PathBuf>, StoreError> {
+            let layers = self.layers.iter().filter(|l| l.layer.media_type == ty);
+            layers.map(|l| store.layer_path(&l.layer)).collect()
+        };
+        let has_new = request.files.is_some() && request.from.is_none() || !request.adapters.is_empty();
+        let mut tests = Vec::new();
+        if has_new && let Some(model) = paths(media::MODEL)?.pop() {
+            tests.push((model, paths(media::ADAPTER)?));
+        }
+        if !request.draft_files.is_empty() {
+            tests.extend(paths(media::DRAFT)?.into_iter().map(|draft| (draft, Vec::new())));
+        }
+        for (weights, adapters) in tests {
+            let remark = check(&weights, &adapters).map_err(|reason| StoreError::NotLoadable { reason })?;
+            remark.into_iter().for_each(|remark| progress(Progress::status(remark)));
+        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What creating a model takes and reports.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -136,11 +137,17 @@ pub struct FileTemplate {
 /// A search for the known template that the Jinja template of a file is.
 pub type DetectTemplate<'a> = &'a dyn Fn(&FileTemplate) -> Option<NamedTemplate>;
 
+/// A test of a file of weights with its adapters: the reason why the program cannot load them. Of a kind of model that the program
+/// does not know it says so: another one on the same folder may know it.
+pub type CheckModel<'a> = &'a dyn Fn(&Path, &[PathBuf]) -> Result<Option<String>, String>;
+
 /// What other crates know and the store does not.
 #[derive(Clone, Copy, Default)]
 pub struct Hooks<'a> {
     /// Tests the `template` of a request.
     pub check_template: Option<CheckTemplate<'a>>,
+    /// Tests weights and adapters that are new to the model.
+    pub check_model: Option<CheckModel<'a>>,
     /// Finds a Go template for the Jinja template of a GGUF file.
     pub detect_template: Option<DetectTemplate<'a>>,
     /// The version of Ollama that the program is compatible with; models that require a newer one are refused.

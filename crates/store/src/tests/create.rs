@@ -175,6 +175,9 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         files: Some([(name.to_owned(), digest.to_owned())].into()),
         ..CreateRequest::default()
     };
+    let mut writer = puna_gguf::Writer::new();
+    writer.set("general.architecture", "llama");
+    let vocabulary = kit.store.add_blob(&writer.to_vec([]).unwrap()).unwrap().digest;
     let other = kit.upload(2).digest;
     let two = from_files(&[("a.gguf", blob), ("b.gguf", other)]);
     let named = |renderer: Option<&str>, parser: Option<&str>| CreateRequest {
@@ -195,9 +198,13 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (with_files("/abs.gguf", &blob.to_string()), "file path must be relative"),
         (with_files("../x.gguf", &blob.to_string()), "file path must be relative"),
         (with_files("a.gguf", ""), "invalid digest format"),
-        (with_files("a.txt", &text.to_string()), "unknown type"),
+        (with_files("a.txt", &text.to_string()), "unknown type: a.txt is neither a GGUF file nor"),
         (with_files("a.gguf", "sha256:bad"), "invalid digest format"),
-        (with_files("a.gguf", &text.to_string()), "supplied file was not in GGUF format"),
+        (
+            with_files("a.gguf", &text.to_string()),
+            "supplied file was not in GGUF format: a.gguf: not a GGUF file: it starts with \"hell\"",
+        ),
+        (from_files(&[("vocab.gguf", vocabulary)]), "vocab.gguf has no tensors"),
         (with_files("a.gguf", &Digest::of(b"absent").to_string()), "is not in the store"),
         (from_model("no such"), "invalid model name `no such`"),
         (from_model("nope"), "model 'nope:latest' not found"),
@@ -216,6 +223,36 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         assert!(error.contains(want), "{want}: {error}");
     }
     assert_eq!(kit.names(), ["cria:latest"]);
+}
+
+#[test]
+fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
+    let kit = Kit::new();
+    let asked = std::cell::RefCell::new(Vec::new());
+    let check = |weights: &std::path::Path, adapters: &[std::path::PathBuf]| {
+        asked.borrow_mut().push((weights.to_owned(), adapters.len()));
+        Ok(Some("warning: not for us".to_owned()))
+    };
+    let create = |request: &CreateRequest, check: crate::CheckModel<'_>| {
+        let hooks = Hooks { check_model: Some(check), ..Hooks::default() };
+        let mut lines = Vec::new();
+        kit.store.create(&name("m"), request, &hooks, &mut |p| lines.push(p.status)).map(|()| lines)
+    };
+    let weights = kit.upload(1).digest;
+    let lines = create(&from_files(&[("m.gguf", weights)]), &check).unwrap();
+    assert!(lines.contains(&"warning: not for us".to_owned()), "{lines:?}");
+    assert_eq!(asked.take(), [(kit.store.blob_path(&weights), 0)]);
+    // What is stored was looked at, or is what somebody else made of it.
+    create(&CreateRequest { system: Some("x".into()), ..from_model("m") }, &check).unwrap();
+    assert_eq!(asked.take(), []);
+    let draft = [("d.gguf".to_owned(), kit.upload(2).digest.to_string())];
+    create(&CreateRequest { draft_files: draft.into(), ..from_model("m") }, &check).unwrap();
+    assert_eq!(asked.take().len(), 1);
+    let other = kit.upload(3).digest;
+    let error = create(&from_files(&[("m.gguf", other)]), &|_, _| Err("tensor `a` is missing".into()));
+    let error = error.unwrap_err();
+    assert!(error.is_bad_request() && error.to_string().ends_with("tensor `a` is missing"), "{error}");
+    assert_eq!(kit.store.resolve(&name("m")).unwrap().weights_digest, weights);
 }
 
 #[test]
