@@ -82,8 +82,8 @@ pub use pulls::Pull;
 pub use puna_gguf::PartName;
 pub use remote::Remote;
 pub use requantize::{
-    Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, fallbacks, requantize, requantize_part,
-    write_imatrix,
+    Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, Unmatched, fallbacks, requantize,
+    requantize_part, unmatched, write_imatrix,
 };
 pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};

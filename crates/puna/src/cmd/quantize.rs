@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
-use puna_store::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part};
+use puna_store::{
+    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, unmatched,
+};
 
 use crate::cli::QuantizeArgs;
 use crate::local::{ModelFile, Output, same_file};
@@ -28,6 +30,9 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     let options = QuantizeOptions { threads: args.threads.unwrap_or(0), imatrix: imatrix.as_ref() };
     for fallback in fallbacks(&file.gguf, target, imatrix.is_some()) {
         out::note(fallback);
+    }
+    if let Some(unmatched) = imatrix.as_ref().and_then(|matrix| unmatched(&file.gguf, target, matrix)) {
+        out::note(unmatched);
     }
     let mut display = Display::new();
     let mut made = Vec::new();

@@ -17,7 +17,7 @@ use crate::facts::Facts;
 use crate::files::read_limited;
 use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
-use crate::requantize::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize};
+use crate::requantize::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, unmatched};
 use crate::store::Store;
 
 /// More than any `sentence_bert_config.json` has.
@@ -333,6 +333,9 @@ pub(super) fn quantized_layer(
     let gguf = Gguf::open(&path)?;
     for fallback in fallbacks(&gguf, target, imatrix.is_some()) {
         progress(Progress::status(fallback.to_string()));
+    }
+    if let Some(unmatched) = imatrix.and_then(|matrix| unmatched(&gguf, target, matrix)) {
+        progress(Progress::status(unmatched.to_string()));
     }
     let mut blob = store.blob_writer()?;
     let mut pace = Pace::new();

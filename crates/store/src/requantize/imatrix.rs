@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -13,11 +14,16 @@ use std::path::Path;
 use puna_gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use puna_quant::TensorType;
 
+use super::fallback::short_names;
+use super::{FileType, rules};
 use crate::error::StoreError;
 use crate::files::read_limited;
 
 /// More than any file of the old form has.
 const LEGACY_LIMIT: u64 = 1 << 30;
+
+/// Tensors of which most matrices say nothing: what is looked up, and what makes logits.
+const SELDOM_MEASURED: [&str; 3] = ["token_embd.weight", "per_layer_token_embd.weight", "output.weight"];
 
 /// Sums of squares of a tensor's inputs, for each matrix of a stack one row.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,16 +140,26 @@ impl Imatrix {
         }
     }
 
-    /// Refuses a matrix that has nothing to say about any of these tensors.
-    pub(super) fn check<'a>(
-        &self,
-        tensors: impl IntoIterator<Item = &'a TensorInfo>,
-    ) -> Result<(), StoreError> {
-        let mut any = tensors.into_iter().peekable();
-        match any.peek().is_none() || any.any(|tensor| self.weights.contains_key(&*tensor.name)) {
-            true => Ok(()),
-            false => Err(StoreError::ImatrixOther { name: self.name.clone() }),
+    /// Refuses a matrix that has nothing to say about any of the tensors that are quantized.
+    pub(super) fn check(&self, tensors: &[TensorInfo], types: &[TensorType]) -> Result<(), StoreError> {
+        let unmatched = self.unmatched(tensors, types);
+        match unmatched.filter(|unmatched| unmatched.tensors.len() == unmatched.quantized) {
+            None => Ok(()),
+            Some(_) => Err(StoreError::ImatrixOther { name: self.name.clone() }),
         }
+    }
+
+    /// The tensors that get these types without a word from the matrix.
+    fn unmatched(&self, tensors: &[TensorInfo], types: &[TensorType]) -> Option<Unmatched> {
+        let is_meant = |tensor: &TensorInfo, ty: TensorType| {
+            ty.is_quantized() && tensor.ty != ty && !SELDOM_MEASURED.contains(&&*tensor.name)
+        };
+        let meant = tensors.iter().zip(types).filter(|(tensor, ty)| is_meant(tensor, **ty));
+        let (known, unknown): (Vec<&str>, Vec<&str>) =
+            meant.map(|(tensor, _)| &*tensor.name).partition(|name| self.weights.contains_key(*name));
+        let tensors: Vec<_> = unknown.into_iter().map(str::to_owned).collect();
+        let quantized = known.len() + tensors.len();
+        (!tensors.is_empty()).then(|| Unmatched { matrix: self.name.clone(), quantized, tensors })
     }
 
     /// The keys by which a file says that it was made with this matrix, as llama-quantize writes them.
@@ -156,6 +172,36 @@ impl Imatrix {
         if let Some(chunks) = self.chunks {
             metadata.set("quantize.imatrix.chunks_count", chunks);
         }
+    }
+}
+
+/// Tensors that are quantized without a word from the importance matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unmatched {
+    /// The matrix.
+    pub matrix: String,
+    /// How many tensors are quantized in all.
+    pub quantized: usize,
+    /// Those that it does not know.
+    pub tensors: Vec<String>,
+}
+
+/// What an importance matrix says nothing about, though it is to be quantized; `None`: it knows all of that.
+pub fn unmatched(gguf: &Gguf, target: FileType, matrix: &Imatrix) -> Option<Unmatched> {
+    let types: Vec<_> = rules::choose(gguf, target, true).into_iter().map(|choice| choice.ty).collect();
+    matrix.unmatched(gguf.tensors(), &types)
+}
+
+impl fmt::Display for Unmatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { matrix, quantized, tensors } = self;
+        let names = short_names(tensors.iter().map(String::as_str)).join(", ");
+        write!(
+            f,
+            "warning: the importance matrix {matrix} says nothing about {} of {quantized} tensors, which are quantized without it \
+             ({names}): it may be another model's",
+            tensors.len()
+        )
     }
 }
 
@@ -241,9 +287,18 @@ mod tests {
             "the importance matrix imatrix.gguf has 2 values for the tensor a, and 3 are needed: it was made for another model"
         );
         assert_eq!(matrix.of(&tensor("token_embd.weight", &[3, 2])), Ok(None));
-        assert_eq!(matrix.check([&a, &b]), Ok(()));
-        assert_eq!(matrix.check([]), Ok(()));
-        assert_eq!(matrix.check([&b]), Err(StoreError::ImatrixOther { name: "imatrix.gguf".into() }));
+        let check = |tensors: &[TensorInfo], ty| matrix.check(tensors, &vec![ty; tensors.len()]);
+        let other = Err(StoreError::ImatrixOther { name: "imatrix.gguf".into() });
+        assert_eq!(check(&[a.clone(), b.clone()], TensorType::Q8_0), Ok(()));
+        assert_eq!(check(&[], TensorType::Q8_0), Ok(()));
+        assert_eq!(check(std::slice::from_ref(&b), TensorType::Q8_0), other);
+        // That it knows the table of tokens, which every model has, is no sign.
+        let table = tensor("token_embd.weight", &[2, 2]);
+        assert_eq!(check(&[b.clone(), table], TensorType::Q8_0), other);
+        assert_eq!(check(std::slice::from_ref(&b), TensorType::F16), Ok(()));
+        let types = [TensorType::Q8_0; 2];
+        let told = matrix.unmatched(&[a, b], &types).unwrap().to_string();
+        assert!(told.contains("says nothing about 1 of 2 tensors") && told.contains("(b)"), "{told}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use puna_quant::{TensorType, dequantize, quantize};
 
 pub use fallback::{Fallback, fallbacks};
 pub use file_type::FileType;
-pub use imatrix::{Imatrix, ImatrixRow, write_imatrix};
+pub use imatrix::{Imatrix, ImatrixRow, Unmatched, unmatched, write_imatrix};
 
 use crate::error::StoreError;
 use crate::inorder;
@@ -46,7 +46,7 @@ pub fn requantize(
     for key in SPLIT_KEYS {
         metadata.remove(key);
     }
-    let types = types(gguf, target, options);
+    let types = types(gguf, target, options)?;
     let tensors: Vec<_> = gguf.tensors().iter().zip(types).collect();
     let total = gguf.tensor_bytes();
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
@@ -71,7 +71,7 @@ pub fn requantize_part(
     metadata.set(SPLIT_KEYS[1], u16::try_from(gguf.part_count()).map_err(as_split)?);
     metadata.set(SPLIT_KEYS[2], i32::try_from(gguf.tensors().len()).map_err(as_split)?);
     // What a tensor becomes depends on all of them.
-    let types = types(gguf, target, options);
+    let types = types(gguf, target, options)?;
     let tensors: Vec<_> =
         gguf.tensors().iter().zip(types).filter(|(tensor, _)| gguf.part_of(tensor) == part).collect();
     let total = tensors.iter().map(|(tensor, _)| tensor.size).sum();
@@ -79,9 +79,13 @@ pub fn requantize_part(
 }
 
 /// What each tensor becomes.
-fn types(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Vec<TensorType> {
+fn types(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Result<Vec<TensorType>, StoreError> {
     let choices = rules::choose(gguf, target, options.imatrix.is_some());
-    choices.into_iter().map(|choice| choice.ty).collect()
+    let types: Vec<_> = choices.into_iter().map(|choice| choice.ty).collect();
+    if let Some(matrix) = options.imatrix {
+        matrix.check(gguf.tensors(), &types)?;
+    }
+    Ok(types)
 }
 
 /// The number of a part, how many there are, and how many tensors all of them have.
@@ -111,9 +115,6 @@ fn write(
         writer.tensor(&tensor.name, *ty, &tensor.shape)?;
     }
     let mut jobs = Vec::with_capacity(tensors.len());
-    if let Some(matrix) = options.imatrix {
-        matrix.check(gguf.tensors())?;
-    }
     for &(tensor, ty) in tensors {
         let importance = match options.imatrix.filter(|_| tensor.ty != ty) {
             Some(matrix) => matrix.of(tensor)?,

@@ -13,12 +13,18 @@ fn zoo(name: &str) -> std::path::PathBuf {
 
 /// A matrix for all tensors of a file; the first columns matter most.
 fn matrix(kit: &Kit, gguf: &Gguf) -> Digest {
+    matrix_for(kit, gguf, |_| true)
+}
+
+/// A matrix for some tensors of a file.
+fn matrix_for(kit: &Kit, gguf: &Gguf, is_known: fn(&str) -> bool) -> Digest {
     let row = |tensor: &puna_gguf::TensorInfo| ImatrixRow {
         tensor: tensor.name.to_string(),
         squares: (0..tensor.shape[0]).map(|i| 8.0 / (1.0 + i as f32)).collect(),
         counts: vec![8],
     };
-    let rows: Vec<_> = gguf.tensors().iter().filter(|t| t.shape.len() == 2).map(row).collect();
+    let is_row = |t: &&puna_gguf::TensorInfo| t.shape.len() == 2 && is_known(&t.name);
+    let rows: Vec<_> = gguf.tensors().iter().filter(is_row).map(row).collect();
     let mut file = Vec::new();
     write_imatrix(&mut file, &rows, "text.txt", (1, 8)).unwrap();
     kit.store.add_blob(&file).unwrap().digest
@@ -88,6 +94,27 @@ fn what_is_no_matrix_of_the_model_is_refused_before_anything_is_made() {
     let text = refused(other.to_string(), Some("q8_0")).to_string();
     assert!(text.ends_with("it was made for another model"), "{text}");
     assert_eq!(kit.names(), ["cria:latest"]);
+}
+
+#[test]
+fn what_a_matrix_does_not_know_is_told_and_a_strangers_matrix_refused() {
+    let kit = Kit::new();
+    let source = Gguf::open(&zoo("llama-f16.gguf")).unwrap();
+    let model = kit.store.add_file(&zoo("llama-f16.gguf")).unwrap().digest;
+    let with = |matrix: Digest| CreateRequest {
+        quantize: Some("q4_0".into()),
+        imatrix: Some(matrix.to_string()),
+        ..from_files(&[("m.gguf", model)])
+    };
+    let is_told = |line: &String| line.contains("says nothing about");
+    let lines = kit.create("m", &with(matrix(&kit, &source))).unwrap();
+    assert!(!lines.iter().any(is_told), "{lines:#?}");
+    let some = matrix_for(&kit, &source, |name| !name.contains("attn_q."));
+    let lines = kit.create("m", &with(some)).unwrap();
+    let told = lines.iter().find(|line| is_told(line)).unwrap();
+    assert!(told.contains("attn_q.weight)"), "{told}");
+    let none = matrix_for(&kit, &source, |name| name == "token_embd.weight");
+    assert!(matches!(kit.create("m", &with(none)), Err(StoreError::ImatrixOther { .. })));
 }
 
 #[test]
