@@ -27,6 +27,11 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     if ModelRef::parse(&args.model).is_err() {
         bail!("invalid model name: {}", args.model);
     }
+    for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {
+        if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
+            return Err(usage::wrong(format!("{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are")));
+        }
+    }
     if args.imatrix.is_some() && args.quantize.is_none() {
         return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
     }

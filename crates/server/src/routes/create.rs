@@ -29,6 +29,8 @@ pub(super) async fn create(
         note_ignored("files".into());
     }
     check_parameters(request.parameters.as_ref())?;
+    let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
+    ranges.map_err(|e| Failure::bad_request(e.to_string()))?;
     let wanted = store_request(request);
     if let Some(remote) = wanted.remote().map_err(|e| store_failure(&e))? {
         app.remotes().check(&remote.host)?;

@@ -6,7 +6,7 @@ mod print;
 
 use std::fmt;
 
-pub use params::{format_parameters, parse_parameter};
+pub use params::{check_ranges, format_parameters, parse_parameter};
 
 /// A Modelfile, its instructions in order.
 #[derive(Debug, Clone, PartialEq, Default)]

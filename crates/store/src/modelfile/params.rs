@@ -70,7 +70,9 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
     };
     let last = values.last().copied().unwrap_or_default();
     let bad = |kind| ModelfileError::ParameterValue { kind, value: crate::name::shown(last) };
-    range(row, last)?;
+    if let Ok(number) = last.parse() {
+        range(row, number, last)?;
+    }
     Ok(Some(match kind {
         Kind::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
         Kind::Float => {
@@ -91,17 +93,35 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
     }))
 }
 
-/// Refuses a number that every request would fail with.
-fn range(name: &'static str, value: &str) -> Result<(), ModelfileError> {
-    let Ok(number) = value.parse::<f64>() else { return Ok(()) };
+/// Refuses numbers that no model could be meant to have, as they come in the parameters of a request. Names and types are not looked
+/// at.
+///
+/// # Errors
+/// [`ModelfileError::ParameterRange`]
+pub fn check_ranges(parameters: &Map<String, Value>) -> Result<(), ModelfileError> {
+    for (name, _) in PARAMETERS {
+        if let Some(number) = parameters.get(name).and_then(Value::as_f64) {
+            range(name, number, &number.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a number that every request would fail with, or that means nothing.
+fn range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileError> {
     let (fits, want) = match name {
         "repeat_penalty" => (number > 0.0 && (1.0 / number as f32).is_finite(), "greater than 0"),
-        "num_batch" => (number >= 1.0, "at least 1"),
+        "num_ctx" | "num_batch" => (number >= 1.0, "at least 1"),
+        "num_thread" => (number >= 0.0, "at least 0 (0 is one a core)"),
+        "num_gpu" => (number >= -1.0, "at least -1 (-1 is automatic)"),
         "repeat_last_n" => (number >= -1.0, "at least -1 (-1 is the whole context, 0 is off)"),
+        "temperature" => (number >= 0.0, "at least 0"),
+        "top_p" | "min_p" | "typical_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
         _ => (true, ""),
     };
     let given = || crate::name::shown(value);
-    if !fits {
+    // What is no number at all is told by its type.
+    if !fits && !number.is_nan() {
         return Err(ModelfileError::ParameterRange { name, want, value: given() });
     }
     if number.is_finite() && !(number as f32).is_finite() {
@@ -203,13 +223,21 @@ mod tests {
             ("num_batch", "0", "parameter 'num_batch' must be at least 1, but is 0"),
             ("repeat_last_n", "-2", "at least -1"),
             ("temperature", "1e308", "within ±3.4e38, but is 1e308"),
+            ("temperature", "-0.1", "must be at least 0, but is -0.1"),
+            ("num_ctx", "-5", "parameter 'num_ctx' must be at least 1, but is -5"),
+            ("num_thread", "-1", "at least 0"),
+            ("num_gpu", "-2", "at least -1"),
+            ("top_p", "1.5", "parameter 'top_p' must be between 0 and 1, but is 1.5"),
+            ("min_p", "-1", "between 0 and 1"),
         ];
         for (name, value, want) in refused {
             let error = of(name, value).unwrap_err();
             assert!(error.contains(want), "{error}");
+            let given = [(name.to_owned(), json!(value.parse::<f64>().unwrap()))].into_iter().collect();
+            assert!(check_ranges(&given).is_err(), "{name} {value}");
         }
         for (name, value) in
-            [("repeat_last_n", "-1"), ("repeat_penalty", "0.5"), ("stop", "-1"), ("seed", "-9")]
+            [("repeat_last_n", "-1"), ("repeat_penalty", "0.5"), ("stop", "-1"), ("seed", "-9"), ("top_k", "-1"), ("num_predict", "-2")]
         {
             assert!(of(name, value).is_ok(), "{name} {value}");
         }

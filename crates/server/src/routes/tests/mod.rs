@@ -517,6 +517,8 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     assert_eq!(error(json!({"num_batch": 0})).await, "option \"num_batch\" must be positive");
     assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
     assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
+    assert_eq!(error(json!({"num_ctx": -5})).await, "parameter 'num_ctx' must be at least 1, but is -5");
+    assert!(error(json!({"top_p": 1.5})).await.contains("between 0 and 1"));
     let renderer = b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
     assert!(renderer.status == 400 && renderer.body.contains("unknown renderer"), "{}", renderer.body);
     let requires = b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
