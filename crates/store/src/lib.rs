@@ -74,7 +74,8 @@ pub use listing::Summary;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use model::{Details, Model, Weights};
 pub use modelfile::{
-    Instruction, LineProblem, Modelfile, ModelfileError, check_ranges, format_parameters, parse_parameter,
+    Instruction, LineProblem, Modelfile, ModelfileError, Wanted, check_ranges, format_parameters,
+    parse_parameter,
 };
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
 pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};

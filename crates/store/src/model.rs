@@ -282,7 +282,7 @@ impl Model {
             let field = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             all.push(Instruction::Message { role: field("role"), content: field("content") });
         }
-        Modelfile { instructions: all }
+        Modelfile { instructions: all, lines: Vec::new() }
     }
 }
 

@@ -1,6 +1,10 @@
 //! Reading a Modelfile, character by character: values may span lines, and quotes have no escapes.
 
-use super::{Instruction, LineProblem, Modelfile, ModelfileError};
+use super::{Instruction, KEYWORDS, LineProblem, Modelfile, ModelfileError, Wanted};
+use crate::name::shown;
+
+/// Slips of the finger in the name of an instruction that is still recognised.
+const SLIPS: usize = 2;
 
 impl Modelfile {
     /// Reads a file's bytes: UTF-8, or UTF-16 with a byte order mark.
@@ -17,14 +21,15 @@ impl Modelfile {
     /// As [`Modelfile::parse_bytes`].
     pub fn parse(text: &str) -> Result<Self, ModelfileError> {
         let mut reader = Reader { rest: text, line: 1 };
-        let mut instructions = Vec::new();
+        let (mut instructions, mut lines) = (Vec::new(), Vec::new());
         while reader.skip_to_instruction() {
+            lines.push(reader.line);
             instructions.push(reader.instruction()?);
         }
         if !instructions.iter().any(|i| matches!(i, Instruction::From(_))) {
             return Err(ModelfileError::NoFrom);
         }
-        Ok(Self { instructions })
+        Ok(Self { instructions, lines })
     }
 }
 
@@ -87,49 +92,73 @@ impl<'a> Reader<'a> {
     }
 
     fn instruction(&mut self) -> Result<Instruction, ModelfileError> {
-        let name = self.word(|c| c.is_ascii_alphabetic()).map_err(|(end, _)| match end {
-            Some(_) => self.error(LineProblem::Command),
-            None => ModelfileError::UnexpectedEnd { text: String::new() },
-        })?;
-        let of: fn(String) -> Instruction = match name.to_ascii_lowercase().as_str() {
-            "from" => Instruction::From,
-            "license" => Instruction::License,
-            "template" => Instruction::Template,
-            "system" => Instruction::System,
-            "adapter" => Instruction::Adapter,
-            "draft" => Instruction::Draft,
-            "renderer" => Instruction::Renderer,
-            "parser" => Instruction::Parser,
-            "requires" => Instruction::Requires,
-            "parameter" => {
-                let name = self.argument(|c| c.is_ascii_alphanumeric() || c == '_')?.to_owned();
+        let keyword = self.keyword()?;
+        let of: fn(String) -> Instruction = match keyword {
+            "FROM" => Instruction::From,
+            "LICENSE" => Instruction::License,
+            "TEMPLATE" => Instruction::Template,
+            "SYSTEM" => Instruction::System,
+            "ADAPTER" => Instruction::Adapter,
+            "DRAFT" => Instruction::Draft,
+            "RENDERER" => Instruction::Renderer,
+            "PARSER" => Instruction::Parser,
+            "PARAMETER" => {
+                let name = self.argument(keyword, |c| c.is_ascii_alphanumeric() || c == '_')?.to_owned();
                 return Ok(Instruction::Parameter { name, value: self.value()? });
             }
-            "message" => {
-                let role = self.argument(|c| c.is_ascii_alphabetic())?.to_owned();
+            "MESSAGE" => {
+                let role = self.argument(keyword, |c| c.is_ascii_alphabetic())?.to_owned();
                 if !["system", "user", "assistant"].contains(&role.as_str()) {
-                    return Err(self.error(LineProblem::Role));
+                    let problem = LineProblem::Role { found: shown(&role) };
+                    return Err(ModelfileError::Line { line: self.line, problem });
                 }
                 return Ok(Instruction::Message { role, content: self.value()? });
             }
-            _ => return Err(self.error(LineProblem::Command)),
+            // The last one that is known.
+            _ => Instruction::Requires,
         };
         Ok(of(self.value()?))
     }
 
+    /// The name of an instruction, and the blank behind it.
+    fn keyword(&mut self) -> Result<&'static str, ModelfileError> {
+        let (line, text) = (self.line, self.rest);
+        let known = |name: &str| KEYWORDS.into_iter().find(|known| known.eq_ignore_ascii_case(name));
+        let word = self.word(|c| c.is_ascii_alphabetic());
+        let wanted = |name| known(name).map(Wanted::Value);
+        let problem = match word {
+            Ok(name) => match known(name) {
+                Some(keyword) => return Ok(keyword),
+                None => unknown(text),
+            },
+            Err((None, name)) => match wanted(name) {
+                Some(wanted) => {
+                    return Err(ModelfileError::UnexpectedEnd { line, text: String::new(), wanted });
+                }
+                None => unknown(text),
+            },
+            Err((Some(end), name)) if is_newline(end) => wanted(name).map_or_else(|| unknown(text), LineProblem::Bare),
+            Err(_) => unknown(text),
+        };
+        Err(ModelfileError::Line { line, problem })
+    }
+
     /// A parameter's name or a message's role.
-    fn argument(&mut self, admits: fn(char) -> bool) -> Result<&'a str, ModelfileError> {
+    fn argument(&mut self, keyword: &'static str, admits: fn(char) -> bool) -> Result<&'a str, ModelfileError> {
         while self.rest.starts_with(is_blank) {
             self.next();
         }
+        let line = self.line;
         self.word(admits).map_err(|(end, word)| ModelfileError::UnexpectedEnd {
+            line,
             text: if end.is_some() { word.to_owned() } else { String::new() },
+            wanted: Wanted::Value(keyword),
         })
     }
 
     /// A value: ends with the first line at whose end all quotes are closed.
     fn value(&mut self) -> Result<String, ModelfileError> {
-        let start = self.rest;
+        let (line, start) = (self.line, self.rest);
         loop {
             let text = &start[..start.len() - self.rest.len()];
             match self.next() {
@@ -137,15 +166,23 @@ impl<'a> Reader<'a> {
                 end => match (unquote(text.trim()), end) {
                     (Some(value), _) => return Ok(printable(value)),
                     (None, Some(_)) => {}
-                    (None, None) => return Err(ModelfileError::UnexpectedEnd { text: String::new() }),
+                    (None, None) => {
+                        let (text, wanted) = (String::new(), Wanted::Quotes);
+                        return Err(ModelfileError::UnexpectedEnd { line, text, wanted });
+                    }
                 },
             }
         }
     }
+}
 
-    fn error(&self, problem: LineProblem) -> ModelfileError {
-        ModelfileError::Line { line: self.line, problem }
-    }
+/// What stands where an instruction should, with the one that it is most like.
+fn unknown(text: &str) -> LineProblem {
+    let found = text.split_whitespace().next().unwrap_or_default();
+    let upper = found.chars().take(20).collect::<String>().to_ascii_uppercase();
+    let slips = |known: &&str| strsim::osa_distance(known, &upper);
+    let meant = KEYWORDS.into_iter().min_by_key(slips).filter(|known| slips(known) <= SLIPS);
+    LineProblem::Command { found: shown(found), meant }
 }
 
 /// The text within quotes, the text itself where there are none, nothing where they are not closed.
@@ -234,23 +271,50 @@ mod tests {
             "SYSTEM \"",
             "PARAMETER x",
         ] {
-            assert_eq!(after_from(text), Err("unexpected EOF".into()), "{text:?}");
+            let error = after_from(text).unwrap_err();
+            assert!(error.starts_with("unexpected EOF (line 2: "), "{text:?}: {error}");
         }
-        assert_eq!(after_from("PARAMETER param1\n"), Err("unexpected EOF: param1".into()));
-        assert_eq!(parse(""), Err("no FROM line".into()));
-        assert_eq!(parse("# FROM x\nSYSTEM y"), Err("no FROM line".into()));
+        let error = after_from("PARAMETER param1\n").unwrap_err();
+        assert!(error.starts_with("unexpected EOF: param1 (line 2: PARAMETER needs a name and"), "{error}");
+        let error = after_from("SYSTEM \"\"\"a\nb\nc").unwrap_err();
+        assert_eq!(error, "unexpected EOF (line 2: the quotes that open there are not closed)");
+        for text in ["", "# FROM x\nSYSTEM y"] {
+            assert!(parse(text).unwrap_err().starts_with("no FROM line: "));
+        }
+    }
+
+    #[test]
+    fn an_instruction_alone_on_its_line_says_what_it_needs() {
+        let parameter = "PARAMETER needs a name and a value, such as `PARAMETER num_ctx 4096`";
+        assert_eq!(parse("FROM foo\nPARAMETER\nSYSTEM x"), Err(format!("(line 2): {parameter}")));
+        assert_eq!(after_from("PARAMETER"), Err(format!("unexpected EOF (line 2: {parameter})")));
+        assert_eq!(after_from("PARAMETER \n"), Err(format!("unexpected EOF (line 2: {parameter})")));
+        assert!(after_from("MESSAGE\n").unwrap_err().contains("such as `MESSAGE user Hello`"));
+        assert_eq!(
+            parse("SYSTEM\nFROM x"),
+            Err("(line 1): SYSTEM needs a value behind it on the same line".into())
+        );
     }
 
     #[test]
     fn unknown_instructions_and_roles_are_named_by_line() {
-        let command = LineProblem::Command.to_string();
-        assert_eq!(parse("FROM foo\n\nBADCOMMAND x\n"), Err(format!("(line 3): {command}")));
-        assert_eq!(parse("FROM foo\nBAD1 x\n"), Err(format!("(line 2): {command}")));
-        assert_eq!(parse("SYSTEM\nFROM x"), Err(format!("(line 2): {command}")));
-        assert_eq!(
-            after_from("MESSAGE badguy I'm a bad guy"),
-            Err(format!("(line 2): {}", LineProblem::Role))
-        );
+        let command = |found: &str, meant| {
+            LineProblem::Command { found: found.to_owned(), meant }.to_string()
+        };
+        for (text, line, found, meant) in [
+            ("FROM foo\n\nBADCOMMAND x\n", 3, "BADCOMMAND", None),
+            ("FROM foo\nBAD1 x\n", 2, "BAD1", None),
+            ("FROM foo\nFRUM x\n", 2, "FRUM", Some("FROM")),
+            ("FROM foo\nparametre top_k 5", 2, "parametre", Some("PARAMETER")),
+            ("FROM foo\nSYSTM:\n", 2, "SYSTM:", Some("SYSTEM")),
+            ("FROM foo\nFOO", 2, "FOO", Some("FROM")),
+        ] {
+            assert_eq!(parse(text), Err(format!("(line {line}): {}", command(found, meant))), "{text:?}");
+        }
+        assert!(command("x", Some("FROM")).starts_with("command must be one of \"from\", \"license\", "));
+        assert!(command("x", Some("FROM")).ends_with("\"x\" is none of them: did you mean FROM?"));
+        let role = LineProblem::Role { found: "badguy".into() };
+        assert_eq!(after_from("MESSAGE badguy I'm a bad guy"), Err(format!("(line 2): {role}")));
     }
 
     #[test]

@@ -80,12 +80,13 @@ mod tests {
         fn what_is_printed_reads_back_the_same(text in "([a-z ]| |\n|\"|\t|é|#){0,20}") {
             // Three quotes within a text have no form in the language that holds everywhere.
             proptest::prop_assume!(!text.contains("\"\"\""));
-            let modelfile = Modelfile { instructions: vec![
+            let instructions = vec![
                 Instruction::From(text.clone()),
                 Instruction::System(text.clone()),
                 Instruction::Parameter { name: "stop".into(), value: text.clone() },
                 Instruction::Message { role: "user".into(), content: text },
-            ] };
+            ];
+            let modelfile = Modelfile { instructions, lines: Vec::new() };
             proptest::prop_assert_eq!(Modelfile::parse(&modelfile.to_string()), Ok(modelfile));
         }
     }
