@@ -46,7 +46,8 @@ fn models_are_made_copied_and_removed() {
     assert!(puna.error(&["create", "a b"]).contains("invalid model name: a b"));
     assert!(puna.error(&["create", "x", "-f", "absent"]).contains("cannot read absent"));
     let bad = puna.write("Bad", "FROM cria\nPARAMETER num_ctx many\n");
-    assert_eq!(puna.error(&["create", "x", "-f", &bad]), "Error: invalid int value [many]");
+    let text = puna.error(&["create", "x", "-f", &bad]);
+    assert_eq!(text, format!("Error: {bad}: (line 2): invalid int value [many]"));
 }
 
 #[test]
@@ -208,16 +209,22 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
     let puna = Puna::new();
     let create = |from: &str| {
         let file = puna.write("Modelfile", &format!("FROM {from}\n"));
-        puna.error(&["create", "x", "-f", &file])
+        puna.error(&["create", "x", "-f", &file]).replace(&format!("{file}: "), "")
     };
-    assert_eq!(create("./nope.gguf"), "Error: ./nope.gguf: no such file");
+    assert_eq!(create("./nope.gguf"), "Error: (line 1): ./nope.gguf: no such file");
+    assert!(create("./Modelfile").starts_with("Error: (line 1): ./Modelfile is no model: not a GGUF file"));
     // Nobody listens there.
     let text = create("http://127.0.0.1:1/x/nope");
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("Error: FROM http://127.0.0.1:1/x/nope: no file or folder here"), "{text}");
     assert!(last.contains("cannot be pulled: pull model manifest: Get "), "{text}");
-    assert_eq!(create("/dev/zero"), "Error: /dev/zero is not a regular file");
-    assert!(create(&puna.write("text.gguf", "no model")).contains("not in GGUF format"));
+    assert_eq!(create("/dev/zero"), "Error: (line 1): /dev/zero is not a regular file");
+    assert!(create(&puna.write("text.gguf", "no model")).contains("text.gguf is no model: not a GGUF file"));
+    let empty = puna.home.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let output = puna.command(&["create", "x"]).current_dir(&empty).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("Error: no Modelfile or safetensors files found in ") && text.contains("FROM"), "{text}");
     let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();
     let text = puna.error(&["create", "x", "-f", &gguf]);
     assert_eq!(text, format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one"));

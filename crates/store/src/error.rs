@@ -91,6 +91,12 @@ pub enum StoreError {
     Template(String),
     #[error("info field \"{field}\" must be {want}")]
     Info { field: String, want: &'static str },
+    #[error("(line {line}): {error}")]
+    Line { line: usize, error: Box<StoreError> },
+    #[error(
+        "{} is no model: {error}; weights are a GGUF file, or a folder with safetensors", path.display()
+    )]
+    NotWeights { path: PathBuf, error: puna_gguf::GgufError },
     #[error("requires must be a valid semver (e.g. 0.14.0)")]
     Requires,
     #[error("quantization is only supported for F16, BF16 and F32 models")]
@@ -162,6 +168,9 @@ impl StoreError {
     /// Whether the caller's request is at fault, rather than the store or the machine.
     pub fn is_bad_request(&self) -> bool {
         use StoreError::*;
+        if let Line { error, .. } = self {
+            return error.is_bad_request();
+        }
         matches!(
             self,
             Name(_)
@@ -176,6 +185,7 @@ impl StoreError {
                 | NotGguf
                 | NotGgufFile { .. }
                 | NoTensors { .. }
+                | NotWeights { .. }
                 | NotLoadable { .. }
                 | BadFile { .. }
                 | Template(_)

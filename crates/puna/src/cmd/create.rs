@@ -1,7 +1,7 @@
 //! `puna create`: a Modelfile and the files it names become a model.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 
 use anyhow::{Context, Result, bail};
@@ -35,10 +35,14 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     if args.imatrix.is_some() && args.quantize.is_none() {
         return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
     }
-    let (modelfile, base) = read(&args.file)?;
+    let Read { modelfile, base, shown: file } = read(&args.file)?;
     let mut display = Display::new();
     let mut show = |progress: puna_store::Progress| display.show(&shown(progress));
-    let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut show)?;
+    let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut show);
+    let plan = match file {
+        Some(file) => plan.context(file)?,
+        None => plan?,
+    };
     let imatrix = args.imatrix.as_deref().map(|path| LocalFile::read(path, &mut show)).transpose()?;
     for name in &plan.deprecated {
         out::note(format_args!("warning: parameter {name} is deprecated"));
@@ -91,14 +95,22 @@ fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The Modelfile and the folder to which its paths are relative.
-fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
+/// A Modelfile that was read.
+struct Read {
+    modelfile: Modelfile,
+    /// The folder to which its paths are relative.
+    base: PathBuf,
+    /// What it is called in errors; nothing, where there is no file.
+    shown: Option<String>,
+}
+
+fn read(path: &Path) -> Result<Read> {
     let here = std::env::current_dir().context("cannot tell the working folder")?;
     if path == Path::new("-") {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
             .context("cannot read standard input")?;
-        return Ok((Modelfile::parse_bytes(&bytes)?, here));
+        return Ok(Read { modelfile: Modelfile::parse_bytes(&bytes)?, base: here, shown: None });
     }
     match read_some(path) {
         Ok(bytes) if bytes.starts_with(b"GGUF") => {
@@ -110,11 +122,14 @@ fn read(path: &Path) -> Result<(Modelfile, std::path::PathBuf)> {
         }
         Ok(bytes) => {
             let base = here.join(path).parent().map_or(here.clone(), Path::to_owned);
-            let modelfile = Modelfile::parse_bytes(&bytes).with_context(|| path.display().to_string())?;
-            Ok((modelfile, base))
+            let shown = path.display().to_string();
+            let modelfile = Modelfile::parse_bytes(&bytes).with_context(|| shown.clone())?;
+            Ok(Read { modelfile, base, shown: Some(shown) })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new("Modelfile") => {
-            Ok((Modelfile::parse(THIS_FOLDER)?, here))
+            // No line of any file can be named.
+            let modelfile = Modelfile { lines: Vec::new(), ..Modelfile::parse(THIS_FOLDER)? };
+            Ok(Read { modelfile, base: here, shown: None })
         }
         Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
     }

@@ -64,9 +64,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     {
         kind.map(|kind| super::files::quantize_type(&kind, has_imatrix)).transpose()?;
     }
-    if request.requires.as_ref().is_some_and(|version| !version.is_empty() && !is_semver(version)) {
-        return Err(StoreError::Requires);
-    }
+    request.requires.as_deref().map_or(Ok(()), requires)?;
     if let (Some(wanted), Some(ours)) = (&request.requires, hooks.version)
         && core(wanted) > core(ours)
     {
@@ -75,6 +73,14 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     known("renderer", request.renderer.as_deref(), RENDERERS)?;
     known("parser", request.parser.as_deref(), PARSERS)?;
     apply_info(&mut Config::default(), &request.info)
+}
+
+/// Refuses what is no version.
+pub(super) fn requires(version: &str) -> Result<(), StoreError> {
+    match version.is_empty() || is_semver(version) {
+        true => Ok(()),
+        false => Err(StoreError::Requires),
+    }
 }
 
 fn known(what: &'static str, name: Option<&str>, known: &[BuiltIn]) -> Result<(), StoreError> {

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
+use puna_gguf::{Gguf, GgufError};
 use serde_json::Value;
 
 use super::request::{CreateRequest, Pace, Progress};
@@ -99,73 +100,106 @@ pub fn plan_local(
     home: Option<&Path>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LocalPlan, StoreError> {
-    let places = Places { base, home };
-    let mut plan = LocalPlan::default();
-    let mut values: Vec<(&str, Vec<&str>)> = Vec::new();
-    let (mut sources, mut drafts, mut adapters) = (Files::new(), Files::new(), Files::new());
-    for instruction in &modelfile.instructions {
-        let request = &mut plan.request;
+    let mut planning = Planning::new(Places { base, home });
+    for (number, instruction) in modelfile.instructions.iter().enumerate() {
+        let taken = planning.take(instruction);
+        taken.map_err(|error| match modelfile.lines.get(number) {
+            Some(&line) => StoreError::Line { line, error: Box::new(error) },
+            None => error,
+        })?;
+    }
+    planning.finish(progress)
+}
+
+/// A request in the making.
+struct Planning<'a> {
+    places: Places<'a>,
+    plan: LocalPlan,
+    sources: Files,
+    drafts: Files,
+    adapters: Files,
+    /// Values of parameters, in the order of their first.
+    values: Vec<(&'a str, Vec<&'a str>)>,
+}
+
+impl<'a> Planning<'a> {
+    fn new(places: Places<'a>) -> Self {
+        let (sources, drafts, adapters) = (Files::new(), Files::new(), Files::new());
+        Self { places, plan: LocalPlan::default(), sources, drafts, adapters, values: Vec::new() }
+    }
+
+    fn take(&mut self, instruction: &'a Instruction) -> Result<(), StoreError> {
+        let request = &mut self.plan.request;
         match instruction {
-            Instruction::From(text) => match places.find(text)? {
-                Source::Name => {
-                    let from = &mut request.from;
-                    // Several servers of one model.
-                    let before = from.take().filter(|before| {
-                        [before, text].into_iter().all(|text| matches!(Remote::parse(text), Ok(Some(_))))
-                    });
-                    *from = Some(before.into_iter().chain([text.clone()]).collect::<Vec<_>>().join(","));
-                }
-                Source::Files(files) => sources.extend(files),
-            },
-            Instruction::Adapter(text) => match places.find(text)? {
-                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
-                Source::Files(files) => adapters.extend(files),
-            },
-            Instruction::Draft(text) => match places.find(text)? {
-                Source::Name => return Err(StoreError::NoFile { path: PathBuf::from(text) }),
-                Source::Files(files) => drafts.extend(files),
-            },
+            Instruction::From(text) => self.take_source(text)?,
+            Instruction::Adapter(text) => self.adapters.extend(self.places.files(text)?),
+            Instruction::Draft(text) => self.drafts.extend(self.places.files(text)?),
             Instruction::Template(text) => request.template = Some(text.clone()),
             Instruction::System(text) => request.system = Some(text.clone()),
             Instruction::License(text) => request.license.push(text.clone()),
             Instruction::Renderer(text) => request.renderer = Some(text.clone()),
             Instruction::Parser(text) => request.parser = Some(text.clone()),
-            Instruction::Requires(text) => request.requires = Some(text.clone()),
+            Instruction::Requires(text) => {
+                super::check::requires(text)?;
+                request.requires = Some(text.clone());
+            }
             Instruction::Message { role, content } => {
                 let message = [("role", role), ("content", content)];
                 let message = message.map(|(key, text)| (key.to_owned(), Value::from(text.as_str())));
                 request.messages.push(Value::Object(message.into_iter().collect()));
             }
-            Instruction::Parameter { name, value } => match values.iter_mut().find(|row| row.0 == name) {
-                Some(row) => row.1.push(value),
-                None => values.push((name, vec![value])),
-            },
-        }
-    }
-    if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
-        return Err(StoreError::FromBoth { name: crate::name::shown(name), path: path.clone() });
-    }
-    [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
-    plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
-    // Digests stand under one name, whatever they are of.
-    let same = |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
-    if let Some(path) = drafts.keys().find(same) {
-        return Err(StoreError::DraftIsModel { path: path.clone() });
-    }
-    plan.request.draft_files = named(&drafts);
-    plan.request.adapters = named(&adapters);
-    if !sources.is_empty() {
-        plan.request.files = Some(named(&sources));
-    }
-    for (name, values) in values {
-        match parse_parameter(name, &values)? {
-            Some(value) => {
-                plan.request.parameters.insert(name.to_owned(), value);
+            Instruction::Parameter { name, value } => {
+                // Read again with those of the same name; what is wrong with it is told of its line.
+                parse_parameter(name, &[value])?;
+                match self.values.iter_mut().find(|row| row.0 == name) {
+                    Some(row) => row.1.push(value),
+                    None => self.values.push((name, vec![value])),
+                }
             }
-            None => plan.deprecated.push(name.to_owned()),
         }
+        Ok(())
     }
-    Ok(plan)
+
+    fn take_source(&mut self, text: &str) -> Result<(), StoreError> {
+        match self.places.find(text)? {
+            Source::Name => {
+                let from = &mut self.plan.request.from;
+                // Several servers of one model.
+                let before = from.take().filter(|before| {
+                    [before.as_str(), text].into_iter().all(|text| matches!(Remote::parse(text), Ok(Some(_))))
+                });
+                *from = Some(before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(","));
+            }
+            Source::Files(files) => self.sources.extend(files),
+        }
+        Ok(())
+    }
+
+    fn finish(self, progress: &mut dyn FnMut(Progress)) -> Result<LocalPlan, StoreError> {
+        let Self { mut plan, mut sources, mut drafts, mut adapters, values, .. } = self;
+        if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
+            return Err(StoreError::FromBoth { name: crate::name::shown(name), path: path.clone() });
+        }
+        [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
+        plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
+        // Digests stand under one name, whatever they are of.
+        let same = |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
+        if let Some(path) = drafts.keys().find(same) {
+            return Err(StoreError::DraftIsModel { path: path.clone() });
+        }
+        plan.request.draft_files = named(&drafts);
+        plan.request.adapters = named(&adapters);
+        if !sources.is_empty() {
+            plan.request.files = Some(named(&sources));
+        }
+        for (name, values) in values {
+            match parse_parameter(name, &values)? {
+                Some(value) => _ = plan.request.parameters.insert(name.to_owned(), value),
+                None => plan.deprecated.push(name.to_owned()),
+            }
+        }
+        Ok(plan)
+    }
 }
 
 /// Files by their paths, with their digests where these are known.
@@ -208,6 +242,14 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
+    /// The files that a text means, which can mean nothing else.
+    fn files(&self, text: &str) -> Result<Files, StoreError> {
+        match self.find(text)? {
+            Source::Name => Err(StoreError::NoFile { path: PathBuf::from(text) }),
+            Source::Files(files) => Ok(files),
+        }
+    }
+
     fn find(&self, text: &str) -> Result<Source, StoreError> {
         // A digest names a blob that the server has already.
         if let Ok(digest) = text.trim_start_matches('@').parse::<Digest>() {
@@ -230,6 +272,7 @@ impl Places<'_> {
         }
         let files = match (meta.is_file(), path.file_name()) {
             (true, Some(name)) => {
+                check_weights(&path, text)?;
                 // A link's name may say which part of a model it is, what it leads to need not.
                 let dir = path.parent().and_then(|dir| dir.canonicalize().ok());
                 split::parts(&dir.map_or(real, |dir| dir.join(name)))
@@ -247,6 +290,22 @@ impl Places<'_> {
         let home = if user.is_empty() { self.home.map(Path::to_owned) } else { home_of(user) };
         let home = home.ok_or_else(|| StoreError::Import(ImportError::NoHome(user.to_owned())))?;
         Ok(home.join(rest))
+    }
+}
+
+/// Refuses a single file that is no weights, before it is read to its end and sent.
+fn check_weights(path: &Path, text: &str) -> Result<(), StoreError> {
+    let lower = text.to_ascii_lowercase();
+    // Files of a folder may be named one by one.
+    if [".safetensors", ".json", ".model", ".txt", ".jinja"].iter().any(|end| lower.ends_with(end)) {
+        return Ok(());
+    }
+    match Gguf::open(path) {
+        Err(error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. })) => {
+            Err(StoreError::NotWeights { path: PathBuf::from(text), error })
+        }
+        // What else is wrong is the server's to say, which may know more.
+        _ => Ok(()),
     }
 }
 

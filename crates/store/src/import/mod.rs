@@ -37,7 +37,7 @@ pub struct ImportFile {
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
 pub enum ImportError {
-    #[error("no Modelfile or safetensors files found in {}", dir.display())]
+    #[error("no Modelfile or safetensors files found in {}: the folder of a model has *.gguf or *.safetensors; name it with FROM", dir.display())]
     NoModel { dir: PathBuf },
     #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
     Pickle { path: PathBuf },

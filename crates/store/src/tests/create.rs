@@ -493,18 +493,28 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert_eq!(named.request.messages, [json!({"role": "user", "content": "hi"})]);
     let blob = plan(&format!("FROM {digest}")).unwrap();
     assert_eq!(blob.request.files.unwrap()[&format!("{}.gguf", digest.short())], digest.to_string());
-    assert!(plan("FROM .").unwrap_err().starts_with("no Modelfile or safetensors files found"));
-    assert_eq!(plan("FROM x\nPARAMETER foo 1").unwrap_err(), "unknown parameter 'foo'");
-    assert_eq!(plan("FROM ./absent.gguf").unwrap_err(), "./absent.gguf: no such file");
-    assert_eq!(plan("FROM absent.gguf").unwrap_err(), "absent.gguf: no such file");
+    fs::write(dir.join("Modelfile"), "FROM ./Modelfile").unwrap();
+    for (text, want) in [
+        ("FROM .", "(line 1): no Modelfile or safetensors files found in "),
+        ("FROM x\nPARAMETER foo 1", "(line 2): unknown parameter 'foo'"),
+        ("FROM x\n\nPARAMETER num_ctx -5\nSYSTEM x", "(line 3): parameter 'num_ctx' must be at least 1"),
+        ("FROM x\nREQUIRES soon", "(line 2): requires must be a valid semver"),
+        ("FROM ./absent.gguf", "(line 1): ./absent.gguf: no such file"),
+        ("FROM absent.gguf", "(line 1): absent.gguf: no such file"),
+        ("FROM ./Modelfile", "(line 1): ./Modelfile is no model: not a GGUF file: it starts with \"FROM\""),
+        ("FROM x\nADAPTER Modelfile", "(line 2): Modelfile is no model: "),
+    ] {
+        let error = plan(text).unwrap_err();
+        assert!(error.starts_with(want), "{text}: {error}");
+    }
     if cfg!(unix) {
-        assert_eq!(plan("FROM /dev/zero").unwrap_err(), "/dev/zero is not a regular file");
+        assert_eq!(plan("FROM /dev/zero").unwrap_err(), "(line 1): /dev/zero is not a regular file");
     }
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink("/etc/hostname", dir.join("config.json")).unwrap();
         fs::write(dir.join("model.safetensors"), "x").unwrap();
-        assert_eq!(plan("FROM .").unwrap_err(), "insecure path: config.json");
+        assert_eq!(plan("FROM .").unwrap_err(), "(line 1): insecure path: config.json");
     }
 }
 
@@ -515,7 +525,8 @@ fn pointers_of_version_control_are_not_taken_for_weights() {
     fs::write(dir.join("m.gguf"), "version https://git-lfs.github.com/spec/v1").unwrap();
     let modelfile = Modelfile::parse("FROM .").unwrap();
     let error = plan_local(&modelfile, dir, None, &mut |_| {}).unwrap_err();
-    assert!(matches!(error, StoreError::Import(crate::ImportError::NoModel { .. })), "{error}");
+    let StoreError::Line { line: 1, error } = error else { panic!("{error}") };
+    assert!(matches!(*error, StoreError::Import(crate::ImportError::NoModel { .. })), "{error}");
 }
 
 #[test]
