@@ -182,7 +182,7 @@ def test_models_of_a_shared_folder_run_and_stay_untouched(home, fresh, tmp_path)
     assert "theirs:latest" in [m.model for m in server.client().list().models]
     assert server.client().generate("theirs", QUESTION, options={"num_predict": 2}).eval_count
     refused = server.cli("rm", "theirs")
-    assert refused.returncode == 1 and "only read" in refused.stderr
+    assert refused.returncode == 1 and "only read" in refused.stderr and "search_paths" in refused.stderr
     server.client().copy("theirs", "copy")
     assert not list((models(server.env) / "blobs").glob("*")) if (models(server.env) / "blobs").exists() else True
     server.client().delete("copy")

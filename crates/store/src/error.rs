@@ -29,7 +29,7 @@ pub enum StoreError {
     )]
     BuiltIn { name: String },
     #[error(
-        "{name} is in {}, a folder of models that is only read: remove it there, or leave the folder out of `search`",
+        "{name} is in {}, a folder of models that is only read: remove it there, or leave the folder out of the setting search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
     OnlyRead { name: String, folder: PathBuf },

@@ -390,8 +390,14 @@ impl<'a> Reader<'a> {
             let folders = text.split(',').map(str::trim).filter(|folder| !folder.is_empty());
             let folder = |text: &str| {
                 let path = expanded(Path::new(text), home.as_deref());
-                let problem = || format!("has {text:?}: a folder is a whole path, or begins with ~/");
-                if path.is_absolute() { Ok(path) } else { Err(problem()) }
+                // One that is not there may be mounted later.
+                match path.is_absolute() {
+                    false => Err(format!("has {text:?}: a folder is a whole path, or begins with ~/")),
+                    true if path.is_file() => {
+                        Err(format!("has {text:?}, which is a file: name the folder with `blobs` and `manifests`"))
+                    }
+                    true => Ok(path),
+                }
             };
             folders.map(folder).collect::<Result<Vec<_>, _>>()
         };

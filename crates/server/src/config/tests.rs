@@ -468,6 +468,11 @@ fn folders_that_are_searched_are_whole_paths() {
     assert_eq!(c.search_paths, [Path::new("/a"), Path::new("/b")]);
     let refused = with_file("\nsearch_paths = \"here\"", &[], &[]).unwrap_err().to_string();
     assert!(refused.contains("line 2: search_paths has \"here\""), "{refused}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let variable = ("PUNA_SEARCH_PATHS", file.path().to_str().unwrap());
+    let refused = Config::from_variables(|name| (name == variable.0).then(|| variable.1.to_owned()));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.starts_with("PUNA_SEARCH_PATHS has ") && refused.contains("is a file"), "{refused}");
 }
 
 #[test]
