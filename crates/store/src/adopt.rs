@@ -124,14 +124,8 @@ fn clone(path: &Path, to: &File) -> bool {
 
 /// Whether two paths lead to one file.
 fn same_file(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let which = |path: &Path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
-        matches!((which(a), which(b)), (Ok(a), Ok(b)) if a == b)
-    }
-    #[cfg(not(unix))]
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    let is_one = || if cfg!(unix) { files::is_at(&File::open(a)?, b) } else { Ok(a.canonicalize()? == b.canonicalize()?) };
+    is_one().is_ok_and(|is_one: bool| is_one)
 }
 
 fn refer(path: &Path, link: &Path) -> io::Result<()> {

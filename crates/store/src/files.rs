@@ -120,6 +120,30 @@ pub fn sync_dir(dir: &Path) {
     }
 }
 
+/// Whether an open file is the one at a path. Where the system does not tell, whatever is there is: an open file keeps its name
+/// there.
+///
+/// # Errors
+/// The system says of neither what it is.
+pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let there = match fs::metadata(path) {
+        Ok(there) => there,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let key = |meta: &fs::Metadata| (meta.dev(), meta.ino());
+        Ok(key(&there) == key(&file.metadata()?))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (file, there);
+        Ok(true)
+    }
+}
+
 /// Marks a file as used now. What the owner of another name of it sees stays as it is: where a file has several names, only
 /// the time of its last change of state moves, which [`last_use`] knows of; of a symbolic link only the link's own time. A file
 /// of another user cannot be touched, and need not be.

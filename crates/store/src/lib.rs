@@ -67,7 +67,7 @@ pub use create::{
 pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
-pub use files::{sync_dir, write_atomic};
+pub use files::{is_at, sync_dir, write_atomic};
 pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
 pub use listing::Summary;

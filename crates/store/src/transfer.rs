@@ -225,7 +225,7 @@ impl Store {
                 Err(TryLockError::Error(e)) => return Err(fail(&e)),
             }
             // Whoever had it may have removed it between the opening and the locking.
-            if is_still(&file, &path) {
+            if files::is_at(&file, &path).map_err(|e| fail(&e))? {
                 return Ok(Some(BlobLock { path, _file: file }));
             }
         }
@@ -336,22 +336,6 @@ impl Store {
 pub(crate) fn is_held(path: &Path) -> bool {
     let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     File::open(path).is_ok_and(held)
-}
-
-/// Whether a path is still that of an open file.
-fn is_still(file: &File, path: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let same = |a: fs::Metadata, b: fs::Metadata| a.ino() == b.ino() && a.dev() == b.dev();
-        file.metadata().is_ok_and(|ours| fs::metadata(path).is_ok_and(|theirs| same(ours, theirs)))
-    }
-    // An open file keeps its name there.
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        path.exists()
-    }
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ fn begin(path: &Path) -> io::Result<File> {
             TryLockError::Error(error) => error,
         })?;
         // Whoever had it may have finished it between the two.
-        if is_at(&file, path)? {
+        if puna_store::is_at(&file, path)? {
             file.set_len(0)?;
             return Ok(file);
         }
@@ -94,25 +94,6 @@ fn private(options: &mut OpenOptions) {
     }
     #[cfg(not(unix))]
     let _ = options;
-}
-
-/// Whether an open file is the one at a path.
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let key = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
-        match std::fs::symlink_metadata(path) {
-            Ok(there) => Ok(key(there) == key(file.metadata()?)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        Ok(path.exists())
-    }
 }
 
 /// Temporary files are for their owner alone, finished ones are for everybody who may read the folder.
