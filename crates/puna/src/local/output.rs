@@ -25,10 +25,13 @@ impl Output {
     /// # Errors
     /// The folder cannot be written, something is there that is no file, or somebody else is writing it.
     pub fn create(path: &Path) -> Result<Self> {
-        let path = match std::fs::metadata(path) {
+        let (path, replaced) = match std::fs::metadata(path) {
             Ok(meta) if !meta.is_file() => bail!("cannot write {}: it is not a regular file", path.display()),
-            Ok(_) => path.canonicalize().with_context(|| format!("cannot write {}", path.display()))?,
-            Err(_) => path.to_owned(),
+            Ok(meta) => {
+                let path = path.canonicalize().with_context(|| format!("cannot write {}", path.display()))?;
+                (path, Some(meta))
+            }
+            Err(_) => (path.to_owned(), None),
         };
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(UNFINISHED);
@@ -39,6 +42,11 @@ impl Output {
             }
             _ => anyhow::Error::new(error).context(format!("cannot write {}", temporary.display())),
         })?;
+        if let Some(replaced) = replaced {
+            // Who could not read the old one is not to read the new one, nor what there is of it so far.
+            file.set_permissions(replaced.permissions())
+                .with_context(|| format!("cannot write {}", temporary.display()))?;
+        }
         Ok(Self { file, temporary, path, is_finished: false })
     }
 
@@ -51,7 +59,6 @@ impl Output {
     pub fn finish(mut self) -> Result<()> {
         let failed = || format!("cannot write {}", self.path.display());
         self.file.sync_all().with_context(failed)?;
-        readable(&self.file);
         std::fs::rename(&self.temporary, &self.path).with_context(failed)?;
         self.is_finished = true;
         Ok(())
@@ -66,45 +73,45 @@ impl Drop for Output {
     }
 }
 
-/// The file at a path, empty and locked; one that was left there is taken.
+/// A new file at a path, locked, with the permissions that new files have; one that was left there goes.
 fn begin(path: &Path) -> io::Result<File> {
-    loop {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true);
-        private(&mut options);
-        let file = options.open(path)?;
+    let lock = |file: &File| {
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
             TryLockError::Error(error) => error,
-        })?;
+        })
+    };
+    loop {
+        match options().create_new(true).open(path) {
+            Ok(file) => {
+                lock(&file)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) => {}
+        }
+        let left = match options().open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            left => left?,
+        };
+        lock(&left)?;
         // Whoever had it may have finished it between the two.
-        if puna_store::is_at(&file, path)? {
-            file.set_len(0)?;
-            return Ok(file);
+        if puna_store::is_at(&left, path)? {
+            std::fs::remove_file(path)?;
         }
     }
 }
 
-/// For its owner alone, and not where a link leads that somebody has put there.
-fn private(options: &mut OpenOptions) {
+/// For reading and writing, but not where a link leads that somebody has put there.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+        options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     }
-    #[cfg(not(unix))]
-    let _ = options;
-}
-
-/// Temporary files are for their owner alone, finished ones are for everybody who may read the folder.
-fn readable(file: &File) {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let _ = file.set_permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    #[cfg(not(unix))]
-    let _ = file;
+    options
 }
 
 /// Whether two paths lead to the same file.
@@ -143,5 +150,26 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");
         assert!(!left.exists());
         assert!(Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_has_the_permissions_of_new_files_or_of_the_one_that_it_replaces() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (new, path) = (folder.path().join("new"), folder.path().join("file"));
+        std::fs::write(&new, "").unwrap();
+        // What an older run has left has its own.
+        std::fs::write(folder.path().join("file.puna-partial"), "left").unwrap();
+        let left = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(folder.path().join("file.puna-partial"), left).unwrap();
+        Output::create(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(&path), mode(&new));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let output = Output::create(&path).unwrap();
+        assert_eq!(mode(&folder.path().join("file.puna-partial")), 0o640);
+        output.finish().unwrap();
+        assert_eq!(mode(&path), 0o640);
     }
 }
