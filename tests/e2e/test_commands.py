@@ -2,11 +2,12 @@
 import json
 import pathlib
 import re
+import signal
 import subprocess
 
 import pytest
 
-from conftest import BINARY, DATA, REPOSITORY, SMOLLM2, free_port, need, puna
+from conftest import BINARY, DATA, REPOSITORY, SMOLLM2, free_port, need, puna, wait_for
 
 CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
 
@@ -164,6 +165,18 @@ def test_an_importance_matrix_is_made_and_used(home, tmp_path):
     assert without.returncode != 0 and "importance" in without.stderr, without.stderr
     puna("quantize", str(CRIA), str(small), "IQ2_XS", "--imatrix", str(matrix), env=home, check=True)
     assert small.stat().st_size < CRIA.stat().st_size // 2
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_leaves_no_unfinished_file(home, tmp_path, end):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40_000)
+    out.mkdir()
+    command = [BINARY, "imatrix", CRIA, "-f", text, "-o", out / "matrix.gguf", "--ctx", "128"]
+    process = subprocess.Popen([*map(str, command)], env=home, stderr=subprocess.DEVNULL)
+    assert wait_for(lambda: list(out.iterdir()))
+    process.send_signal(end)
+    assert process.wait(20) == 128 + end and list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize("split", ["whole", "one", "7"])

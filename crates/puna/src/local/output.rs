@@ -36,6 +36,8 @@ impl Output {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(UNFINISHED);
         let temporary = path.with_file_name(name);
+        #[cfg(unix)]
+        interrupted::start();
         let file = begin(&temporary).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 anyhow::anyhow!("cannot write {}: another puna is at it", path.display())
@@ -47,6 +49,8 @@ impl Output {
             file.set_permissions(replaced.permissions())
                 .with_context(|| format!("cannot write {}", temporary.display()))?;
         }
+        #[cfg(unix)]
+        interrupted::watch_over(&temporary);
         Ok(Self { file, temporary, path, is_finished: false })
     }
 
@@ -59,6 +63,8 @@ impl Output {
     pub fn finish(mut self) -> Result<()> {
         let failed = || format!("cannot write {}", self.path.display());
         self.file.sync_all().with_context(failed)?;
+        #[cfg(unix)]
+        let _watched = interrupted::let_go(&self.temporary);
         std::fs::rename(&self.temporary, &self.path).with_context(failed)?;
         self.is_finished = true;
         Ok(())
@@ -68,8 +74,67 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if !self.is_finished {
+            #[cfg(unix)]
+            let _watched = interrupted::let_go(&self.temporary);
             let _ = std::fs::remove_file(&self.temporary);
         }
+    }
+}
+
+/// What is unfinished goes when the process is asked to end, by Ctrl-C or as a service manager does it.
+#[cfg(unix)]
+mod interrupted {
+    use std::path::{Path, PathBuf};
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+    use tokio::signal::unix::{SignalKind, signal};
+
+    static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+    fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+        UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a file removed with the process.
+    pub fn watch_over(path: &Path) {
+        unfinished().push(path.to_owned());
+    }
+
+    /// Begins to mind signals.
+    pub fn start() {
+        static STARTED: Once = Once::new();
+        STARTED.call_once(|| {
+            let (ready, is_ready) = channel();
+            let thread = std::thread::Builder::new().name("signals".into()).spawn(move || wait(&ready));
+            // From here on a signal finds somebody who minds it.
+            let _ = thread.map(|_| is_ready.recv());
+        });
+    }
+
+    /// Leaves a file to who made it. No signal ends the process before what is returned is dropped.
+    pub fn let_go(path: &Path) -> MutexGuard<'static, Vec<PathBuf>> {
+        let mut unfinished = unfinished();
+        unfinished.retain(|other| other != path);
+        unfinished
+    }
+
+    /// Waits for a signal to end, and ends the process. Where the system has no way to wait, the signal does what it did.
+    fn wait(ready: &Sender<()>) {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+            let [Ok(mut interrupt), Ok(mut terminate)] = kinds.map(signal) else { return };
+            let _ = ready.send(());
+            let kind = tokio::select! {
+                _ = interrupt.recv() => kinds[0],
+                _ = terminate.recv() => kinds[1],
+            };
+            // Held to the end: what is being finished has its name before, or goes.
+            let unfinished = unfinished();
+            unfinished.iter().for_each(|path| _ = std::fs::remove_file(path));
+            std::process::exit(128 + kind.as_raw_value());
+        });
     }
 }
 
