@@ -157,6 +157,13 @@ def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server)
     assert {"tuned:latest", "cria:latest"} <= set(names)
 
 
+def test_a_stored_model_is_looked_into_with_its_adapter(server):
+    looked = lambda model: json.loads(server.cli("debug", "logits", model, "--tokens", "1,2,3", "--kernels", "portable", "--json", check=True).stdout)["logits"]
+    tuned, folded, plain = ([x for row in looked(model) for x in row] for model in ["tuned", "folded", "cria"])
+    far = lambda a, b: max(abs(x - y) for x, y in zip(a, b, strict=True))
+    assert far(tuned, folded) < 0.01 < far(tuned, plain), (far(tuned, folded), far(tuned, plain))
+
+
 def test_an_adapter_of_peft_is_converted_and_answers_alike(server):
     peft(server.home / "peft")
     server.cli("create", "converted", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/peft\n", check=True)

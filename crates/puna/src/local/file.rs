@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use puna_engine::Adapter;
 use puna_gguf::{Gguf, View};
 use puna_store::{Model, ModelRef, Weights, embedded};
 use puna_tokenizer::Tokenizer;
@@ -60,6 +61,17 @@ impl ModelFile {
         let gguf = Arc::new(Gguf::open(path).with_context(|| path.display().to_string())?);
         let view = View::new(gguf.clone()).with_context(|| path.display().to_string())?;
         Ok(Self { path: Some(path.to_owned()), shown: path.display().to_string(), gguf, view, stored: None })
+    }
+
+    /// The adapters that the model of the store has.
+    pub fn adapters(&self) -> Result<Vec<Adapter>> {
+        let paths = self.stored.iter().flat_map(|model| &model.adapters);
+        let open = |path: &PathBuf| {
+            let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            Ok(Adapter::new(name, Arc::new(gguf)))
+        };
+        paths.map(open).collect()
     }
 
     /// The tokenizer of the file.

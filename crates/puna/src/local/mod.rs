@@ -78,7 +78,7 @@ impl Compute {
         Ok(if self.observe { backend.observing() } else { backend })
     }
 
-    /// Loads a model, to be fed by hand.
+    /// Loads a model with its adapters, to be fed by hand.
     pub fn evaluator(&self, file: &ModelFile) -> Result<Evaluator> {
         let options = EngineOptions {
             num_ctx: self.num_ctx,
@@ -86,6 +86,7 @@ impl Compute {
             cache_k: self.cache_k,
             cache_v: self.cache_v,
             max_sequences: self.sequences,
+            adapters: file.adapters()?,
             ..EngineOptions::default()
         };
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
