@@ -12,6 +12,9 @@ use crate::error::StoreError;
 /// Where unfinished files live. Not in `blobs/`: an Ollama on the same store would clear them away there.
 pub(crate) const TEMP_DIR: &str = "puna-tmp";
 
+/// The file there whose lock those share who are at work on models.
+pub(crate) const WORK: &str = "work";
+
 /// Names that are tried for a temporary file.
 const NAMES: u32 = 16;
 
@@ -36,7 +39,11 @@ impl TempFile {
             let path = dir.join(names());
             let open = || fs::OpenOptions::new().write(true).create_new(true).open(&path);
             match step().and_then(|()| open()) {
-                Ok(file) => return Ok(Self { path, file: Some(file) }),
+                Ok(file) => {
+                    // Who clears away sees that somebody is at it; some network file systems have no locks.
+                    let _ = file.try_lock();
+                    return Ok(Self { path, file: Some(file) });
+                }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && left > 1 => left -= 1,
                 Err(e) => return Err(StoreError::io("create", &path, &e)),
             }

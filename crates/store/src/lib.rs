@@ -6,7 +6,7 @@
 //! ```text
 //! blobs/sha256-<64 hex>                         content, named by its digest
 //! manifests/<host>/<namespace>/<model>/<tag>    JSON: the model's layers and config, by digest
-//! puna-tmp/                                     unfinished files, and the lock that writers share
+//! puna-tmp/                                     unfinished files, and the locks of those who write and are at work
 //! ```
 //!
 //! Everything is written to a temporary file, flushed and renamed; a manifest is written last. So a crash at any moment

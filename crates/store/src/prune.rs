@@ -17,7 +17,8 @@ use crate::uploads::UPLOAD_SUFFIX;
 const GRACE: Duration = Duration::from_secs(60 * 60);
 /// Interrupted downloads are kept longer, so that they can go on after a restart.
 const PARTIAL_GRACE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
-/// An Ollama that downloads holds no lock; it writes at least this often, or gives up.
+/// An Ollama that downloads holds no lock, nor does an upload of which the model is still to be made; they write at least this
+/// often, or give up.
 const STALL: Duration = Duration::from_secs(60);
 
 /// What is to be cleared away.
@@ -25,8 +26,8 @@ const STALL: Duration = Duration::from_secs(60);
 pub struct PruneOptions {
     /// Nothing is removed, only told.
     pub dry_run: bool,
-    /// Interrupted downloads too, however young, unless somebody is at them.
-    pub downloads: bool,
+    /// Interrupted downloads too, and what failed work has left, however young, unless somebody is at it.
+    pub partial: bool,
 }
 
 /// What a file was that nobody needs.
@@ -60,6 +61,8 @@ pub struct Pruned {
     pub removed: Vec<Leftover>,
     /// Unused files that are too young to be removed.
     pub young: usize,
+    /// Unused files that a running process may be at.
+    pub held: usize,
     /// The file among the manifests that cannot be read and may use any blob, so that nothing was looked at.
     pub kept: Option<StoreError>,
 }
@@ -73,18 +76,19 @@ impl Pruned {
 
 impl Store {
     /// Removes blobs that no manifest uses and leftovers of interrupted work, but nothing that was touched in the last
-    /// hour, no interrupted download of the last two weeks unless it is asked for, and no file that is not the store's. Does
-    /// nothing while a manifest cannot be read.
+    /// hour, no interrupted download of the last two weeks, and no file that is not the store's; where that is asked for, all that
+    /// no process is at, after a minute. Does nothing while a manifest cannot be read.
     ///
     /// # Errors
     /// The store cannot be read or written.
     pub fn prune(&self, options: PruneOptions) -> Result<Pruned, StoreError> {
-        let mut broom = Broom { store: self, options, pruned: Pruned::default() };
+        let mut broom = Broom { store: self, options, has_workers: false, pruned: Pruned::default() };
         if !self.root().is_dir() {
             return Ok(broom.pruned);
         }
         // Who only looks writes nothing, not even a lock.
         let _lock = if options.dry_run { None } else { Some(self.lock()?) };
+        broom.has_workers = self.has_workers();
         let blobs = self.root().join("blobs");
         if !options.dry_run {
             rename_old_blobs(&blobs);
@@ -101,6 +105,8 @@ impl Store {
 struct Broom<'a> {
     store: &'a Store,
     options: PruneOptions,
+    /// Whether somebody makes a model, of blobs that no manifest names yet.
+    has_workers: bool,
     pruned: Pruned,
 }
 
@@ -114,13 +120,17 @@ impl Broom<'_> {
             match file.name.parse::<Digest>() {
                 Ok(digest) => {
                     self.pruned.blobs += 1;
-                    let is_kept = used.contains(&digest) || running.contains(&digest);
-                    if is_kept || self.store.is_worked_with(&digest) {
+                    if used.contains(&digest) {
                         continue;
                     }
-                    let is_coming = halted.contains(&digest) && !self.options.downloads;
-                    let grace = if is_coming { PARTIAL_GRACE } else { GRACE };
-                    self.older(&file, grace, LeftoverKind::Blob);
+                    let is_held = running.contains(&digest) || self.store.is_worked_with(&digest);
+                    let usual = if halted.contains(&digest) { PARTIAL_GRACE } else { GRACE };
+                    // Which blobs somebody in another process needs is not known; that somebody is there, is.
+                    let grace = if self.has_workers { usual } else { self.grace(usual) };
+                    match is_held || (self.options.partial && self.has_workers && file.age <= grace) {
+                        true => self.pruned.held += 1,
+                        false => self.older(&file, grace, LeftoverKind::Blob),
+                    }
                 }
                 Err(_) => self.download(&file),
             }
@@ -129,16 +139,22 @@ impl Broom<'_> {
             // A note about nothing: its blobs were removed, or another program has finished them.
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
                 let note = File::of(pull.note, SystemTime::now());
-                note.iter().for_each(|note| self.older(note, GRACE, LeftoverKind::Temporary));
+                let grace = self.grace(GRACE);
+                note.iter().for_each(|note| self.older(note, grace, LeftoverKind::Temporary));
             }
         }
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
-            if file.name != "lock" && !(file.name.ends_with(".lock") && is_held(&file.path)) {
+            if !["lock", files::WORK].contains(&file.name.as_str()) && !is_held(&file.path) {
                 // Without its sum an interrupted download goes on too, but reads again what was verified.
-                // So does an interrupted upload, but from the beginning.
-                let is_note = [SUM_SUFFIX, UPLOAD_SUFFIX].iter().any(|end| file.name.ends_with(end));
-                let grace = if is_note { PARTIAL_GRACE } else { GRACE };
+                // So does an interrupted upload, but from the beginning; nobody sees whether somebody is at it.
+                let grace = if file.name.ends_with(UPLOAD_SUFFIX) {
+                    PARTIAL_GRACE
+                } else if file.name.ends_with(SUM_SUFFIX) {
+                    self.grace(PARTIAL_GRACE)
+                } else {
+                    self.grace(GRACE)
+                };
                 self.older(&file, grace, LeftoverKind::Temporary);
             }
         }
@@ -152,11 +168,15 @@ impl Broom<'_> {
     fn download(&mut self, file: &File) {
         let Some((digest, _)) = file.name.split_once("-partial") else { return };
         let Ok(digest) = digest.parse::<Digest>() else { return };
-        if self.store.is_being_downloaded(&digest) {
-            return;
+        match self.store.is_being_downloaded(&digest) {
+            true => self.pruned.held += 1,
+            false => self.older(file, self.grace(PARTIAL_GRACE), LeftoverKind::Download),
         }
-        let grace = if self.options.downloads { STALL } else { PARTIAL_GRACE };
-        self.older(file, grace, LeftoverKind::Download);
+    }
+
+    /// How long a file that nobody is seen at stays; no longer than that where somebody wants it gone.
+    fn grace(&self, usual: Duration) -> Duration {
+        if self.options.partial { STALL } else { usual }
     }
 
     /// Removes a file that nobody uses, if it is old enough.

@@ -15,6 +15,7 @@ use crate::files::{self, read_limited, sync_dir, write_atomic};
 use crate::listing::{Memory, foreign, read_entry};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::ModelName;
+use crate::transfer::is_held;
 
 /// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
 /// may be open on one folder.
@@ -41,12 +42,15 @@ struct Pins {
     works: usize,
 }
 
-/// Somebody at work on a model: what was pinned stays so until it is dropped.
-pub struct Work<'a>(&'a Store);
+/// Somebody at work on a model: what was pinned stays so until it is dropped. Other processes see by a lock that somebody is.
+pub struct Work<'a> {
+    store: &'a Store,
+    _lock: Option<File>,
+}
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        let mut pins = self.0.pins();
+        let mut pins = self.store.pins();
         pins.works -= 1;
         if pins.works == 0 {
             for digest in std::mem::take(&mut pins.released) {
@@ -457,7 +461,19 @@ impl Store {
     /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
     pub fn work(&self) -> Work<'_> {
         self.pins().works += 1;
-        Work(self)
+        // Without a folder for it there is nothing yet that could be cleared away.
+        let open = || File::options().write(true).create(true).truncate(false).open(self.work_file());
+        let lock = open().and_then(|file| file.lock_shared().map(|()| file));
+        Work { store: self, _lock: lock.ok() }
+    }
+
+    /// Whether a process is at work on a model of this folder, this one or another.
+    pub(crate) fn has_workers(&self) -> bool {
+        self.pins().works > 0 || is_held(&self.work_file())
+    }
+
+    fn work_file(&self) -> PathBuf {
+        self.root.join(files::TEMP_DIR).join(files::WORK)
     }
 
     /// Keeps a blob from being removed by this process until a manifest with it is written.

@@ -62,8 +62,10 @@ pub struct PruneResponse {
     pub removed: Vec<Leftover>,
     /// Bytes that were freed, or would be.
     pub bytes: u64,
-    /// Unused files that stay because they were touched less than an hour ago.
+    /// Unused files that stay because they were touched less than an hour ago; with `partial`, less than a minute.
     pub young: usize,
+    /// Unused files that stay because somebody is at work who may need them.
+    pub held: usize,
     /// Why nothing was removed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub warning: String,

@@ -505,7 +505,7 @@ pub struct PruneArgs {
     /// Only show what would be removed
     #[arg(long)]
     pub dry_run: bool,
-    /// Remove interrupted downloads too
+    /// Remove interrupted downloads and what failed work has left too, unless somebody is at it
     #[arg(long)]
     pub partial: bool,
     /// Print one JSON document

@@ -29,10 +29,10 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
     if !pruned.warning.is_empty() {
         anyhow::bail!("{}", pruned.warning);
     }
-    out::text(&summary(&pruned, args.dry_run))
+    out::text(&summary(&pruned, args))
 }
 
-fn summary(pruned: &PruneResponse, dry_run: bool) -> String {
+fn summary(pruned: &PruneResponse, args: &PruneArgs) -> String {
     let rows: Vec<Vec<String>> = pruned
         .removed
         .iter()
@@ -40,17 +40,19 @@ fn summary(pruned: &PruneResponse, dry_run: bool) -> String {
         .collect();
     let mut text =
         if rows.is_empty() { String::new() } else { format::table(&["FILE", "KIND", "SIZE"], &rows) };
-    let done = if dry_run { "would be removed" } else { "removed" };
+    let done = if args.dry_run { "would be removed" } else { "removed" };
     let count = match rows.len() {
         1 => "1 file".to_owned(),
         n => format!("{n} files"),
     };
     text.push_str(&format!("{count} {done}, {}\n", format::bytes(pruned.bytes)));
-    if pruned.young > 0 {
-        let young = pruned.young;
-        text.push_str(&format!(
-            "{young} more that nobody uses were touched in the last hour, and stay for now\n"
-        ));
+    let time = if args.partial { "minute" } else { "hour: --partial removes them" };
+    let kept = [
+        (pruned.young, format!("that nobody uses were touched in the last {time}")),
+        (pruned.held, "belong to a pull, push or create that is running".to_owned()),
+    ];
+    for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
+        text.push_str(&format!("{count} more {why}, and stay for now\n"));
     }
     text
 }
@@ -65,13 +67,16 @@ mod tests {
     fn the_summary_says_what_went_and_what_stays() {
         let file = Leftover { file: "blobs/sha256-ab".into(), kind: "blob".into(), size: 3_000_000 };
         let pruned =
-            PruneResponse { removed: vec![file], bytes: 3_000_000, young: 2, warning: String::new() };
-        let text = summary(&pruned, true);
+            PruneResponse { removed: vec![file], bytes: 3_000_000, young: 2, held: 1, warning: String::new() };
+        let args = |dry_run, partial| PruneArgs { dry_run, partial, json: false };
+        let text = summary(&pruned, &args(true, false));
         assert!(
             text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
-        assert!(text.contains("2 more"), "{text}");
-        assert_eq!(summary(&PruneResponse::default(), false), "0 files removed, 0 B\n");
+        assert!(text.contains("2 more that nobody uses were touched in the last hour: --partial"), "{text}");
+        assert!(text.contains("1 more belong to a pull, push or create that is running"), "{text}");
+        assert!(summary(&pruned, &args(false, true)).contains("in the last minute, and stay"));
+        assert_eq!(summary(&PruneResponse::default(), &args(false, false)), "0 files removed, 0 B\n");
     }
 }

@@ -265,7 +265,7 @@ pub(super) async fn prune(
     State(app): State<App>,
     Json(request, _): Json<Native, PruneRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let options = PruneOptions { dry_run: request.dry_run, downloads: request.partial };
+    let options = PruneOptions { dry_run: request.dry_run, partial: request.partial };
     let pruned = app.store(move |store| store.prune(options)).await?.map_err(|e| store_failure(&e))?;
     Ok(json(StatusCode::OK, &told(&pruned)))
 }
@@ -288,6 +288,7 @@ fn told(pruned: &Pruned) -> PruneResponse {
         removed: pruned.removed.iter().map(leftover).collect(),
         bytes: pruned.bytes(),
         young: pruned.young,
+        held: pruned.held,
         warning: pruned.kept.as_ref().map(why).unwrap_or_default(),
     }
 }

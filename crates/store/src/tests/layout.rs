@@ -195,10 +195,41 @@ fn interrupted_downloads_go_when_they_are_meant() {
     }
     let _lock = kit.store.lock_download(&running).unwrap();
     assert_eq!(prune(&kit).removed.len(), 0);
-    let pruned = kit.store.prune(PruneOptions { downloads: true, ..PruneOptions::default() }).unwrap();
-    assert_eq!(pruned.removed.len(), 2);
+    let pruned = kit.store.prune(PruneOptions { partial: true, ..PruneOptions::default() }).unwrap();
+    assert_eq!((pruned.removed.len(), pruned.held), (2, 2));
     assert!(!kit.store.partial(&idle).unwrap().data().exists());
     assert!(kit.store.partial(&running).unwrap().data().exists());
+}
+
+#[test]
+fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
+    let kit = Kit::new();
+    let blob = kit.store.blob_path(&kit.upload(1).digest);
+    let temp = crate::files::TempFile::new(&kit.root()).unwrap();
+    let left = kit.root().join("puna-tmp/left");
+    fs::write(&left, "x").unwrap();
+    let make_older = || {
+        for entry in fs::read_dir(kit.root().join("puna-tmp")).unwrap() {
+            let time = SystemTime::now() - Duration::from_secs(90);
+            File::options().append(true).open(entry.unwrap().path()).unwrap().set_modified(time).unwrap();
+        }
+        let time = SystemTime::now() - Duration::from_secs(90);
+        File::options().append(true).open(&blob).unwrap().set_modified(time).unwrap();
+    };
+    make_older();
+    let partial = PruneOptions { partial: true, ..PruneOptions::default() };
+    let sweep = |options| kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held));
+    assert_eq!(sweep(PruneOptions::default()), Ok((0, 1, 0)));
+    // As another process, which has pinned nothing here.
+    let other = Store::open(kit.root()).unwrap();
+    let work = other.work();
+    assert_eq!(sweep(partial), Ok((1, 0, 1)), "what is left of a file that was being written");
+    assert!(!left.exists() && blob.exists());
+    drop(work);
+    make_older();
+    assert_eq!(sweep(partial), Ok((1, 0, 0)));
+    assert!(!blob.exists() && fs::read_dir(kit.root().join("puna-tmp")).unwrap().count() == 3);
+    drop(temp);
 }
 
 #[test]
@@ -260,7 +291,7 @@ fn what_an_interrupted_pull_has_finished_stays_as_long_as_the_rest_of_it() {
     assert_eq!(kit.store.add_blob(b"here").unwrap().digest, here);
     old(2);
     assert_eq!(prune(&kit).removed, []);
-    let all = PruneOptions { downloads: true, ..PruneOptions::default() };
+    let all = PruneOptions { partial: true, ..PruneOptions::default() };
     assert_eq!(kit.store.prune(all).unwrap().removed.len(), 1);
 }
 
