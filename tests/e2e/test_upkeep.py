@@ -40,6 +40,10 @@ def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry
     blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     found = server.cli("verify", name)
     assert found.returncode == 1 and "has other content than its name says" in found.stderr and "--repair" in found.stderr
+    # This registry has no HTTPS, which the repair has to be told as the pull was.
+    refused = server.cli("verify", name, "--repair")
+    assert refused.returncode == 1 and "is not repaired: " in refused.stderr, refused.stderr
+    assert "`puna verify --repair --insecure`" in refused.stderr.splitlines()[-1] and blob.read_bytes() != whole
     server.cli("verify", name, "--repair", "--insecure", check=True)
     assert blob.read_bytes() == whole
     # Without the registry nothing is lost: not even what is damaged.

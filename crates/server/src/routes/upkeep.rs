@@ -12,7 +12,7 @@ use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_store::{
-    Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions, Pruned, Source,
+    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions, Pruned, Source,
     Store, Unusable,
 };
 use tokio::sync::mpsc;
@@ -108,7 +108,7 @@ async fn check(
     }
     match left.is_empty() && unusable.is_empty() {
         true => Ok(()),
-        false => Err(verdict(&left, &unusable, repair.is_some())),
+        false => Err(verdict(&left, &unusable, repair)),
     }
 }
 
@@ -235,21 +235,27 @@ async fn mend(
 }
 
 /// What is still damaged, and the way out.
-fn verdict(left: &Damaged, unusable: &[Unusable], repaired: bool) -> Failure {
+fn verdict(left: &Damaged, unusable: &[Unusable], repair: Option<Repair>) -> Failure {
     let nameless = unusable.iter().filter(|file| file.name.is_none());
     let nameless: Vec<_> = nameless.map(|file| file.error.to_string()).collect();
     let named = unusable.iter().filter_map(|file| file.name.as_ref());
-    let names: Vec<_> =
-        left.iter().map(|(entry, _)| &entry.name).chain(named).map(ToString::to_string).collect();
+    let models: Vec<&ModelName> = left.iter().map(|(entry, _)| &entry.name).chain(named).collect();
+    let names: Vec<_> = models.iter().map(ToString::to_string).collect();
     if names.is_empty() {
         return Failure::internal(format!("{}: move it away", nameless.join("; ")));
     }
-    let way_out = match repaired {
-        true => "create them again, or remove them with `rm`",
-        false => "`puna verify --repair` fetches again what came from a registry",
+    let way_out = match repair {
+        Some(_) => "create them again, or remove them with `rm`",
+        None => "`puna verify --repair` fetches again what came from a registry",
+    };
+    // How a model was pulled is not noted; of Ollama's registry it is known.
+    let is_secure = |model: &&ModelName| model.host().eq_ignore_ascii_case(DEFAULT_HOST);
+    let more = match repair.is_some_and(|repair| repair.insecure) || models.iter().all(is_secure) {
+        true => "",
+        false => "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`",
     };
     let what = if names.len() == 1 { "is" } else { "are" };
-    Failure::internal(format!("{} {what} damaged: {way_out}", names.join(", ")))
+    Failure::internal(format!("{} {what} damaged: {way_out}{more}", names.join(", ")))
 }
 
 async fn tell(to: &mpsc::Sender<Line>, progress: Progress) {
