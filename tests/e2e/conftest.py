@@ -193,7 +193,13 @@ def running(**env):
 
 @pytest.fixture
 def home(tmp_path):
-    """An environment without a server: commands that need none, or that start their own."""
+    """An environment without a server: at port 0 nobody can listen, so commands do without one."""
+    return environment(tmp_path, OLLAMA_HOST="127.0.0.1:0")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """An environment with an address at which nobody listens, until a command starts a server there."""
     env = environment(tmp_path, OLLAMA_HOST=f"127.0.0.1:{free_port()}")
     yield env
     # `run` leaves a server in the background.

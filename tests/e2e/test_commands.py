@@ -105,6 +105,14 @@ def test_output_parsers_and_manual_pages(home, tmp_path):
     assert (tmp_path / "man/puna-run.1").read_text().startswith(".ie")
 
 
+@pytest.mark.parametrize("command", [["list"], ["ps"], ["show", "cria"], ["cp", "cria", "mine"], ["rm", "mine"], ["verify"], ["prune"]], ids=" ".join)
+def test_nobody_at_an_address_that_is_set_is_an_error(alone, command):
+    done = puna(*command, env=alone)
+    assert done.returncode == 1 and done.stdout == "", done
+    assert f"http://{alone['OLLAMA_HOST']} " in done.stderr and "set by OLLAMA_HOST" in done.stderr, done.stderr
+    assert not (pathlib.Path(alone["HOME"]) / ".ollama").exists()
+
+
 def test_inspect_describes_a_file(home):
     told = as_json("inspect", CRIA, "--tensors", "--kv", env=home)
     assert told["architecture"] == "llama" and told["parameters"] == 5_770_496 and told["context_length"] == 2048

@@ -303,7 +303,7 @@ def test_a_port_in_use_is_named(server):
     assert "address already in use" in done.stderr and "Puna" in done.stderr, done.stderr
 
 
-def test_run_starts_a_server_where_none_listens(home):
-    done = puna("run", "cria", "--think=false", "What is the capital of France?", env=home, check=True)
+def test_run_starts_a_server_where_none_listens(alone):
+    done = puna("run", "cria", "--think=false", "What is the capital of France?", env=alone, check=True)
     assert done.stdout.strip() == "Paris."
-    assert puna("ps", env=home, check=True).stdout.splitlines()[1].startswith("cria")
+    assert puna("ps", env=alone, check=True).stdout.splitlines()[1].startswith("cria")

@@ -5,9 +5,10 @@ use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use puna_api::native::{ListResponse, VersionResponse};
 use puna_api::{Client, ClientError};
+use puna_server::config::{DEFAULT_PORT, Source};
 use puna_server::{Address, Config};
 use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
@@ -50,8 +51,12 @@ impl Service {
         match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
             Contact::Nobody(_) => {
-                let url = config.address.url();
-                bail!("could not connect to a puna server at {url}, run 'puna serve' to start it")
+                let (url, source) = (config.address.url(), config.source("host"));
+                let set = match source {
+                    Source::Default => String::new(),
+                    _ => format!(" (the address is set by {source})"),
+                };
+                bail!("could not connect to a puna server at {url}{set}, run 'puna serve' to start it")
             }
         }
     }
@@ -64,31 +69,39 @@ impl Service {
         }
     }
 
-    /// The stored models: those of the server that listens; on a machine without one, those of the store, which needs no server
-    /// to be read.
+    /// The stored models: those of the server that listens; where none does at the usual address, those of the store, which needs
+    /// no server to be read.
+    ///
+    /// # Errors
+    /// As [`Service::connect_or_own`].
     pub fn stored_models() -> Result<ListResponse> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
             Contact::Answers(_) => Ok(runtime.block_on(client.list())?),
-            Contact::Nobody(_) if is_this_machine(&config.address) => {
+            Contact::Nobody(_) if may_do_without(&config) => {
                 Ok(puna_server::stored_models(&config.store()?)?)
             }
-            Contact::Nobody(error) => Err(error.into()),
+            Contact::Nobody(error) => Err(nobody(&config, &error)),
         }
     }
 
-    /// The server that listens; on a machine without one, a server in this process that ends with it.
+    /// The server that listens; where none does at the usual address, a server in this process that ends with it.
+    ///
+    /// # Errors
+    /// Nobody answers at an address that somebody has set: what is stored here may be something else than what is there.
     pub fn connect_or_own() -> Result<Self> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
-            Contact::Nobody(_) if is_this_machine(&config.address) => {
-                let key = config.api_key.0.clone();
-                let own = OwnServer::start(&runtime, config)?;
-                Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime, true))
-            }
-            Contact::Nobody(error) => Err(error.into()),
+            Contact::Nobody(_) if may_do_without(&config) => Self::own(config, runtime),
+            Contact::Nobody(error) => Err(nobody(&config, &error)),
         }
+    }
+
+    fn own(config: Config, runtime: Runtime) -> Result<Self> {
+        let key = config.api_key.0.clone();
+        let own = OwnServer::start(&runtime, config)?;
+        Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime, true))
     }
 
     /// The server that listens; where none does on this machine, one that is started in the background and stays.
@@ -96,11 +109,12 @@ impl Service {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
             Contact::Answers(_) => {}
+            Contact::Nobody(_) if config.address.port == 0 => return Self::own(config, runtime),
             Contact::Nobody(_) if is_this_machine(&config.address) => {
                 let (mut child, log) = spawn_in_background()?;
                 runtime.block_on(wait_for(&client, &mut child, &log))?;
             }
-            Contact::Nobody(error) => return Err(error.into()),
+            Contact::Nobody(error) => return Err(nobody(&config, &error)),
         }
         Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
     }
@@ -298,6 +312,26 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
     }
 }
 
+/// Whether a command that finds no server works on the models of this machine itself: where it would look unless told otherwise,
+/// and at port 0, where nobody can listen.
+fn may_do_without(config: &Config) -> bool {
+    let is_usual = *config.source("host") == Source::Default || [0, DEFAULT_PORT].contains(&config.address.port);
+    is_usual && is_this_machine(&config.address)
+}
+
+/// That nobody answers, with the one who said that somebody would.
+fn nobody(config: &Config, error: &ClientError) -> anyhow::Error {
+    let source = config.source("host");
+    match is_this_machine(&config.address) {
+        _ if *source == Source::Default => anyhow!("{error}"),
+        true => anyhow!(
+            "{error} (the address is set by {source}): start a server there with `puna serve`, or leave the setting out to work on the \
+             models of this machine without one"
+        ),
+        false => anyhow!("{error} (the address is set by {source})"),
+    }
+}
+
 fn is_this_machine(address: &Address) -> bool {
     let ip = address.host.parse::<std::net::IpAddr>();
     address.host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
@@ -364,6 +398,18 @@ mod tests {
         assert_eq!(name_of("a b:c/é").to_string(), "abc:latest");
         assert_eq!(name_of("..").to_string(), "file:latest");
         assert_eq!(name_of(&"x".repeat(300)).model().len(), 80);
+    }
+
+    #[test]
+    fn a_server_is_done_without_only_where_nobody_said_that_there_is_one() {
+        let may = |host: &str| {
+            let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
+            let given = |name: &str| (name == "OLLAMA_HOST" && !host.is_empty()).then(|| host.to_owned());
+            may_do_without(&Config::from_variables(|name| given(name).or_else(|| home(name))).unwrap())
+        };
+        // What a server listens at need not be what a command is to ask.
+        assert!(may("") && may("127.0.0.1") && may("0.0.0.0:11434") && may("127.0.0.1:0"));
+        assert!(!may("127.0.0.1:11500") && !may("0.0.0.0:11500") && !may("192.168.1.2") && !may("192.168.1.2:0"));
     }
 
     #[test]

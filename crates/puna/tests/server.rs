@@ -140,7 +140,7 @@ fn a_port_that_is_taken_says_by_whom() {
 
 #[test]
 fn run_starts_a_server_that_stays() {
-    let puna = Puna::new();
+    let puna = Puna::alone();
     let answer = puna.ok(&["run", "cria", "What is the capital of France?", "--think=false"]);
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(puna.ok(&["ps"]).contains("cria:latest"));

@@ -22,15 +22,22 @@ pub struct Puna {
 }
 
 impl Puna {
-    /// Nothing runs there.
+    /// No server is asked.
     pub fn new() -> Self {
+        Self { home: tempfile::tempdir().unwrap(), port: 0, server: None }
+    }
+
+    /// Nothing runs there, but may.
+    pub fn alone() -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { home: tempfile::tempdir().unwrap(), port, server: None }
+        let mut puna = Self::new();
+        puna.port = port;
+        puna
     }
 
     /// A server runs there.
     pub fn serving() -> Self {
-        let mut puna = Self::new();
+        let mut puna = Self::alone();
         puna.server =
             Some(puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
@@ -99,6 +106,9 @@ impl Drop for Puna {
         if let Some(mut server) = self.server.take() {
             let _ = server.kill();
             let _ = server.wait();
+        }
+        if self.port == 0 {
+            return;
         }
         // One that `run` started in the background is known by its address alone.
         let address = format!("OLLAMA_HOST=127.0.0.1:{}\0", self.port);
