@@ -62,6 +62,10 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         match created.await {
             Err(error) if is_missing(service.client(), &request.from).await => {
                 let from = &request.from;
+                // An address is no name of a file or a stored model.
+                if from.contains("://") {
+                    bail!("FROM {from} cannot be pulled: {error}");
+                }
                 bail!(
                     "FROM {from}: no file or folder here, and no stored model (`puna list`), is called so, and it cannot be \
                      pulled: {error}"
