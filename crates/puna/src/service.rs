@@ -315,7 +315,8 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
 /// Whether a command that finds no server works on the models of this machine itself: where it would look unless told otherwise,
 /// and at port 0, where nobody can listen.
 fn may_do_without(config: &Config) -> bool {
-    let is_usual = *config.source("host") == Source::Default || [0, DEFAULT_PORT].contains(&config.address.port);
+    let is_usual =
+        *config.source("host") == Source::Default || [0, DEFAULT_PORT].contains(&config.address.port);
     is_usual && is_this_machine(&config.address)
 }
 
@@ -409,7 +410,9 @@ mod tests {
         };
         // What a server listens at need not be what a command is to ask.
         assert!(may("") && may("127.0.0.1") && may("0.0.0.0:11434") && may("127.0.0.1:0"));
-        assert!(!may("127.0.0.1:11500") && !may("0.0.0.0:11500") && !may("192.168.1.2") && !may("192.168.1.2:0"));
+        assert!(
+            !may("127.0.0.1:11500") && !may("0.0.0.0:11500") && !may("192.168.1.2") && !may("192.168.1.2:0")
+        );
     }
 
     #[test]

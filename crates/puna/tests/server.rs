@@ -224,7 +224,10 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
     std::fs::create_dir(&empty).unwrap();
     let output = puna.command(&["create", "x"]).current_dir(&empty).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("Error: no Modelfile or safetensors files found in ") && text.contains("FROM"), "{text}");
+    assert!(
+        text.contains("Error: no Modelfile or safetensors files found in ") && text.contains("FROM"),
+        "{text}"
+    );
     let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();
     let text = puna.error(&["create", "x", "-f", &gguf]);
     assert_eq!(text, format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one"));

@@ -124,7 +124,9 @@ fn clone(path: &Path, to: &File) -> bool {
 
 /// Whether two paths lead to one file.
 fn same_file(a: &Path, b: &Path) -> bool {
-    let is_one = || if cfg!(unix) { files::is_at(&File::open(a)?, b) } else { Ok(a.canonicalize()? == b.canonicalize()?) };
+    let is_one = || {
+        if cfg!(unix) { files::is_at(&File::open(a)?, b) } else { Ok(a.canonicalize()? == b.canonicalize()?) }
+    };
     is_one().is_ok_and(|is_one: bool| is_one)
 }
 

@@ -61,8 +61,8 @@ pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
-    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan, NamedTemplate,
-    Progress, ProgressFn, plan_local,
+    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan,
+    NamedTemplate, Progress, ProgressFn, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;

@@ -29,7 +29,9 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     }
     for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {
         if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
-            return Err(usage::wrong(format!("{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are")));
+            return Err(usage::wrong(format!(
+                "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
+            )));
         }
     }
     if args.imatrix.is_some() && args.quantize.is_none() {

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
-use puna_store::{
-    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, unmatched,
-};
+use puna_store::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, unmatched};
 
 use crate::cli::QuantizeArgs;
 use crate::local::{ModelFile, Output, same_file};

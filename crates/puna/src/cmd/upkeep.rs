@@ -66,8 +66,13 @@ mod tests {
     #[test]
     fn the_summary_says_what_went_and_what_stays() {
         let file = Leftover { file: "blobs/sha256-ab".into(), kind: "blob".into(), size: 3_000_000 };
-        let pruned =
-            PruneResponse { removed: vec![file], bytes: 3_000_000, young: 2, held: 1, warning: String::new() };
+        let pruned = PruneResponse {
+            removed: vec![file],
+            bytes: 3_000_000,
+            young: 2,
+            held: 1,
+            warning: String::new(),
+        };
         let args = |dry_run, partial| PruneArgs { dry_run, partial, json: false };
         let text = summary(&pruned, &args(true, false));
         assert!(

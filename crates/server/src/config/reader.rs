@@ -393,9 +393,9 @@ impl<'a> Reader<'a> {
                 // One that is not there may be mounted later.
                 match path.is_absolute() {
                     false => Err(format!("has {text:?}: a folder is a whole path, or begins with ~/")),
-                    true if path.is_file() => {
-                        Err(format!("has {text:?}, which is a file: name the folder with `blobs` and `manifests`"))
-                    }
+                    true if path.is_file() => Err(format!(
+                        "has {text:?}, which is a file: name the folder with `blobs` and `manifests`"
+                    )),
                     true => Ok(path),
                 }
             };

@@ -12,8 +12,8 @@ use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_store::{
-    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions, Pruned, Source,
-    Store, Unusable,
+    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions,
+    Pruned, Source, Store, Unusable,
 };
 use tokio::sync::mpsc;
 

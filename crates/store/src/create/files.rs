@@ -73,7 +73,9 @@ impl Sources {
                 return Ok(Self { gguf: files, folder: Vec::new() });
             }
         }
-        Err(StoreError::UnknownFiles { files: files.iter().map(|(name, _)| crate::name::shown(name)).collect() })
+        Err(StoreError::UnknownFiles {
+            files: files.iter().map(|(name, _)| crate::name::shown(name)).collect(),
+        })
     }
 
     /// Refuses weights of more than one model. Files that cannot be read are left to those that read them.

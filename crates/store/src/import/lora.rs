@@ -63,7 +63,9 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
         // What the matrices are multiplied by is made of it: another rank would change how much the adapter does.
         if rank_a != Some(u64::from(rank)) {
             let found = rank_a.unwrap_or_default();
-            let found = format!("{rank}, and the matrices for {name} have rank {found}: the files are not of one adapter");
+            let found = format!(
+                "{rank}, and the matrices for {name} have rank {found}: the files are not of one adapter"
+            );
             return Err(config.wrong_value("r", found).into());
         }
         let rows = b.entry.shape.first().copied().unwrap_or(0);

@@ -65,7 +65,9 @@ pub enum ModelfileError {
     Line { line: usize, problem: LineProblem },
     #[error("unexpected EOF{} (line {line}: {wanted})", if text.is_empty() { String::new() } else { format!(": {text}") })]
     UnexpectedEnd { line: usize, text: String, wanted: Wanted },
-    #[error("no FROM line: a Modelfile names what the model is made from, such as `FROM llama3.2` or `FROM ./model.gguf`")]
+    #[error(
+        "no FROM line: a Modelfile names what the model is made from, such as `FROM llama3.2` or `FROM ./model.gguf`"
+    )]
     NoFrom,
     #[error("unknown parameter '{0}'")]
     UnknownParameter(String),

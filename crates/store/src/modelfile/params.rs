@@ -236,9 +236,14 @@ mod tests {
             let given = [(name.to_owned(), json!(value.parse::<f64>().unwrap()))].into_iter().collect();
             assert!(check_ranges(&given).is_err(), "{name} {value}");
         }
-        for (name, value) in
-            [("repeat_last_n", "-1"), ("repeat_penalty", "0.5"), ("stop", "-1"), ("seed", "-9"), ("top_k", "-1"), ("num_predict", "-2")]
-        {
+        for (name, value) in [
+            ("repeat_last_n", "-1"),
+            ("repeat_penalty", "0.5"),
+            ("stop", "-1"),
+            ("seed", "-9"),
+            ("top_k", "-1"),
+            ("num_predict", "-2"),
+        ] {
             assert!(of(name, value).is_ok(), "{name} {value}");
         }
     }

@@ -137,14 +137,20 @@ impl<'a> Reader<'a> {
                 }
                 None => unknown(text),
             },
-            Err((Some(end), name)) if is_newline(end) => wanted(name).map_or_else(|| unknown(text), LineProblem::Bare),
+            Err((Some(end), name)) if is_newline(end) => {
+                wanted(name).map_or_else(|| unknown(text), LineProblem::Bare)
+            }
             Err(_) => unknown(text),
         };
         Err(ModelfileError::Line { line, problem })
     }
 
     /// A parameter's name or a message's role.
-    fn argument(&mut self, keyword: &'static str, admits: fn(char) -> bool) -> Result<&'a str, ModelfileError> {
+    fn argument(
+        &mut self,
+        keyword: &'static str,
+        admits: fn(char) -> bool,
+    ) -> Result<&'a str, ModelfileError> {
         while self.rest.starts_with(is_blank) {
             self.next();
         }
@@ -298,9 +304,8 @@ mod tests {
 
     #[test]
     fn unknown_instructions_and_roles_are_named_by_line() {
-        let command = |found: &str, meant| {
-            LineProblem::Command { found: found.to_owned(), meant }.to_string()
-        };
+        let command =
+            |found: &str, meant| LineProblem::Command { found: found.to_owned(), meant }.to_string();
         for (text, line, found, meant) in [
             ("FROM foo\n\nBADCOMMAND x\n", 3, "BADCOMMAND", None),
             ("FROM foo\nBAD1 x\n", 2, "BAD1", None),

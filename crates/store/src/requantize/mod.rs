@@ -79,7 +79,11 @@ pub fn requantize_part(
 }
 
 /// What each tensor becomes.
-fn types(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Result<Vec<TensorType>, StoreError> {
+fn types(
+    gguf: &Gguf,
+    target: FileType,
+    options: &QuantizeOptions<'_>,
+) -> Result<Vec<TensorType>, StoreError> {
     let choices = rules::choose(gguf, target, options.imatrix.is_some());
     let types: Vec<_> = choices.into_iter().map(|choice| choice.ty).collect();
     if let Some(matrix) = options.imatrix {

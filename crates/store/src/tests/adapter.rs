@@ -65,6 +65,9 @@ fn what_cannot_be_an_adapter_of_a_model_is_refused_when_it_is_made() {
         let modelfile = Modelfile::parse(text).unwrap();
         plan_local(&modelfile, kit.dir.path(), None, &mut |_| {}).map_err(|e| e.to_string())
     };
-    assert_eq!(plan("FROM cria\nADAPTER ./absent.gguf").unwrap_err(), "(line 2): ./absent.gguf: no such file");
+    assert_eq!(
+        plan("FROM cria\nADAPTER ./absent.gguf").unwrap_err(),
+        "(line 2): ./absent.gguf: no such file"
+    );
     assert_eq!(plan("FROM cria\nADAPTER absent").unwrap_err(), "(line 2): absent: no such file");
 }

@@ -218,7 +218,8 @@ fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
     };
     make_older();
     let partial = PruneOptions { partial: true, ..PruneOptions::default() };
-    let sweep = |options| kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held));
+    let sweep =
+        |options| kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held));
     assert_eq!(sweep(PruneOptions::default()), Ok((0, 1, 0)));
     // As another process, which has pinned nothing here.
     let other = Store::open(kit.root()).unwrap();
