@@ -202,7 +202,7 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (with_files("a.gguf", "sha256:bad"), "invalid digest format"),
         (
             with_files("a.gguf", &text.to_string()),
-            "supplied file was not in GGUF format: a.gguf: not a GGUF file: it starts with \"hell\"",
+            "supplied file was not in GGUF format: a.gguf: not a GGUF file: it starts with `hell`",
         ),
         (from_files(&[("vocab.gguf", vocabulary)]), "vocab.gguf has no tensors"),
         (with_files("a.gguf", &Digest::of(b"absent").to_string()), "is not in the store"),
@@ -501,7 +501,7 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
         ("FROM x\nREQUIRES soon", "(line 2): requires must be a valid semver"),
         ("FROM ./absent.gguf", "(line 1): ./absent.gguf: no such file"),
         ("FROM absent.gguf", "(line 1): absent.gguf: no such file"),
-        ("FROM ./Modelfile", "(line 1): ./Modelfile is no model: not a GGUF file: it starts with \"FROM\""),
+        ("FROM ./Modelfile", "(line 1): ./Modelfile is no model: not a GGUF file: it starts with `FROM`"),
         ("FROM x\nADAPTER Modelfile", "(line 2): Modelfile is no model: "),
     ] {
         let error = plan(text).unwrap_err();
