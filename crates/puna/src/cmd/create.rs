@@ -37,7 +37,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     if args.imatrix.is_some() && args.quantize.is_none() {
         return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
     }
-    let Read { modelfile, base, shown: file } = read(&args.file)?;
+    let Recipe { modelfile, base, shown: file } = read(&args.file)?;
     let mut display = Display::new();
     let mut show = |progress: puna_store::Progress| display.show(&shown(progress));
     let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut show);
@@ -102,7 +102,7 @@ fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 /// A Modelfile that was read.
-struct Read {
+struct Recipe {
     modelfile: Modelfile,
     /// The folder to which its paths are relative.
     base: PathBuf,
@@ -110,13 +110,13 @@ struct Read {
     shown: Option<String>,
 }
 
-fn read(path: &Path) -> Result<Read> {
+fn read(path: &Path) -> Result<Recipe> {
     let here = std::env::current_dir().context("cannot tell the working folder")?;
     if path == Path::new("-") {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
             .context("cannot read standard input")?;
-        return Ok(Read { modelfile: Modelfile::parse_bytes(&bytes)?, base: here, shown: None });
+        return Ok(Recipe { modelfile: Modelfile::parse_bytes(&bytes)?, base: here, shown: None });
     }
     match read_some(path) {
         Ok(bytes) if bytes.starts_with(b"GGUF") => {
@@ -130,12 +130,12 @@ fn read(path: &Path) -> Result<Read> {
             let base = here.join(path).parent().map_or(here.clone(), Path::to_owned);
             let shown = path.display().to_string();
             let modelfile = Modelfile::parse_bytes(&bytes).with_context(|| shown.clone())?;
-            Ok(Read { modelfile, base, shown: Some(shown) })
+            Ok(Recipe { modelfile, base, shown: Some(shown) })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new("Modelfile") => {
             // No line of any file can be named.
             let modelfile = Modelfile { lines: Vec::new(), ..Modelfile::parse(THIS_FOLDER)? };
-            Ok(Read { modelfile, base: here, shown: None })
+            Ok(Recipe { modelfile, base: here, shown: None })
         }
         Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
     }
