@@ -109,7 +109,7 @@ def test_output_parsers_and_manual_pages(home, tmp_path):
 def test_nobody_at_an_address_that_is_set_is_an_error(alone, command):
     done = puna(*command, env=alone)
     assert done.returncode == 1 and done.stdout == "", done
-    assert f"http://{alone['OLLAMA_HOST']} " in done.stderr and "set by OLLAMA_HOST" in done.stderr, done.stderr
+    assert f"http://{alone['OLLAMA_HOST']}" in done.stderr and "set by OLLAMA_HOST" in done.stderr, done.stderr
     assert not (pathlib.Path(alone["HOME"]) / ".ollama").exists()
 
 
