@@ -400,7 +400,9 @@ def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
     assert wait_for(lambda: "m:latest" in it.cli("list", check=True).stdout)
     # It moves there, and here with it.
     upstream.put("library/m:latest", [("application/vnd.ollama.image.model", b"other weights"), layers[1]])
-    assert it.get("/v2/library/m/manifests/latest") == (200, upstream.manifests["library/m:latest"])
+    # As soon as the fetching has ended, which is a moment after the model is listed.
+    moved = (200, upstream.manifests["library/m:latest"])
+    assert wait_for(lambda: it.get("/v2/library/m/manifests/latest") == moved, 5)
     assert it.get("/v2/library/absent/manifests/latest")[0] == 404
     assert wait_for(lambda: it.get(f"/v2/library/m/blobs/{digest(b'other weights')}")[0] == 200)
     time.sleep(0.2)
