@@ -136,9 +136,10 @@ impl Judge<'_> {
         for shown in contents.tags.iter().copied().filter(|shown| !coming.contains(shown.tag.as_str())) {
             let times = (self.ask)(self.name, Some(&shown.tag), shown.digest);
             let written = shown.written.map_or(0, seconds).min(self.now);
+            let is_brought = times.is_brought && written <= times.arrived + SLACK;
             match shown.whose {
                 Whose::Elsewhere => continue,
-                Whose::Store if !self.rule.own && !(times.is_brought && written <= times.arrived + SLACK) => {
+                Whose::Store if !(self.rule.own || is_brought) => {
                     *own += 1;
                     continue;
                 }
