@@ -36,6 +36,8 @@ class Mirror(Puna):
         self.listen = free_port()
         super().__init__(home, PUNA_MIRROR_HOST=f"127.0.0.1:{self.listen}", **env)
         self.port = self.listen
+        # A mirror is no server that commands could ask: they work on its folder of models themselves.
+        self.env["OLLAMA_HOST"] = "127.0.0.1:0"
 
     def start(self):
         with open(self.log, "ab") as log:
