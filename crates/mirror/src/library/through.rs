@@ -26,6 +26,10 @@ use making::Making;
 
 /// How long nobody is asked again who did not answer, or did not have something.
 const REST: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 20 });
+/// How long a manifest waits for blobs that are being fetched.
+const ARRIVAL: Duration = Duration::from_secs(20);
+/// How often it is looked whether they are here.
+const LOOK: Duration = Duration::from_millis(50);
 /// Tags of which it is known when they were asked for last.
 const MAX_KNOWN: usize = 100_000;
 
@@ -346,6 +350,23 @@ impl Inner {
         Ok(())
     }
 
+    /// Waits as long as blobs of a manifest are being fetched: who asked for them was told that they are here, and did not push them.
+    async fn arrived_all(&self, manifest: &Manifest) -> Result<(), MirrorError> {
+        let arrived = async {
+            for blob in &manifest.blobs {
+                let is_fetched =
+                    || self.pending(|pending| pending.found.size(&blob.digest).is_some()).is_some();
+                while self.library.blob(blob.digest).await?.is_none() && is_fetched() {
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+            Ok(())
+        };
+        let late = "blobs of this manifest are still being fetched from an upstream: ask again in a while";
+        let arrived = tokio::time::timeout(ARRIVAL, arrived).await;
+        arrived.unwrap_or_else(|_| Err(MirrorError::Later(late.into())))
+    }
+
     /// What is being fetched and has something.
     fn pending(&self, has: impl Fn(&Pending) -> bool) -> Option<Arc<Pending>> {
         let tags: Vec<_> = lock(&self.tags).values().cloned().collect();
@@ -450,6 +471,7 @@ impl Library for Through {
     ) -> Answer<'a, ()> {
         Box::pin(async move {
             self.own(name)?;
+            self.0.arrived_all(&manifest).await?;
             self.0.library.put_manifest(name, reference, manifest).await
         })
     }
