@@ -91,7 +91,7 @@ Environment Variables:
       PUNA_MIRROR_UPSTREAMS      Hosts whose models are fetched when asked for
       PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
       PUNA_MIRROR_DELETE         Let models be removed: by keys of scope admin
-      PUNA_MIRROR_RETENTION      What stays, as library=pulled:30d; the rest goes
+      PUNA_MIRROR_RETENTION      What stays, such as library=pulled:30d
       PUNA_MIRROR_FETCH          What alone is fetched, such as library/*
       OLLAMA_MODELS              The path to the models directory
       PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
