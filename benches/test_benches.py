@@ -43,7 +43,7 @@ class Kills(unittest.TestCase):
         mirror = self.mirror(lives=1)
 
         def pusher(chance):
-            assert 500 == 201, "500 it has no more room"
+            raise AssertionError("500 it has no more room")
 
         mirror.client(threading.Event(), pusher)
         self.assertEqual(mirror.wrong, ["pusher: AssertionError('500 it has no more room')"])
