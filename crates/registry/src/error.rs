@@ -155,6 +155,17 @@ impl RegistryError {
         }
     }
 
+    /// Whether its words are of files and settings of this machine, which are nobody else's business.
+    pub fn is_of_this_machine(&self) -> bool {
+        match self {
+            Self::Setup(_) | Self::NoCredentials { .. } => true,
+            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
+                error.is_of_this_machine()
+            }
+            error => error.is_ours(),
+        }
+    }
+
     /// Whether a hub says so of models that its registry does not serve, though they may be there.
     pub(crate) fn is_refusal_of_hub(&self) -> bool {
         matches!(self, Self::NotFound | Self::Status { code: 400 | 404 | 405 | 410 | 422 | 501, .. })

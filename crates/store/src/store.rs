@@ -461,8 +461,12 @@ impl Store {
     /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
     pub fn work(&self) -> Work<'_> {
         self.pins().works += 1;
-        // Without a folder for it there is nothing yet that could be cleared away.
-        let open = || File::options().write(true).create(true).truncate(false).open(self.work_file());
+        let path = self.work_file();
+        let open = || {
+            fs::create_dir_all(path.parent().unwrap_or(&self.root))?;
+            File::options().write(true).create(true).truncate(false).open(&path)
+        };
+        // Where that cannot be written, nothing can be cleared away either.
         let lock = open().and_then(|file| file.lock_shared().map(|()| file));
         Work { store: self, _lock: lock.ok() }
     }

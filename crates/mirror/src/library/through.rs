@@ -406,7 +406,7 @@ pub(super) fn broken(error: RegistryError) -> MirrorError {
     match error {
         RegistryError::Store(error) => error.into(),
         RegistryError::Space { .. } => MirrorError::Full(error.to_string()),
-        error if error.is_ours() => MirrorError::Internal(error.to_string()),
+        error if error.is_of_this_machine() => MirrorError::Internal(error.to_string()),
         error if error.is_loop() => MirrorError::Loop(error.to_string()),
         error => MirrorError::Upstream(error.to_string()),
     }

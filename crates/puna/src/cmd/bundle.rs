@@ -1,5 +1,6 @@
 //! `puna export` and `puna import`: models as files, to carry to where no network leads.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -58,7 +59,9 @@ pub fn import(args: &ImportArgs) -> Result<()> {
         (Box::new(file), total, shown)
     };
     let mut display = Display::new();
-    let mut progress = |completed| show(&mut display, &format!("importing {shown}"), completed, total);
+    let done = Cell::new(0);
+    let input = Counted { input, done: &done };
+    let mut progress = |_| show(&mut display, &format!("importing {shown}"), done.get(), total);
     let names = registry
         .read_bundle(&store, input, name.as_ref(), config.no_prune, &mut progress)
         .with_context(|| shown.clone())?;
@@ -68,6 +71,20 @@ pub fn import(args: &ImportArgs) -> Result<()> {
         out::line(&format!("imported {name} ({})", format::bytes(size)))?;
     }
     Ok(())
+}
+
+/// Counts what is read, which of a compressed file is less than what is in it.
+struct Counted<'a> {
+    input: Box<dyn Read>,
+    done: &'a Cell<u64>,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(buffer)?;
+        self.done.set(self.done.get() + n as u64);
+        Ok(n)
+    }
 }
 
 fn show(display: &mut Display, status: &str, completed: u64, total: u64) {

@@ -1,5 +1,6 @@
 //! Reading bundles.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Registry {
     /// gets the bytes of blobs that were read.
     ///
     /// # Errors
-    /// It is no bundle, it is damaged, or the store cannot be written; nothing of it is stored then.
+    /// It is no bundle or damaged, and nothing of it is stored; or the store cannot be written, and what is stored by then stays.
     pub fn read_bundle(
         &self,
         store: &Arc<Store>,
@@ -42,7 +43,8 @@ impl Registry {
         keep_unused: bool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Vec<ModelName>, RegistryError> {
-        let mut import = Import { store, seen: Seen::default(), held: Vec::new(), new: Vec::new(), read: 0 };
+        let mut import =
+            Import { store, seen: Seen::default(), held: HashSet::new(), new: Vec::new(), read: 0 };
         let work = store.work();
         let done = import.read(input, progress).and_then(|()| {
             let models = import.models(name)?;
@@ -52,8 +54,10 @@ impl Registry {
         // Manifests are stored under their names, and packed layers as what was in them.
         store.let_go(import.held.iter().copied());
         drop(work);
-        store.remove_blobs(&import.new)?;
-        done
+        let removed = store.remove_blobs(&import.new);
+        let names = done?;
+        removed?;
+        Ok(names)
     }
 
     fn keep(&self, import: &Import<'_>, model: Model, keep_unused: bool) -> Result<ModelName, RegistryError> {
@@ -87,7 +91,7 @@ struct Import<'a> {
     store: &'a Arc<Store>,
     seen: Seen,
     /// The blobs of the bundle, and those of them that were not in the store.
-    held: Vec<Digest>,
+    held: HashSet<Digest>,
     new: Vec<Digest>,
     read: u64,
 }
@@ -142,7 +146,7 @@ impl Import<'_> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), RegistryError> {
         if self.store.hold_blob(digest, size) && self.store.verify_blob(digest).is_ok() {
-            self.held.push(*digest);
+            self.held.insert(*digest);
             self.read += size;
             progress(self.read);
             return Ok(());
@@ -167,7 +171,7 @@ impl Import<'_> {
             }
             other => other.into(),
         })?;
-        self.held.push(*digest);
+        self.held.insert(*digest);
         self.new.extend(stored.is_new.then_some(*digest));
         Ok(())
     }
