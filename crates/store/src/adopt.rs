@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::{self, TempFile};
+use crate::stamp::same_file;
 use crate::store::Store;
 
 /// How a file comes into the store.
@@ -120,14 +121,6 @@ fn clone(path: &Path, to: &File) -> bool {
         let _ = (path, to);
         false
     }
-}
-
-/// Whether two paths lead to one file.
-fn same_file(a: &Path, b: &Path) -> bool {
-    let is_one = || {
-        if cfg!(unix) { files::is_at(&File::open(a)?, b) } else { Ok(a.canonicalize()? == b.canonicalize()?) }
-    };
-    is_one().is_ok_and(|is_one: bool| is_one)
 }
 
 fn refer(path: &Path, link: &Path) -> io::Result<()> {

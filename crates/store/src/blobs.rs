@@ -3,22 +3,36 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, read_limited};
 use crate::manifest::{Layer, TEXT_LIMIT};
+use crate::stamp::Stamp;
 use crate::store::Store;
 
 impl Store {
-    /// Where a blob is, in the store's own folder or another one; or where it would be.
+    /// Where a blob is, in the store's own folder or another one that answers; or where it would be.
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         let own = self.own_blob_path(digest);
         if self.others().is_empty() || own.is_file() {
             return own;
         }
-        let others = self.others().iter().map(|folder| blob_in(folder, digest));
-        others.into_iter().find(|path| path.is_file()).unwrap_or(own)
+        let mut others = self.others().iter().filter(|folder| !self.silent.has(folder));
+        let is_there = |path: &PathBuf| path.is_file() && !self.is_shunned(path);
+        others.find_map(|folder| Some(blob_in(folder, digest)).filter(is_there)).unwrap_or(own)
+    }
+
+    /// From now on takes a blob's file in one of the other folders for absent, until somebody writes to it: it is damaged, and not ours
+    /// to replace. What is fetched in its place comes to lie in the own folder.
+    pub fn shun(&self, path: PathBuf, stamp: Stamp) {
+        self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(path, stamp);
+    }
+
+    fn is_shunned(&self, path: &Path) -> bool {
+        let stamp = self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(path).copied();
+        stamp.is_some_and(|stamp| Stamp::at(path).is_some_and(|now| now.has_bytes_of(&stamp)))
     }
 
     /// Where a blob is or would be in the store's own folder, which alone is written.

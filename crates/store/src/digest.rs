@@ -55,6 +55,16 @@ impl Digest {
         self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
     }
 
+    /// The sum itself.
+    pub(crate) fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
+    /// A sum that was written down.
+    pub(crate) fn from_bytes(sum: [u8; 32]) -> Self {
+        Self(sum)
+    }
+
     /// The first 12 digits, as lists show them.
     pub fn short(&self) -> String {
         self.hex()[..12].to_owned()

@@ -33,6 +33,11 @@ pub enum StoreError {
         folder.display()
     )]
     OnlyRead { name: String, folder: PathBuf },
+    #[error(
+        "{} does not answer: its models are not listed until it does, unless it is left out of the setting search_paths (PUNA_SEARCH_PATHS)",
+        folder.display()
+    )]
+    Silent { folder: PathBuf },
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
     #[error(

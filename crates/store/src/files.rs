@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use crate::error::StoreError;
+use crate::stamp::identity;
 
 /// Where unfinished files live. Not in `blobs/`: an Ollama on the same store would clear them away there.
 pub(crate) const TEMP_DIR: &str = "puna-tmp";
 
-/// The file there whose lock those share who are at work on models.
-pub(crate) const WORK: &str = "work";
+/// What the files there are called whose locks say that somebody is at work on a model, since they were written.
+pub(crate) const WORK_SUFFIX: &str = ".work";
 
 /// Names that are tried for a temporary file.
 const NAMES: u32 = 16;
@@ -102,6 +103,22 @@ pub fn write_atomic(root: &Path, target: &Path, bytes: &[u8]) -> Result<(), Stor
     temp.persist(target)
 }
 
+/// Waits for the lock of a file, which is made if it is not there. Held until what comes of it is dropped.
+///
+/// # Errors
+/// The file cannot be made or locked. A file system without locks is none.
+pub fn lock_file(path: &Path) -> Result<File, StoreError> {
+    create_dir(path.parent().unwrap_or(Path::new(".")))?;
+    let open = || {
+        let file = File::options().write(true).create(true).truncate(false).open(path)?;
+        match file.lock() {
+            Err(e) if !has_no_locks(&e) => Err(e),
+            _ => Ok(file),
+        }
+    };
+    open().map_err(|e| StoreError::io("lock", path, &e))
+}
+
 /// Creates a folder and those above it.
 pub(crate) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
@@ -138,23 +155,27 @@ pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
+    Ok(identity(&there) == identity(&file.metadata()?))
+}
+
+/// Whether a lock failed as there are none here: some network file systems, and what programs mount, have none. There, as with Ollama,
+/// two must not meet.
+pub fn has_no_locks(error: &io::Error) -> bool {
     #[cfg(unix)]
     {
-        use std::os::unix::fs::MetadataExt;
-        let key = |meta: &fs::Metadata| (meta.dev(), meta.ino());
-        Ok(key(&there) == key(&file.metadata()?))
+        use rustix::io::Errno;
+        let none = [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].map(Errno::raw_os_error);
+        if error.raw_os_error().is_some_and(|code| none.contains(&code)) {
+            return true;
+        }
     }
-    #[cfg(not(unix))]
-    {
-        let _ = (file, there);
-        Ok(true)
-    }
+    error.kind() == io::ErrorKind::Unsupported
 }
 
 /// Marks a file as used now. What the owner of another name of it sees stays as it is: where a file has several names, only
 /// the time of its last change of state moves, which [`last_use`] knows of; of a symbolic link only the link's own time. A file
 /// of another user cannot be touched, and need not be.
-pub(crate) fn touch(path: &Path) {
+pub fn touch(path: &Path) {
     #[cfg(unix)]
     {
         use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
@@ -177,7 +198,10 @@ pub(crate) fn touch(path: &Path) {
 }
 
 /// When a file was written or marked by [`touch`].
-pub(crate) fn last_use(meta: &fs::Metadata) -> io::Result<SystemTime> {
+///
+/// # Errors
+/// The system does not say.
+pub fn last_use(meta: &fs::Metadata) -> io::Result<SystemTime> {
     let modified = meta.modified()?;
     #[cfg(unix)]
     {
@@ -267,6 +291,16 @@ mod faults {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_system_without_locks_is_told_from_a_lock_that_fails() {
+        use rustix::io::Errno;
+        let said = |errno: Errno| has_no_locks(&io::Error::from_raw_os_error(errno.raw_os_error()));
+        assert!([Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].into_iter().all(said));
+        assert!(![Errno::WOULDBLOCK, Errno::IO, Errno::BADF].into_iter().any(said));
+        assert!(has_no_locks(&io::ErrorKind::Unsupported.into()));
+    }
 
     #[test]
     fn a_temporary_file_of_somebody_else_is_left_alone() {

@@ -8,18 +8,20 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::path::{Component, Path, PathBuf};
-use std::time::{Duration, SystemTime};
-
-use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::read_limited;
-use crate::manifest::{Layer, Manifest, TEXT_LIMIT};
+use crate::manifest::{Manifest, TEXT_LIMIT};
+use crate::name::{ModelName, part_from_file_name};
+use crate::stamp::Stamp;
 
-/// What was changed so shortly before it was read may change again without its times showing it.
-const SETTLED: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(2) };
+/// How deep manifests lie: below a host, a namespace and a model.
+pub(crate) const DEPTH: usize = 3;
+/// So many models are worth a second thread.
+const WORTH_A_THREAD: usize = if cfg!(test) { 2 } else { 200 };
 
 /// The numbers by which Linux calls file systems whose folders' times show all that happens in them: ext2 to ext4, XFS, Btrfs, ZFS,
 /// bcachefs, F2FS, tmpfs, and overlays over these.
@@ -37,90 +39,94 @@ fn shows_changes(dir: &Path) -> bool {
     }
 }
 
-/// By what a file or folder is known again. Times are nanoseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    length: u64,
-    modified: i64,
-    /// The last change of its state, which nobody can set; as `modified` where the system has no such time.
-    changed: i64,
-    /// Which one it is, on Unix.
-    file: (u64, u64),
-}
-
-impl Stamp {
-    fn of(meta: &fs::Metadata) -> io::Result<Self> {
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt;
-            let nanos =
-                |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
-            Ok(Self {
-                length: meta.len(),
-                modified: nanos(meta.mtime(), meta.mtime_nsec()),
-                changed: nanos(meta.ctime(), meta.ctime_nsec()),
-                file: (meta.dev(), meta.ino()),
-            })
-        }
-        #[cfg(not(unix))]
-        {
-            let modified = nanos_of(meta.modified()?);
-            Ok(Self { length: meta.len(), modified, changed: modified, file: (0, 0) })
-        }
-    }
-
-    /// Whether nobody can change it from now on without it showing.
-    fn is_settled(&self) -> bool {
-        let age = nanos_of(SystemTime::now()).saturating_sub(self.modified.max(self.changed));
-        u128::try_from(age).is_ok_and(|age| age > SETTLED.as_nanos())
-    }
-}
-
-/// Nanoseconds since 1970; before it, which no clock of today shows, none.
-fn nanos_of(time: SystemTime) -> i64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-}
-
-/// What is below a folder, as it was read.
-#[derive(Debug, Serialize, Deserialize)]
-struct Folder {
-    stamp: Stamp,
-    /// The names of its entries.
-    names: Vec<PathBuf>,
+/// What is remembered of a folder, and of what is below it.
+#[derive(Debug, Default)]
+pub(crate) struct Folder {
+    /// As it was when its entries were read; `None` where they may have changed unseen.
+    pub(crate) stamp: Option<Stamp>,
+    /// Those of its entries that may be folders, by name; none where manifests are.
+    pub(crate) folders: Vec<(String, Folder)>,
+    /// Those that may be manifests, with what is remembered of them.
+    pub(crate) files: Vec<(String, Option<Text>)>,
+    /// As it is, by a look in advance that is about to be used.
+    seen: Option<Stamp>,
 }
 
 /// What a file says.
-#[derive(Debug, Serialize, Deserialize)]
-struct Text {
-    stamp: Stamp,
-    digest: Digest,
-    layers: Vec<Layer>,
-    config: Option<Layer>,
+#[derive(Debug)]
+pub(crate) struct Text {
+    pub(crate) stamp: Stamp,
+    pub(crate) digest: Digest,
+    pub(crate) manifest: Manifest,
+    /// As it is, by a look in advance that is about to be used.
+    seen: Option<Stamp>,
 }
 
-/// What is remembered, by path.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Index {
-    folders: HashMap<PathBuf, Folder>,
-    manifests: HashMap<PathBuf, Text>,
-}
-
-impl Index {
-    /// Whether it can have been written by us: names that lead elsewhere than into their folder are nobody's.
-    pub(crate) fn is_sound(&self) -> bool {
-        let is_name = |name: &PathBuf| {
-            let mut parts = name.components();
-            matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str())
-        };
-        self.folders.values().all(|folder| folder.names.iter().all(is_name))
+impl Folder {
+    /// As it was written down.
+    pub(crate) fn new(
+        stamp: Option<Stamp>,
+        folders: Vec<(String, Folder)>,
+        files: Vec<(String, Option<Text>)>,
+    ) -> Self {
+        Self { stamp, folders, files, seen: None }
     }
 
     /// How many manifests are remembered.
     #[cfg(test)]
     pub(crate) fn manifests(&self) -> usize {
-        self.manifests.len()
+        let below: usize = self.folders.iter().map(|(_, folder)| folder.manifests()).sum();
+        below + self.files.iter().filter(|(_, text)| text.is_some()).count()
     }
+
+    /// The folders with manifests, and where they are.
+    fn models<'a>(&'a mut self, at: PathBuf, depth: usize, into: &mut Vec<(PathBuf, &'a mut Folder)>) {
+        if depth == DEPTH {
+            into.push((at, self));
+            return;
+        }
+        for (name, folder) in &mut self.folders {
+            folder.models(at.join(name), depth + 1, into);
+        }
+    }
+
+    /// Looks at all of it that will be compared.
+    fn look_ahead(&mut self, at: &mut PathBuf) {
+        self.seen = Stamp::at(at);
+        for (name, text) in &mut self.files {
+            let Some(text) = text else { continue };
+            at.push(name);
+            text.seen = Stamp::at(at);
+            at.pop();
+        }
+    }
+}
+
+impl Text {
+    /// As it was written down.
+    pub(crate) fn new(stamp: Stamp, digest: Digest, manifest: Manifest) -> Self {
+        Self { stamp, digest, manifest, seen: None }
+    }
+}
+
+/// Asks the system for what is remembered of many models in two threads at once: that is most of the time that a list takes. What is
+/// as it was by then is believed; whatever is not, is looked at again.
+fn look_ahead(root: &Path, before: &mut Folder) {
+    let mut models = Vec::new();
+    before.models(root.to_owned(), 0, &mut models);
+    if models.len() < WORTH_A_THREAD {
+        return;
+    }
+    fn look(models: &mut [(PathBuf, &mut Folder)]) {
+        models.iter_mut().for_each(|(at, folder)| folder.look_ahead(at));
+    }
+    let half = models.len() / 2;
+    let (first, second) = models.split_at_mut(half);
+    std::thread::scope(|scope| {
+        // Without another thread nothing is known in advance.
+        let _ = std::thread::Builder::new().spawn_scoped(scope, || look(first));
+        look(second);
+    });
 }
 
 /// A manifest as a list finds it.
@@ -130,44 +136,116 @@ pub(crate) struct Found {
     pub(crate) modified: SystemTime,
 }
 
-/// A look at all that there is: what was known before, and what is known now. What it does not come by is forgotten.
+/// What is below a folder of manifests.
 #[derive(Default)]
-pub(crate) struct Look {
-    before: Index,
-    pub(crate) now: Index,
-    /// What had to be read.
+pub(crate) struct Looked {
+    /// Models in the order of their names, or what is wrong with their manifests.
+    pub(crate) models: Vec<(ModelName, Result<Found, StoreError>)>,
+    /// Files at the depth of manifests under names that are no model's.
+    pub(crate) foreign: Vec<PathBuf>,
+    /// What is to be remembered. What a look does not come by is forgotten.
+    pub(crate) now: Folder,
+    /// How much of that had to be read.
     pub(crate) read: usize,
+}
+
+impl Looked {
+    /// Looks at a folder of manifests, of which something may be remembered.
+    ///
+    /// # Errors
+    /// A folder is there that cannot be read.
+    pub(crate) fn at(root: &Path, mut before: Folder) -> Result<Self, StoreError> {
+        look_ahead(root, &mut before);
+        let mut look = Look { looked: Self::default(), parts: Vec::new(), showing: HashMap::new() };
+        let now = look.folder(root, before)?;
+        let mut looked = Self { now, ..look.looked };
+        // They nearly are.
+        looked.models.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(looked)
+    }
+}
+
+/// A look on its way.
+struct Look {
+    looked: Looked,
+    /// The names of the folders that it is in.
+    parts: Vec<String>,
     /// By device, whether the times of its folders are to be believed.
     showing: HashMap<u64, bool>,
 }
 
 impl Look {
-    pub(crate) fn new(before: Index) -> Self {
-        Self { before, ..Self::default() }
-    }
-
-    /// The names in a folder of those that may be folders, or else of those that may be files; none where it is no folder.
-    pub(crate) fn names(&mut self, dir: &Path, of_files: bool) -> Result<Vec<PathBuf>, StoreError> {
-        let stamp = fs::metadata(dir).and_then(|meta| Stamp::of(&meta)).ok();
+    /// Looks at a folder; there is nothing in one that is none.
+    fn folder(&mut self, dir: &Path, mut before: Folder) -> Result<Folder, StoreError> {
+        let seen = before.seen.take().filter(|seen| before.stamp == Some(*seen));
+        let stamp = seen.or_else(|| Stamp::at(dir));
         let stamp =
             stamp.filter(|stamp| *self.showing.entry(stamp.file.0).or_insert_with(|| shows_changes(dir)));
-        if let Some(folder) = self.before.folders.remove(dir).filter(|known| Some(known.stamp) == stamp) {
-            let names = folder.names.clone();
-            self.now.folders.insert(dir.to_owned(), folder);
-            return Ok(names);
+        if stamp.is_some() && stamp == before.stamp {
+            return self.entries(dir, before);
         }
-        let is_settled = stamp.is_some_and(|stamp| stamp.is_settled());
-        let names = names_in(dir, of_files)?;
-        if let Some(stamp) = stamp.filter(|_| is_settled && names.iter().all(|name| name.to_str().is_some()))
-        {
-            self.read += 1;
-            self.now.folders.insert(dir.to_owned(), Folder { stamp, names: names.clone() });
+        let stamp = stamp.filter(Stamp::is_settled);
+        let of_files = self.parts.len() == DEPTH;
+        let mut names = names_in(dir, of_files)?;
+        names.sort();
+        let mut now = Folder { stamp, ..Folder::default() };
+        let (mut folders, mut files): (HashMap<_, _>, HashMap<_, _>) =
+            (before.folders.into_iter().collect(), before.files.into_iter().collect());
+        for name in names {
+            match name.to_str().map(str::to_owned) {
+                Some(name) if of_files => {
+                    let text = files.remove(&name).flatten();
+                    now.files.push((name, text));
+                }
+                Some(name) => {
+                    let below = folders.remove(&name).unwrap_or_default();
+                    now.folders.push((name, below));
+                }
+                // No model has such a name, nor is one below it.
+                None => {
+                    now.stamp = None;
+                    self.looked
+                        .foreign
+                        .extend(Some(dir.join(name)).filter(|path| of_files && path.is_file()));
+                }
+            }
         }
-        Ok(names)
+        self.looked.read += usize::from(now.stamp.is_some());
+        self.entries(dir, now)
     }
 
-    /// The manifest in a file; `None` where there is no file, or no more.
-    pub(crate) fn manifest(&mut self, path: &Path) -> Result<Option<Found>, StoreError> {
+    /// Looks at what is in a folder.
+    fn entries(&mut self, dir: &Path, mut now: Folder) -> Result<Folder, StoreError> {
+        for (name, below) in &mut now.folders {
+            self.parts.push(part_from_file_name(name));
+            *below = self.folder(&dir.join(name), std::mem::take(below))?;
+            self.parts.pop();
+        }
+        for (name, text) in &mut now.files {
+            let path = dir.join(&*name);
+            let parts = &self.parts;
+            let Ok(model) =
+                ModelName::from_parts(&parts[0], &parts[1], &parts[2], &part_from_file_name(name))
+            else {
+                self.looked.foreign.extend(Some(path).filter(|path| path.is_file()));
+                continue;
+            };
+            match self.manifest(&path, text) {
+                Ok(None) => {}
+                Ok(Some(found)) => self.looked.models.push((model, Ok(found))),
+                Err(error) => self.looked.models.push((model, Err(error))),
+            }
+        }
+        Ok(now)
+    }
+
+    /// The manifest in a file, and what is remembered of it; `None` where there is no file, or no more.
+    fn manifest(&mut self, path: &Path, text: &mut Option<Text>) -> Result<Option<Found>, StoreError> {
+        let mut before = text.take();
+        let seen = before.as_mut().and_then(|known| known.seen.take());
+        if let Some(known) = before.take_if(|known| seen == Some(known.stamp)) {
+            return Ok(Some(text.insert(known).found()));
+        }
         let fail = |e: &io::Error| StoreError::io("read", path, e);
         let meta = match fs::metadata(path) {
             Ok(meta) if meta.is_file() => meta,
@@ -175,29 +253,33 @@ impl Look {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fail(&e)),
         };
-        let modified = meta.modified().map_err(|e| fail(&e))?;
         let stamp = Stamp::of(&meta).map_err(|e| fail(&e))?;
+        if let Some(known) = before.filter(|known| known.stamp == stamp) {
+            return Ok(Some(text.insert(known).found()));
+        }
         let is_settled = stamp.is_settled();
-        let known = self.before.manifests.remove(path).filter(|known| known.stamp == stamp);
-        let is_known = known.is_some();
-        let text = match known.map_or_else(|| read(path, stamp), Ok) {
+        let read = match read(path, stamp) {
             Err(error) if error.is_absence() => return Ok(None),
-            text => text?,
+            read => read?,
         };
-        let manifest = Manifest { config: text.config.clone(), layers: text.layers.clone() };
-        let found = Found { digest: text.digest, manifest, modified };
-        if is_known || is_settled {
-            self.read += usize::from(!is_known);
-            self.now.manifests.insert(path.to_owned(), text);
+        let found = read.found();
+        if is_settled {
+            self.looked.read += 1;
+            *text = Some(read);
         }
         Ok(Some(found))
     }
 }
 
+impl Text {
+    fn found(&self) -> Found {
+        Found { digest: self.digest, manifest: self.manifest.clone(), modified: self.stamp.modified() }
+    }
+}
+
 fn read(path: &Path, stamp: Stamp) -> Result<Text, StoreError> {
     let bytes = read_limited(path, TEXT_LIMIT)?;
-    let Manifest { config, layers } = Manifest::parse(&bytes, path)?;
-    Ok(Text { stamp, digest: Digest::of(&bytes), layers, config })
+    Ok(Text::new(stamp, Digest::of(&bytes), Manifest::parse(&bytes, path)?))
 }
 
 /// The names of a folder's entries but for those that are surely of the other kind. A link may be either.
@@ -214,6 +296,10 @@ pub(crate) fn names_in(dir: &Path, of_files: bool) -> Result<Vec<PathBuf>, Store
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(fail)?;
+        // What Finder, NFS and editors leave is nobody's.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
         let kind = entry.file_type();
         if !kind.is_ok_and(|kind| if of_files { kind.is_dir() } else { kind.is_file() }) {
             names.push(entry.file_name().into());
@@ -224,7 +310,10 @@ pub(crate) fn names_in(dir: &Path, of_files: bool) -> Result<Vec<PathBuf>, Store
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::stamp::SETTLED;
 
     const MANIFEST: &str = r#"{"layers":[{"mediaType":"m","digest":"sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad","size":1}]}"#;
 
@@ -232,87 +321,121 @@ mod tests {
         std::thread::sleep(SETTLED * 2);
     }
 
-    /// The names in a folder and the sizes of their layers, and how much had to be read for that.
-    fn look(dir: &Path, before: Index) -> (Vec<(String, u64)>, usize, Index) {
-        let mut look = Look::new(before);
-        let mut found = Vec::new();
-        for name in look.names(dir, true).unwrap() {
-            let manifest = look.manifest(&dir.join(&name)).unwrap();
-            found.extend(manifest.map(|m| (name.display().to_string(), m.manifest.layers[0].size)));
+    /// A folder of manifests, and that of one model below it.
+    struct Bench {
+        root: tempfile::TempDir,
+        dir: PathBuf,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().join("h/n/m");
+            fs::create_dir_all(&dir).unwrap();
+            Self { root, dir }
         }
-        found.sort();
-        (found, look.read, look.now)
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.dir.join(name)
+        }
+
+        /// The tags in the folder and the sizes of their layers, how much had to be read for that, and what is remembered.
+        fn look(&self, before: Folder) -> (Vec<(String, u64)>, usize, Folder) {
+            let looked = Looked::at(self.root.path(), before).unwrap();
+            let found = looked
+                .models
+                .into_iter()
+                .map(|(name, found)| (name.tag().to_owned(), found.unwrap().manifest.layers[0].size));
+            (found.collect(), looked.read, looked.now)
+        }
+    }
+
+    fn names(found: &[(String, u64)]) -> Vec<String> {
+        found.iter().map(|(name, _)| name.clone()).collect()
     }
 
     #[test]
     fn what_is_as_it_was_is_not_read_again_and_whatever_changes_shows() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        let names = |found: &[(String, u64)]| found.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        fs::write(at("a"), MANIFEST).unwrap();
-        fs::write(at("b"), MANIFEST).unwrap();
+        let bench = Bench::new();
+        // So that there is a second thread.
+        let other = bench.root.path().join("h/n/other");
+        fs::create_dir_all(&other).unwrap();
+        fs::write(bench.at("a"), MANIFEST).unwrap();
+        fs::write(bench.at("b"), MANIFEST).unwrap();
         settle();
-        let (found, _, index) = look(dir.path(), Index::default());
-        assert_eq!((names(&found), index.manifests.len()), (vec!["a".into(), "b".into()], 2));
-        let (again, read, index) = look(dir.path(), index);
+        let (found, _, index) = bench.look(Folder::default());
+        assert_eq!((names(&found), index.manifests()), (vec!["a".into(), "b".into()], 2));
+        let (again, read, index) = bench.look(index);
         assert_eq!((&again, read), (&found, 0));
 
         // In place, of the same length: by another program that does not rename.
-        fs::write(at("a"), MANIFEST.replace("\"size\":1", "\"size\":2")).unwrap();
-        let (found, _, index) = look(dir.path(), index);
+        fs::write(bench.at("a"), MANIFEST.replace("\"size\":1", "\"size\":2")).unwrap();
+        let (found, _, index) = bench.look(index);
         assert_eq!(found, [("a".into(), 2), ("b".into(), 1)]);
-        fs::rename(at("b"), at("c")).unwrap();
-        let (found, _, index) = look(dir.path(), index);
+        fs::rename(bench.at("b"), bench.at("c")).unwrap();
+        let (found, _, index) = bench.look(index);
         assert_eq!(names(&found), ["a", "c"]);
         settle();
-        let (_, _, index) = look(dir.path(), index);
-        fs::remove_file(at("a")).unwrap();
-        fs::write(at("d"), MANIFEST).unwrap();
-        let (found, _, index) = look(dir.path(), index);
+        let (_, _, index) = bench.look(index);
+        fs::remove_file(bench.at("a")).unwrap();
+        fs::write(bench.at("d"), MANIFEST).unwrap();
+        let (found, _, index) = bench.look(index);
         assert_eq!(names(&found), ["c", "d"]);
-        assert!(!index.manifests.contains_key(&at("a")), "what is gone is forgotten");
+        assert_eq!(index.manifests(), 1, "what is gone is forgotten, and what is new may change");
+        settle();
+        let (_, _, index) = bench.look(index);
+        fs::rename(&bench.dir, bench.root.path().join("h/n/moved")).unwrap();
+        fs::remove_dir(&other).unwrap();
+        let (found, _, index) = bench.look(index);
+        assert_eq!((names(&found), index.manifests()), (vec!["c".into(), "d".into()], 2));
+        fs::remove_dir_all(bench.root.path().join("h")).unwrap();
+        assert_eq!(bench.look(index).0, []);
     }
 
     #[test]
     fn what_may_still_change_unseen_is_not_remembered() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a");
+        let bench = Bench::new();
+        let path = bench.at("a");
         fs::write(&path, MANIFEST).unwrap();
         // By a clock that is ahead, or just now.
         let soon = SystemTime::now() + Duration::from_secs(3600);
         fs::File::options().append(true).open(&path).unwrap().set_modified(soon).unwrap();
         settle();
-        let (found, _, index) = look(dir.path(), Index::default());
-        assert_eq!((found.len(), index.manifests.len()), (1, 0));
+        let (found, _, index) = bench.look(Folder::default());
+        assert_eq!((found.len(), index.manifests()), (1, 0));
     }
 
     #[cfg(unix)]
     #[test]
     fn a_link_shows_what_it_leads_to_now() {
-        let dir = tempfile::tempdir().unwrap();
+        let bench = Bench::new();
         let elsewhere = tempfile::tempdir().unwrap();
         let target = elsewhere.path().join("target");
-        std::os::unix::fs::symlink(&target, dir.path().join("a")).unwrap();
+        std::os::unix::fs::symlink(&target, bench.at("a")).unwrap();
         settle();
-        let (found, _, index) = look(dir.path(), Index::default());
+        let (found, _, index) = bench.look(Folder::default());
         assert_eq!(found, []);
         fs::write(&target, MANIFEST).unwrap();
-        let (found, _, index) = look(dir.path(), index);
+        let (found, _, index) = bench.look(index);
         assert_eq!(found.len(), 1);
         fs::remove_file(&target).unwrap();
-        assert_eq!(look(dir.path(), index).0, []);
+        assert_eq!(bench.look(index).0, []);
     }
 
+    #[cfg(unix)]
     #[test]
-    fn an_index_that_leads_elsewhere_is_nobodys() {
-        let stamp = Stamp { length: 0, modified: 0, changed: 0, file: (0, 0) };
-        let of = |name: &str| {
-            let folder = Folder { stamp, names: vec!["good".into(), name.into()] };
-            Index { folders: [("dir".into(), folder)].into(), ..Index::default() }
-        };
-        assert!(of("m:1b").is_sound());
-        for name in ["..", ".", "/etc", "a/b", "../x", "", "a/"] {
-            assert!(!of(name).is_sound(), "{name:?}");
+    fn a_name_that_is_no_text_is_told_each_time() {
+        use std::os::unix::ffi::OsStrExt;
+        let bench = Bench::new();
+        fs::write(bench.dir.join(std::ffi::OsStr::from_bytes(b"\xff")), MANIFEST).unwrap();
+        fs::write(bench.at("a"), MANIFEST).unwrap();
+        settle();
+        let mut index = Folder::default();
+        for _ in 0..2 {
+            let looked = Looked::at(bench.root.path(), index).unwrap();
+            assert_eq!((looked.models.len(), looked.foreign.len()), (1, 1));
+            index = looked.now;
         }
+        assert_eq!(index.manifests(), 1);
     }
 }

@@ -41,6 +41,7 @@ mod home;
 mod import;
 mod index;
 mod inorder;
+mod kept;
 mod listing;
 mod manifest;
 mod model;
@@ -49,7 +50,9 @@ mod name;
 mod prune;
 mod pulls;
 mod remote;
+mod removal;
 mod requantize;
+mod stamp;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -67,7 +70,7 @@ pub use create::{
 pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
-pub use files::{is_at, sync_dir, write_atomic};
+pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
 pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
 pub use listing::Summary;
@@ -82,10 +85,12 @@ pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
 pub use pulls::Pull;
 pub use puna_gguf::PartName;
 pub use remote::Remote;
+pub use removal::Seen;
 pub use requantize::{
     Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, Unmatched, fallbacks, requantize,
     requantize_part, unmatched, write_imatrix,
 };
+pub use stamp::{Stamp, same_file};
 pub use store::{Deleted, Entry, Place, Store, Work, default_root};
 pub use transfer::{BlobLock, Partial};
 pub use uploads::UploadNote;

@@ -4,36 +4,41 @@
 //! changed since the last one ([`Index`]); what a model is told to be is kept by the digest of its manifest, which
 //! changes with it. All of that is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes
 //! seconds, and a command without a server begins with nothing.
+//!
+//! Folders that are only read may be on other machines, which may be gone: they are looked at beside the own one, and waited for no
+//! longer than somebody waits for a list.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
-
-use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
-use crate::index::{Index, Look, names_in};
+use crate::index::{DEPTH, Folder, Looked, names_in};
+use crate::kept;
 use crate::manifest::{Manifest, TEXT_LIMIT};
 use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
 use crate::store::{Entry, Place, Store};
 
 /// The folder within that of temporary files, and the file in it, in which lists are written down.
-const KEPT: [&str; 2] = ["lists", "index.json"];
+const KEPT: [&str; 2] = ["lists", "index"];
 /// So much that was read is worth writing it.
 const WORTH: usize = 32;
 /// Bytes of that file at most.
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
-const FORM: &str = concat!("2 of ", env!("CARGO_PKG_VERSION"));
+const FORM: &str = concat!("lists 3 of ", env!("CARGO_PKG_VERSION"));
+/// How long a list waits for folders that are only read.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(3) };
 
 /// What a list says of a model, beside what its manifest says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Family, size and so on.
     pub details: Details,
@@ -55,7 +60,8 @@ pub(crate) struct Memory(Mutex<Remembered>);
 
 #[derive(Default)]
 struct Remembered {
-    index: Index,
+    /// By their paths, the folders of manifests.
+    places: HashMap<PathBuf, Folder>,
     summaries: HashMap<Digest, Arc<Summary>>,
     /// Whether what was written down has been read.
     is_read: bool,
@@ -63,12 +69,28 @@ struct Remembered {
     new: usize,
 }
 
-/// What is written down.
-#[derive(Serialize, Deserialize)]
-struct Kept<I, S> {
-    form: String,
-    index: I,
-    summaries: HashMap<Digest, S>,
+/// What comes of a look at a folder that is only read.
+type Answer = Receiver<Result<Looked, StoreError>>;
+
+/// The folders that are only read which have been asked, and have not answered.
+#[derive(Default)]
+pub(crate) struct Silent(Mutex<HashMap<PathBuf, Answer>>);
+
+impl Silent {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Answer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing has come of a folder yet. Who still waits is not asked again.
+    pub(crate) fn has(&self, folder: &Path) -> bool {
+        let mut silent = self.lock();
+        let waits = |answer: &Answer| matches!(answer.try_recv(), Err(TryRecvError::Empty));
+        let is_silent = silent.get(folder).is_some_and(waits);
+        if !is_silent {
+            silent.remove(folder);
+        }
+        is_silent
+    }
 }
 
 impl Memory {
@@ -84,12 +106,36 @@ impl Remembered {
             return;
         }
         let bytes = read_limited(path, KEPT_LIMIT).unwrap_or_default();
-        let Ok(kept) = serde_json::from_slice::<Kept<Index, Summary>>(&bytes) else { return };
-        if kept.form == FORM && kept.index.is_sound() {
-            self.index = kept.index;
-            let summaries = kept.summaries.into_iter();
-            self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
+        let Some((places, summaries)) = kept::read(FORM, &bytes) else { return };
+        self.places = places.into_iter().collect();
+        let summaries = summaries.into_iter();
+        self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
+    }
+
+    /// Remembers what a look has found: the models in order of their names, and what is wrong with files that are none.
+    fn learn(&mut self, place: &Place, manifests: PathBuf, looked: Looked) -> (Vec<Entry>, Vec<StoreError>) {
+        self.new += looked.read;
+        self.places.insert(manifests, looked.now);
+        let (mut entries, mut broken) = (Vec::with_capacity(looked.models.len()), Vec::new());
+        for (name, found) in looked.models {
+            match found {
+                Ok(found) => entries.push(Entry {
+                    name,
+                    digest: found.digest,
+                    modified: found.modified,
+                    manifest: found.manifest,
+                    place: place.clone(),
+                }),
+                Err(error) => broken.push(error),
+            }
         }
+        broken.extend(looked.foreign.into_iter().map(foreign));
+        (entries, broken)
+    }
+
+    #[cfg(test)]
+    fn manifests(&self) -> usize {
+        self.places.values().map(Folder::manifests).sum()
     }
 }
 
@@ -103,7 +149,7 @@ impl Store {
         self.list_all().map(|(entries, _)| entries)
     }
 
-    /// As [`Store::list`], with what is wrong with the files that were skipped.
+    /// As [`Store::list`], with what is wrong with the files that were skipped, and the folders that do not answer.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -111,14 +157,16 @@ impl Store {
         // Held to the end: lists at the same moment would have to read all of it, each for itself.
         let mut memory = self.listed.lock();
         memory.recall(&self.kept_path());
-        let mut look = Look::new(std::mem::take(&mut memory.index));
-        let (mut entries, broken) = self.look(&Place::Own, &mut look)?;
+        let asked = self.ask_others(&mut memory);
+        let manifests = self.manifests();
+        let looked = Looked::at(&manifests, memory.places.remove(&manifests).unwrap_or_default())?;
+        let (mut entries, mut broken) = memory.learn(&Place::Own, manifests, looked);
         for error in &broken {
             if self.is_news(&error.to_string()) {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
-        self.list_others(&mut entries, &mut look);
+        let silent = self.list_others(asked, &mut memory, &mut entries);
         let seconds =
             |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
@@ -126,49 +174,74 @@ impl Store {
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
             entries.push(cria);
         }
-        memory.new += look.read;
-        memory.index = look.now;
-        if memory.summaries.len() > entries.len() {
+        let places: Vec<PathBuf> = self.places().map(|place| self.manifests_at(&place)).collect();
+        memory.places.retain(|path, _| places.contains(path));
+        if silent.is_empty() && memory.summaries.len() > entries.len() {
             let digests: HashSet<Digest> = entries.iter().map(|entry| entry.digest).collect();
             memory.summaries.retain(|digest, _| digests.contains(digest));
         }
+        broken.extend(silent);
         Ok((entries, broken))
     }
 
-    /// The models of a place in order of their names, and what is wrong with files that are none.
-    fn look(&self, place: &Place, look: &mut Look) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
-        let scan =
-            Scan::of(&self.manifests_at(place), &mut |dir: &Path, of_files| look.names(dir, of_files))?;
-        let (mut entries, mut broken) = (Vec::with_capacity(scan.models.len()), Vec::new());
-        for (name, path) in scan.models {
-            match look.manifest(&path) {
-                Ok(None) => {}
-                Ok(Some(found)) => entries.push(Entry {
-                    name,
-                    digest: found.digest,
-                    modified: found.modified,
-                    manifest: found.manifest,
-                    place: place.clone(),
-                }),
-                Err(error) => broken.push(error),
+    /// Begins to look at the folders that are only read, but for those that have not answered the last time.
+    fn ask_others(&self, memory: &mut Remembered) -> Vec<(PathBuf, Option<Answer>)> {
+        let ask = |folder: &PathBuf| {
+            if self.silent.has(folder) {
+                return (folder.clone(), None);
             }
-        }
-        broken.extend(scan.foreign.into_iter().filter(|path| path.is_file()).map(foreign));
-        Ok((entries, broken))
+            let manifests = self.manifests_at(&Place::Other(folder.clone()));
+            let before = memory.places.remove(&manifests).unwrap_or_default();
+            let (to, answer) = mpsc::channel();
+            let look = move || {
+                #[cfg(test)]
+                tests::hang(&manifests);
+                let _ = to.send(Looked::at(&manifests, before));
+            };
+            // Where no thread can be had, the answer is that nobody is there to give one.
+            let _ = std::thread::Builder::new().name("puna-list".into()).spawn(look);
+            (folder.clone(), Some(answer))
+        };
+        self.others().iter().map(ask).collect()
     }
 
     /// Adds the models of the folders that are only read, unless there is one of their name. What cannot be read there is
-    /// logged: it costs nothing here.
-    fn list_others(&self, entries: &mut Vec<Entry>, look: &mut Look) {
-        for place in self.places().filter(|place| *place != Place::Own) {
+    /// logged: it costs nothing here. Gives those that do not answer.
+    fn list_others(
+        &self,
+        asked: Vec<(PathBuf, Option<Answer>)>,
+        memory: &mut Remembered,
+        entries: &mut Vec<Entry>,
+    ) -> Vec<StoreError> {
+        let (until, mut silent) = (Instant::now() + PATIENCE, Vec::new());
+        for (folder, answer) in asked {
+            let place = Place::Other(folder.clone());
+            let manifests = self.manifests_at(&place);
+            let left = until.saturating_duration_since(Instant::now());
+            let looked = match answer.as_ref().map(|answer| answer.recv_timeout(left)) {
+                Some(Ok(looked)) => looked,
+                Some(Err(RecvTimeoutError::Disconnected)) => Looked::at(&manifests, Folder::default()),
+                waits @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
+                    let error = StoreError::Silent { folder: folder.clone() };
+                    if waits.is_some() {
+                        tracing::warn!(%error, "left out of lists until it answers");
+                    }
+                    self.silent.lock().extend(answer.map(|answer| (folder, answer)));
+                    silent.push(error);
+                    continue;
+                }
+            };
+            let (found, broken) = match looked {
+                Ok(looked) => memory.learn(&place, manifests, looked),
+                Err(error) => (Vec::new(), vec![error]),
+            };
             let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
-            let found = self.look(&place, look);
-            let (found, broken) = found.unwrap_or_else(|error| (Vec::new(), vec![error]));
             entries.extend(found.into_iter().filter(|entry| !names.contains(&entry.name.folded())));
             for error in broken.into_iter().filter(|error| self.is_news(&error.to_string())) {
                 tracing::warn!(%error, "not a model: skipped in lists");
             }
         }
+        silent
     }
 
     /// What a list says of a model.
@@ -205,19 +278,14 @@ impl Store {
             return;
         }
         memory.new = 0;
-        let known = memory.summaries.iter();
-        let summaries = known.map(|(digest, summary)| (*digest, summary.as_ref())).collect();
-        let text = serde_json::to_vec(&Kept { form: FORM.to_owned(), index: &memory.index, summaries });
+        let places = memory.places.iter().map(|(path, folder)| (path.as_path(), folder));
+        let summaries = memory.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
+        let bytes = kept::write(FORM, places, summaries);
         drop(memory);
         let path = self.kept_path();
-        let write = |text: Vec<u8>| {
-            path.parent().map_or(Ok(()), create_dir)?;
-            write_atomic(self.root(), &path, &text)
-        };
-        match text.map(write) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "what lists have read is not written down"),
-            Err(error) => tracing::debug!(%error, "what lists have read cannot be written down"),
+        let written = path.parent().map_or(Ok(()), create_dir);
+        if let Err(error) = written.and_then(|()| write_atomic(self.root(), &path, &bytes)) {
+            tracing::debug!(%error, "what lists have read is not written down");
         }
     }
 
@@ -227,7 +295,7 @@ impl Store {
 
     /// All manifest files of a folder, in order of their names.
     pub(crate) fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
-        let mut scan = Scan::of(&self.manifests_at(place), &mut names_in)?;
+        let mut scan = Scan::of(&self.manifests_at(place))?;
         scan.models.retain(|(_, path)| path.is_file());
         scan.foreign.retain(|path| path.is_file());
         Ok(scan)
@@ -257,29 +325,21 @@ pub(crate) struct Scan {
     pub(crate) foreign: Vec<PathBuf>,
 }
 
-/// Gives the names in a folder: of those that may be folders, or of those that may be files.
-type NamesIn<'a> = dyn FnMut(&Path, bool) -> Result<Vec<PathBuf>, StoreError> + 'a;
-
 impl Scan {
-    fn of(manifests: &Path, names_in: &mut NamesIn<'_>) -> Result<Self, StoreError> {
+    fn of(manifests: &Path) -> Result<Self, StoreError> {
         let mut scan = Self::default();
-        scan.folder(manifests, &mut Vec::new(), names_in)?;
+        scan.folder(manifests, &mut Vec::new())?;
         scan.models.sort();
         Ok(scan)
     }
 
-    fn folder(
-        &mut self,
-        dir: &Path,
-        parts: &mut Vec<String>,
-        names_in: &mut NamesIn<'_>,
-    ) -> Result<(), StoreError> {
-        let of_files = parts.len() == 3;
+    fn folder(&mut self, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
+        let of_files = parts.len() == DEPTH;
         for name in names_in(dir, of_files)? {
             let path = dir.join(&name);
             parts.push(part_from_file_name(&name.to_string_lossy()));
             if !of_files {
-                self.folder(&path, parts, names_in)?;
+                self.folder(&path, parts)?;
             } else {
                 match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
                     Ok(name) => self.models.push((name, path)),
@@ -296,6 +356,59 @@ impl Scan {
 mod tests {
     use super::*;
     use crate::{Layer, media};
+
+    /// Folders of manifests that do not answer.
+    static HUNG: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+    fn hung() -> MutexGuard<'static, Vec<PathBuf>> {
+        HUNG.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits as long as a folder does not answer.
+    pub(super) fn hang(manifests: &Path) {
+        while hung().iter().any(|path| path == manifests) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn a_folder_that_does_not_answer_is_left_out_and_named_until_it_does() {
+        let [own, share, gone] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let put = |folder: &Path, name: &str| {
+            let store = Store::open(folder).unwrap();
+            let blob = store.add_blob(name.as_bytes()).unwrap();
+            let layers = vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)];
+            let bytes = Manifest { config: None, layers }.to_bytes();
+            store.store_manifest(&ModelName::parse(name).unwrap(), &bytes, true, &mut || ()).unwrap();
+        };
+        put(own.path(), "mine");
+        put(share.path(), "theirs");
+        put(gone.path(), "far");
+        let others = [gone.path().to_owned(), share.path().to_owned()];
+        let store = Store::open(own.path()).unwrap().with_others(others);
+        let list = || {
+            let (mut entries, broken) = store.list_all().unwrap();
+            entries.retain(|entry| !entry.is_embedded());
+            let mut names: Vec<String> = entries.iter().map(|entry| entry.name.model().to_owned()).collect();
+            names.sort();
+            (names, broken)
+        };
+        let hanging = gone.path().join("manifests");
+        hung().push(hanging.clone());
+        let said = vec![StoreError::Silent { folder: gone.path().to_owned() }];
+        assert_eq!(list(), (vec!["mine".into(), "theirs".into()], said.clone()));
+        // It is not waited for again, nor asked for blobs.
+        let begun = Instant::now();
+        assert_eq!(list().1, said);
+        assert!(!store.has_blob(&Digest::of(b"far")) && store.has_blob(&Digest::of(b"theirs")));
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        hung().retain(|path| *path != hanging);
+        while store.silent.has(gone.path()) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(store.has_blob(&Digest::of(b"far")));
+        assert_eq!(list(), (vec!["far".into(), "mine".into(), "theirs".into()], vec![]));
+    }
 
     #[test]
     fn what_lists_have_read_outlives_the_process_and_is_read_from_nothing_else() {
@@ -323,8 +436,8 @@ mod tests {
         let again: Vec<_> = list(&Store::open(dir.path()).unwrap()).into_iter().map(Result::unwrap).collect();
         assert_eq!(again, first);
         let path = store.kept_path();
-        let text = fs::read_to_string(&path).unwrap();
-        for other in [text.replace(FORM, "another"), text.replace('{', "["), String::new()] {
+        let bytes = fs::read(&path).unwrap();
+        for other in [&[b"another ", &bytes[..]].concat()[..], &bytes[..bytes.len() - 1], b""] {
             fs::write(&path, other).unwrap();
             assert!(list(&Store::open(dir.path()).unwrap()).iter().all(Result::is_err));
         }
@@ -386,12 +499,12 @@ mod tests {
         put("a", blobs[0].digest);
         put("b", blobs[0].digest);
         assert_eq!(digests(), [blobs[0].digest; 2]);
-        assert_eq!(store.listed.lock().index.manifests(), 2);
+        assert_eq!(store.listed.lock().manifests(), 2);
         // Of the same length and age.
         put("a", blobs[1].digest);
         assert!(digests().contains(&blobs[1].digest));
         store.delete(&ModelName::parse("a").unwrap()).unwrap();
         assert_eq!(digests(), [blobs[0].digest]);
-        assert_eq!(store.listed.lock().index.manifests(), 1);
+        assert_eq!(store.listed.lock().manifests(), 1);
     }
 }

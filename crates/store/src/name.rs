@@ -96,13 +96,14 @@ impl Rule {
             && text.bytes().all(|c| word(c) || self.extra.contains(&c))
     }
 
-    fn check(&self, name: &str, value: &str) -> Result<String, NameError> {
+    /// The value, if it may be this part of the name.
+    fn check(&self, name: &dyn Fn() -> String, value: &str) -> Result<String, NameError> {
         if value.is_empty() {
-            return Err(NameError::MissingPart { name: shown(name), part: self.part });
+            return Err(NameError::MissingPart { name: shown(&name()), part: self.part });
         }
         if !self.admits(value) {
             return Err(NameError::BadPart {
-                name: shown(name),
+                name: shown(&name()),
                 part: self.part,
                 value: shown(value),
                 max: self.max,
@@ -142,11 +143,12 @@ impl ModelName {
             },
             None => (None, DEFAULT_HOST),
         };
+        let whole = || text.to_owned();
         let name = Self {
-            host: HOST.check(text, host)?,
-            namespace: NAMESPACE.check(text, namespace)?,
-            model: MODEL.check(text, model)?,
-            tag: TAG.check(text, tag)?,
+            host: HOST.check(&whole, host)?,
+            namespace: NAMESPACE.check(&whole, namespace)?,
+            model: MODEL.check(&whole, model)?,
+            tag: TAG.check(&whole, tag)?,
         };
         Ok((name, scheme))
     }
@@ -158,10 +160,10 @@ impl ModelName {
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, NameError> {
         let whole = || format!("{host}/{namespace}/{model}:{tag}");
         Ok(Self {
-            host: HOST.check(&whole(), host)?,
-            namespace: NAMESPACE.check(&whole(), namespace)?,
-            model: MODEL.check(&whole(), model)?,
-            tag: TAG.check(&whole(), tag)?,
+            host: HOST.check(&whole, host)?,
+            namespace: NAMESPACE.check(&whole, namespace)?,
+            model: MODEL.check(&whole, model)?,
+            tag: TAG.check(&whole, tag)?,
         })
     }
 

@@ -76,19 +76,20 @@ impl Pruned {
 
 impl Store {
     /// Removes blobs that no manifest uses and leftovers of interrupted work, but nothing that was touched in the last
-    /// hour, no interrupted download of the last two weeks, and no file that is not the store's; where that is asked for, all that
-    /// no process is at, after a minute. Does nothing while a manifest cannot be read.
+    /// hour, or in the hour before the first of those began who are at work now, no interrupted download of the last two weeks, and
+    /// no file that is not the store's; where that is asked for, all that no process is at, after a minute. Does nothing while a
+    /// manifest cannot be read.
     ///
     /// # Errors
     /// The store cannot be read or written.
     pub fn prune(&self, options: PruneOptions) -> Result<Pruned, StoreError> {
-        let mut broom = Broom { store: self, options, has_workers: false, pruned: Pruned::default() };
+        let mut broom = Broom { store: self, options, at_work: None, pruned: Pruned::default() };
         if !self.root().is_dir() {
             return Ok(broom.pruned);
         }
         // Who only looks writes nothing, not even a lock.
         let _lock = if options.dry_run { None } else { Some(self.lock()?) };
-        broom.has_workers = self.has_workers();
+        broom.at_work = self.at_work();
         let blobs = self.root().join("blobs");
         if !options.dry_run {
             rename_old_blobs(&blobs);
@@ -105,8 +106,8 @@ impl Store {
 struct Broom<'a> {
     store: &'a Store,
     options: PruneOptions,
-    /// Whether somebody makes a model, of blobs that no manifest names yet.
-    has_workers: bool,
+    /// For how long somebody has been making a model, of blobs that no manifest names yet.
+    at_work: Option<Duration>,
     pruned: Pruned,
 }
 
@@ -125,9 +126,11 @@ impl Broom<'_> {
                     }
                     let is_held = running.contains(&digest) || self.store.is_worked_with(&digest);
                     let usual = if halted.contains(&digest) { PARTIAL_GRACE } else { GRACE };
-                    // Which blobs somebody in another process needs is not known; that somebody is there, is.
-                    let grace = if self.has_workers { usual } else { self.grace(usual) };
-                    match is_held || (self.options.partial && self.has_workers && file.age <= grace) {
+                    let grace = self.grace(usual);
+                    // Which blobs somebody in another process needs is not known; that somebody is there, and since when, is: that
+                    // one needs nothing that might have been removed before.
+                    let needed = self.at_work.map_or(Duration::ZERO, |since| usual.saturating_add(since));
+                    match is_held || (grace..=needed).contains(&file.age) {
                         true => self.pruned.held += 1,
                         false => self.older(&file, grace, LeftoverKind::Blob),
                     }
@@ -145,18 +148,15 @@ impl Broom<'_> {
         }
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
-            if !["lock", files::WORK].contains(&file.name.as_str()) && !is_held(&file.path) {
-                // Without its sum an interrupted download goes on too, but reads again what was verified.
-                // So does an interrupted upload, but from the beginning; nobody sees whether somebody is at it.
-                let grace = if file.name.ends_with(UPLOAD_SUFFIX) {
-                    PARTIAL_GRACE
-                } else if file.name.ends_with(SUM_SUFFIX) {
-                    self.grace(PARTIAL_GRACE)
-                } else {
-                    self.grace(GRACE)
-                };
-                self.older(&file, grace, LeftoverKind::Temporary);
+            let upload = file.name.strip_suffix(UPLOAD_SUFFIX);
+            if file.name == "lock" || is_held(&file.path) || upload.is_some_and(|key| self.is_at(key)) {
+                continue;
             }
+            // Without its sum an interrupted download goes on too, but reads again what was verified. So does an interrupted upload,
+            // but from the beginning.
+            let is_partial = upload.is_some() || file.name.ends_with(SUM_SUFFIX);
+            let grace = self.grace(if is_partial { PARTIAL_GRACE } else { GRACE });
+            self.older(&file, grace, LeftoverKind::Temporary);
         }
         if !self.options.dry_run {
             remove_merges(&temp);
@@ -174,6 +174,12 @@ impl Broom<'_> {
         }
     }
 
+    /// Whether somebody is at an upload, by the name of the note about it.
+    fn is_at(&self, key: &str) -> bool {
+        let key = format!("sha256-{key}").parse::<Digest>();
+        key.is_ok_and(|key| self.store.is_being_downloaded(&key))
+    }
+
     /// How long a file that nobody is seen at stays; no longer than that where somebody wants it gone.
     fn grace(&self, usual: Duration) -> Duration {
         if self.options.partial { STALL } else { usual }
@@ -181,7 +187,10 @@ impl Broom<'_> {
 
     /// Removes a file that nobody uses, if it is old enough.
     fn older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
-        if file.age <= grace {
+        // Somebody may have taken a blob over since the folder was read.
+        let age =
+            File::of(file.path.clone(), SystemTime::now()).map_or(file.age, |now| now.age.min(file.age));
+        if age <= grace {
             self.pruned.young += usize::from(kind != LeftoverKind::Temporary);
             return;
         }

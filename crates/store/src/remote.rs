@@ -16,11 +16,17 @@ impl Remote {
     /// What a `FROM` names, if it is the address of such a model or of several of the same name, separated by commas.
     ///
     /// # Errors
-    /// The addresses name different models.
+    /// The addresses name different models, or what is no name.
     pub fn parse(text: &str) -> Result<Option<Self>, StoreError> {
         let mut found: Option<Self> = None;
         for part in text.split(',').map(str::trim) {
             let Some((host, model)) = split(part) else { return Ok(None) };
+            if !is_name(model) {
+                let reason = format!(
+                    "{model:?} is no model's name; a whole address is like https://host:8000/v1/MODEL"
+                );
+                return Err(StoreError::BadRemote(reason));
+            }
             found = Some(match found {
                 None => Self { host: host.to_owned(), model: model.to_owned() },
                 Some(other) if other.model == model => {
@@ -57,7 +63,14 @@ fn split(text: &str) -> Option<(&str, &str)> {
     let (end, name) = openai.into_iter().chain(native).min()?;
     let (host, model) = (&text[..end], &text[name..]);
     let is_host = !rest.starts_with('/');
-    (is_host && !model.is_empty() && !model.contains(char::is_whitespace)).then_some((host, model))
+    is_host.then_some((host, model))
+}
+
+/// Whether another server may call a model so. What comes behind a question mark is often a key.
+fn is_name(text: &str) -> bool {
+    let is_part = |part: &str| !matches!(part, "" | "." | "..");
+    text.split('/').all(is_part)
+        && !text.contains(|c: char| c.is_whitespace() || c.is_control() || "?#".contains(c))
 }
 
 #[cfg(test)]
@@ -72,10 +85,13 @@ mod tests {
         assert_eq!(parse("http://h/open/v1/m:8b"), found("http://h/open/v1", "m:8b"));
         assert_eq!(parse("http://h:11434/api/qwen3:8b"), found("http://h:11434", "qwen3:8b"));
         assert_eq!(parse("http://a/v1/m, http://b/v1/m"), found("http://a/v1,http://b/v1", "m"));
-        for name in ["llama3", "h:5000/n/m:t", "https://h/n/m:t", "https:///v1/m", "https://h/v1/", "/v1/m"] {
+        for name in ["llama3", "h:5000/n/m:t", "https://h/n/m:t", "https:///v1/m", "/v1/m"] {
             assert_eq!(parse(name), None, "{name}");
         }
         assert!(Remote::parse("http://a/v1/m,http://b/v1/n").is_err());
+        for model in ["", "../x", "x?key=y", "x#y", "a b", "a//b"] {
+            assert!(Remote::parse(&format!("https://h/v1/{model}")).is_err(), "{model}");
+        }
         for text in ["https://gpu:8000/v1/meta/llama-3", "http://h:11434/api/qwen3:8b"] {
             let Remote { host, model } = Remote::parse(text).unwrap().unwrap();
             assert_eq!(Remote::sources(&host, &model), [text]);

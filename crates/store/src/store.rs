@@ -5,16 +5,17 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::{self, read_limited, sync_dir, write_atomic};
-use crate::listing::{Memory, foreign, read_entry};
+use crate::listing::{Memory, Silent, foreign, read_entry};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::ModelName;
+use crate::stamp::Stamp;
 use crate::transfer::is_held;
 
 /// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
@@ -26,8 +27,12 @@ pub struct Store {
     pins: Mutex<Pins>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
+    /// Blobs' files in the other folders that are damaged, and by what they are known again.
+    pub(crate) shunned: Mutex<HashMap<PathBuf, Stamp>>,
     /// What lists remember.
     pub(crate) listed: Memory,
+    /// Folders that are only read and do not answer.
+    pub(crate) silent: Silent,
     /// What the files of models say, by their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
 }
@@ -42,10 +47,24 @@ struct Pins {
     works: usize,
 }
 
-/// Somebody at work on a model: what was pinned stays so until it is dropped. Other processes see by a lock that somebody is.
+/// Somebody at work on a model: what was pinned stays so until it is dropped. Other processes see by a file that is locked that
+/// somebody is, and by its time since when.
 pub struct Work<'a> {
     store: &'a Store,
-    _lock: Option<File>,
+    _lock: Option<WorkLock>,
+}
+
+/// The file of one who is at work.
+struct WorkLock {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for WorkLock {
+    fn drop(&mut self) {
+        // Of one that ends otherwise it stays, and nobody holds it any more.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 impl Drop for Work<'_> {
@@ -131,9 +150,9 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        let (others, pins) = (Vec::new(), Mutex::default());
-        let (told, listed, facts) = (Mutex::default(), Memory::default(), Mutex::default());
-        Ok(Self { root, others, pins, told, listed, facts })
+        let (others, pins, shunned) = (Vec::new(), Mutex::default(), Mutex::default());
+        let (told, listed, silent) = (Mutex::default(), Memory::default(), Silent::default());
+        Ok(Self { root, others, pins, told, shunned, listed, silent, facts: Mutex::default() })
     }
 
     /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
@@ -264,37 +283,37 @@ impl Store {
         bytes: &[u8],
         keep_unused: bool,
     ) -> Result<(), StoreError> {
-        self.replace_manifest(name, bytes, keep_unused, &mut || ())
+        self.replace_manifest(name, bytes, keep_unused, &mut || ()).map(drop)
     }
 
-    /// The same; `removing` is called before blobs are removed.
+    /// The same; `removing` is called before blobs are removed. Says what was replaced.
     pub(crate) fn replace_manifest(
         &self,
         name: &ModelName,
         bytes: &[u8],
         keep_unused: bool,
         removing: &mut dyn FnMut(),
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<Entry>, StoreError> {
         let path = name.manifest_path(&self.manifests());
         let manifest = Manifest::parse(bytes, &path)?;
         let _lock = self.lock()?;
-        let replaced = read_entry(name, &path, Place::Own).ok().map(|entry| entry.manifest);
+        let replaced = read_entry(name, &path, Place::Own).ok();
         for layer in manifest.blobs() {
             self.layer_path(layer)?;
         }
         write_atomic(&self.root, &path, bytes)?;
         self.release(manifest.blobs().map(|layer| layer.digest));
-        if let Some(replaced) = replaced
+        if let Some(Entry { manifest: old, .. }) = &replaced
             && !keep_unused
         {
             let is_new = |old: &Layer| manifest.blobs().any(|layer| layer.digest == old.digest);
-            if !replaced.blobs().all(is_new) {
+            if !old.blobs().all(is_new) {
                 removing();
             }
             // Why something was kept is in the log.
-            let _ = self.remove_unused(&replaced)?;
+            let _ = self.remove_unused(old)?;
         }
-        Ok(())
+        Ok(replaced)
     }
 
     /// Makes a model of a file that stays where it is: the blob is a link, named by the file's path, size and time rather
@@ -389,7 +408,7 @@ impl Store {
 
     /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read, which might use
     /// them, and says which.
-    fn remove_unused(&self, manifest: &Manifest) -> Result<Option<StoreError>, StoreError> {
+    pub(crate) fn remove_unused(&self, manifest: &Manifest) -> Result<Option<StoreError>, StoreError> {
         let used = match self.used_blobs()? {
             Ok(used) => used,
             Err(unreadable) => return Ok(Some(unreadable)),
@@ -405,11 +424,14 @@ impl Store {
         Ok(None)
     }
 
-    /// Removes blobs that no manifest uses and nobody holds.
+    /// Removes blobs that no manifest uses and nobody holds. Without any it writes nothing, also not into a store that it may only read.
     ///
     /// # Errors
     /// The store cannot be read or written.
     pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        if digests.is_empty() {
+            return Ok(());
+        }
         let layers = digests.iter().map(|digest| Layer::new("", *digest, 0)).collect();
         let _lock = self.lock()?;
         // Why something was kept is in the log.
@@ -440,18 +462,7 @@ impl Store {
 
     /// The lock that writers of one folder share, also across processes. Held until it is dropped.
     pub(crate) fn lock(&self) -> Result<File, StoreError> {
-        let dir = self.root.join(files::TEMP_DIR);
-        files::create_dir(&dir)?;
-        let path = dir.join("lock");
-        let open = || {
-            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
-            // Some network file systems have no locks. There, as with Ollama, two writers must not meet.
-            match file.lock() {
-                Err(e) if e.kind() != io::ErrorKind::Unsupported => Err(e),
-                _ => Ok(file),
-            }
-        };
-        open().map_err(|e| StoreError::io("lock", &path, &e))
+        files::lock_file(&self.root.join(files::TEMP_DIR).join("lock"))
     }
 
     fn pins(&self) -> MutexGuard<'_, Pins> {
@@ -461,23 +472,32 @@ impl Store {
     /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
     pub fn work(&self) -> Work<'_> {
         self.pins().works += 1;
-        let path = self.work_file();
-        let open = || {
-            fs::create_dir_all(path.parent().unwrap_or(&self.root))?;
-            File::options().write(true).create(true).truncate(false).open(&path)
-        };
         // Where that cannot be written, nothing can be cleared away either.
-        let lock = open().and_then(|file| file.lock_shared().map(|()| file));
-        Work { store: self, _lock: lock.ok() }
+        Work { store: self, _lock: self.lock_work().ok() }
     }
 
-    /// Whether a process is at work on a model of this folder, this one or another.
-    pub(crate) fn has_workers(&self) -> bool {
-        self.pins().works > 0 || is_held(&self.work_file())
+    fn lock_work(&self) -> io::Result<WorkLock> {
+        let dir = self.root.join(files::TEMP_DIR);
+        fs::create_dir_all(&dir)?;
+        let path = dir.join(files::TempFile::new_name() + files::WORK_SUFFIX);
+        let lock = WorkLock { file: File::options().write(true).create_new(true).open(&path)?, path };
+        lock.file.lock()?;
+        // By the clock of this machine, by which blobs are marked that are used.
+        lock.file.set_modified(SystemTime::now())?;
+        Ok(lock)
     }
 
-    fn work_file(&self) -> PathBuf {
-        self.root.join(files::TEMP_DIR).join(files::WORK)
+    /// For how long the first of those processes has been at work that are now, this one among them; `None` where none is.
+    pub(crate) fn at_work(&self) -> Option<Duration> {
+        let age = |entry: io::Result<fs::DirEntry>| {
+            let entry =
+                entry.ok().filter(|e| e.file_name().to_string_lossy().ends_with(files::WORK_SUFFIX))?;
+            let begun = entry.metadata().and_then(|meta| meta.modified()).ok()?;
+            is_held(&entry.path()).then(|| begun.elapsed().unwrap_or_default())
+        };
+        let files = fs::read_dir(self.root.join(files::TEMP_DIR)).into_iter().flatten();
+        let own = (self.pins().works > 0).then_some(Duration::ZERO);
+        files.filter_map(age).max().or(own)
     }
 
     /// Keeps a blob from being removed by this process until a manifest with it is written.

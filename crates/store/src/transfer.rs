@@ -220,8 +220,7 @@ impl Store {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
-                // Some network file systems have no locks. There, as with Ollama, two must not meet.
-                Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {}
+                Err(TryLockError::Error(e)) if files::has_no_locks(&e) => {}
                 Err(TryLockError::Error(e)) => return Err(fail(&e)),
             }
             // Whoever had it may have removed it between the opening and the locking.
@@ -314,8 +313,8 @@ impl Store {
         Ok(())
     }
 
-    /// Stores a manifest as it was received, all of whose blobs are there. `removing` is called before blobs are
-    /// removed that only the replaced manifest had, unless these are to be kept.
+    /// Stores a manifest as it was received, all of whose blobs are there, and says what it replaced. `removing` is called before
+    /// blobs are removed that only the replaced manifest had, unless these are to be kept.
     ///
     /// # Errors
     /// A blob is missing, or the store cannot be written.
@@ -325,10 +324,10 @@ impl Store {
         bytes: &[u8],
         keep_unused: bool,
         removing: &mut dyn FnMut(),
-    ) -> Result<(), StoreError> {
-        self.replace_manifest(name, bytes, keep_unused, removing)?;
+    ) -> Result<Option<Entry>, StoreError> {
+        let replaced = self.replace_manifest(name, bytes, keep_unused, removing)?;
         self.forget_pull(name);
-        Ok(())
+        Ok(replaced)
     }
 }
 

@@ -164,11 +164,16 @@ impl<'a> Planning<'a> {
         match self.places.find(text)? {
             Source::Name => {
                 let from = &mut self.plan.request.from;
-                // Several servers of one model.
-                let before = from.take().filter(|before| {
-                    [before.as_str(), text].into_iter().all(|text| matches!(Remote::parse(text), Ok(Some(_))))
+                let is_remote = |text: &str| matches!(Remote::parse(text), Ok(Some(_)));
+                *from = Some(match from.take() {
+                    None => text.to_owned(),
+                    // Several servers of one model.
+                    Some(before) if is_remote(&before) && is_remote(text) => format!("{before},{text}"),
+                    Some(before) => {
+                        let models = [before.as_str(), text].map(crate::name::shown);
+                        return Err(StoreError::ManyModels { files: models.into() });
+                    }
                 });
-                *from = Some(before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(","));
             }
             Source::Files(files) => self.sources.extend(files),
         }

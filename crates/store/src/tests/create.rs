@@ -412,6 +412,19 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
 }
 
 #[test]
+fn a_model_is_made_of_one_stored_model() {
+    let plan = |text: &str| {
+        let modelfile = Modelfile::parse(text).unwrap();
+        plan_local(&modelfile, std::path::Path::new("/"), None, &mut |_| {}).map_err(|e| e.to_string())
+    };
+    let error = plan("FROM cria\nFROM smol").unwrap_err();
+    assert!(error.contains("FROM names cria and smol, which are weights of several models"), "{error}");
+    assert!(plan("FROM cria\nFROM https://h/v1/m").is_err());
+    let servers = plan("FROM https://a/v1/m\nFROM https://b/v1/m").unwrap();
+    assert_eq!(servers.request.from.as_deref(), Some("https://a/v1/m,https://b/v1/m"));
+}
+
+#[test]
 fn several_from_lines_are_files_of_one_model() {
     let kit = Kit::new();
     let dir = kit.dir.path();

@@ -107,6 +107,8 @@ fn files_that_are_no_manifests_are_left_alone() {
     fs::create_dir_all(library.join("a/deep/er")).unwrap();
     fs::write(library.join("a/deep/er/file"), "x").unwrap();
     assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
+    // Nothing that might name blobs, so that what nobody uses can go.
+    assert!(kit.store.list_all().unwrap().1.is_empty());
     kit.store.delete(&name("a")).unwrap();
     assert!(library.join("a/.DS_Store").exists());
 }
@@ -229,8 +231,69 @@ fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
     drop(work);
     make_older();
     assert_eq!(sweep(partial), Ok((1, 0, 0)));
-    assert!(!blob.exists() && fs::read_dir(kit.root().join("puna-tmp")).unwrap().count() == 3);
+    assert!(!blob.exists() && fs::read_dir(kit.root().join("puna-tmp")).unwrap().count() == 2);
     drop(temp);
+}
+
+/// Makes a file so many seconds old.
+fn make_old(path: &std::path::Path, seconds: u64) {
+    let time = SystemTime::now() - Duration::from_secs(seconds);
+    File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+/// The files of those who are at work.
+fn works(kit: &Kit) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(kit.root().join("puna-tmp")).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|ending| ending == "work")).collect()
+}
+
+#[test]
+fn what_running_work_needs_stays_however_long_it_takes() {
+    let kit = Kit::new();
+    let hour = 3600;
+    // Another process has been importing for five hours.
+    let other = Store::open(kit.root()).unwrap();
+    let work = other.work();
+    make_old(&works(&kit)[0], 5 * hour);
+    let _later = other.work();
+    let blobs = kit.root().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let orphan = |bytes: &[u8], hours: u64| {
+        let path = blobs.join(Digest::of(bytes).file_name());
+        fs::write(&path, bytes).unwrap();
+        make_old(&path, hours * hour);
+        path
+    };
+    let (before, since) = (orphan(b"before", 7), orphan(b"since", 4));
+    let pruned = prune(&kit);
+    assert!(!before.exists() && since.exists());
+    assert_eq!((pruned.removed.len(), pruned.held, pruned.young), (1, 1, 0));
+    // Of the two who are left only one is there.
+    let left = kit.root().join("puna-tmp/killed.work");
+    fs::write(&left, "").unwrap();
+    make_old(&left, 5 * hour);
+    drop(work);
+    let pruned = prune(&kit);
+    assert!(!since.exists() && !left.exists());
+    assert_eq!((pruned.removed.len(), pruned.held), (2, 0));
+    assert_eq!(works(&kit).len(), 1, "who works on is left alone");
+}
+
+#[test]
+fn what_is_noted_of_an_upload_goes_when_it_is_meant_and_nobody_is_at_it() {
+    let kit = Kit::new();
+    let key = Digest::of(b"an upload");
+    let note = kit.store.upload_note(&key).unwrap().unwrap();
+    note.write(b"here").unwrap();
+    let path = kit.root().join(format!("puna-tmp/{}.push", key.hex()));
+    make_old(&path, 90);
+    let partial = PruneOptions { partial: true, ..PruneOptions::default() };
+    assert_eq!(kit.store.prune(partial).unwrap().removed, []);
+    drop(note);
+    assert_eq!(prune(&kit).removed, [], "it may go on");
+    assert_eq!(kit.store.prune(partial).unwrap().removed.len(), 1);
+    assert!(!path.exists());
 }
 
 #[test]
