@@ -144,16 +144,29 @@ mod tests {
             daemon.enable_interface(IfKind::LoopbackV4)?;
             Ok(daemon)
         };
-        let found = |wait: u64| look(daemon(), Duration::from_millis(wait)).unwrap();
+        // One who listens all the time: whoever comes later hears of nobody who is gone, told or not.
+        let listener = daemon().unwrap();
+        let events = listener.browse(MIRROR_SERVICE).unwrap();
+        let hears = |wanted: &dyn Fn(&ServiceEvent) -> bool| {
+            let until = Instant::now() + Duration::from_secs(20);
+            std::iter::from_fn(|| events.recv_deadline(until).ok()).any(|event| wanted(&event))
+        };
         let announcement = say(daemon(), "puna test machine", 4711, Some("models.intra")).unwrap();
         let mirror =
             Announced { name: "puna-test-machine-4711".into(), address: "https://models.intra:4711".into() };
         let until = Instant::now() + Duration::from_secs(20);
-        while found(500) != [mirror.clone()] {
+        while look(daemon(), Duration::from_millis(500)).unwrap() != [mirror.clone()] {
             assert!(Instant::now() < until, "nobody hears of it");
         }
+        let full = format!("{}.{MIRROR_SERVICE}", mirror.name);
+        let is_there =
+            |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceResolved(it) if it.fullname == full);
+        assert!(hears(&is_there), "the listener does not hear of it");
         drop(announcement);
-        assert_eq!(found(1200), []);
+        let is_gone =
+            |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceRemoved(_, it) if *it == full);
+        assert!(hears(&is_gone), "nobody is told that it is gone");
+        let _ = listener.shutdown();
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub enum RegistryError {
     #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
     ManifestDigest { said: Digest, found: Digest },
     #[error("the model comes in files, of which a pull makes one")]
-    Listed { bytes: u64 },
+    Listed { origin: Digest, files: Vec<(Digest, u64)> },
     #[error("the registry's answer is no model manifest: {0}")]
     NotAManifest(String),
     #[error(
@@ -127,6 +127,14 @@ impl RegistryError {
         match self {
             Self::Status { code, .. } => matches!(code, 400..=499) && !self.is_passing(),
             Self::Retries(error) => matches!(**error, Self::Status { code: 416, .. }),
+            _ => false,
+        }
+    }
+
+    /// Whether the registry failed at it as often as it was asked.
+    pub(crate) fn is_of_the_server(&self) -> bool {
+        match self {
+            Self::Retries(error) => matches!(**error, Self::Status { code: 500..=599, .. }),
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use puna_store::{Digest, ModelName};
@@ -21,7 +21,7 @@ use crate::lock::lock;
 use crate::proof::no_token;
 use crate::rate::Limit;
 use crate::retry::{Retry, Trouble};
-use crate::settings::{Options, Settings};
+use crate::settings::{Options, Progress, Report, Settings, WAITING};
 use crate::tls;
 
 /// Redirects that are followed.
@@ -157,8 +157,35 @@ impl Session {
     pub(crate) fn waiting(&self) -> String {
         let host = &self.endpoint.host;
         match &*lock(&self.trouble) {
-            Some(why) => format!("waiting for {host}: {why}"),
-            None => format!("waiting for {host}"),
+            Some(why) => format!("{WAITING}{host}: {why}"),
+            None => format!("{WAITING}{host}"),
+        }
+    }
+
+    /// Does a part of an operation. `moved` looks at every tick whether it goes on; when it has not for a while, it is told what is
+    /// waited for, and again when that changes.
+    pub(crate) async fn attended<T>(
+        &self,
+        report: &Report,
+        work: impl Future<Output = Result<T, RegistryError>>,
+        mut moved: impl FnMut() -> bool,
+    ) -> Result<T, RegistryError> {
+        let mut ticks = tokio::time::interval(self.settings().tick);
+        let (mut last, mut said) = (Instant::now(), None);
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                _ = ticks.tick() => {}
+            }
+            if moved() {
+                (last, said) = (Instant::now(), None);
+            } else if last.elapsed() >= self.settings().quiet {
+                let waiting = self.waiting();
+                if said.as_ref() != Some(&waiting) && report.try_send(Progress::status(&*waiting)).is_ok() {
+                    said = Some(waiting);
+                }
+            }
         }
     }
 

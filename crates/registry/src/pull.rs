@@ -61,7 +61,7 @@ impl Registry {
         let (asked, at) = (reference.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
-        let found = self.search(&name, &options).await.map_err(RegistryError::of_manifest)?;
+        let found = self.search(&name, &options, Some(report)).await.map_err(RegistryError::of_manifest)?;
         let (mut sources, bytes) = match found {
             Place::Manifest(sources, bytes) => (sources, bytes),
             Place::Listed(session, model) => {
@@ -157,23 +157,38 @@ impl Registry {
         Ok(Vec::new())
     }
 
+    /// Bytes of blobs that are here, or arriving.
+    pub fn completed(&self, store: &Store, blobs: &[(Digest, u64)]) -> u64 {
+        let here = |(digest, size): &(Digest, u64)| match store.has_blob(digest) {
+            true => *size,
+            false => self.downloads().completed(store, *digest).min(*size),
+        };
+        blobs.iter().map(here).fold(0, u64::saturating_add)
+    }
+
     /// The manifest, from the first who has it, and everybody who may have its blobs from there on.
     pub(crate) async fn find(
         &self,
         name: &ModelName,
         options: &Options,
     ) -> Result<(Sources, Bytes), RegistryError> {
-        match self.search(name, options).await? {
+        match self.search(name, options, None).await? {
             Place::Manifest(sources, bytes) => Ok((sources, bytes)),
-            Place::Listed(_, model) => {
-                let bytes = model.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size));
-                Err(RegistryError::Listed { bytes })
+            Place::Listed(session, model) => {
+                let origin = model.origin(&session).digest();
+                let files = model.files.iter().map(|file| (file.digest, file.size)).collect();
+                Err(RegistryError::Listed { origin, files })
             }
         }
     }
 
-    /// The same, or what the hub lists instead.
-    async fn search(&self, name: &ModelName, options: &Options) -> Result<Place, RegistryError> {
+    /// The same, or what the hub lists instead. Who is to be told hears what is waited for.
+    async fn search(
+        &self,
+        name: &ModelName,
+        options: &Options,
+        report: Option<&Report>,
+    ) -> Result<Place, RegistryError> {
         let limits = self.limits(options);
         let open = |endpoint| {
             Ok::<_, RegistryError>(Session::new(self, name.clone(), endpoint, &limits)?.with_via(options))
@@ -185,7 +200,7 @@ impl Registry {
         let mut missed: Vec<String> = Vec::new();
         loop {
             let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
-            let mut found = session.manifest().await;
+            let mut found = watched(session, report, session.manifest()).await;
             // What answers everything with a page of its own is no mirror of this model.
             if session.is_mirror() {
                 found = found.and_then(|bytes| is_of_a_model(&bytes).map(|()| bytes));
@@ -197,7 +212,7 @@ impl Registry {
             if session.endpoint().settings.hub && error.is_refusal_of_hub() {
                 let listing = session.endpoint().listing();
                 let hub = Arc::new(open(listing)?);
-                match hub.hub_model().await {
+                match watched(&hub, report, hub.hub_model()).await {
                     Ok(model) => return Ok(Place::Listed(hub, model)),
                     // It says what there is instead.
                     Err(better @ RegistryError::NotAManifest(_)) => return Err(better),
@@ -285,6 +300,18 @@ impl Registry {
         report: &Report,
     ) -> Result<Digest, RegistryError> {
         self.downloads().fetch(session, store, what, teller(report, what.key, what.total)).await
+    }
+}
+
+/// Does a part of a search, saying what is waited for to who wants to hear it.
+async fn watched<T>(
+    session: &Session,
+    report: Option<&Report>,
+    work: impl Future<Output = Result<T, RegistryError>>,
+) -> Result<T, RegistryError> {
+    match report {
+        Some(report) => session.attended(report, work, || false).await,
+        None => work.await,
     }
 }
 

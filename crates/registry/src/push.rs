@@ -1,7 +1,6 @@
 //! Pushing: the blobs that the registry lacks, then the manifest, as it is stored.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use puna_store::{Digest, Layer, ModelName, ModelRef, Store, StoreError, media};
@@ -82,7 +81,7 @@ impl Registry {
             }
         }
         tell(report, Progress::status("pushing manifest")).await;
-        attended(&session, report, session.put_manifest(outgoing.manifest.into()), || false).await
+        session.attended(report, session.put_manifest(outgoing.manifest.into()), || false).await
     }
 }
 
@@ -143,36 +142,9 @@ async fn push_blob(
         }
         moved
     };
-    attended(session, report, upload.run(), tell_sent).await?;
+    session.attended(report, upload.run(), tell_sent).await?;
     tell(report, Progress::blob("pushing", layer.digest, layer.size, layer.size)).await;
     Ok(())
-}
-
-/// Does a part of a push. `moved` looks at every tick whether it goes on; when it has not for a while, it is told what is waited
-/// for, and again when that changes.
-async fn attended(
-    session: &Session,
-    report: &Report,
-    work: impl Future<Output = Result<(), RegistryError>>,
-    mut moved: impl FnMut() -> bool,
-) -> Result<(), RegistryError> {
-    let mut ticks = tokio::time::interval(session.settings().tick);
-    let (mut last, mut said) = (Instant::now(), None);
-    tokio::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            _ = ticks.tick() => {}
-        }
-        if moved() {
-            (last, said) = (Instant::now(), None);
-        } else if last.elapsed() >= session.settings().quiet {
-            let waiting = session.waiting();
-            if said.as_ref() != Some(&waiting) && report.try_send(Progress::status(&*waiting)).is_ok() {
-                said = Some(waiting);
-            }
-        }
-    }
 }
 
 impl Session {

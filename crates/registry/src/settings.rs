@@ -133,6 +133,9 @@ pub struct Progress {
     pub completed: u64,
 }
 
+/// How a status begins that says who is waited for: what was under way before it is not done.
+pub const WAITING: &str = "waiting for ";
+
 impl Progress {
     pub(crate) fn status(status: impl Into<String>) -> Self {
         Self { status: status.into(), ..Self::default() }

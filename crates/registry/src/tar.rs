@@ -9,8 +9,10 @@ use std::io::{self, Read, Write};
 
 /// Bytes of a header, and what data is padded to.
 const BLOCK: usize = 512;
-/// Bytes of a long name or of a list of attributes at most.
+/// Bytes of a long name at most.
 const MAX_NAME: u64 = 64 << 10;
+/// Bytes of a file's attributes at most: those of its file system are among them.
+const MAX_ATTRIBUTES: u64 = 1 << 20;
 /// The first size that eleven octal digits cannot say.
 const OCTAL_LIMIT: u64 = 1 << 33;
 
@@ -63,8 +65,8 @@ impl<R: Read> Archive<R> {
                     let name = said.path.take().map_or_else(|| name_of(&header), Ok)?;
                     return Ok(Some(Entry { name, size }));
                 }
-                b'L' => said.path = Some(text(&self.short()?)?),
-                b'x' => said.read(&self.short()?)?,
+                b'L' => said.path = Some(text(&self.short("a name", MAX_NAME)?)?),
+                b'x' => said.read(&self.short("a list of attributes", MAX_ATTRIBUTES)?)?,
                 _ => said = Attributes::default(),
             }
         }
@@ -93,9 +95,9 @@ impl<R: Read> Archive<R> {
     }
 
     /// The bytes of a name or of attributes.
-    fn short(&mut self) -> io::Result<Vec<u8>> {
-        if self.left > MAX_NAME {
-            return Err(wrong(&format!("a name has {} bytes", self.left)));
+    fn short(&mut self, what: &str, most: u64) -> io::Result<Vec<u8>> {
+        if self.left > most {
+            return Err(wrong(&format!("{what} has {} bytes", self.left)));
         }
         let mut bytes = vec![0; self.left as usize];
         self.read_exact(&mut bytes)?;
@@ -172,19 +174,32 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// Reads lines such as `21 path=some/file.gguf\n`.
-    fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let text = std::str::from_utf8(bytes).map_err(|_| wrong("its attributes are no text"))?;
-        let pairs = text.lines().filter_map(|line| line.split_once(' ')?.1.split_once('='));
-        for (key, value) in pairs {
+    /// Reads records such as `21 path=some/file.gguf\n`, each of which says its length first. Values of other keys are any bytes.
+    fn read(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let (key, value, rest) = record(bytes).ok_or_else(|| wrong("a file's attributes are damaged"))?;
+            bytes = rest;
             match key {
-                "path" => self.path = Some(value.to_owned()),
-                "size" => self.size = Some(value.parse().map_err(|_| wrong("a file has no size"))?),
+                b"path" => self.path = Some(text(value)?),
+                b"size" => {
+                    let size = std::str::from_utf8(value).ok().and_then(|size| size.parse().ok());
+                    self.size = Some(size.ok_or_else(|| wrong("a file has no size"))?);
+                }
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Key and value of the first attribute, and what is behind it.
+fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let blank = bytes.iter().position(|byte| *byte == b' ')?;
+    let len: usize = std::str::from_utf8(&bytes[..blank]).ok()?.parse().ok()?;
+    let (record, rest) = bytes.split_at_checked(len)?;
+    let pair = record.get(blank + 1..)?.strip_suffix(b"\n")?;
+    let equals = pair.iter().position(|byte| *byte == b'=')?;
+    Some((&pair[..equals], &pair[equals + 1..], rest))
 }
 
 /// Bytes behind data of a size.
@@ -281,22 +296,79 @@ mod tests {
         }
     }
 
-    #[test]
-    fn attributes_say_sizes_that_headers_do_not() {
-        let attributes = b"13 path=long\n13 size=1000\n";
+    /// Attributes of the file behind them.
+    fn attributes(records: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (key, value) in records {
+            let rest = key.len() + value.len() + 3;
+            let digits = (1..).find(|digits| (rest + digits).to_string().len() == *digits).unwrap();
+            bytes.extend_from_slice(format!("{} {key}=", rest + digits).as_bytes());
+            bytes.extend_from_slice(value);
+            bytes.push(b'\n');
+        }
+        list(&bytes)
+    }
+
+    /// The same, as they are written.
+    fn list(bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        write_header(&mut out, "PaxHeaders/x", attributes.len() as u64).unwrap();
+        write_header(&mut out, "PaxHeaders/x", bytes.len() as u64).unwrap();
         out[156] = b'x';
         let sum = sum(out[..BLOCK].try_into().unwrap());
         out[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        out.extend_from_slice(attributes);
-        write_padding(&mut out, attributes.len() as u64).unwrap();
+        out.extend_from_slice(bytes);
+        write_padding(&mut out, bytes.len() as u64).unwrap();
+        out
+    }
+
+    #[test]
+    fn attributes_say_sizes_that_headers_do_not() {
+        let mut out = attributes(&[("path", b"long"), ("size", b"1000")]);
         write_header(&mut out, "short", 0).unwrap();
         out.extend_from_slice(&[7; 1024]);
         out.extend(written(&[("next", b"one")]));
         let mut read = Archive::new(out.as_slice());
         assert_eq!(read.next_file().unwrap(), Some(Entry { name: "long".into(), size: 1000 }));
         assert_eq!(read.next_file().unwrap(), Some(Entry { name: "next".into(), size: 3 }));
+    }
+
+    #[test]
+    fn attributes_of_file_systems_are_any_bytes() {
+        let big = vec![0xff; 100 << 10];
+        let mut out = attributes(&[
+            ("SCHILY.xattr.user.binary", b"\xff\0\n9 size=5\n12 path=evil\n"),
+            ("SCHILY.xattr.com.apple.ResourceFork", &big),
+            ("path", "größer".as_bytes()),
+        ]);
+        out.extend(written(&[("short", b"one"), ("next", b"")]));
+        let mut read = Archive::new(out.as_slice());
+        assert_eq!(read.next_file().unwrap(), Some(Entry { name: "größer".into(), size: 3 }));
+        assert_eq!(read.next_file().unwrap(), Some(Entry { name: "next".into(), size: 0 }));
+    }
+
+    #[test]
+    fn damaged_attributes_are_refused() {
+        for (records, said) in [
+            (&b"12 path=a"[..], "damaged"),
+            (b"5 path=a\n", "damaged"),
+            (b"0 path=a\n", "damaged"),
+            (b"1 path=a\n", "damaged"),
+            (b"-1 path=a\n", "damaged"),
+            (b"99999999999999999999 path=a\n", "damaged"),
+            (b"9 path a\n", "damaged"),
+            (b"path=a\n", "damaged"),
+            (b"10 path=\xff\n", "a name is no text"),
+            (b"10 size=x\n", "a file has no size"),
+        ] {
+            let mut out = list(records);
+            out.extend(written(&[("short", b"one")]));
+            let error = Archive::new(out.as_slice()).next_file().unwrap_err().to_string();
+            assert!(error.contains(said), "{error}: {records:?}");
+        }
+        let mut out = attributes(&[("SCHILY.xattr.user.much", &vec![7; 2 << 20])]);
+        out.extend(written(&[("short", b"one")]));
+        let error = Archive::new(out.as_slice()).next_file().unwrap_err().to_string();
+        assert!(error.starts_with("a list of attributes has 2097"), "{error}");
     }
 
     #[cfg(unix)]

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, Manifest, ModelRef, Store, StoreError};
+use puna_store::{Digest, Entry, Manifest, ModelRef, Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::Registry;
 use crate::blocking::blocking;
-use crate::download::{State, What, Work};
+use crate::download::{State, What};
 use crate::error::RegistryError;
 use crate::file::read_at;
 use crate::pull::{Held, Sources, Wanted};
@@ -54,11 +54,11 @@ impl Found {
         self.manifest.blobs().find(|layer| layer.digest == *digest).map(|layer| layer.size)
     }
 
-    /// Fetches all blobs, small ones first, and stores the model then. Blobs of the one that it replaces are kept.
+    /// Fetches all blobs, small ones first, and stores the model then. Says what it replaced, whose blobs are kept.
     ///
     /// # Errors
     /// Of the registry or the store. What has arrived stays, and is gone on from the next time.
-    pub async fn fetch(&self, store: &Arc<Store>) -> Result<(), RegistryError> {
+    pub async fn fetch(&self, store: &Arc<Store>) -> Result<Option<Entry>, RegistryError> {
         let _work = store.work();
         let _kept = self.fetch_blobs(store).await?;
         let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
@@ -86,11 +86,8 @@ impl Found {
 
     /// Bytes of its blobs that are here.
     pub fn completed(&self, store: &Store) -> u64 {
-        let here = |layer: &puna_store::Layer| match store.has_blob(&layer.digest) {
-            true => layer.size,
-            false => self.registry.downloads().completed(store, layer.digest).min(layer.size),
-        };
-        self.manifest.blobs().fold(0, |sum, layer| sum.saturating_add(here(layer)))
+        let blobs: Vec<_> = self.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
+        self.registry.completed(store, &blobs)
     }
 
     /// The download of a blob of it, which begins unless it runs; `None` if it has no such blob.
@@ -100,7 +97,7 @@ impl Found {
         let share = join(&registry, &sources, store, digest, total)?;
         let left = TAKE_OVERS;
         let store = store.clone();
-        Some(Running { registry, sources, left, share, store, digest, total, life: None, blob: None })
+        Some(Running { registry, sources, left, share, store, digest, total, life: None, file: None })
     }
 }
 
@@ -134,14 +131,9 @@ pub struct Running {
     total: u64,
     /// Which life of the download bytes were given of.
     life: Option<u64>,
-    /// The blob, once it is one.
-    blob: Option<Arc<File>>,
-}
-
-/// Where bytes are.
-enum Place {
-    Arriving(Arc<Work>),
-    Blob(Arc<File>),
+    /// Where bytes were read last. It stays readable when it has become a blob, and when that is removed: a mirror's bucket takes
+    /// blobs over long before a slow client has read them.
+    file: Option<Arc<File>>,
 }
 
 impl Running {
@@ -153,27 +145,22 @@ impl Running {
     /// # Errors
     /// Nobody could be fetched from, or bytes that were given before have turned out to be wrong.
     pub async fn read(&mut self, from: u64, most: usize) -> Result<Bytes, RegistryError> {
-        let (place, until) = self.reach(from).await?;
+        let (file, until) = self.reach(from).await?;
         let len = usize::try_from(until.saturating_sub(from)).unwrap_or(most).min(most);
         let path = self.store.blob_path(&self.digest);
         blocking(move || {
             let mut bytes = vec![0; len];
-            match place {
-                Place::Arriving(work) => work.read(from, &mut bytes)?,
-                Place::Blob(file) => {
-                    read_at(&file, &mut bytes, from).map_err(|e| StoreError::io("read", &path, &e))?;
-                }
-            }
+            read_at(&file, &mut bytes, from).map_err(|e| StoreError::io("read", &path, &e))?;
             Ok(bytes.into())
         })
         .await
     }
 
     /// Waits until a byte has arrived: where, and up to where those behind it have.
-    async fn reach(&mut self, from: u64) -> Result<(Place, u64), RegistryError> {
+    async fn reach(&mut self, from: u64) -> Result<(Arc<File>, u64), RegistryError> {
         let last = self.total.saturating_sub(1);
         let arrived = |state: &State| {
-            state.arrived(from).filter(|_| from < last).map(|(work, to)| (work, to.min(last)))
+            state.arrived(from).filter(|_| from < last).map(|(file, to)| (file, to.min(last)))
         };
         // In which life of the download it was said that somebody waits.
         let mut said = None;
@@ -194,14 +181,14 @@ impl Running {
                 (state.end.clone(), state.life, arrived(&state))
             };
             match (end, arrived) {
-                (Some(Ok(_)), _) => return Ok((Place::Blob(self.open().await?), self.total)),
+                (Some(Ok(_)), _) => return Ok((self.open().await?, self.total)),
                 (Some(Err(error)), _) => {
                     self.go_on(error)?;
                     said = None;
                 }
-                (None, Some((work, until))) => {
-                    self.life = Some(life);
-                    return Ok((Place::Arriving(work), until));
+                (None, Some((file, until))) => {
+                    (self.life, self.file) = (Some(life), Some(file.clone()));
+                    return Ok((file, until));
                 }
                 (None, None) => said = Some(life),
             }
@@ -223,18 +210,18 @@ impl Running {
         let share = join(&self.registry, &self.sources, &self.store, self.digest, self.total);
         self.share = share.ok_or(error)?;
         // It goes on from the same bytes, unless it throws them away.
-        self.life = self.life.map(|_| 0);
+        (self.life, self.file) = (self.life.map(|_| 0), None);
         Ok(())
     }
 
-    /// The blob's file, which stays readable when the blob is removed.
+    /// The blob's file: what was read while it arrived, if anything was.
     async fn open(&mut self) -> Result<Arc<File>, RegistryError> {
-        if let Some(file) = &self.blob {
+        if let Some(file) = &self.file {
             return Ok(file.clone());
         }
         let path = self.store.blob_path(&self.digest);
         let file =
             blocking(move || Ok(File::open(&path).map_err(|e| StoreError::io("read", &path, &e))?)).await?;
-        Ok(self.blob.insert(Arc::new(file)).clone())
+        Ok(self.file.insert(Arc::new(file)).clone())
     }
 }

@@ -31,6 +31,8 @@ const PIECES: u64 = 16;
 const BLOCK: usize = 1 << 18;
 /// How often a registry's answer may take us to another place before a blob is there.
 const MAX_MOVES: usize = 100_000;
+/// How often an upload may be gone on with in vain before it is begun anew.
+const MAX_STUCK: u32 = 2;
 
 const UPLOAD_LOCATION: HeaderName = HeaderName::from_static("docker-upload-location");
 const REDIRECT_UPLOADS: HeaderName = HeaderName::from_static("x-redirect-uploads");
@@ -46,6 +48,8 @@ pub(crate) struct Upload<'a> {
     store: Arc<Store>,
     /// Bytes that were handed to the network. Never goes back.
     sent: Arc<AtomicU64>,
+    /// Bytes that the registry says it has.
+    reached: AtomicU64,
     /// Whether a storage elsewhere takes the bytes, which wants to know the sums of all of them in the end.
     elsewhere: AtomicBool,
 }
@@ -63,6 +67,16 @@ struct Noted {
     url: String,
     /// Bytes of its pieces.
     piece: u64,
+    /// How often it was gone on with in vain: the registry failed at it and took nothing more.
+    #[serde(default)]
+    stuck: u32,
+}
+
+/// An upload that an earlier run has begun.
+struct Resumed {
+    place: Place,
+    piece: u64,
+    stuck: u32,
 }
 
 /// The MD5 of each piece.
@@ -85,8 +99,8 @@ impl Sums {
 impl<'a> Upload<'a> {
     pub(crate) fn new(session: &'a Session, store: &Arc<Store>, layer: &Layer, path: PathBuf) -> Self {
         let (digest, size, from) = (layer.digest, layer.size, layer.from.clone());
-        let (store, sent, elsewhere) = (store.clone(), Arc::default(), AtomicBool::new(false));
-        Self { session, digest, size, from, path, store, sent, elsewhere }
+        let (store, sent, reached) = (store.clone(), Arc::default(), AtomicU64::new(0));
+        Self { session, digest, size, from, path, store, sent, reached, elsewhere: AtomicBool::new(false) }
     }
 
     /// Bytes that were sent, or had been before.
@@ -105,12 +119,8 @@ impl<'a> Upload<'a> {
             }
         }
         let note = self.note().await;
-        if let Some((place, piece)) = self.resumed(note.as_ref()).await {
-            tracing::debug!(digest = %self.digest, at = place.at, "an interrupted upload goes on");
-            self.sent.fetch_max(place.at, Ordering::Relaxed);
-            // Of what an earlier run has sent there are no sums.
-            let sums = Sums { broken: true, ..Sums::default() };
-            match self.send(place, piece, sums, note.as_ref()).await {
+        if let Some(resumed) = self.resumed(note.as_ref()).await? {
+            match self.go_on(resumed, note.as_ref()).await {
                 // It is gone by now, or what the registry has of it is damaged.
                 Err(error) if error.is_refusal() => {
                     tracing::info!(digest = %self.digest, %error, "an interrupted upload does not go on: beginning anew");
@@ -128,6 +138,21 @@ impl<'a> Upload<'a> {
         self.send(Place { url, at: 0 }, piece, Sums::default(), note.as_ref()).await
     }
 
+    /// Sends what is missing of an upload that an earlier run has begun. That a registry fails at it is counted.
+    async fn go_on(&self, resumed: Resumed, note: Option<&Arc<UploadNote>>) -> Result<(), RegistryError> {
+        let Resumed { place: Place { url, at }, piece, stuck } = resumed;
+        tracing::debug!(digest = %self.digest, at, "an interrupted upload goes on");
+        self.sent.fetch_max(at, Ordering::Relaxed);
+        // Of what an earlier run has sent there are no sums.
+        let sums = Sums { broken: true, ..Sums::default() };
+        let done = self.send(Place { url: url.clone(), at }, piece, sums, note).await;
+        let in_vain = done.as_ref().is_err_and(RegistryError::is_of_the_server);
+        if in_vain && self.reached.load(Ordering::Relaxed) <= at {
+            self.remember(&url, piece, stuck + 1, note).await;
+        }
+        done
+    }
+
     /// Sends what is missing, piece by piece, noting where it goes on.
     async fn send(
         &self,
@@ -137,7 +162,8 @@ impl<'a> Upload<'a> {
         note: Option<&Arc<UploadNote>>,
     ) -> Result<(), RegistryError> {
         for _ in 0..MAX_MOVES {
-            self.remember(&place, piece, note).await;
+            self.reached.fetch_max(place.at, Ordering::Relaxed);
+            self.remember(&place.url, piece, 0, note).await;
             if place.at >= self.size {
                 let done = self.commit(&place.url, &sums).await;
                 if done.as_ref().err().is_none_or(RegistryError::is_refusal) {
@@ -163,23 +189,48 @@ impl<'a> Upload<'a> {
         .map(Arc::new)
     }
 
-    /// Where an earlier run stopped, if the registry still knows of it, and the size of pieces.
-    async fn resumed(&self, note: Option<&Arc<UploadNote>>) -> Option<(Place, u64)> {
+    /// Where an earlier run stopped, if the registry still knows of it. One that says again and again that it cannot tell, or
+    /// has failed at it too often, knows nothing of it.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    async fn resumed(&self, note: Option<&Arc<UploadNote>>) -> Result<Option<Resumed>, RegistryError> {
+        let Some(Noted { url, piece, stuck }) = self.noted(note).await else { return Ok(None) };
+        let Some(url) = Url::parse(&url).ok().filter(|url| self.session.is_ours(url)) else {
+            return Ok(None);
+        };
+        let (asked, piece) = (Place { url, at: 0 }, piece.clamp(1, MAX_PIECE));
+        let mut retry = self.session.retry();
+        loop {
+            let error = match self.progress(&asked).await {
+                Ok(place) => return Ok(place.map(|place| Resumed { place, piece, stuck })),
+                Err(error) => error,
+            };
+            match retry.after(error).await {
+                Ok(()) => {}
+                Err(error @ RegistryError::Retries(_)) if !error.is_of_the_server() => return Err(error),
+                Err(error) => {
+                    tracing::info!(digest = %self.digest, %error, "what the registry has is not known: beginning anew");
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// What an earlier run has noted, unless that was in vain too often.
+    async fn noted(&self, note: Option<&Arc<UploadNote>>) -> Option<Noted> {
         let note = note?.clone();
         let text = blocking(move || Ok(note.read())).await.ok()??;
-        let noted: Noted = serde_json::from_slice(&text).ok()?;
-        let url = Url::parse(&noted.url).ok().filter(|url| self.session.is_ours(url))?;
-        let place = self.progress(&Place { url, at: 0 }).await?;
-        Some((place, noted.piece.clamp(1, MAX_PIECE)))
+        serde_json::from_slice(&text).ok().filter(|noted: &Noted| noted.stuck < MAX_STUCK)
     }
 
     /// Notes where the upload goes on, if it could do so without what this run knows.
-    async fn remember(&self, place: &Place, piece: u64, note: Option<&Arc<UploadNote>>) {
-        if self.elsewhere.load(Ordering::Relaxed) || !self.session.is_ours(&place.url) {
+    async fn remember(&self, url: &Url, piece: u64, stuck: u32, note: Option<&Arc<UploadNote>>) {
+        if self.elsewhere.load(Ordering::Relaxed) || !self.session.is_ours(url) {
             return forget(note).await;
         }
         let Some(note) = note.cloned() else { return };
-        let noted = Noted { url: place.url.to_string(), piece };
+        let noted = Noted { url: url.to_string(), piece, stuck };
         let write = blocking(move || {
             let text = serde_json::to_vec(&noted).map_err(|e| RegistryError::Setup(e.to_string()))?;
             Ok(note.write(&text)?)
@@ -241,7 +292,7 @@ impl<'a> Upload<'a> {
             tracing::debug!(digest = %self.digest, at = place.at, %error, "a piece failed");
             tokio::time::sleep(retry.failed(error)?).await;
             // What arrived all the same need not be sent again, if the registry can say.
-            if let Some(now) = self.progress(&place).await {
+            if let Ok(Some(now)) = self.progress(&place).await {
                 if now.at > place.at {
                     sums.broken = true;
                     return Ok(now);
@@ -251,15 +302,16 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// How much of an upload the registry has.
-    async fn progress(&self, place: &Place) -> Option<Place> {
-        let response = self.session.send(&Ask::new(Method::GET, place.url.clone())).await.ok()?;
+    /// How much of an upload the registry has; `None` where it knows of none.
+    async fn progress(&self, place: &Place) -> Result<Option<Place>, RegistryError> {
+        let response = self.session.send(&Ask::new(Method::GET, place.url.clone())).await?;
         if response.status() != StatusCode::NO_CONTENT {
-            return None;
+            let refused = self.session.expect_success(response).await.err();
+            return refused.filter(RegistryError::is_passing).map_or(Ok(None), Err);
         }
         let at = received(response.headers()).unwrap_or(place.at).min(self.size);
         let url = self.next(&response).unwrap_or_else(|_| place.url.clone());
-        Some(Place { url, at })
+        Ok(Some(Place { url, at }))
     }
 
     /// One request with a piece: the next place, the first byte after what the registry has, and the piece's MD5.
@@ -323,7 +375,7 @@ impl<'a> Upload<'a> {
         Ok((response, sum))
     }
 
-    /// Says that all bytes are there.
+    /// Says that all bytes are there. Where an answer to that was lost, the upload may be gone for having become the blob.
     async fn commit(&self, url: &Url, sums: &Sums) -> Result<(), RegistryError> {
         let mut url = url.clone();
         url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
@@ -332,16 +384,25 @@ impl<'a> Upload<'a> {
         }
         let empty = || Body::from("");
         let ask = Ask::new(Method::PUT, url).header(CONTENT_LENGTH, "0").with_body(&empty);
-        let mut retry = self.session.retry();
+        let (mut retry, mut is_lost) = (self.session.retry(), false);
         loop {
+            if is_lost && self.is_there().await == Ok(true) {
+                return Ok(());
+            }
             let done = match self.session.send_patiently(&ask).await {
                 Ok(response) => self.session.expect_success(response).await.map(drop),
                 Err(error) => Err(error),
             };
-            match done {
-                Ok(()) => return Ok(()),
-                Err(error) => retry.after(error).await?,
-            }
+            let Err(error) = done else { return Ok(()) };
+            // It may still be at it.
+            let is_gone = is_lost && matches!(error, RegistryError::Status { code: 404 | 410, .. });
+            let pause = match is_gone {
+                true => retry.failed(error.clone()).map_err(|_| error)?,
+                false if error.is_passing() => retry.failed(error)?,
+                false => return Err(error),
+            };
+            is_lost = true;
+            tokio::time::sleep(pause).await;
         }
     }
 

@@ -14,7 +14,8 @@ mod write;
 
 use puna_store::Digest;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+
+use crate::descriptor::Descriptor;
 
 pub use write::write_bundle;
 
@@ -42,18 +43,7 @@ struct Index {
     schema_version: u64,
     #[serde(rename = "mediaType", default)]
     media_type: String,
-    manifests: Vec<Listed>,
-}
-
-/// A manifest of the list.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-struct Listed {
-    #[serde(rename = "mediaType", default)]
-    media_type: String,
-    digest: Digest,
-    size: u64,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    annotations: Map<String, Value>,
+    manifests: Vec<Descriptor>,
 }
 
 fn blob_name(digest: &Digest) -> String {

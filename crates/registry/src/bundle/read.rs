@@ -8,13 +8,14 @@ use std::sync::Arc;
 use flate2::read::MultiGzDecoder;
 use puna_store::{Digest, ModelName, Store, StoreError};
 
-use super::{BLOBS, IMAGE_NAME, INDEX, Index, LAYOUT, Layout, Listed, REF_NAME};
+use super::{BLOBS, IMAGE_NAME, INDEX, Index, LAYOUT, Layout, REF_NAME};
 use crate::Registry;
 use crate::address::plain;
+use crate::descriptor::Descriptor;
 use crate::error::RegistryError;
 use crate::manifest::{MAX_MANIFEST, picked, read_manifest};
 use crate::packaging::Package;
-use crate::space::room;
+use crate::space::store_bytes;
 use crate::tar::{Archive, Entry};
 
 /// Models of a bundle at most.
@@ -25,8 +26,6 @@ const MAX_DEPTH: usize = 4;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Bytes that programs pad the end of an archive with, at most.
 const END: u64 = 1 << 20;
-/// Bytes after which it is looked whether there is room for more.
-const LOOK: u64 = 64 << 20;
 
 impl Registry {
     /// Stores the models of a bundle, which may be compressed (gzip), and gives their names. Nothing of it counts before its digest is
@@ -66,7 +65,9 @@ impl Registry {
             Some(package) => {
                 package.store(import.store, &name, keep_unused, self.settings().detect_template)?;
             }
-            None => import.store.store_manifest(&name, &model.manifest, keep_unused, &mut || ())?,
+            None => {
+                import.store.store_manifest(&name, &model.manifest, keep_unused, &mut || ())?;
+            }
         }
         Ok(name)
     }
@@ -151,20 +152,11 @@ impl Import<'_> {
             progress(self.read);
             return Ok(());
         }
-        let mut blob = self.store.blob_writer()?;
-        let (mut buffer, mut left, mut looked) = (vec![0; 1 << 20], size, LOOK);
-        while left > 0 {
-            if looked >= LOOK {
-                looked = 0;
-                room(self.store, "the models of the bundle", left.min(LOOK))?;
-            }
-            let n = archive.read(&mut buffer).map_err(unread)?;
-            blob.write(&buffer[..n])?;
-            left -= n as u64;
-            looked += n as u64;
-            self.read += n as u64;
-            progress(self.read);
-        }
+        let blob =
+            store_bytes(self.store, archive, size, "the models of the bundle", unread, &mut |bytes| {
+                self.read += bytes;
+                progress(self.read);
+            })?;
         let stored = blob.finish(Some(digest)).map_err(|error| match error {
             StoreError::DigestMismatch { expected, .. } => {
                 wrong(format!("its blob {} is damaged: copy the file again", expected.short()))
@@ -189,10 +181,24 @@ impl Import<'_> {
             }
             (n, None) => return Err(wrong(format!("it lists {n} models, more than {MAX_MODELS}"))),
         }
-        index.manifests.iter().map(|listed| self.model(listed, name)).collect()
+        let mut models: Vec<Model> = Vec::new();
+        for listed in &index.manifests {
+            let model = self.model(listed, name)?;
+            match models.iter().find(|other| other.name.same(&model.name)) {
+                None => models.push(model),
+                // The same one twice is one.
+                Some(other) if other.manifest == model.manifest => {}
+                // Of two the last would replace the other.
+                Some(other) => {
+                    let [one, two] = [other, &model].map(|model| Digest::of(&model.manifest).short());
+                    return Err(wrong(format!("it calls two models {}: {one} and {two}", model.name)));
+                }
+            }
+        }
+        Ok(models)
     }
 
-    fn model(&self, listed: &Listed, name: Option<&ModelName>) -> Result<Model, RegistryError> {
+    fn model(&self, listed: &Descriptor, name: Option<&ModelName>) -> Result<Model, RegistryError> {
         let name = name.cloned().map_or_else(|| name_of(listed), Ok)?;
         let mut manifest = self.bytes(&listed.digest)?;
         let mut depth = 0;
@@ -240,7 +246,7 @@ impl Import<'_> {
 }
 
 /// What a model is called; a bare tag is no name.
-fn name_of(listed: &Listed) -> Result<ModelName, RegistryError> {
+fn name_of(listed: &Descriptor) -> Result<ModelName, RegistryError> {
     let said = |key: &str| listed.annotations.get(key)?.as_str().filter(|text| text.contains(':'));
     let short = listed.digest.short();
     let Some(text) = said(IMAGE_NAME).or_else(|| said(REF_NAME)) else {

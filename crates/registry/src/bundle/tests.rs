@@ -114,6 +114,18 @@ fn models_travel_whole_and_share_what_they_share() {
 }
 
 #[test]
+fn a_store_that_is_only_read_is_exported() {
+    let bench = Bench::new();
+    store(&bench, "one", "a system");
+    // Whoever would write finds a file in the place of its folder, also as a user who may write everywhere.
+    let folder = bench.root().join("puna-tmp");
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    let bundle = bundle_of(&bench, &["one"], Format::Ollama);
+    assert_eq!(import(&Bench::new(), &bundle, None).unwrap(), ["one:latest"]);
+}
+
+#[test]
 fn other_packagings_travel_too() {
     for format in [Format::Docker, Format::ModelPack] {
         let bench = Bench::new();
@@ -184,6 +196,23 @@ fn damage_and_lies_are_named() {
     let mut bomb = Vec::new();
     tar::write_header(&mut bomb, INDEX, 5 << 40).unwrap();
     assert!(refused(&bomb, None).contains("its index.json has 5497558138880 bytes"));
+}
+
+#[test]
+fn two_models_of_one_name_are_refused() {
+    let bench = Bench::new();
+    store(&bench, "one", "the system of one");
+    store(&bench, "two", "the system of two");
+    let bundle = bundle_of(&bench, &["one", "two"], Format::Ollama);
+    let mut index = index_of(&bundle);
+    index["manifests"][1]["annotations"][REF_NAME] = "ONE:latest".into();
+    let text = refused(&with_index(&bundle, &index), None);
+    for called in ["one", "two"] {
+        let digest = bench.store.get(&name(called)).unwrap().digest;
+        assert!(text.contains("two models") && text.contains(&digest.short().to_string()), "{text}");
+    }
+    index["manifests"][1]["digest"] = index["manifests"][0]["digest"].clone();
+    assert_eq!(import(&Bench::new(), &with_index(&bundle, &index), None).unwrap(), ["one:latest"]);
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::io::{self, Read, Write};
 use puna_store::{Digest, Hasher, Layer, ModelName, Store, StoreError, media};
 use serde_json::{Map, Value};
 
-use super::{INDEX, INDEX_TYPE, Index, LAYOUT, Layout, Listed, REF_NAME, blob_name};
+use super::{INDEX, INDEX_TYPE, Index, LAYOUT, Layout, REF_NAME, blob_name};
+use crate::descriptor::Descriptor;
 use crate::error::RegistryError;
 use crate::packaging::Format;
 use crate::push::{Outgoing, media_type, read_model};
@@ -38,8 +39,9 @@ pub fn write_bundle(
     let written = models.and_then(|models| write(store, &models, out, progress));
     // What was made for the bundle alone.
     store.let_go(made.iter().copied());
-    store.remove_blobs(&made)?;
-    written
+    let removed = store.remove_blobs(&made);
+    written?;
+    Ok(removed?)
 }
 
 fn write(
@@ -74,9 +76,9 @@ fn write(
 }
 
 /// What the list says of a model.
-fn listed(model: &Outgoing) -> Listed {
+fn listed(model: &Outgoing) -> Descriptor {
     let name = Value::from(model.name.to_string());
-    Listed {
+    Descriptor {
         media_type: media_type(&model.manifest),
         digest: Digest::of(&model.manifest),
         size: model.manifest.len() as u64,

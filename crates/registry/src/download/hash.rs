@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use puna_store::Digest;
+use puna_store::{Digest, StoreError};
 
 use super::{IDLE, PIECE, Work};
 use crate::error::RegistryError;
@@ -42,7 +42,8 @@ impl Work {
                 table.frontier()
             };
             let want = usize::try_from(until - at).unwrap_or(PIECE).min(PIECE);
-            read_at(&self.file, &mut buffer[..want], at).map_err(|e| self.io(&e))?;
+            read_at(&self.file, &mut buffer[..want], at)
+                .map_err(|e| StoreError::io("read", self.partial.data(), &e))?;
             hasher.update(&buffer[..want]);
             at += want as u64;
             if let Some(saved) = hasher.save(file).filter(|_| file > 0) {

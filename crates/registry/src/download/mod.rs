@@ -3,6 +3,8 @@
 
 mod hash;
 mod part;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io;
@@ -18,7 +20,6 @@ use tokio::task::JoinSet;
 use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::fetch::Source;
-use crate::file::read_at;
 use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::Session;
 use crate::lock::lock;
@@ -75,11 +76,12 @@ impl State {
         }
     }
 
-    /// Whose bytes have arrived without a gap from `from` on, and up to where; `None`: not even that one has.
-    pub(crate) fn arrived(&self, from: u64) -> Option<(Arc<Work>, u64)> {
+    /// The file whose bytes have arrived without a gap from `from` on, and up to where; `None`: not even that one has. It is the file
+    /// of this very download, whatever has its name by now.
+    pub(crate) fn arrived(&self, from: u64) -> Option<(Arc<File>, u64)> {
         let work = self.work.upgrade()?;
         let until = work.table().reach(from);
-        (until > from).then_some((work, until))
+        (until > from).then(|| (work.file.clone(), until))
     }
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct Work {
     source: Source,
     store: Arc<Store>,
     partial: Partial,
-    file: File,
+    file: Arc<File>,
     digest: Digest,
     verified: bool,
     /// Held until the last byte is written, also where nobody waits for that any more.
@@ -126,30 +128,10 @@ pub(crate) async fn download(
     let lock = Arc::new(lock);
     loop {
         let at = store.clone();
-        let Ground { partial, table, file } =
-            blocking(move || Ground::of(&at, &digest, total, min_part)).await?;
-        let resumed = table.is_resumed();
-        let work = Arc::new(Work {
-            source: Source::new(session.clone(), &what),
-            store: store.clone(),
-            partial,
-            file,
-            digest,
-            verified: what.verified,
-            lock: lock.clone(),
-            table: Mutex::new(table),
-            sum: Mutex::new(None),
-            saved: AtomicU64::new(0),
-            arrived: Condvar::new(),
-            answered: Notify::new(),
-            whole: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            workers: AtomicUsize::new(0),
-            begun: Instant::now(),
-            fresh: Mutex::new(0),
-            state: state.clone(),
-            wanted: Notify::new(),
-        });
+        let ground = blocking(move || Ground::of(&at, &digest, total, min_part)).await?;
+        let resumed = ground.table.is_resumed();
+        let source = Source::new(session.clone(), &what);
+        let work = Arc::new(Work::new(source, &store, &what, lock.clone(), ground, state));
         let completed = work.table().completed();
         state.send_modify(|state| (state.completed, state.work) = (completed, Arc::downgrade(&work)));
         let error = match work.run().await {
@@ -253,6 +235,38 @@ fn open_data(partial: &Partial, total: u64) -> Result<File, StoreError> {
 }
 
 impl Work {
+    fn new(
+        source: Source,
+        store: &Arc<Store>,
+        what: &What,
+        lock: Arc<BlobLock>,
+        ground: Ground,
+        state: &watch::Sender<State>,
+    ) -> Self {
+        let Ground { partial, table, file } = ground;
+        Self {
+            source,
+            store: store.clone(),
+            partial,
+            file: Arc::new(file),
+            digest: what.key,
+            verified: what.verified,
+            lock,
+            table: Mutex::new(table),
+            sum: Mutex::new(None),
+            saved: AtomicU64::new(0),
+            arrived: Condvar::new(),
+            answered: Notify::new(),
+            whole: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            workers: AtomicUsize::new(0),
+            begun: Instant::now(),
+            fresh: Mutex::new(0),
+            state: state.clone(),
+            wanted: Notify::new(),
+        }
+    }
+
     async fn run(self: &Arc<Self>) -> Result<Digest, RegistryError> {
         self.checkpoint().await?;
         let hashing = {
@@ -261,17 +275,22 @@ impl Work {
         };
         // However this ends, also by being dropped with the whole program: nothing waits for a thread that waits.
         let _hashing = EndsHashing(self);
-        let fetched = tokio::select! {
-            fetched = self.fetch() => fetched,
-            () = self.state.closed() => Err(RegistryError::Cancelled),
+        let fetched = async {
+            tokio::select! {
+                fetched = self.fetch() => fetched,
+                () = self.state.closed() => Err(RegistryError::Cancelled),
+            }
         };
-        if let Err(error) = fetched {
-            // What has arrived counts next time, whatever happened.
-            self.checkpoint().await?;
-            return Err(error);
-        }
-        let got = hashing.await.map_err(|e| RegistryError::Setup(e.to_string()))??;
-        let got = got.unwrap_or_else(|| Digest::of(b""));
+        // A disk that cannot be read ends it at once, however much there is to fetch.
+        let hashed = async { hashing.await.map_err(|e| RegistryError::Setup(e.to_string()))? };
+        let got = match tokio::try_join!(fetched, hashed) {
+            Ok(((), got)) => got.unwrap_or_else(|| Digest::of(b"")),
+            Err(error) => {
+                // What has arrived counts next time, whatever happened.
+                self.checkpoint().await?;
+                return Err(error);
+            }
+        };
         if self.verified && got != self.digest {
             return Err(RegistryError::DigestMismatch { want: self.digest, got });
         }
@@ -377,12 +396,6 @@ impl Work {
 
     fn settings(&self) -> &Settings {
         self.source.session().settings()
-    }
-
-    /// Bytes that have arrived. They are those of this very download, whatever has the name of its file by now.
-    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), RegistryError> {
-        let read = read_at(&self.file, bytes, at);
-        read.map_err(|e| StoreError::io("read", self.partial.data(), &e).into())
     }
 
     fn io(&self, error: &io::Error) -> RegistryError {

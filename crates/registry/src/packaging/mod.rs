@@ -12,8 +12,9 @@ mod write;
 
 use puna_store::Digest;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use crate::descriptor::Descriptor;
 pub(crate) use read::{Made, Package, is_made_of};
 pub(crate) use unpack::check_name;
 pub(crate) use write::{Outgoing, package};
@@ -65,8 +66,8 @@ struct Artifact {
     media_type: String,
     #[serde(rename = "artifactType", default, skip_serializing_if = "String::is_empty")]
     artifact_type: String,
-    config: Blob,
-    layers: Vec<Blob>,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
 }
 
 /// What a model was made of that has no manifest of its own, in the form of one.
@@ -94,17 +95,6 @@ impl Origin {
     }
 }
 
-/// A blob in a role.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-struct Blob {
-    #[serde(rename = "mediaType", default)]
-    media_type: String,
-    digest: Digest,
-    size: u64,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    annotations: Map<String, Value>,
-}
-
 impl Artifact {
     fn format(&self) -> Format {
         let is_pack = |text: &str| MODEL_PACK.iter().any(|prefix| text.starts_with(prefix));
@@ -118,8 +108,8 @@ impl Artifact {
     }
 }
 
-impl Blob {
-    /// The name of its file, if it has one.
+impl Descriptor {
+    /// The name of a packed file, if it has one.
     fn file_name(&self) -> Option<&str> {
         FILE_PATH.iter().chain([&TITLE]).find_map(|key| self.annotations.get(*key)?.as_str())
     }

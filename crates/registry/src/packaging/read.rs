@@ -9,7 +9,8 @@ use puna_store::{
 use serde_json::Value;
 
 use super::unpack::{Form, check_name, unpack};
-use super::{Artifact, Blob, DOCKER, Format, MANIFEST, MODEL_PACK, OLLAMA, Origin};
+use super::{Artifact, DOCKER, Format, MANIFEST, MODEL_PACK, OLLAMA, Origin};
+use crate::descriptor::Descriptor;
 use crate::error::RegistryError;
 use crate::settings::DetectTemplate;
 
@@ -47,7 +48,7 @@ impl Package {
             return Ok(None);
         }
         let mut roles: Vec<Role> = artifact.layers.iter().map(role).collect();
-        let is_gguf = |(blob, role): (&Blob, &Role)| {
+        let is_gguf = |(blob, role): (&Descriptor, &Role)| {
             matches!(role, Role::Weights(Form::Raw))
                 && (blob.media_type.contains("gguf")
                     || blob.file_name().is_some_and(|n| n.ends_with(".gguf")))
@@ -127,7 +128,7 @@ impl Made {
     fn take(
         &mut self,
         store: &Store,
-        blob: &Blob,
+        blob: &Descriptor,
         role: Role,
         detect: Option<DetectTemplate>,
     ) -> Result<(), RegistryError> {
@@ -249,7 +250,7 @@ fn extension(media_type: &str) -> &'static str {
     if media_type.contains("safetensors") { "safetensors" } else { "gguf" }
 }
 
-fn text(store: &Store, blob: &Blob) -> Result<String, RegistryError> {
+fn text(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
     let wrong =
         |what: String| RegistryError::NotAManifest(format!("its layer {} {what}", blob.digest.short()));
     if blob.size > MAX_TEXT {
@@ -261,7 +262,7 @@ fn text(store: &Store, blob: &Blob) -> Result<String, RegistryError> {
 }
 
 /// The role of a layer.
-fn role(blob: &Blob) -> Role {
+fn role(blob: &Descriptor) -> Role {
     let kind = blob.media_type.as_str();
     if let Some(kind) = kind.strip_prefix(DOCKER) {
         return match kind {

@@ -8,7 +8,7 @@ use puna_store::{Digest, Store, StoreError};
 use ruzstd::decoding::StreamingDecoder;
 
 use crate::error::RegistryError;
-use crate::space::room;
+use crate::space::store_bytes;
 use crate::tar::Archive;
 
 /// Files in a layer at most.
@@ -16,8 +16,6 @@ const MAX_FILES: usize = 10_000;
 /// How many times as long as a layer its files may be, and what they may always be.
 const MAX_RATIO: u64 = 20;
 const ALWAYS: u64 = 16 << 20;
-/// Bytes after which it is looked whether there is room for more.
-const LOOK: u64 = 64 << 20;
 
 /// How the files of a layer are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +52,10 @@ pub(crate) fn check_name(name: &str) -> Result<String, RegistryError> {
 
 fn wrong(what: String) -> RegistryError {
     RegistryError::NotAManifest(format!("its packed layer cannot be unpacked: {what}"))
+}
+
+fn unread(error: io::Error) -> RegistryError {
+    wrong(error.to_string())
 }
 
 /// Stores the files of a layer as blobs.
@@ -109,34 +111,14 @@ impl<R: Read> Read for Bounded<R> {
 fn files(store: &Store, input: &mut impl Read) -> Result<Vec<(String, Digest)>, RegistryError> {
     let mut archive = Archive::new(input);
     let mut files = Vec::new();
-    while let Some(entry) = archive.next_file().map_err(|e| wrong(e.to_string()))? {
+    while let Some(entry) = archive.next_file().map_err(unread)? {
         if files.len() >= MAX_FILES {
             return Err(wrong(format!("it has more than {MAX_FILES} files")));
         }
         let name = check_name(&entry.name)?;
-        files.push((name, keep(store, &mut archive, entry.size)?));
+        let what = "the files of a packed layer";
+        let blob = store_bytes(store, &mut archive, entry.size, what, unread, &mut |_| ())?;
+        files.push((name, blob.finish(None)?.digest));
     }
     Ok(files)
-}
-
-/// Makes a blob of the next bytes.
-fn keep(store: &Store, input: &mut impl Read, size: u64) -> Result<Digest, RegistryError> {
-    let mut blob = store.blob_writer()?;
-    let mut buffer = vec![0; 1 << 18];
-    let (mut left, mut looked) = (size, LOOK);
-    while left > 0 {
-        if looked >= LOOK {
-            looked = 0;
-            room(store, "the files of a packed layer", left.min(LOOK))?;
-        }
-        let want = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let n = input.read(&mut buffer[..want]).map_err(|e| wrong(e.to_string()))?;
-        if n == 0 {
-            return Err(wrong("it is cut off".into()));
-        }
-        blob.write(&buffer[..n])?;
-        left -= n as u64;
-        looked += n as u64;
-    }
-    Ok(blob.finish(None)?.digest)
 }

@@ -3,7 +3,8 @@
 use puna_store::{Digest, Entry, Layer, Model, Store, StoreError, media};
 use serde_json::{Map, Value, json};
 
-use super::{Artifact, Blob, FILE_PATH, Format, MANIFEST};
+use super::{Artifact, FILE_PATH, Format, MANIFEST};
+use crate::descriptor::Descriptor;
 use crate::error::RegistryError;
 
 /// A package to push: its manifest, and what the store does not have of it.
@@ -38,13 +39,13 @@ pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Ou
         if let Some(kind) = kind(&layer.media_type, format) {
             let named = [(FILE_PATH[0].to_owned(), Value::from(file.clone()))];
             let annotations = if file.is_empty() { Map::new() } else { named.into_iter().collect() };
-            layers.push(Blob { media_type: kind, digest: layer.digest, size: layer.size, annotations });
+            layers.push(Descriptor { media_type: kind, digest: layer.digest, size: layer.size, annotations });
         }
     }
     if let Some(config) = &entry.manifest.config {
         // Renderer and parser have no word in the other packagings.
         let (digest, size) = (config.digest, config.size);
-        layers.push(Blob { media_type: media::CONFIG.into(), digest, size, annotations: Map::new() });
+        layers.push(Descriptor { media_type: media::CONFIG.into(), digest, size, annotations: Map::new() });
     }
     let config = match format {
         Format::Docker => docker_config(&model, &layers),
@@ -60,7 +61,7 @@ pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Ou
         schema_version: 2,
         media_type: MANIFEST.into(),
         artifact_type: artifact_type.into(),
-        config: Blob {
+        config: Descriptor {
             media_type: config_type.into(),
             digest: stored.digest,
             size: stored.size,
@@ -114,7 +115,7 @@ fn file_stem(model: &Model) -> String {
     format!("{}-{quantization}", model.name.model()).chars().map(plain).collect()
 }
 
-fn digests(layers: &[Blob]) -> Vec<Digest> {
+fn digests(layers: &[Descriptor]) -> Vec<Digest> {
     layers.iter().map(|layer| layer.digest).collect()
 }
 
@@ -122,7 +123,7 @@ fn texts(digests: &[Digest]) -> Vec<String> {
     digests.iter().map(Digest::to_string).collect()
 }
 
-fn docker_config(model: &Model, layers: &[Blob]) -> Value {
+fn docker_config(model: &Model, layers: &[Descriptor]) -> Value {
     let details = model.details();
     let bytes: u64 = layers.iter().map(|layer| layer.size).sum();
     json!({
@@ -138,7 +139,7 @@ fn docker_config(model: &Model, layers: &[Blob]) -> Value {
     })
 }
 
-fn pack_config(model: &Model, layers: &[Blob]) -> Value {
+fn pack_config(model: &Model, layers: &[Descriptor]) -> Value {
     json!({
         "descriptor": {"name": model.name.model(), "family": model.facts.architecture},
         "modelfs": {"type": "layers", "diffIds": texts(&digests(layers))},

@@ -12,6 +12,23 @@ impl Bench {
     }
 }
 
+/// A server that holds some answers back until the gate is open.
+async fn gated(model: &Model, is_held: fn(&Seen) -> bool) -> (Server, Arc<tokio::sync::Semaphore>) {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let (served, open) = (model.clone(), gate.clone());
+    let server = Server::start_async(move |seen| {
+        let (served, open) = (served.clone(), open.clone());
+        async move {
+            if is_held(&seen) {
+                let _pass = open.acquire().await.unwrap();
+            }
+            served.answer(&seen)
+        }
+    })
+    .await;
+    (server, gate)
+}
+
 /// All that can be read, and why it was not more.
 async fn read_all(mut running: Running, total: usize) -> (Vec<u8>, Option<RegistryError>) {
     let mut bytes = Vec::new();
@@ -70,18 +87,7 @@ async fn who_reads_bytes_that_were_damaged_here_is_told_when_they_come_anew() {
     partial.write_part(2, note(2, 0).as_bytes()).unwrap();
 
     // What is missing comes when somebody has read what is there.
-    let gate = Arc::new(tokio::sync::Semaphore::new(0));
-    let (served, open) = (model.clone(), gate.clone());
-    let server = Server::start_async(move |seen| {
-        let (served, open) = (served.clone(), open.clone());
-        async move {
-            if seen.is_blob() {
-                let _pass = open.acquire().await.unwrap();
-            }
-            served.answer(&seen)
-        }
-    })
-    .await;
+    let (server, gate) = gated(&model, Seen::is_blob).await;
     let mut early = bench.running(&server, &model).await;
     let piece = early.read(0, 1000).await.unwrap();
     assert_eq!(piece, vec![0; 1000], "nobody can know yet");
@@ -99,4 +105,25 @@ async fn who_reads_bytes_that_were_damaged_here_is_told_when_they_come_anew() {
     // Nobody who had nothing of the old bytes has to care.
     let (bytes, error) = read_all(late, size).await;
     assert!(error.is_none() && bytes == right, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_the_rest_of_a_blob_that_is_removed_meanwhile() {
+    let size = 3 << 20;
+    let model = Model::new(size);
+    let right = model.blobs[&model.weights.to_string()].clone();
+    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let bench = Bench::new();
+    let mut slow = bench.running(&server, &model).await;
+    let mut bytes = slow.read(0, 1000).await.unwrap().to_vec();
+    gate.add_permits(1000);
+    // Somebody else waits for its end.
+    let (all, error) = read_all(bench.running(&server, &model).await, size).await;
+    assert!(error.is_none() && all == right, "{error:?}");
+    // As a mirror does when its bucket has the blob.
+    std::fs::remove_file(bench.store.blob_path(&model.weights)).unwrap();
+    while bytes.len() < size {
+        bytes.extend_from_slice(&slow.read(bytes.len() as u64, 100_000).await.unwrap());
+    }
+    assert!(bytes == right);
 }

@@ -304,7 +304,7 @@ impl Bench {
             let entries = std::fs::read_dir(self.root().join(dir)).into_iter().flatten();
             entries
                 .map(|e| e.unwrap().file_name().into_string().unwrap())
-                .filter(|n| !["lock", "pulls", "work"].contains(&n.as_str()))
+                .filter(|n| !["lock", "pulls"].contains(&n.as_str()))
                 .collect()
         };
         assert_eq!(names("blobs").len(), blobs, "{:?}", names("blobs"));

@@ -39,6 +39,28 @@ impl Bench {
 }
 
 #[tokio::test]
+async fn a_registry_that_has_too_much_to_do_is_named_while_it_is_asked_again() {
+    let model = Model::new(3000);
+    let served = model.clone();
+    let server = Server::start(move |seen| match seen.nth {
+        0 | 1 => status(503, "too much to do"),
+        _ => served.answer(&seen),
+    })
+    .await;
+    let bench = Bench::with(|settings| {
+        settings.quiet = Duration::from_millis(10);
+        settings.pause = Duration::from_millis(60);
+    });
+    let lines = bench.pull_ok(&server.model()).await;
+    let waits: Vec<_> = lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
+    let why = "503 Service Unavailable: too much to do";
+    let said = [2, 3].map(|attempt| format!("{}: {why} (attempt {attempt} of 3)", server.host));
+    // Nothing may have been known of it yet when it was named first.
+    assert!(waits.ends_with(&said.each_ref().map(String::as_str)), "{waits:?}");
+    assert_eq!(lines[0].status, "pulling manifest");
+}
+
+#[tokio::test]
 async fn what_is_there_already_is_not_fetched_again() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;

@@ -337,10 +337,25 @@ async fn push_half(bench: &Bench, name: &str, taker: &Taker, half: usize) {
 
 /// A registry that takes so many bytes of the first piece and says nothing more, once.
 async fn interrupting(taker: &Taker, half: usize) -> Server {
+    interrupting_and(taker, half, |_| None).await
+}
+
+/// The same; afterwards some requests fail with a status, or with 0 are never answered.
+async fn interrupting_and(
+    taker: &Taker,
+    half: usize,
+    fails: impl Fn(&Seen) -> Option<u16> + Send + Sync + 'static,
+) -> Server {
     let (served, done) = (taker.clone(), Arc::new(AtomicBool::new(false)));
     Server::start_async(move |seen| {
         let (served, done) = (served.clone(), done.clone());
+        let failure = fails(&seen).filter(|_| done.load(Ordering::Relaxed));
         async move {
+            match failure {
+                None => {}
+                Some(0) => std::future::pending::<()>().await,
+                Some(code) => return status(code, "broken"),
+            }
             let id = seen.path.rsplit('/').next().unwrap().to_owned();
             if seen.method == "PATCH" && seen.body.len() > half && !done.swap(true, Ordering::Relaxed) {
                 served.uploads.lock().unwrap().insert(id, seen.body[..half].to_vec());
@@ -406,6 +421,123 @@ async fn an_upload_that_is_gone_or_damaged_begins_anew() {
         let digest = model.weights.to_string();
         assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest], "gone: {gone}");
         assert_eq!(bench.upload_notes().len(), 0);
+    }
+}
+
+/// The pieces of the weights that were sent.
+fn pieces(seen: &[Seen]) -> Vec<String> {
+    let sent = seen.iter().filter(|seen| seen.body.len() > 1000);
+    sent.map(|seen| seen.header("content-range").to_owned()).collect()
+}
+
+#[tokio::test]
+async fn an_upload_that_the_registry_fails_at_is_begun_anew_in_the_end() {
+    // It takes nothing more of it, or everything and makes no blob of that.
+    for (method, in_vain) in [("PATCH", 2), ("PUT", 3)] {
+        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+        let first = Arc::<Mutex<String>>::default();
+        let broken = first.clone();
+        let server = interrupting_and(&taker, half, move |seen| {
+            let is_first = seen.path.ends_with(&format!("/uploads/{}", broken.lock().unwrap()));
+            (seen.method == method && is_first).then_some(500)
+        })
+        .await;
+        let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+        let name = bench.store_model(&model, &server.host);
+        push_half(&bench, &name, &taker, half).await;
+        *first.lock().unwrap() = taker.uploads.lock().unwrap().keys().next().unwrap().clone();
+        for _ in 0..in_vain {
+            let error = bench.push(&name).await.0.unwrap_err();
+            assert!(matches!(error, RegistryError::Retries(_)), "{error}");
+            assert_eq!(bench.upload_notes().len(), 1);
+        }
+        let before = server.seen().len();
+        bench.push(&name).await.0.unwrap();
+        assert_eq!(pieces(&server.seen()[before..]), ["0-299999"], "{method}");
+        let digest = model.weights.to_string();
+        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
+        assert_eq!(bench.upload_notes().len(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
+    for failures in [2, 6] {
+        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+        let left = std::sync::atomic::AtomicU32::new(failures);
+        let server = interrupting_and(&taker, half, move |seen| {
+            let is_asked = seen.method == "GET" && seen.path.contains("/uploads/");
+            let next = |left: u32| left.checked_sub(1);
+            (is_asked && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()).then_some(0)
+        })
+        .await;
+        let bench = Bench::new();
+        let name = bench.store_model(&model, &server.host);
+        push_half(&bench, &name, &taker, half).await;
+        let before = server.seen().len();
+        if failures == 6 {
+            let error = bench.push(&name).await.0.unwrap_err().to_string();
+            assert!(
+                error.starts_with("max retries exceeded: Get") && error.contains("no byte for"),
+                "{error}"
+            );
+            assert_eq!(bench.upload_notes().len(), 1);
+        }
+        bench.push(&name).await.0.unwrap();
+        assert_eq!(pieces(&server.seen()[before..]), ["100000-299999"]);
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_cannot_say_what_it_has_is_sent_all_of_it() {
+    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+    let is_asked = |seen: &Seen| seen.method == "GET" && seen.path.contains("/uploads/");
+    let server = interrupting_and(&taker, half, move |seen| is_asked(seen).then_some(503)).await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+    let name = bench.store_model(&model, &server.host);
+    push_half(&bench, &name, &taker, half).await;
+    let before = server.seen().len();
+    bench.push(&name).await.0.unwrap();
+    assert_eq!(pieces(&server.seen()[before..]), ["0-299999"]);
+}
+
+#[tokio::test]
+async fn a_blob_is_not_sent_again_when_only_the_last_answer_is_lost() {
+    // The registry may make the blob before the next question, or be at it a while longer.
+    for looks in [0, 3] {
+        let (model, taker) = (Model::new(300_000), Taker::default());
+        let (served, weights) = (taker.clone(), model.weights.to_string());
+        let late = Mutex::new((looks, None));
+        let server = Server::start(move |seen| {
+            let id = seen.path.rsplit('/').next().unwrap().to_owned();
+            let is_there = served.uploads.lock().unwrap().contains_key(&id);
+            match (seen.method.as_str(), seen.path.contains("/uploads/")) {
+                ("PUT", true) if !is_there => {
+                    return status(404, r#"{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN"}]}"#);
+                }
+                ("PUT", true) if seen.query.contains(&weights[7..]) => {
+                    late.lock().unwrap().1 = served.uploads.lock().unwrap().remove(&id);
+                    return status(502, "");
+                }
+                ("HEAD", _) if id == weights => {
+                    let mut late = late.lock().unwrap();
+                    match late.0 {
+                        0 => served.blobs.lock().unwrap().extend(late.1.take().map(|data| (id, data))),
+                        _ if late.1.is_some() => late.0 -= 1,
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+            served.answer(&seen)
+        })
+        .await;
+        let bench = Bench::new();
+        let name = bench.store_model(&model, &server.host);
+        bench.push(&name).await.0.unwrap();
+        assert_eq!(pieces(&server.seen()), ["0-299999"]);
+        let digest = model.weights.to_string();
+        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
     }
 }
 

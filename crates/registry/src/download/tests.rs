@@ -1,0 +1,43 @@
+//! Downloads onto a disk that fails.
+
+use std::fs::File;
+
+use puna_store::ModelRef;
+
+use super::*;
+use crate::Options;
+use crate::tests::{Bench, Model, Server};
+
+#[tokio::test]
+async fn a_disk_that_cannot_be_read_ends_a_download_that_has_much_to_fetch() {
+    let model = Model::new(3 << 20);
+    let served = model.clone();
+    // The first part comes, and the others do not.
+    let server = Server::start_async(move |seen| {
+        let served = served.clone();
+        async move {
+            if seen.range().is_some_and(|(first, _)| first > 0) {
+                std::future::pending::<()>().await;
+            }
+            served.answer(&seen)
+        }
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(60));
+    let name = ModelRef::parse(&server.model()).unwrap().name;
+    let options = Options { insecure: true, ..Options::default() };
+    let (sources, _) = bench.registry.find(&name, &options).await.unwrap();
+    let session = sources.first().unwrap();
+    let what =
+        What { key: model.weights, verified: true, total: 3 << 20, url: session.blob_url(&model.weights) };
+    let lock = Arc::new(bench.store.lock_download(&what.key).unwrap().unwrap());
+    let mut ground = Ground::of(&bench.store, &what.key, what.total, 1 << 20).unwrap();
+    // It takes bytes, and gives none back.
+    ground.file = File::options().write(true).open(ground.partial.data()).unwrap();
+    let (state, _watched) = watch::channel(State::default());
+    let source = Source::new(session.clone(), &what);
+    let work = Arc::new(Work::new(source, &bench.store, &what, lock, ground, &state));
+    let ended = tokio::time::timeout(Duration::from_secs(20), work.run()).await;
+    let error = ended.expect("it fetches what it cannot read").unwrap_err();
+    assert!(matches!(&error, RegistryError::Store(StoreError::Io { action: "read", .. })), "{error}");
+}
