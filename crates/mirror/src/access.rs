@@ -81,17 +81,24 @@ pub(crate) fn is_in(namespace: &str, pattern: &str) -> bool {
     pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
 }
 
-/// Checks a pattern of namespaces: `name`, or `name*` for all that begin so.
+/// Checks a pattern of namespaces: `name`, or `name*` for all that begin so. Where repositories are named by the same patterns, it is
+/// right for those, too.
 ///
 /// # Errors
 /// No repository could be in such a namespace.
 pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
-    let inside = match text.strip_suffix('*') {
-        Some(start) => format!("{start}x/x"),
-        None => format!("{text}/x"),
+    let begins = |start: &str, rests: &[&str]| {
+        rests.iter().any(|rest| Repository::parse(&format!("{start}{rest}")).is_ok())
     };
-    let checked = Repository::parse(&inside);
-    checked.map(drop).map_err(|_| MirrorError::Namespace(text.chars().take(MAX_SHOWN).collect()))
+    let is_one = match text.strip_suffix('*') {
+        // It may end within the port of a host, or behind it.
+        Some(start) => begins(start, &["x/x", "0/x/x", "/x/x"]),
+        None => begins(text, &["/x", ""]),
+    };
+    match is_one {
+        true => Ok(()),
+        false => Err(MirrorError::Namespace(text.chars().take(MAX_SHOWN).collect())),
+    }
 }
 
 /// Whether a repository is one of a pattern, which stands for namespaces or for whole names.
@@ -466,11 +473,15 @@ mod tests {
 
     #[test]
     fn namespaces_of_keys_are_names_and_beginnings_of_them() {
-        for good in ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"] {
+        for good in ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"]
+            .into_iter()
+            .chain(["box:50*", "box:5000*", "box:65535*", "box:5000/*", "library/llama3.2", "hf.co/me/x*"])
+        {
             assert_eq!(check_namespace(good), Ok(()), "{good}");
         }
-        for bad in ["", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..", "./me"]
-        {
+        for bad in [
+            "", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..", "./me", "box:",
+        ] {
             let refused = check_namespace(bad).unwrap_err().to_string();
             assert!(refused.contains("is no namespace"), "{bad}: {refused}");
         }

@@ -1,5 +1,6 @@
 //! What can go wrong, in the words and codes of the distribution rules.
 
+use std::any::Any;
 use std::io::ErrorKind;
 
 use puna_store::{Digest, StoreError};
@@ -87,6 +88,13 @@ impl MirrorError {
         Self::TooMany(format!(
             "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
         ))
+    }
+
+    /// Of work that panicked.
+    pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied());
+        Self::Internal(format!("it panicked: {}", text.unwrap_or("without a message")))
     }
 
     /// Of a blob that somebody wants to remove.

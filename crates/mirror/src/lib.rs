@@ -16,6 +16,7 @@
 //!     referrers/<hex>/<hex>             the manifests that have another one as their subject
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
+//! puna-registry/lock                    held by whoever changes manifests, of whichever process
 //! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
 //! ```
 //!
@@ -38,6 +39,7 @@ mod routes;
 mod stock;
 #[cfg(test)]
 mod tests;
+mod uploading;
 mod via;
 
 pub use access::{Holder, Keys, NoKeys, Right, check_namespace};

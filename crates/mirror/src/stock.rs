@@ -13,10 +13,11 @@ use puna_store::Digest;
 use crate::access::{Holder, Right, is_in};
 use crate::error::MirrorError;
 use crate::figures::Figure;
-use crate::library::{Holding, Library};
+use crate::library::{Holding, Library, UploadId};
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
+use crate::uploading::{Room, Uploading};
 
 /// How old what is known may be, where it is to be counted.
 const RECENT: Duration = Duration::from_secs(10);
@@ -51,6 +52,7 @@ pub(crate) struct Stock {
     holdings: tokio::sync::Mutex<Option<(Instant, Arc<Vec<Holding>>)>>,
     /// Blobs that a holder was found to see.
     seen: Mutex<HashMap<(String, Digest), Instant>>,
+    uploading: Arc<Uploading>,
 }
 
 impl Stock {
@@ -113,15 +115,69 @@ impl Stock {
         quota.map(|quota| quota.bytes)
     }
 
-    /// The room that there is for uploads; `None` where nothing limits it. What has come and no manifest needs yet takes some, too.
+    /// The room that there is for an upload; `None` where nothing limits it. What has come and no manifest needs yet takes some, and so
+    /// do other uploads.
     pub(crate) async fn room(
         &self,
-        library: &dyn Library,
+        library: &Arc<dyn Library>,
         name: &Repository,
+        id: &UploadId,
     ) -> Result<Option<Room>, MirrorError> {
         let namespace = name.namespace();
         let Some(quota) = self.quota(namespace) else { return Ok(None) };
-        Ok(Some(Room::new(namespace, quota, &self.held(library, namespace, true).await?)))
+        // Whoever is at it is waited for here, so that nobody waits who is at others.
+        let there = library.uploaded(name, id).await?;
+        let _turn = self.uploading.turn(namespace).await;
+        let held = sum(&self.held(&**library, namespace, true).await?);
+        Ok(Some(self.uploading.enter(library, (name, id), there, quota, held)))
+    }
+
+    /// Makes the blob of an upload. Where its namespace would have more than it may, nothing of the upload is kept.
+    pub(crate) async fn finish(
+        &self,
+        library: &Arc<dyn Library>,
+        name: &Repository,
+        id: &UploadId,
+        digest: Digest,
+    ) -> Result<(), MirrorError> {
+        let namespace = name.namespace();
+        let Some(quota) = self.quota(namespace) else {
+            library.finish(name, id, digest).await?;
+            self.changed().await;
+            return Ok(());
+        };
+        let there = library.uploaded(name, id).await?;
+        // Others see it as an upload or as a blob, and neither as both nor as nothing.
+        let _turn = self.uploading.turn(namespace).await;
+        let held = self.held(&**library, namespace, true).await?;
+        let room = self.uploading.enter(library, (name, id), there, quota, sum(&held));
+        if !held.contains_key(&digest)
+            && let Err(refused) = room.takes(there).await
+        {
+            self.uploading.cancel(&**library, name, id).await?;
+            return Err(refused);
+        }
+        let made = library.finish(name, id, digest).await;
+        self.changed().await;
+        if made.is_err()
+            && let Ok(there) = library.uploaded(name, id).await
+        {
+            // What the disk or the storage failed at can be tried again.
+            room.has(there);
+        } else {
+            self.uploading.forget(name, id);
+        }
+        made
+    }
+
+    /// Gives an upload up.
+    pub(crate) async fn cancel(
+        &self,
+        library: &dyn Library,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<(), MirrorError> {
+        self.uploading.cancel(library, name, id).await
     }
 
     /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have.
@@ -145,7 +201,7 @@ impl Stock {
                 )));
             }
         }
-        Room::new(namespace, quota, &held).takes(sum(&new))
+        fits(namespace, quota, sum(&held), sum(&new))
     }
 
     /// The blobs of a namespace: those that its manifests need, and with `pushed` those that were brought a short while ago.
@@ -209,25 +265,11 @@ impl Stock {
     }
 }
 
-/// What a namespace may have and has.
-pub(crate) struct Room {
-    namespace: String,
-    quota: u64,
-    used: u64,
-}
-
-impl Room {
-    fn new(namespace: &str, quota: u64, held: &HashMap<Digest, u64>) -> Self {
-        Self { namespace: namespace.to_owned(), quota, used: sum(held) }
-    }
-
-    /// Refuses more bytes than there is room for.
-    pub(crate) fn takes(&self, asked: u64) -> Result<(), MirrorError> {
-        let Self { quota, used, .. } = *self;
-        match used.saturating_add(asked) <= quota {
-            true => Ok(()),
-            false => Err(MirrorError::Quota { namespace: self.namespace.clone(), quota, used, asked }),
-        }
+/// Refuses more bytes than there is room for.
+pub(crate) fn fits(namespace: &str, quota: u64, used: u64, asked: u64) -> Result<(), MirrorError> {
+    match used.saturating_add(asked) <= quota {
+        true => Ok(()),
+        false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
     }
 }
 

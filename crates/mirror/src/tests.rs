@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
+use futures_util::future::join_all;
 use futures_util::stream;
 use http_body_util::BodyExt;
 use puna_store::{Digest, Store};
@@ -20,19 +22,49 @@ struct Bench {
 
 /// A mirror where everybody may push.
 fn bench(quotas: Vec<Quota>) -> Bench {
-    let dir = tempfile::tempdir().unwrap();
+    on(tempfile::tempdir().unwrap(), quotas)
+}
+
+/// The same of a folder that is there.
+fn on(dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
     let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap())));
     let settings = Settings { push: true, quotas, ..Settings::default() };
-    let history = Arc::new(History::new().unwrap());
+    let history = History::new().unwrap();
     Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings, history).unwrap(), dir }
 }
 
 impl Bench {
     async fn ask(&self, method: &str, path: &str, body: Body) -> (u16, HeaderMap, Bytes) {
+        self.ask_with(method, path, (header::TRANSFER_ENCODING, "chunked"), body).await
+    }
+
+    async fn ask_with(
+        &self,
+        method: &str,
+        path: &str,
+        (name, value): (header::HeaderName, &str),
+        body: Body,
+    ) -> (u16, HeaderMap, Bytes) {
         let request = Request::builder().method(method).uri(path).header(header::HOST, "mirror");
-        let request = request.header(header::TRANSFER_ENCODING, "chunked").body(body).unwrap();
+        let request = request.header(name, value).body(body).unwrap();
         let (head, body) = self.mirror.answer(request).await.into_parts();
         (head.status.as_u16(), head.headers, body.collect().await.unwrap().to_bytes())
+    }
+
+    /// The status of an upload's part that says how long it is.
+    async fn part(&self, path: &str, bytes: &[u8]) -> u16 {
+        let len = (header::CONTENT_LENGTH, &*bytes.len().to_string());
+        self.ask_with("PATCH", path, len, Body::from(bytes.to_vec())).await.0
+    }
+
+    /// The status of an upload's end, without any more of it.
+    async fn end(&self, path: &str, whole: &[u8]) -> u16 {
+        let path = format!("{path}?digest={}", Digest::of(whole));
+        self.ask_with("PUT", &path, (header::CONTENT_LENGTH, "0"), Body::empty()).await.0
+    }
+
+    async fn is_open(&self, path: &str) -> bool {
+        self.ask("GET", path, Body::empty()).await.0 == 204
     }
 
     /// Status, code and message of a refusal.
@@ -65,7 +97,7 @@ fn endless(pieces: usize) -> (Body, Arc<AtomicUsize>) {
 
 #[tokio::test]
 async fn an_upload_of_unknown_length_ends_where_the_quota_does() {
-    let bench = bench(vec![Quota { namespaces: "team".into(), bytes: 1000 }]);
+    let bench = bench(team());
     let digest = Digest::of(b"anything");
     for method in ["PATCH", "PUT"] {
         let path = bench.upload("team/x").await;
@@ -86,6 +118,87 @@ async fn an_upload_of_unknown_length_ends_where_the_quota_does() {
     assert_eq!(bench.refusal("PATCH", &path, endless(1).0).await.0, 413);
     let path = bench.upload("other/x").await;
     assert_eq!(bench.ask("PATCH", &path, endless(500).0).await.0, 202);
+}
+
+fn team() -> Vec<Quota> {
+    vec![Quota { namespaces: "team".into(), bytes: 1000 }]
+}
+
+/// A part of 700 bytes that breaks off.
+fn broken() -> Body {
+    let pieces = [Ok(Bytes::from_static(&[7; 700])), Err(std::io::Error::other("broken off"))];
+    Body::from_stream(stream::iter(pieces))
+}
+
+#[tokio::test]
+async fn uploads_at_once_have_no_more_than_the_quota_together() {
+    let bench = bench(team());
+    let mut paths = Vec::new();
+    for _ in 0..8 {
+        paths.push(bench.upload("team/x").await);
+    }
+    let contents: Vec<Vec<u8>> = (0..8).map(|n| vec![n; 600]).collect();
+    let parts = paths.iter().zip(&contents).map(|(path, bytes)| bench.part(path, bytes));
+    let taken = join_all(parts).await;
+    assert_eq!(taken.iter().filter(|status| **status == 202).count(), 1, "{taken:?}");
+    // In pieces that nobody announces, everybody gets some, until there is no room.
+    let parts = paths.iter().map(|path| bench.ask("PATCH", path, endless(6).0));
+    join_all(parts).await;
+    let uploads = bench.dir.path().join("puna-registry/uploads");
+    let sizes = std::fs::read_dir(uploads).unwrap().map(|entry| entry.unwrap());
+    let sizes = sizes.filter(|entry| entry.path().extension().is_none());
+    let all: u64 = sizes.map(|entry| entry.metadata().unwrap().len()).sum();
+    assert!(all <= 1000, "{all}");
+}
+
+#[tokio::test]
+async fn an_upload_is_no_blob_where_there_is_no_room_for_it() {
+    // Brought when there was no quota.
+    let before = bench(Vec::new());
+    let contents = [vec![1; 600], vec![2; 600], vec![3; 600]];
+    let mut paths = Vec::new();
+    for bytes in &contents {
+        paths.push(before.upload("team/x").await);
+        assert_eq!(before.part(paths.last().unwrap(), bytes).await, 202);
+    }
+    let bench = on(before.dir, team());
+    let ends = paths.iter().zip(&contents).map(|(path, bytes)| bench.end(path, bytes));
+    let mut made = join_all(ends).await;
+    made.sort_unstable();
+    assert_eq!(made, [201, 413, 413]);
+    for path in &paths {
+        assert!(!bench.is_open(path).await, "nothing of it is kept");
+    }
+    assert_eq!(std::fs::read_dir(bench.dir.path().join("puna-registry/blobs")).unwrap().count(), 1);
+    // What is made counts as a blob, and as an upload no more.
+    let path = bench.upload("team/x").await;
+    assert_eq!(bench.part(&path, &[4; 400]).await, 202);
+    assert_eq!(bench.end(&path, &[4; 400]).await, 201);
+    assert_eq!(bench.part(&bench.upload("team/x").await, b"1").await, 413);
+}
+
+#[tokio::test]
+async fn an_upload_that_nobody_is_at_gives_way() {
+    let bench = bench(team());
+    let left = bench.upload("team/x").await;
+    assert_ne!(bench.ask("PATCH", &left, broken()).await.0, 202);
+    // Not in vain, and not to another namespace.
+    assert_eq!(bench.part(&bench.upload("team/x").await, &[1; 1100]).await, 413);
+    assert_eq!(bench.part(&bench.upload("other/x").await, &[1; 1100]).await, 202);
+    assert!(bench.is_open(&left).await);
+    let next = bench.upload("team/y").await;
+    assert_eq!(bench.ask("PATCH", &next, endless(8).0).await.0, 202);
+    assert!(!bench.is_open(&left).await);
+    // One that came whole so far waits for the rest for a while.
+    let last = bench.upload("team/z").await;
+    assert_eq!(bench.part(&last, &[2; 300]).await, 413);
+    assert!(bench.is_open(&next).await);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(bench.part(&last, &[2; 300]).await, 202);
+    assert!(!bench.is_open(&next).await);
+    // Given up, it takes no room.
+    assert_eq!(bench.ask("DELETE", &last, Body::empty()).await.0, 204);
+    assert_eq!(bench.part(&bench.upload("team/x").await, &[3; 1000]).await, 202);
 }
 
 #[tokio::test]

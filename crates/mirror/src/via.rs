@@ -29,17 +29,22 @@ impl Me {
     /// The way of a request up to here.
     ///
     /// # Errors
-    /// It has been here before.
+    /// It has been here before, or has come through too many.
     pub(crate) fn way(&self, headers: &HeaderMap) -> Result<Way, MirrorError> {
         let all = headers.get_all(header::VIA).iter().filter_map(|value| value.to_str().ok());
         let names = all.flat_map(|all| all.split(',')).filter_map(|entry| entry.split_whitespace().nth(1));
         // Other proxies ask nobody by themselves.
         let mut mirrors: Vec<&str> =
             names.filter(|name| name.starts_with(PREFIX) && name.len() <= MAX_NAME).collect();
-        if mirrors.contains(&self.0.as_str()) || mirrors.len() >= MAX_MIRRORS {
+        if mirrors.contains(&self.0.as_str()) {
             return Err(MirrorError::Loop(
                 "this registry has been asked by itself: it is its own upstream, or that of one of its upstreams; mend mirror.upstreams, registry.default and registry.mirrors there and here".into(),
             ));
+        }
+        if mirrors.len() >= MAX_MIRRORS {
+            return Err(MirrorError::Loop(format!(
+                "more than {MAX_MIRRORS} mirrors stand one behind the other: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
+            )));
         }
         mirrors.push(&self.0);
         let entries: Vec<_> = mirrors.iter().map(|name| format!("1.1 {name}")).collect();
@@ -89,9 +94,22 @@ mod tests {
         for of in [&me, &other] {
             let Err(refused) = of.way(&headers(&["1.1 nginx", &way])) else { panic!("it goes in a circle") };
             assert_eq!(refused.code().0, 508, "{refused}");
+            assert!(refused.to_string().contains("asked by itself"), "{refused}");
         }
-        let endless: Vec<String> = (0..MAX_MIRRORS).map(|n| format!("1.1 {PREFIX}{n}")).collect();
-        assert!(me.way(&headers(&[&endless.join(", ")])).is_err());
-        assert!(me.way(&headers(&[&endless[1..].join(", ")])).is_ok());
+    }
+
+    #[test]
+    fn who_stands_behind_too_many_is_not_taken_for_one_who_asks_himself() {
+        let me = Me::new().unwrap();
+        let mut others: Vec<String> = (0..MAX_MIRRORS).map(|n| format!("1.1 {PREFIX}{n}")).collect();
+        assert!(me.way(&headers(&[&others[1..].join(", ")])).is_ok());
+        let refusal = |way: &[String]| me.way(&headers(&[&way.join(", ")])).map(drop).unwrap_err();
+        let refused = refusal(&others);
+        assert_eq!(refused.code().0, 508, "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains("more than 8 mirrors") && !said.contains("itself"), "{said}");
+        // However long the way was.
+        others[0] = format!("1.1 {}", me.0);
+        assert!(refusal(&others).to_string().contains("asked by itself"));
     }
 }

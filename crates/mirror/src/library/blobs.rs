@@ -47,7 +47,7 @@ impl Folder {
 
     /// Removes a blob that was pushed and that no manifest needs.
     pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
-        let _changes = self.changes();
+        let _changes = self.changes()?;
         if self.needed()?.contains(digest) || self.store.has_blob(digest) {
             return Err(MirrorError::needed(digest));
         }
@@ -105,7 +105,7 @@ impl Blob for FileBlob {
             checks.given(*known);
         }
         let pieces = stream::unfold(range, move |range| {
-            let file = self.file.clone();
+            let (file, check) = (self.file.clone(), self.check.clone());
             async move {
                 if range.is_empty() {
                     return None;
@@ -120,7 +120,10 @@ impl Blob for FileBlob {
                         let rest = range.start + bytes.len() as u64..range.end;
                         Some((Ok(bytes), rest))
                     }
-                    Err(error) => Some((Err(error), range.end..range.end)),
+                    Err(error) => {
+                        check.into_iter().for_each(|(checks, known)| checks.failed(known));
+                        Some((Err(error), range.end..range.end))
+                    }
                 }
             }
         });

@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
 
-use puna_store::{Digest, Store, StoreError, write_atomic};
+use puna_store::{Digest, Store, StoreError, lock_file, write_atomic};
 
 use crate::error::MirrorError;
 use crate::lock::lock;
@@ -23,14 +24,28 @@ pub(crate) struct Folder {
     changes: Arc<Mutex<()>>,
 }
 
+/// The right to change manifests, as long as it is held.
+pub(crate) struct Changes<'a> {
+    _everywhere: File,
+    /// Not every file system has locks; and threads of one process need not wait for the system.
+    _here: MutexGuard<'a, ()>,
+}
+
 impl Folder {
     pub(crate) fn new(store: Arc<Store>) -> Self {
         Self { root: store.root().join(FOLDER), store, changes: Arc::default() }
     }
 
-    /// Held while manifests and the blobs that they need are looked at together.
-    pub(crate) fn changes(&self) -> MutexGuard<'_, ()> {
-        lock(&self.changes)
+    /// Whether there is such a folder.
+    pub(crate) fn is_there(&self) -> bool {
+        self.root.is_dir()
+    }
+
+    /// Held while manifests and the blobs that they need are looked at together, which other processes do, too. Whoever has it may
+    /// take the store's lock, and nobody the other way round.
+    pub(crate) fn changes(&self) -> Result<Changes<'_>, MirrorError> {
+        let here = lock(&self.changes);
+        Ok(Changes { _everywhere: lock_file(&self.root.join("lock"))?, _here: here })
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {
@@ -107,6 +122,11 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>, MirrorError> {
     let entries = absent(fs::read_dir(dir), "read the folder", dir)?;
     let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
     Ok(entries.into_iter().flatten().filter_map(name).collect())
+}
+
+/// When a file was written; `None` where there is none, or the system does not say.
+pub(crate) fn written(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|meta| meta.modified()).ok()
 }
 
 /// Removes a file. Says whether there was one.

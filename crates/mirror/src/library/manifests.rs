@@ -1,13 +1,13 @@
 //! Manifests: those of models in the store itself, others in the registry's folder.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
 use bytes::Bytes;
-use puna_store::{Digest, Place, StoreError};
+use puna_store::{Digest, Entry, Place, Seen, StoreError};
 
 use super::folder::{self, Folder};
-use super::{Shown, Whose};
+use super::{Doomed, Holding, Shown, Whose, leaving};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
@@ -80,13 +80,13 @@ impl Folder {
         Ok(self.store.tags(&model)?)
     }
 
-    /// Keeps a manifest. A model becomes one of the store if its name and form allow it.
+    /// Keeps a manifest. A model becomes one of the store if its name and form allow it; says which one it replaced there.
     pub(crate) fn put_manifest(
         &self,
         name: &Repository,
         reference: &Reference,
         manifest: &Manifest,
-    ) -> Result<(), MirrorError> {
+    ) -> Result<Option<Entry>, MirrorError> {
         if let Reference::Tag(tag) = reference
             && manifest.kind == Kind::Model
             && let Some(model) = name.model(tag)
@@ -94,12 +94,14 @@ impl Folder {
             for blob in &manifest.blobs {
                 self.give_to_store(&blob.digest)?;
             }
+            let _changes = self.changes()?;
             let model = self.store.spelled(&model)?;
-            self.store.store_manifest(&model, &manifest.bytes, true, &mut || ()).map_err(missing)?;
+            let replaced = self.store.store_manifest(&model, &manifest.bytes, true, &mut || ());
+            let replaced = replaced.map_err(missing)?;
             folder::remove(&self.tags(name).join(tag))?;
-            return Ok(());
+            return Ok(replaced);
         }
-        let _changes = self.changes();
+        let _changes = self.changes()?;
         for blob in &manifest.blobs {
             self.take_from_store(&blob.digest)?;
         }
@@ -111,7 +113,7 @@ impl Folder {
             self.write(&self.tags(name).join(tag), manifest.digest.to_string().as_bytes())?;
             self.remove_model(name, tag)?;
         }
-        Ok(())
+        Ok(None)
     }
 
     fn remove_model(&self, name: &Repository, tag: &str) -> Result<bool, MirrorError> {
@@ -129,6 +131,7 @@ impl Folder {
         name: &Repository,
         reference: &Reference,
     ) -> Result<bool, MirrorError> {
+        let _changes = self.changes()?;
         let removed = match reference {
             Reference::Tag(tag) => {
                 folder::remove(&self.tags(name).join(tag))? | self.remove_model(name, tag)?
@@ -143,45 +146,99 @@ impl Folder {
         Ok(removed)
     }
 
-    /// Removes a tag that stands for a manifest still, or a manifest that no tag stands for.
-    pub(crate) fn retire(
-        &self,
-        name: &Repository,
-        tag: Option<&str>,
-        digest: &Digest,
-    ) -> Result<bool, MirrorError> {
-        let _changes = self.changes();
-        let removed = match tag {
-            Some(tag) => match self.tagged(name, tag)? {
-                Some(found) => found == *digest && folder::remove(&self.tags(name).join(tag))?,
-                None => {
-                    let found = self.model(name, tag)?;
-                    found.is_some_and(|found| found.digest == *digest) && self.remove_model(name, tag)?
-                }
-            },
-            None => self.remove_untagged(name, digest)?,
-        };
-        if removed {
+    /// Removes what still is as it was seen: nobody else writes meanwhile. All manifests that may need something are read once for
+    /// all that goes.
+    pub(crate) fn retire(&self, doomed: &[Doomed]) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
+        let _changes = self.changes()?;
+        let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
+        let (models, others): (Vec<usize>, Vec<usize>) = (0..doomed.len()).partition(|n| doomed[*n].is_model);
+        self.retire_models(doomed, &models, &mut removed)?;
+        let mut of: BTreeMap<&Repository, Vec<usize>> = BTreeMap::new();
+        for n in others {
+            of.entry(&doomed[n].name).or_default().push(n);
+        }
+        let mut freed = Vec::new();
+        for (name, ones) in of {
+            match self.retire_in(name, doomed, &ones, &mut removed) {
+                Ok(blobs) => freed.extend(blobs),
+                Err(error) => ones.iter().for_each(|n| removed[*n] = Err(error.clone())),
+            }
             self.tidy(name);
+        }
+        // What was fetched has come through the store, where it has another name.
+        freed.retain(|blob| self.store.has_blob(blob));
+        if !freed.is_empty()
+            && let Err(error) = self.store.remove_blobs(&freed)
+        {
+            tracing::warn!(%error, "blobs of removed manifests stay in the store until unused ones are cleared away");
         }
         Ok(removed)
     }
 
-    fn remove_untagged(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
-        for tag in folder::names(&self.tags(name))? {
-            if self.tagged(name, &tag)? == Some(*digest) {
-                return Ok(false);
+    fn retire_models(
+        &self,
+        doomed: &[Doomed],
+        ones: &[usize],
+        removed: &mut [Result<bool, MirrorError>],
+    ) -> Result<(), MirrorError> {
+        let seen = |n: &usize| {
+            let Doomed { name, tag, digest, tag_written, .. } = &doomed[*n];
+            let name = name.model(tag.as_deref()?)?;
+            Some((*n, Seen { name, digest: *digest, modified: (*tag_written)? }))
+        };
+        let (ones, seen): (Vec<usize>, Vec<Seen>) = ones.iter().filter_map(seen).unzip();
+        for (n, done) in ones.into_iter().zip(self.store.delete_seen(&seen)?) {
+            removed[n] = done.map_err(MirrorError::from);
+        }
+        Ok(())
+    }
+
+    /// Removes tags of a repository, and then the manifests that go with them or by themselves. Says which blobs those needed.
+    fn retire_in(
+        &self,
+        name: &Repository,
+        doomed: &[Doomed],
+        ones: &[usize],
+        removed: &mut [Result<bool, MirrorError>],
+    ) -> Result<Vec<Digest>, MirrorError> {
+        let mut manifests = HashMap::new();
+        for n in ones {
+            let one = &doomed[*n];
+            if let Some(tag) = &one.tag {
+                let path = self.tags(name).join(tag);
+                let is_same =
+                    folder::written(&path) == one.tag_written && self.tagged(name, tag)? == Some(one.digest);
+                removed[*n] = if is_same { folder::remove(&path) } else { Ok(false) };
+            }
+            if one.with_manifest && (one.tag.is_none() || removed[*n] == Ok(true)) {
+                manifests.insert(one.digest, one.manifest_written);
             }
         }
-        let Some(manifest) = self.kept(name, digest)? else { return Ok(false) };
-        let removed = self.remove_kept(name, digest)?;
-        // What was fetched has come through the store, where it has another name.
-        let blobs = manifest.blobs.iter().map(|blob| blob.digest);
-        let stored: Vec<_> = blobs.filter(|blob| self.store.has_blob(blob)).collect();
-        if removed && !stored.is_empty() {
-            self.store.remove_blobs(&stored)?;
+        if manifests.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(removed)
+        let (kept, mut tagged) = (self.kept_of(name)?, Vec::new());
+        for tag in folder::names(&self.tags(name))? {
+            tagged.extend(self.tagged(name, &tag)?);
+        }
+        let gone = leaving(&manifests, tagged, &kept);
+        let mut freed = Vec::new();
+        for held in kept.iter().filter(|held| held.manifest.is_some_and(|digest| gone.contains(&digest))) {
+            self.remove_held(name, held)?;
+            freed.extend(held.blobs.iter().map(|(blob, _)| *blob));
+        }
+        for n in ones.iter().filter(|n| doomed[**n].tag.is_none()) {
+            removed[*n] = Ok(gone.contains(&doomed[*n].digest));
+        }
+        Ok(freed)
+    }
+
+    fn remove_held(&self, name: &Repository, held: &Holding) -> Result<bool, MirrorError> {
+        let Some(digest) = held.manifest else { return Ok(false) };
+        if let Some(subject) = &held.subject {
+            folder::remove(&self.referrers(name, subject).join(digest.hex()))?;
+        }
+        folder::remove(&self.manifests(name).join(digest.hex()))
     }
 
     fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
@@ -243,7 +300,7 @@ impl Folder {
 
     pub(crate) fn shown(&self) -> Result<Vec<Shown>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
-        let of_model = |entry: puna_store::Entry| {
+        let of_model = |entry: Entry| {
             let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
             let whose = if entry.place == Place::Own { Whose::Store } else { Whose::Elsewhere };
             let (size, written) = (entry.size(), Some(entry.modified));
@@ -255,7 +312,7 @@ impl Folder {
             for tag in folder::names(&self.tags(&name))? {
                 let Some(digest) = self.tagged(&name, &tag)? else { continue };
                 let Some(manifest) = self.kept(&name, &digest)? else { continue };
-                let written = fs::metadata(self.tags(&name).join(&tag)).and_then(|meta| meta.modified()).ok();
+                let written = folder::written(&self.tags(&name).join(&tag));
                 let (name, size, whose) = (name.clone(), manifest.size(), Whose::Registry);
                 shown.push(Shown { name, tag, digest, size, completed: None, whose, written });
             }

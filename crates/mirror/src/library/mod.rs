@@ -4,6 +4,7 @@ mod arriving;
 mod blobs;
 mod checks;
 mod folder;
+mod holding;
 mod manifests;
 pub(crate) mod notes;
 mod objects;
@@ -19,7 +20,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use puna_store::{Digest, Store};
+use puna_store::{Digest, Entry, Store};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +29,15 @@ use crate::figures::Fetches;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 
+pub(crate) use folder::blocking;
+pub(crate) use holding::reachable;
+#[cfg(test)]
+pub(crate) use holding::seen;
+pub use holding::{Doomed, Holding};
+use holding::{leaving, mark_of};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
-pub(crate) use uploads::MAX_UPLOADS;
+pub(crate) use uploads::{MAX_AGE, MAX_UPLOADS};
 
 pub use notes::{Note, Notes};
 pub use through::Through;
@@ -59,13 +66,13 @@ pub trait Library: Send + Sync + 'static {
         self.manifest(name, reference)
     }
 
-    /// Keeps a manifest, whose blobs must be there, under its digest or a tag.
+    /// Keeps a manifest, whose blobs must be there, under its digest or a tag. Says which model of the store it replaced, if one.
     fn put_manifest<'a>(
         &'a self,
         name: &'a Repository,
         reference: &'a Reference,
         manifest: Manifest,
-    ) -> Answer<'a, ()>;
+    ) -> Answer<'a, Option<Entry>>;
 
     /// Takes a model over that was fetched into a store. Says whether it lies elsewhere now, and the store needs it no more.
     fn land<'a>(
@@ -79,9 +86,9 @@ pub trait Library: Send + Sync + 'static {
     /// Removes a tag, or a manifest with all its tags. Says whether there was one.
     fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool>;
 
-    /// Removes a tag, if it stands for that manifest still, or, of no tag, the manifest, if no tag stands for it. Says whether it
-    /// was removed. What others need meanwhile stays.
-    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool>;
+    /// Removes what still is as it was seen. Says of each, in their order, whether it was removed: what was written again meanwhile
+    /// stays, as does a manifest that something needs by now.
+    fn retire(&self, doomed: Vec<Doomed>) -> Answer<'_, Vec<Result<bool, MirrorError>>>;
 
     /// Notes of those who serve this library.
     fn notes(&self) -> &dyn Notes;
@@ -164,44 +171,6 @@ pub enum Whose {
     Store,
     /// Of a folder that is only read.
     Elsewhere,
-}
-
-/// What a repository has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
-    /// The repository.
-    pub name: Repository,
-    /// A manifest; `None` of a blob that was pushed there.
-    pub manifest: Option<Digest>,
-    /// The blobs that it needs and their bytes, or the one that was pushed.
-    pub blobs: Vec<(Digest, u64)>,
-    /// Whether it is a model of the store's, which is there as long as its tag.
-    pub is_model: bool,
-    /// The manifests that it is a list of.
-    pub children: Vec<Digest>,
-    /// The manifest that it is about.
-    pub subject: Option<Digest>,
-}
-
-impl Holding {
-    fn of_manifest(name: Repository, manifest: &Manifest) -> Self {
-        let blobs = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
-        let (children, subject) = (manifest.children.clone(), manifest.subject);
-        Self { name, manifest: Some(manifest.digest), blobs, is_model: false, children, subject }
-    }
-
-    /// A blob that was brought, by the name that says so.
-    fn of_mark(name: Repository, mark: &str) -> Option<Self> {
-        let (hex, size) = mark.split_once('-')?;
-        let digest = format!("sha256:{hex}").parse().ok()?;
-        let blobs = vec![(digest, size.parse().ok()?)];
-        Some(Self { name, manifest: None, blobs, is_model: false, children: Vec::new(), subject: None })
-    }
-}
-
-/// The name that says that a blob was brought.
-fn mark_of(digest: &Digest, size: u64) -> String {
-    format!("{}-{size}", digest.hex())
 }
 
 /// A blob that is there.

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use puna_store::{Digest, Store};
+use puna_store::{Digest, Entry, Store, last_use};
 
 use super::checks::Checks;
 use super::folder::{self, Folder, blocking};
 use super::notes::Notes;
 use super::uploads::Uploads;
-use super::{Answer, Blob, Holding, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
@@ -37,11 +37,6 @@ impl StoreLibrary {
         Self { checks: Checks::new(folder.clone()), folder, uploads: Uploads::default() }
     }
 
-    #[cfg(test)]
-    pub(crate) fn checks(&self) -> &Checks {
-        &self.checks
-    }
-
     /// Does something with the folder on a thread that may wait for the disk.
     async fn with<T: Send + 'static>(
         &self,
@@ -55,7 +50,11 @@ impl StoreLibrary {
 impl Folder {
     /// Removes pushed blobs that no manifest needs, a day after they came. Those of models are the store's by then.
     fn sweep(&self) -> Result<(usize, u64), MirrorError> {
-        let _changes = self.changes();
+        // Who has nothing to clear away makes no folder for a lock.
+        if !self.is_there() {
+            return Ok((0, 0));
+        }
+        let _changes = self.changes()?;
         let needed = self.needed()?;
         let (mut removed, mut bytes) = (0, 0);
         for name in folder::names(&self.blobs())? {
@@ -77,7 +76,9 @@ impl Folder {
     fn forget_damaged(&self) -> Result<(), MirrorError> {
         for name in folder::names(&self.damaged())? {
             let path = self.damaged().join(name);
-            if age(&path).is_none_or(|age| age > LOOKED_AT) {
+            // A link's own: what it leads to is not ours.
+            let put = fs::symlink_metadata(&path).and_then(|meta| last_use(&meta)).ok();
+            if put.is_none_or(|put| since(put) > LOOKED_AT) {
                 folder::remove(&path)?;
             }
         }
@@ -101,18 +102,16 @@ impl Folder {
     /// All manifests, and blobs that were brought a short while ago.
     fn holdings(&self) -> Result<Vec<Holding>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
-        let of_model = |entry: puna_store::Entry| {
+        let of_model = |entry: Entry| {
             let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
             let (name, manifest) = (Repository::of_model(&entry.name)?, Some(entry.digest));
-            Some(Holding { name, manifest, blobs, is_model: true, children: Vec::new(), subject: None })
+            let (children, subject, written) = (Vec::new(), None, Some(entry.modified));
+            Some(Holding { name, manifest, blobs, is_model: true, children, subject, written })
         };
         let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
         for folder in folder::names(&self.repositories())? {
             let Some(name) = Repository::of_folder(&folder) else { continue };
-            for hex in folder::names(&self.manifests(&name))? {
-                let Some(bytes) = folder::read(&self.manifests(&name).join(hex))? else { continue };
-                holdings.push(Holding::of_manifest(name.clone(), &Manifest::parse(bytes.into(), None)?));
-            }
+            holdings.extend(self.kept_of(&name)?);
         }
         for folder in folder::names(&self.brought())? {
             let Some(name) = Repository::of_folder(&folder) else { continue };
@@ -120,6 +119,19 @@ impl Folder {
             holdings.extend(marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark)));
         }
         Ok(holdings)
+    }
+
+    /// The manifests of a repository in the registry's folder.
+    pub(crate) fn kept_of(&self, name: &Repository) -> Result<Vec<Holding>, MirrorError> {
+        let mut kept = Vec::new();
+        for hex in folder::names(&self.manifests(name))? {
+            let path = self.manifests(name).join(hex);
+            // Before its bytes: what is written between the two counts as another one.
+            let written = folder::written(&path);
+            let Some(bytes) = folder::read(&path)? else { continue };
+            kept.push(Holding::of_manifest(name.clone(), &Manifest::parse(bytes.into(), None)?, written));
+        }
+        Ok(kept)
     }
 
     /// The blobs of all manifests in the registry's folder.
@@ -139,8 +151,11 @@ impl Folder {
 
 /// How long ago a file was changed.
 fn age(path: &Path) -> Option<Duration> {
-    let at = fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
-    Some(SystemTime::now().duration_since(at).unwrap_or_default())
+    fs::metadata(path).and_then(|meta| meta.modified()).ok().map(since)
+}
+
+fn since(at: SystemTime) -> Duration {
+    SystemTime::now().duration_since(at).unwrap_or_default()
 }
 
 impl Library for StoreLibrary {
@@ -158,7 +173,7 @@ impl Library for StoreLibrary {
         name: &'a Repository,
         reference: &'a Reference,
         manifest: Manifest,
-    ) -> Answer<'a, ()> {
+    ) -> Answer<'a, Option<Entry>> {
         let (name, reference) = (name.clone(), reference.clone());
         Box::pin(self.with(move |folder| folder.put_manifest(&name, &reference, &manifest)))
     }
@@ -173,9 +188,8 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.remove_manifest(&name, &reference)))
     }
 
-    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool> {
-        let (name, tag) = (name.clone(), tag.map(str::to_owned));
-        Box::pin(self.with(move |folder| folder.retire(&name, tag.as_deref(), &digest)))
+    fn retire(&self, doomed: Vec<Doomed>) -> Answer<'_, Vec<Result<bool, MirrorError>>> {
+        Box::pin(self.with(move |folder| folder.retire(&doomed)))
     }
 
     fn notes(&self) -> &dyn Notes {

@@ -61,7 +61,9 @@ pub(super) struct Gate {
 }
 
 /// Held as long as something is fetched.
-pub(super) type Permit = Option<OwnedSemaphorePermit>;
+pub(super) struct Permit {
+    _held: Option<OwnedSemaphorePermit>,
+}
 
 impl Gate {
     pub(super) fn new(upstreams: &Upstreams) -> Self {
@@ -82,20 +84,23 @@ impl Gate {
         )))
     }
 
-    /// Refuses what is too large for somebody unknown.
-    pub(super) fn weigh(&self, model: &ModelName, bytes: u64, asker: Asker) -> Result<(), MirrorError> {
-        match self.limit.filter(|limit| asker == Asker::Anybody && bytes > *limit) {
-            None => Ok(()),
-            Some(limit) => Err(self.refuse(MirrorError::Denied(format!(
-                "{model} has {bytes} bytes, and without a key nobody has this mirror fetch more than {limit} (mirror.fetch_limit): pull it with a key"
-            )))),
-        }
+    /// Whether so many bytes are more than what is fetched for the one who asks.
+    pub(super) fn is_too_large(&self, bytes: u64, asker: Asker) -> bool {
+        asker == Asker::Anybody && self.limit.is_some_and(|limit| bytes > limit)
     }
 
-    /// Begins to fetch something.
-    pub(super) fn enter(&self, model: &ModelName) -> Result<Permit, MirrorError> {
-        let Some(permits) = &self.permits else { return Ok(None) };
-        permits.clone().try_acquire_owned().map(Some).map_err(|_| self.full(model))
+    /// Of a model that is too large for somebody unknown.
+    pub(super) fn too_large(&self, model: &ModelName, bytes: u64) -> MirrorError {
+        let limit = self.limit.unwrap_or(u64::MAX);
+        self.refuse(MirrorError::Denied(format!(
+            "{model} has {bytes} bytes, and without a key nobody has this mirror fetch more than {limit} (mirror.fetch_limit): pull it with a key"
+        )))
+    }
+
+    /// Begins to fetch something; `None`: as many models are being fetched as may be.
+    pub(super) fn enter(&self) -> Option<Permit> {
+        let held = self.permits.as_ref().map(|permits| permits.clone().try_acquire_owned());
+        Some(Permit { _held: held.transpose().ok()? })
     }
 
     /// Whether nothing can begin now.
@@ -159,18 +164,17 @@ mod tests {
         let model = ModelName::parse("m").unwrap();
         let upstreams = Upstreams { fetch_limit: Some(100), fetch_parallel: Some(2), ..Upstreams::default() };
         let gate = Gate::new(&upstreams);
-        assert_eq!(gate.weigh(&model, 100, Asker::Anybody), Ok(()));
-        assert_eq!(gate.weigh(&model, 101, Asker::Known), Ok(()));
-        assert_eq!(gate.weigh(&model, 101, Asker::Anybody).unwrap_err().code(), (403, "DENIED"));
-        let (one, two) = (gate.enter(&model).unwrap(), gate.enter(&model).unwrap());
-        assert!(gate.is_full());
-        assert_eq!(gate.enter(&model).unwrap_err().code(), (429, "TOOMANYREQUESTS"));
+        assert!(!gate.is_too_large(100, Asker::Anybody) && !gate.is_too_large(101, Asker::Known));
+        assert!(gate.is_too_large(101, Asker::Anybody));
+        assert_eq!(gate.too_large(&model, 101).code(), (403, "DENIED"));
+        let (one, two) = (gate.enter().unwrap(), gate.enter().unwrap());
+        assert!(gate.is_full() && gate.enter().is_none());
+        assert_eq!(gate.full(&model).code(), (429, "TOOMANYREQUESTS"));
         drop(one);
-        assert!(!gate.is_full() && gate.enter(&model).is_ok());
+        assert!(!gate.is_full() && gate.enter().is_some());
         drop(two);
         assert_eq!(gate.refused(), 2);
         let open = Gate::new(&Upstreams::default());
-        assert_eq!(open.weigh(&model, u64::MAX, Asker::Anybody), Ok(()));
-        assert!(!open.is_full() && open.enter(&model).unwrap().is_none());
+        assert!(!open.is_too_large(u64::MAX, Asker::Anybody) && !open.is_full() && open.enter().is_some());
     }
 }

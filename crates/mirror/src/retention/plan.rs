@@ -1,17 +1,14 @@
 //! What rules mean for what is there. Nothing is asked or removed here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use puna_store::Digest;
 
 use super::rule::Rule;
-use crate::history::{DAY, Times};
-use crate::library::{Holding, Shown, Whose};
+use crate::history::{DAY, Times, seconds};
+use crate::library::{Doomed, Holding, Shown, Whose, reachable};
 use crate::name::Repository;
-
-/// How much later than it is noted a mirror may have written a model. What was written behind that was written by somebody else.
-const SLACK: u64 = 60;
 
 /// A tag or manifest that no rule keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +23,30 @@ pub struct Removal {
     pub reason: String,
     /// Bytes of the blobs that nothing else needs once it is gone.
     pub bytes: u64,
-    /// Whether the manifest goes with the tag.
+    /// Whether the manifest goes, too.
     pub(super) is_last: bool,
+    /// Whether it is a model of the store's.
+    pub(super) is_model: bool,
+    /// When it was last used, as far as was known.
+    pub(super) used: u64,
+    /// When the tag and the manifest were written.
+    pub(super) written: [Option<SystemTime>; 2],
+}
+
+impl Removal {
+    /// What the library is to remove.
+    pub(super) fn doomed(&self) -> Doomed {
+        let [tag_written, manifest_written] = self.written;
+        Doomed {
+            name: self.name.clone(),
+            tag: self.tag.clone(),
+            digest: self.digest,
+            is_model: self.is_model,
+            tag_written,
+            with_manifest: self.is_last,
+            manifest_written,
+        }
+    }
 }
 
 /// What a run would do.
@@ -82,64 +101,99 @@ struct Candidate<'a> {
     /// When it came, and was written: the newest first.
     came: (u64, u64),
     used: u64,
+    /// The same as far as it was noted.
+    noted: u64,
+}
+
+/// What goes, and why.
+struct Going<T> {
+    what: T,
+    reason: String,
+    used: u64,
 }
 
 impl Judge<'_> {
     fn removals(&self, contents: &Contents<'_>, needs: &mut Needs, plan: &mut Plan) {
         let doomed = self.tags(contents, &mut plan.own);
-        let going: HashSet<&str> = doomed.iter().map(|(shown, _)| shown.tag.as_str()).collect();
+        let going: HashSet<&str> = doomed.iter().map(|going| going.what.tag.as_str()).collect();
         let staying = contents.tags.iter().filter(|shown| !going.contains(shown.tag.as_str()));
         let mut roots: HashSet<Digest> = staying.map(|shown| shown.digest).collect();
-        let tagged: HashSet<Digest> = contents.tags.iter().map(|shown| shown.digest).collect();
-        let mut untagged = Vec::new();
-        for digest in contents.manifests.iter().filter_map(|held| held.manifest) {
-            if tagged.contains(&digest) {
-                continue;
-            }
-            match self.reason(false, (self.ask)(self.name, None, digest).used) {
-                Some(reason) => untagged.push((digest, reason)),
-                None => _ = roots.insert(digest),
-            }
-        }
-        let reached = reachable(roots, &contents.manifests);
+        let untagged = self.untagged(contents, &mut roots);
+        let reached = reachable(roots, contents.manifests.iter().copied());
         let mut left: HashMap<Digest, usize> = HashMap::new();
-        for (shown, _) in &doomed {
-            *left.entry(shown.digest).or_default() += 1;
+        for going in &doomed {
+            *left.entry(going.what.digest).or_default() += 1;
         }
-        let find = |digest, is_model| {
-            let is = |held: &&&Holding| held.manifest == Some(digest) && held.is_model == is_model;
-            contents.manifests.iter().find(is).copied()
-        };
-        for (shown, reason) in doomed {
+        let held: HashMap<_, &Holding> =
+            contents.manifests.iter().rev().map(|held| ((held.manifest, held.is_model), *held)).collect();
+        let name = self.name;
+        for Going { what: shown, reason, used } in doomed {
             let digest = shown.digest;
             let is_model = shown.whose == Whose::Store;
             let others = left.entry(digest).or_default();
             *others = others.saturating_sub(1);
+            let held = held.get(&(Some(digest), is_model));
             let is_last = *others == 0 && !is_model && !reached.contains(&digest);
-            let freed = find(digest, is_model).filter(|_| is_last || is_model);
-            let bytes = freed.map_or(0, |held| needs.without(held));
-            let (name, tag) = (self.name.clone(), Some(shown.tag.clone()));
-            plan.removals.push(Removal { name, tag, digest, reason, bytes, is_last });
+            let bytes = held.filter(|_| is_last || is_model).map_or(0, |held| needs.without(held));
+            let written = [shown.written, held.and_then(|held| held.written)];
+            let (name, tag) = (name.clone(), Some(shown.tag.clone()));
+            plan.removals.push(Removal {
+                name,
+                tag,
+                digest,
+                reason,
+                bytes,
+                is_last,
+                is_model,
+                used,
+                written,
+            });
         }
-        for (digest, reason) in untagged.into_iter().filter(|(digest, _)| !reached.contains(digest)) {
-            let bytes = find(digest, false).map_or(0, |held| needs.without(held));
-            let (name, tag, is_last) = (self.name.clone(), None, true);
-            plan.removals.push(Removal { name, tag, digest, reason, bytes, is_last });
+        for Going { what: held, reason, used } in untagged {
+            let Some(digest) = held.manifest.filter(|digest| !reached.contains(digest)) else { continue };
+            let (bytes, written) = (needs.without(held), [None, held.written]);
+            let (name, tag, is_last, is_model) = (name.clone(), None, true, held.is_model);
+            plan.removals.push(Removal {
+                name,
+                tag,
+                digest,
+                reason,
+                bytes,
+                is_last,
+                is_model,
+                used,
+                written,
+            });
         }
     }
 
+    /// The manifests without a tag that go unless something needs them; the others are roots.
+    fn untagged<'a>(&self, contents: &Contents<'a>, roots: &mut HashSet<Digest>) -> Vec<Going<&'a Holding>> {
+        let tagged: HashSet<Digest> = contents.tags.iter().map(|shown| shown.digest).collect();
+        let mut untagged = Vec::new();
+        for held in contents.manifests.iter().copied() {
+            let Some(digest) = held.manifest.filter(|digest| !tagged.contains(digest)) else { continue };
+            let used = (self.ask)(self.name, None, digest).used;
+            let written = held.written.map_or(0, seconds).min(self.now);
+            match self.reason(false, used.max(written)) {
+                Some(reason) => untagged.push(Going { what: held, reason, used }),
+                None => _ = roots.insert(digest),
+            }
+        }
+        untagged
+    }
+
     /// The tags that go, and why.
-    fn tags<'a>(&self, contents: &Contents<'a>, own: &mut usize) -> Vec<(&'a Shown, String)> {
+    fn tags<'a>(&self, contents: &Contents<'a>, own: &mut usize) -> Vec<Going<&'a Shown>> {
         let coming: HashSet<&str> =
             contents.tags.iter().filter(|tag| tag.completed.is_some()).map(|tag| tag.tag.as_str()).collect();
         let mut candidates = Vec::new();
         for shown in contents.tags.iter().copied().filter(|shown| !coming.contains(shown.tag.as_str())) {
             let times = (self.ask)(self.name, Some(&shown.tag), shown.digest);
             let written = shown.written.map_or(0, seconds).min(self.now);
-            let is_brought = times.is_brought && written <= times.arrived + SLACK;
             match shown.whose {
                 Whose::Elsewhere => continue,
-                Whose::Store if !(self.rule.own || is_brought) => {
+                Whose::Store if !(self.rule.own || times.is_of_mirror(written)) => {
                     *own += 1;
                     continue;
                 }
@@ -147,15 +201,16 @@ impl Judge<'_> {
             }
             if !self.rule.keeps(&shown.tag) {
                 let came = (times.arrived.max(written), written);
-                candidates.push(Candidate { shown, came, used: times.used.max(written) });
+                candidates.push(Candidate { shown, came, used: times.used.max(written), noted: times.used });
             }
         }
         candidates.sort_by(|a, b| b.came.cmp(&a.came).then_with(|| b.shown.tag.cmp(&a.shown.tag)));
         let behind = candidates.into_iter().skip(self.rule.last.unwrap_or(0));
-        let mut doomed: Vec<_> = behind
-            .filter_map(|candidate| Some((candidate.shown, self.reason(true, candidate.used)?)))
-            .collect();
-        doomed.sort_by(|a, b| a.0.tag.cmp(&b.0.tag));
+        let going = |Candidate { shown, used, noted, .. }: Candidate<'a>| {
+            Some(Going { what: shown, reason: self.reason(true, used)?, used: noted })
+        };
+        let mut doomed: Vec<_> = behind.filter_map(going).collect();
+        doomed.sort_by(|a, b| a.what.tag.cmp(&b.what.tag));
         doomed
     }
 
@@ -176,28 +231,6 @@ impl Judge<'_> {
         }
         Some(reasons.join(", "))
     }
-}
-
-fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(SystemTime::UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs)
-}
-
-/// Manifests that are kept, those that they list, and those that are about one of them.
-fn reachable(roots: HashSet<Digest>, manifests: &[&Holding]) -> HashSet<Digest> {
-    let mut beside: HashMap<Digest, Vec<Digest>> = HashMap::new();
-    for held in manifests {
-        let Some(digest) = held.manifest else { continue };
-        beside.entry(digest).or_default().extend(&held.children);
-        if let Some(subject) = held.subject {
-            beside.entry(subject).or_default().push(digest);
-        }
-    }
-    let mut open: Vec<Digest> = roots.iter().copied().collect();
-    let mut reached = roots;
-    while let Some(digest) = open.pop() {
-        open.extend(beside.remove(&digest).into_iter().flatten().filter(|next| reached.insert(*next)));
-    }
-    reached
 }
 
 /// How many need each blob.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::access::{fits, is_in};
+use crate::access::{check_namespace, fits, is_in};
 use crate::name::Repository;
 
 /// Days that a rule may look back: a century.
@@ -52,7 +52,7 @@ impl Rule {
             "pulled" => {
                 self.pulled = Some(days(value).ok_or("pulled: takes days or weeks, such as 30d or 4w")?)
             }
-            "keep" if is_pattern(value, "._-") => self.keep.push(value.to_owned()),
+            "keep" if is_tag(value) => self.keep.push(value.to_owned()),
             "keep" => return Err("keep: takes a tag, or the beginning of some and a *".into()),
             _ => return Err(format!("{word:?} is none of last:N, pulled:DAYS, keep:TAG, own, all")),
         }
@@ -69,7 +69,7 @@ impl FromStr for Rule {
             return Err(problem("it does not say what stays"));
         };
         let names = names.trim();
-        if !is_pattern(names, "._-/:") {
+        if check_namespace(names).is_err() {
             return Err(problem("what stands before the = is no namespace or repository"));
         }
         let mut rule = Self { names: names.to_owned(), ..Self::default() };
@@ -97,10 +97,10 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A word, or the beginning of words and a `*`.
-fn is_pattern(text: &str, signs: &str) -> bool {
-    let word = text.strip_suffix('*').unwrap_or(text);
-    !text.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || signs.contains(c))
+/// A tag, or the beginning of some and a `*`.
+fn is_tag(text: &str) -> bool {
+    let start = text.strip_suffix('*').unwrap_or(text);
+    !text.is_empty() && start.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
 /// `30d` or `4w`.

@@ -4,7 +4,10 @@ use super::plan::{Plan, Removal, plan};
 use super::rule::Rule;
 use crate::error::MirrorError;
 use crate::history::History;
-use crate::library::Library;
+use crate::library::{Library, blocking};
+
+/// So many tags and manifests are removed together: what is known of their use is no older than that takes.
+const PART: usize = 500;
 
 /// What was removed, or would be.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -25,7 +28,8 @@ impl Retained {
 }
 
 /// Removes what no rule keeps of the repositories that rules speak of; or only says what that would be. Any number of mirrors
-/// may do so at once: each thing is removed once, and none that came or moved meanwhile.
+/// may do so at once: each thing is removed once, and none that came or moved meanwhile. What is remembered of things that are gone is
+/// forgotten, whatever the rules.
 ///
 /// # Errors
 /// The library or the notes beside it cannot be read or written. What cannot be removed is none.
@@ -35,56 +39,73 @@ pub async fn retain(
     rules: &[Rule],
     dry_run: bool,
 ) -> Result<Retained, MirrorError> {
-    let mut retained = Retained::default();
-    if rules.is_empty() {
-        return Ok(retained);
-    }
-    history.learn(library.notes()).await?;
     let begun = history.now();
     // Tags first: a manifest that gets its tag between the two has just come.
     let (shown, holdings) = (library.shown().await?, library.holdings().await?);
-    let Plan { removals, own } =
-        plan(rules, &shown, &holdings, begun, &|name, tag, digest| history.times(name, tag, digest));
-    retained.own = own;
+    history.learn(library.notes()).await?;
+    let (rules, asked) = (rules.to_vec(), history.clone());
+    let judged = blocking(move || {
+        let plan =
+            plan(&rules, &shown, &holdings, begun, &|name, tag, digest| asked.times(name, tag, digest));
+        Ok((plan, shown, holdings))
+    });
+    let (Plan { removals, own }, shown, holdings) = judged.await?;
+    let mut retained = Retained { own, ..Retained::default() };
     if dry_run {
         retained.removals = removals;
         return Ok(retained);
     }
+    for part in parts(removals) {
+        remove(library, history, part, &mut retained).await?;
+    }
+    history.forget(shown, holdings).await?;
+    history.gather(library.notes()).await?;
+    Ok(retained)
+}
+
+/// So many at once, and all of a repository: what is left of it decides which manifests go.
+fn parts(removals: Vec<Removal>) -> Vec<Vec<Removal>> {
+    let mut parts: Vec<Vec<Removal>> = Vec::new();
     for removal in removals {
-        let times = history.times(&removal.name, removal.tag.as_deref(), removal.digest);
-        if times.used >= begun {
-            continue;
+        let fits = |part: &&mut Vec<Removal>| {
+            part.len() < PART || part.last().is_some_and(|last| last.name == removal.name)
+        };
+        match parts.last_mut().filter(fits) {
+            Some(part) => part.push(removal),
+            None => parts.push(vec![removal]),
         }
-        match remove(library, &removal).await {
+    }
+    parts
+}
+
+/// Removes what nobody has used since it was judged, as far as others have noted it by now.
+pub(super) async fn remove(
+    library: &dyn Library,
+    history: &History,
+    mut part: Vec<Removal>,
+    retained: &mut Retained,
+) -> Result<(), MirrorError> {
+    history.learn(library.notes()).await?;
+    part.retain(|removal| {
+        history.times(&removal.name, removal.tag.as_deref(), removal.digest).used <= removal.used
+    });
+    let done = match library.retire(part.iter().map(Removal::doomed).collect()).await {
+        Ok(done) => done,
+        Err(error) => vec![Err(error); part.len()],
+    };
+    for (removal, done) in part.into_iter().zip(done) {
+        let Removal { name, tag, digest, reason, bytes, .. } = &removal;
+        match done {
             Ok(true) => {
-                let Removal { name, tag, digest, reason, bytes, .. } = &removal;
                 tracing::info!(repository = %name, tag = tag.as_deref(), %digest, %reason, bytes, "removed by mirror.retention");
                 retained.removals.push(removal);
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(repository = %removal.name, tag = removal.tag.as_deref(), %error, "cannot be removed");
-                retained.failed.push(format!("{}: {error}", removal.name));
+                tracing::warn!(repository = %name, tag = tag.as_deref(), %error, "cannot be removed");
+                retained.failed.push(format!("{name}: {error}"));
             }
         }
     }
-    history.forget(&shown, &holdings);
-    history.gather(library.notes()).await?;
-    Ok(retained)
-}
-
-/// Removes a tag, and its manifest where nothing else stands for it.
-async fn remove(library: &dyn Library, removal: &Removal) -> Result<bool, MirrorError> {
-    let Removal { name, tag, digest, is_last, .. } = removal;
-    let mut removed = false;
-    if let Some(tag) = tag {
-        removed = library.retire(name, Some(tag), *digest).await?;
-        if !removed {
-            return Ok(false);
-        }
-    }
-    if *is_last {
-        removed |= library.retire(name, None, *digest).await?;
-    }
-    Ok(removed)
+    Ok(())
 }

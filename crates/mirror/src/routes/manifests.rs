@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Limited};
 use super::{Answered, CONTENT_DIGEST, Local, Mirror, bare, is_known, text, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
+use crate::history::By;
 use crate::library::Asker;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
@@ -81,8 +82,9 @@ impl Mirror {
         }
         self.stock().has_room(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
-        self.library().put_manifest(&name, &of, manifest).await?;
-        self.arrived(&name, &of, digest);
+        let replaced = self.library().put_manifest(&name, &of, manifest).await?;
+        let notes = self.library().notes();
+        self.history().came(notes, &name, &of, digest, By::Push, replaced.as_ref()).await;
         self.stock().changed().await;
         let mut response = bare(StatusCode::CREATED);
         let headers = response.headers_mut();

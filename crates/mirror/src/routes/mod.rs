@@ -7,6 +7,7 @@ mod page;
 pub(crate) mod place;
 mod uploads;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,14 @@ use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use puna_store::{Digest, ModelName};
 use serde_json::json;
 
 use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
-use crate::history::{By, DAY, History};
+use crate::history::{DAY, History};
 use crate::library::Library;
 use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
@@ -40,6 +42,9 @@ const VERSION: (HeaderName, HeaderValue) =
 
 /// How often what nobody needs is removed.
 const TIDY: Duration = Duration::from_secs(60 * 60);
+
+/// How long work that is done again and again rests after a panic.
+const RECOVERY: Duration = Duration::from_secs(60);
 
 /// How long after its start a mirror removes for the first time what no rule keeps. Then it does so daily.
 const SETTLE: Duration = Duration::from_secs(5 * 60);
@@ -80,7 +85,7 @@ struct Inner {
     stock: Stock,
     figures: Figures,
     me: Me,
-    history: Arc<History>,
+    history: History,
     retention: Vec<Rule>,
 }
 
@@ -96,7 +101,7 @@ impl Mirror {
         library: Arc<dyn Library>,
         keys: Box<dyn Keys>,
         settings: &Settings,
-        history: Arc<History>,
+        history: History,
     ) -> Result<Self, MirrorError> {
         let access = Access::new(keys, settings)?;
         let stock = Stock::new(settings.quotas.clone());
@@ -114,12 +119,6 @@ impl Mirror {
     pub fn used(&self, model: &ModelName) {
         if let Some(name) = Repository::of_model(model) {
             self.history().pulled(&name, &Reference::Tag(model.tag().to_owned()));
-        }
-    }
-
-    fn arrived(&self, name: &Repository, of: &Reference, digest: Digest) {
-        if let Reference::Tag(tag) = of {
-            self.history().arrived(name, tag, digest, By::Push, None);
         }
     }
 
@@ -200,9 +199,14 @@ impl Mirror {
         &*self.0.library
     }
 
-    /// Notes what is pulled and removes what nobody needs any more, now and then, for ever.
+    /// Notes what is pulled and removes what nobody needs any more, now and then, for ever. Where one of these panics, the others
+    /// do not notice.
     pub async fn keep_tidy(&self) {
-        tokio::join!(self.history().keep(self.library().notes()), self.sweep_hourly(), self.retain_daily());
+        tokio::join!(
+            going_on("noting what is pulled", RECOVERY, || self.history().keep(self.library().notes())),
+            going_on("removing what nobody needs", RECOVERY, || self.sweep_hourly()),
+            going_on("applying mirror.retention", RECOVERY, || self.retain_daily()),
+        );
     }
 
     /// Writes down what was pulled a moment ago, before the end.
@@ -212,7 +216,7 @@ impl Mirror {
         }
     }
 
-    /// Removes what no rule keeps, and the blobs behind it.
+    /// Removes what no rule keeps, and the blobs behind it, and what is remembered of what has gone.
     ///
     /// # Errors
     /// The library cannot be read or written.
@@ -226,20 +230,21 @@ impl Mirror {
         Ok(retained)
     }
 
+    /// Applies the rules, and forgets what is known of things that are gone, also where there is no rule.
     async fn retain_daily(&self) {
-        if self.0.retention.is_empty() {
-            return;
-        }
+        let has_rules = !self.0.retention.is_empty();
         tokio::time::sleep(SETTLE).await;
         loop {
             match self.retain().await {
-                Ok(retained) => tracing::info!(
+                Ok(retained) if has_rules => tracing::info!(
                     removed = retained.removals.len(),
                     bytes = retained.bytes(),
                     own = retained.own,
                     "mirror.retention was applied"
                 ),
-                Err(error) => tracing::warn!(%error, "mirror.retention cannot be applied"),
+                Ok(_) => {}
+                Err(error) if has_rules => tracing::warn!(%error, "mirror.retention cannot be applied"),
+                Err(error) => tracing::warn!(%error, "notes of what is gone cannot be cleared away"),
             }
             tokio::time::sleep(Duration::from_secs(DAY)).await;
         }
@@ -354,6 +359,15 @@ impl Mirror {
     }
 }
 
+/// Does work to its end, which it begins anew, after a pause, where it panics.
+async fn going_on<F: Future<Output = ()>>(what: &str, pause: Duration, work: impl Fn() -> F) {
+    while let Err(panic) = AssertUnwindSafe(work()).catch_unwind().await {
+        let error = MirrorError::of_panic(&*panic);
+        tracing::error!(what, %error, "it begins anew in a while");
+        tokio::time::sleep(pause).await;
+    }
+}
+
 /// Seconds after which those come again who came too early.
 const LATER: u64 = 30;
 
@@ -398,4 +412,27 @@ pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
 fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let tags = text(headers, header::IF_NONE_MATCH).unwrap_or_default().split(',').map(str::trim);
     tags.into_iter().any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_panics_begins_anew_and_stops_no_other() {
+        let (begun, others) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work =
+            async || assert!(begun.fetch_add(1, Relaxed) >= 2, "a panic of a test, which is no failure");
+        let other = async || {
+            while begun.load(Relaxed) < 3 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            others.fetch_add(1, Relaxed);
+        };
+        let pause = Duration::from_millis(5);
+        tokio::join!(going_on("one", pause, work), going_on("the other", pause, other));
+        assert_eq!((begun.into_inner(), others.into_inner()), (3, 1));
+    }
 }

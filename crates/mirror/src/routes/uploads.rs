@@ -1,10 +1,12 @@
 //! Uploads.
 
+use std::sync::Arc;
+
 use axum::body::Body as Content;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::Response;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use puna_store::Digest;
 
 use super::{Answered, CONTENT_DIGEST, Mirror, bare, place, text, value};
@@ -13,7 +15,7 @@ use crate::error::MirrorError;
 use crate::library::{Body, Part, UploadId};
 use crate::name::{Repository, digest};
 use crate::path::query;
-use crate::stock::Room;
+use crate::uploading::Room;
 
 const UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
@@ -89,16 +91,19 @@ impl Mirror {
     /// Appends a part that there is room for. Of one that does not say how long it is that is known when it is too long: then nothing
     /// of the upload is kept.
     async fn add(&self, name: &Repository, id: &UploadId, mut part: Part) -> Result<u64, MirrorError> {
-        if let Some(room) = self.stock().room(self.library(), name).await? {
-            let there = self.library().uploaded(name, id).await?;
+        let room = self.stock().room(&self.0.library, name, id).await?.map(Arc::new);
+        if let Some(room) = &room {
+            let there = room.there();
             let first = part.at.map_or(there, |at| at.min(there));
-            room.takes(first.saturating_add(part.len.unwrap_or(0)))?;
-            part.body = within(room, first, part.body);
+            room.takes(first.saturating_add(part.len.unwrap_or(0))).await?;
+            part.body = within(room.clone(), first, part.body);
         }
         let body = self.figures().received(part.body);
         let added = self.library().append(name, id, Part { body, ..part }).await;
-        if let Err(MirrorError::Quota { .. }) = added {
-            self.library().cancel(name, id).await?;
+        match &added {
+            Ok(len) => _ = room.inspect(|room| room.has(*len)),
+            Err(MirrorError::Quota { .. }) => self.stock().cancel(self.library(), name, id).await?,
+            Err(_) => {}
         }
         added
     }
@@ -115,13 +120,12 @@ impl Mirror {
         if !is_empty(&head.headers) {
             self.add(&name, &id, part(head, body)?).await?;
         }
-        self.library().finish(&name, &id, digest).await?;
-        self.stock().changed().await;
+        self.stock().finish(&self.0.library, &name, &id, digest).await?;
         Ok(created(&name, &digest))
     }
 
     pub(super) async fn cancel(&self, name: Repository, id: UploadId) -> Answered {
-        self.library().cancel(&name, &id).await?;
+        self.stock().cancel(self.library(), &name, &id).await?;
         let mut response = bare(StatusCode::NO_CONTENT);
         response.headers_mut().remove(header::CONTENT_LENGTH);
         Ok(response)
@@ -151,14 +155,15 @@ fn part(head: &Parts, body: Content) -> Result<Part, MirrorError> {
 }
 
 /// The bytes of a part that begins at a place of an upload, as long as there is room for them.
-fn within(room: Room, first: u64, body: Body) -> Body {
-    let mut end = first;
-    let checked = body.map(move |piece| {
-        let piece = piece?;
-        end = end.saturating_add(piece.len() as u64);
-        room.takes(end).map(|()| piece)
+fn within(room: Arc<Room>, first: u64, body: Body) -> Body {
+    let places = stream::try_unfold((body, room, first), |(mut body, room, end)| async move {
+        let Some(piece) = body.next().await.transpose()? else { return Ok(None) };
+        let end = end.saturating_add(piece.len() as u64);
+        room.takes(end).await?;
+        room.came(end);
+        Ok(Some((piece, (body, room, end))))
     });
-    checked.boxed()
+    places.boxed()
 }
 
 /// `first-last`, as the distribution rules write it: without a unit.

@@ -47,8 +47,15 @@ pub(super) struct Entry {
     pub(super) name: String,
     /// What tells this version from others.
     pub(super) version: String,
+    /// When it was written, as the service says.
+    pub(super) written: SystemTime,
+}
+
+impl Entry {
     /// How long ago it was written.
-    pub(super) age: Duration,
+    pub(super) fn age(&self) -> Duration {
+        SystemTime::now().duration_since(self.written).unwrap_or_default()
+    }
 }
 
 impl Bucket {
@@ -63,17 +70,23 @@ impl Bucket {
 
     /// A small object; `None` if it is not there.
     pub(super) async fn read(&self, key: &Path) -> Result<Option<Bytes>, MirrorError> {
+        Ok(self.read_version(key).await?.map(|(bytes, _)| bytes))
+    }
+
+    /// The same, and which version of it that is.
+    pub(super) async fn read_version(&self, key: &Path) -> Result<Option<(Bytes, String)>, MirrorError> {
         let Some(found) = self.absent(self.service.get(key).await)? else { return Ok(None) };
         if found.meta.size > MAX_MANIFEST as u64 {
             return Err(self.wrong(key, "it is larger than anything that is kept there"));
         }
-        Ok(Some(found.bytes().await.map_err(|e| self.failure(&e))?))
+        let version = entry(&found.meta).version;
+        Ok(Some((found.bytes().await.map_err(|e| self.failure(&e))?, version)))
     }
 
     /// Whether an object is there, and how long it has been.
     pub(super) async fn age(&self, key: &Path) -> Result<Option<Duration>, MirrorError> {
         let meta = self.absent(self.service.head(key).await)?;
-        Ok(meta.map(|meta| entry(&meta).age))
+        Ok(meta.map(|meta| entry(&meta).age()))
     }
 
     /// Writes an object whole: the old one is there until the new one is.
@@ -118,7 +131,7 @@ impl Bucket {
             self.service.list(Some(folder)).try_collect().await.map_err(|e| self.failure(&e))?;
         let words = |meta: &ObjectMeta| {
             let mut parts = meta.location.prefix_match(folder)?.map(|part| part.as_ref().to_owned());
-            Some((parts.next()?, parts.next()?, entry(meta).age))
+            Some((parts.next()?, parts.next()?, entry(meta).age()))
         };
         Ok(all.iter().filter_map(words).collect())
     }
@@ -233,10 +246,9 @@ fn cause(error: &Error) -> String {
 }
 
 fn entry(meta: &ObjectMeta) -> Entry {
-    let written: SystemTime = meta.last_modified.into();
     Entry {
         name: meta.location.filename().unwrap_or_default().to_owned(),
         version: meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_string()),
-        age: SystemTime::now().duration_since(written).unwrap_or_default(),
+        written: meta.last_modified.into(),
     }
 }

@@ -18,18 +18,35 @@ impl ObjectLibrary {
         self.bucket.key(["repositories", &name.folder()])
     }
 
-    fn manifest_key(&self, name: &Repository, digest: &Digest) -> Path {
+    pub(super) fn manifest_key(&self, name: &Repository, digest: &Digest) -> Path {
         self.folder(name).join("manifests").join(digest.hex())
     }
 
-    fn tag_key(&self, name: &Repository, tag: &str) -> Path {
+    pub(super) fn tag_key(&self, name: &Repository, tag: &str) -> Path {
         self.folder(name).join("tags").join(tag)
     }
 
     /// The digest that a tag stands for.
     pub(super) async fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
-        let text = self.bucket.read(&self.tag_key(name, tag)).await?;
-        Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()))
+        Ok(self.tagged_version(name, tag).await?.map(|(digest, _)| digest))
+    }
+
+    /// The same, and in which version of it.
+    async fn tagged_version(
+        &self,
+        name: &Repository,
+        tag: &str,
+    ) -> Result<Option<(Digest, String)>, MirrorError> {
+        let Some((text, version)) = self.bucket.read_version(&self.tag_key(name, tag)).await? else {
+            return Ok(None);
+        };
+        let digest = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+        Ok(digest.map(|digest| (digest, version)))
+    }
+
+    /// What says that a manifest is about another one.
+    pub(super) fn referrer_key(&self, name: &Repository, subject: &Digest, digest: &Digest) -> Path {
+        self.folder(name).join("referrers").join(subject.hex()).join(digest.hex())
     }
 
     /// A manifest of a repository.
@@ -43,7 +60,11 @@ impl ObjectLibrary {
             // Another repository may have it, and this one not, or not any more.
             return Ok(self.bucket.age(&key).await?.map(|_| known));
         }
-        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
+        self.read_manifest(&key, digest).await
+    }
+
+    async fn read_manifest(&self, key: &Path, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
+        let Some(bytes) = self.bucket.read(key).await? else { return Ok(None) };
         let manifest = Manifest::parse(bytes, None)?;
         if manifest.digest != *digest {
             tracing::error!(%key, "this manifest has been changed in the bucket: it is not served");
@@ -61,6 +82,9 @@ impl ObjectLibrary {
         manifest: Manifest,
     ) -> Result<(), MirrorError> {
         self.hold(&manifest).await?;
+        // Those of them that are here, as whoever pushes a list was told.
+        let listed = manifest.children.iter().copied();
+        let listed = each(listed, |child| async move { self.kept(name, &child).await }).await?;
         let key = self.manifest_key(name, &manifest.digest);
         self.bucket.write(&key, manifest.bytes.clone()).await?;
         // Another mirror may have cleared a blob away between the two, which it does with old ones alone.
@@ -69,17 +93,12 @@ impl ObjectLibrary {
             return Err(error);
         }
         if let Some(subject) = &manifest.subject {
-            let folder = self.folder(name).join("referrers").join(subject.hex());
-            self.bucket.write(&folder.join(manifest.digest.hex()), "").await?;
+            self.bucket.write(&self.referrer_key(name, subject, &manifest.digest), "").await?;
         }
         if let Reference::Tag(tag) = reference {
             self.bucket.write(&self.tag_key(name, tag), manifest.digest.to_string()).await?;
-            // Another mirror may have found that no tag stood for it: it looks again behind that, and so do we.
-            if self.bucket.age(&key).await?.is_none() {
-                self.bucket.write(&key, manifest.bytes).await?;
-            }
         }
-        Ok(())
+        self.outlast(name, reference, &manifest, listed).await
     }
 
     /// Sees to it that the blobs of a manifest are here and stay for a while.
@@ -116,8 +135,7 @@ impl ObjectLibrary {
                     }
                 }
                 if let Some(subject) = &manifest.subject {
-                    let folder = self.folder(name).join("referrers").join(subject.hex());
-                    self.bucket.remove(&folder.join(digest.hex())).await?;
+                    self.bucket.remove(&self.referrer_key(name, subject, digest)).await?;
                 }
                 self.bucket.remove(&self.manifest_key(name, digest)).await?;
                 Ok(true)
@@ -125,54 +143,22 @@ impl ObjectLibrary {
         }
     }
 
-    /// Removes a tag that stands for a manifest still, or a manifest that no tag stands for.
-    pub(super) async fn let_go(
+    /// What an object of a list says that a tag stands for.
+    pub(super) async fn known_tag(
         &self,
         name: &Repository,
-        tag: Option<&str>,
-        digest: Digest,
-    ) -> Result<bool, MirrorError> {
-        if let Some(tag) = tag {
-            let is_same = self.tagged(name, tag).await? == Some(digest);
-            if is_same {
-                self.bucket.remove(&self.tag_key(name, tag)).await?;
-            }
-            return Ok(is_same);
-        }
-        if self.is_tagged(name, &digest).await? {
-            return Ok(false);
-        }
-        let Some(manifest) = self.kept(name, &digest).await? else { return Ok(false) };
-        let key = self.manifest_key(name, &digest);
-        self.bucket.remove(&key).await?;
-        // Somebody may have pushed it again between the two.
-        if self.is_tagged(name, &digest).await? {
-            self.bucket.write(&key, manifest.bytes).await?;
-            return Ok(false);
-        }
-        if let Some(subject) = &manifest.subject {
-            let folder = self.folder(name).join("referrers").join(subject.hex());
-            self.bucket.remove(&folder.join(digest.hex())).await?;
-        }
-        Ok(true)
-    }
-
-    /// Whether a tag stands for a manifest.
-    async fn is_tagged(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
-        let tags = self.bucket.entries(&self.folder(name).join("tags")).await?;
-        let found = each(tags, |tag| async move { self.known_tag(name, &tag).await }).await?;
-        Ok(found.contains(digest))
-    }
-
-    /// What an object of a list says that a tag stands for.
-    async fn known_tag(&self, name: &Repository, tag: &Entry) -> Result<Option<Digest>, MirrorError> {
+        tag: &Entry,
+    ) -> Result<Option<Digest>, MirrorError> {
         let known = (self.tag_key(name, &tag.name).to_string(), tag.version.clone());
         if let Some(digest) = self.tags.get(&known) {
             return Ok(Some(digest));
         }
-        let found = self.tagged(name, &tag.name).await?;
-        found.inspect(|digest| self.tags.put(known, *digest));
-        Ok(found)
+        let Some((digest, version)) = self.tagged_version(name, &tag.name).await? else { return Ok(None) };
+        // It may have moved since it was listed, and may move back.
+        if version == tag.version {
+            self.tags.put(known, digest);
+        }
+        Ok(Some(digest))
     }
 
     pub(super) async fn all_repositories(&self) -> Result<Vec<Repository>, MirrorError> {
@@ -184,7 +170,7 @@ impl ObjectLibrary {
     /// at a time.
     pub(super) async fn of_all_manifests<T>(
         &self,
-        work: impl Fn(Repository, Manifest) -> T,
+        work: impl Fn(Repository, Manifest, SystemTime) -> T,
     ) -> Result<Vec<T>, MirrorError> {
         let names = self.all_repositories().await?;
         let list = |name: Repository| async move {
@@ -194,8 +180,8 @@ impl ObjectLibrary {
         let entries = each(names, list).await?.into_iter().flatten();
         let work = &work;
         let read = |(name, entry): (Repository, Entry)| async move {
-            let kept = self.entry(&name, &entry).await?;
-            Ok(kept.map(|kept| work(name, kept)))
+            let kept = self.listed(&name, &entry).await?;
+            Ok(kept.map(|kept| work(name, kept, entry.written)))
         };
         each(entries, read).await
     }
@@ -210,7 +196,21 @@ impl ObjectLibrary {
         each(self.bucket.entries(folder).await?, read).await
     }
 
-    /// The manifest of a repository that an entry of a folder names.
+    /// The manifest that an object of the repository's list of them is.
+    pub(super) async fn listed(
+        &self,
+        name: &Repository,
+        entry: &Entry,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let Ok(digest) = format!("sha256:{}", entry.name).parse() else { return Ok(None) };
+        match self.manifests.get(&digest) {
+            // It is there: the list says so.
+            Some(known) => Ok(Some(known)),
+            None => self.read_manifest(&self.manifest_key(name, &digest), &digest).await,
+        }
+    }
+
+    /// The manifest of a repository that an entry of another folder names.
     async fn entry(&self, name: &Repository, entry: &Entry) -> Result<Option<Manifest>, MirrorError> {
         match format!("sha256:{}", entry.name).parse() {
             Ok(digest) => self.kept(name, &digest).await,
@@ -230,7 +230,7 @@ impl ObjectLibrary {
 
     async fn shown_tag(&self, name: &Repository, tag: Entry) -> Result<Option<Shown>, MirrorError> {
         let Some(digest) = self.known_tag(name, &tag).await? else { return Ok(None) };
-        let written = SystemTime::now().checked_sub(tag.age);
+        let written = Some(tag.written);
         // What the page shows need not be asked for again: a tag stands for a manifest that is there.
         let manifest = match self.manifests.get(&digest) {
             Some(known) => Some(known),

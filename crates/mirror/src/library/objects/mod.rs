@@ -8,6 +8,7 @@
 //!     tags/<tag>                  the digest that a tag stands for
 //!     referrers/<hex>/<hex>       the manifests that have another one as their subject
 //! brought/<name>/<hex>-<size>     a blob that was pushed there a short while ago
+//! retiring/<name>/<id>            a mirror is just removing something of the repository
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
 //! history/<id>-<n>.json           what a mirror knows of when things came and were pulled
@@ -21,6 +22,7 @@ mod bucket;
 mod connect;
 mod manifests;
 mod notes;
+mod retire;
 #[cfg(test)]
 mod tests;
 mod uploads;
@@ -41,12 +43,13 @@ use super::blobs::FileBlob;
 use super::folder::blocking;
 use super::notes::Notes;
 use super::store::GRACE;
-use super::{Answer, Blob, Body, Holding, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Body, Doomed, Holding, Library, Part, Shown, UploadId};
 use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 use bucket::{Bucket, Entry};
+use retire::RETIRING;
 use uploads::Uploads;
 
 pub use connect::Storage;
@@ -88,6 +91,13 @@ impl ObjectLibrary {
         // What is wrong with the settings is said at start.
         library.bucket.has_any(&library.bucket.key(["repositories"])).await?;
         Ok(library)
+    }
+
+    /// One that lies in memory.
+    #[cfg(test)]
+    pub(super) fn in_memory() -> Self {
+        let service = Arc::new(object_store::memory::InMemory::new());
+        Self::of(Bucket::new(service, "models", "s3://test".into()))
     }
 
     fn of(bucket: Bucket) -> Self {
@@ -144,7 +154,7 @@ impl ObjectLibrary {
         // Before the manifests, so that a manifest that comes meanwhile has made its blobs younger.
         let blobs = self.bucket.entries(&self.bucket.key(["blobs"])).await?;
         let data = self.bucket.entries(&self.bucket.key(["data"])).await?;
-        let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age > GRACE);
+        let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age() > GRACE);
         let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
         let (mut removed, mut places) = (0, HashSet::new());
         for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
@@ -155,15 +165,17 @@ impl ObjectLibrary {
             }
             places.insert(place.data.to_string());
         }
-        for Entry { name, age, .. } in data {
-            if age > NAMELESS && !places.contains(&name) {
-                self.bucket.remove(&self.bucket.key(["data", &name])).await?;
+        for bytes in data {
+            if bytes.age() > NAMELESS && !places.contains(&bytes.name) {
+                self.bucket.remove(&self.bucket.key(["data", &bytes.name])).await?;
                 removed += 1;
             }
         }
-        for (folder, mark, age) in self.bucket.below(&self.bucket.key(["brought"])).await? {
-            if age > GRACE {
-                self.bucket.remove(&self.bucket.key(["brought", &folder, &mark])).await?;
+        for kind in ["brought", RETIRING] {
+            for (folder, mark, age) in self.bucket.below(&self.bucket.key([kind])).await? {
+                if age > GRACE {
+                    self.bucket.remove(&self.bucket.key([kind, &folder, &mark])).await?;
+                }
             }
         }
         Ok(removed)
@@ -172,6 +184,7 @@ impl ObjectLibrary {
     /// What a sweep must know of a blob. It looks at all of them, and most are as they were the last time.
     async fn swept(&self, blob: Entry) -> Result<Option<(Digest, Place, Duration)>, MirrorError> {
         let Ok(digest) = blob.name.parse::<Digest>() else { return Ok(None) };
+        let age = blob.age();
         let key = (blob.name, blob.version);
         let place = match self.places.get(&key) {
             Some(place) => place,
@@ -181,7 +194,7 @@ impl ObjectLibrary {
                 place
             }
         };
-        Ok(Some((digest, place, blob.age)))
+        Ok(Some((digest, place, age)))
     }
 
     async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
@@ -197,7 +210,7 @@ impl ObjectLibrary {
 
     /// The blobs of all manifests.
     async fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
-        let blobs = |_, kept: Manifest| kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>();
+        let blobs = |_, kept: Manifest, _| kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>();
         Ok(self.of_all_manifests(blobs).await?.into_iter().flatten().collect())
     }
 }
@@ -261,7 +274,19 @@ async fn each<I, T, F>(
 where
     F: Future<Output = Result<Option<T>, MirrorError>>,
 {
-    let done = stream::iter(items).map(work).buffer_unordered(AT_ONCE);
+    each_of(items, AT_ONCE, work).await
+}
+
+/// The same with so many at a time.
+async fn each_of<I, T, F>(
+    items: impl IntoIterator<Item = I>,
+    at_once: usize,
+    work: impl FnMut(I) -> F,
+) -> Result<Vec<T>, MirrorError>
+where
+    F: Future<Output = Result<Option<T>, MirrorError>>,
+{
+    let done = stream::iter(items).map(work).buffer_unordered(at_once);
     done.try_filter_map(|found| async { Ok(found) }).try_collect().await
 }
 
@@ -287,8 +312,12 @@ impl Library for ObjectLibrary {
         name: &'a Repository,
         reference: &'a Reference,
         manifest: Manifest,
-    ) -> Answer<'a, ()> {
-        Box::pin(self.keep(name, reference, manifest))
+    ) -> Answer<'a, Option<puna_store::Entry>> {
+        Box::pin(async move {
+            self.keep(name, reference, manifest).await?;
+            // Models of the machine itself are not here.
+            Ok(None)
+        })
     }
 
     fn land<'a>(
@@ -308,8 +337,8 @@ impl Library for ObjectLibrary {
         Box::pin(self.forget(name, reference))
     }
 
-    fn retire<'a>(&'a self, name: &'a Repository, tag: Option<&'a str>, digest: Digest) -> Answer<'a, bool> {
-        Box::pin(self.let_go(name, tag, digest))
+    fn retire(&self, doomed: Vec<Doomed>) -> Answer<'_, Vec<Result<bool, MirrorError>>> {
+        Box::pin(self.let_go(doomed))
     }
 
     fn notes(&self) -> &dyn Notes {
@@ -329,7 +358,8 @@ impl Library for ObjectLibrary {
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
         Box::pin(async move {
-            let mut holdings = self.of_all_manifests(|name, kept| Holding::of_manifest(name, &kept)).await?;
+            let holding = |name, kept: Manifest, written| Holding::of_manifest(name, &kept, Some(written));
+            let mut holdings = self.of_all_manifests(holding).await?;
             for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
                 let name = Repository::of_folder(&folder);
                 holdings.extend(name.and_then(|name| Holding::of_mark(name, &mark)));

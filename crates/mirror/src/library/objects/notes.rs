@@ -17,7 +17,10 @@ impl Notes for Bucket {
     fn list(&self) -> Answer<'_, Vec<Note>> {
         Box::pin(async move {
             let entries = self.entries(&self.key(["history"])).await?;
-            let note = |Entry { name, version, age }| Note { name, version, age };
+            let note = |entry: Entry| {
+                let age = entry.age();
+                Note { name: entry.name, version: entry.version, age }
+            };
             Ok(entries.into_iter().map(note).collect())
         })
     }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::history::{By, History};
-use crate::library::Library;
+use crate::library::{Library, seen};
 use crate::manifest::OCI_MANIFEST;
 use crate::retention::{Rule, retain};
 
@@ -261,17 +261,95 @@ async fn a_tag_is_let_go_as_long_as_it_stands_for_the_same() {
     for of in ["v1", "v2"] {
         one.put_manifest(&name, &tag(of), old.clone()).await.unwrap();
     }
+    let first = seen(&one, &name, Some("v1"), old.digest).await;
     other.put_manifest(&name, &tag("v1"), new.clone()).await.unwrap();
-    assert!(!one.retire(&name, Some("v1"), old.digest).await.unwrap(), "it has moved");
-    assert!(!one.retire(&name, None, old.digest).await.unwrap(), "v2 stands for it");
-    let (a, b) =
-        tokio::join!(one.retire(&name, Some("v2"), old.digest), other.retire(&name, Some("v2"), old.digest));
-    assert!(a.unwrap() | b.unwrap());
-    let (a, b) = tokio::join!(one.retire(&name, None, old.digest), other.retire(&name, None, old.digest));
-    assert!(a.unwrap() | b.unwrap());
+    let bare = seen(&one, &name, None, old.digest).await;
+    let none = one.retire(vec![first, bare]).await.unwrap();
+    assert_eq!(none, [Ok(false), Ok(false)], "the one has moved, v2 stands for the other");
+    let last = seen(&one, &name, Some("v2"), old.digest).await;
+    let (a, b) = tokio::join!(one.retire(vec![last.clone()]), other.retire(vec![last]));
+    assert!([a.unwrap(), b.unwrap()].concat().contains(&Ok(true)));
     assert_eq!(one.manifest(&name, &Reference::Digest(old.digest)).await.unwrap(), None);
     assert_eq!(other.manifest(&name, &tag("v1")).await.unwrap(), Some(new));
     assert_eq!(one.tags(&name).await.unwrap().unwrap(), ["v1"]);
+}
+
+#[tokio::test]
+async fn a_tag_that_moves_between_a_list_and_a_look_is_not_remembered_wrongly() {
+    let (_, one, other) = two_mirrors();
+    let name = Repository::parse("team/thing").unwrap();
+    let tag = Reference::Tag("v1".into());
+    let blobs = [push(&one, &name, b"a").await, push(&one, &name, b"b").await];
+    let [a, b] = blobs.map(|blob| manifest_of(&blob));
+    other.put_manifest(&name, &tag, a.clone()).await.unwrap();
+    let listed = one.bucket.entries(&one.folder(&name).join("tags")).await.unwrap();
+    other.put_manifest(&name, &tag, b.clone()).await.unwrap();
+    assert_eq!(one.known_tag(&name, &listed[0]).await.unwrap(), Some(b.digest));
+    // Services give the same text the same version.
+    other.put_manifest(&name, &tag, a.clone()).await.unwrap();
+    assert_eq!(one.known_tag(&name, &listed[0]).await.unwrap(), Some(a.digest));
+}
+
+/// A mirror of the same bucket that needs a while to remove something, and one that waits until it is at it.
+fn slow_to_remove(service: &InMemory) -> ObjectLibrary {
+    let pauses =
+        ThrottleConfig { wait_delete_per_call: Duration::from_millis(100), ..ThrottleConfig::default() };
+    let slow = ThrottledStore::new(service.clone(), pauses);
+    ObjectLibrary::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()))
+}
+
+async fn is_at_it(service: &InMemory) {
+    while !keys(service).await.iter().any(|key| key.contains("/retiring/")) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // It has looked by then, and removes later.
+    tokio::time::sleep(Duration::from_millis(40)).await;
+}
+
+#[tokio::test]
+async fn what_is_pushed_again_while_it_is_being_removed_stays() {
+    let (service, other, _) = two_mirrors();
+    let slow = slow_to_remove(&service);
+    let name = Repository::parse("team/thing").unwrap();
+    let tag = Reference::Tag("v1".into());
+    let manifest = manifest_of(&push(&other, &name, b"weights").await);
+    for reference in [tag.clone(), Reference::Digest(manifest.digest)] {
+        other.put_manifest(&name, &reference, manifest.clone()).await.unwrap();
+        let word = matches!(reference, Reference::Tag(_)).then_some("v1");
+        let doomed = seen(&slow, &name, word, manifest.digest).await;
+        let pushed = async {
+            is_at_it(&service).await;
+            other.put_manifest(&name, &reference, manifest.clone()).await
+        };
+        let (removed, pushed) = tokio::join!(slow.retire(vec![doomed]), pushed);
+        assert_eq!((removed.unwrap(), pushed), (vec![Ok(true)], Ok(None)));
+        assert_eq!(other.manifest(&name, &reference).await.unwrap().as_ref(), Some(&manifest));
+        assert!(keys(&service).await.iter().all(|key| !key.contains("/retiring/")));
+        other.remove_manifest(&name, &tag).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_list_names_that_comes_while_it_is_being_removed_stays() {
+    let (service, other, _) = two_mirrors();
+    let slow = slow_to_remove(&service);
+    let name = Repository::parse("team/thing").unwrap();
+    let child = manifest_of(&push(&other, &name, b"weights").await);
+    let by_digest = Reference::Digest(child.digest);
+    other.put_manifest(&name, &by_digest, child.clone()).await.unwrap();
+    let text = format!(r#"{{"manifests":[{{"mediaType":"x","digest":"{}","size":1}}]}}"#, child.digest);
+    let list = Manifest::parse(text.into_bytes().into(), None).unwrap();
+    let doomed = seen(&slow, &name, None, child.digest).await;
+    let pushed = async {
+        is_at_it(&service).await;
+        other.put_manifest(&name, &Reference::Tag("list".into()), list).await
+    };
+    let (_, pushed) = tokio::join!(slow.retire(vec![doomed.clone()]), pushed);
+    assert_eq!(pushed, Ok(None));
+    assert_eq!(other.manifest(&name, &by_digest).await.unwrap().as_ref(), Some(&child));
+    // Whoever looks now sees that the list needs it.
+    let doomed = seen(&slow, &name, None, child.digest).await;
+    assert_eq!(slow.retire(vec![doomed]).await.unwrap(), [Ok(false)]);
 }
 
 #[tokio::test]
@@ -302,7 +380,7 @@ async fn what_no_rule_keeps_goes_from_the_bucket_once() {
     for tag in ["v1", "v2", "v3"] {
         let manifest = manifest_of(&push(&one, &name, tag.as_bytes()).await);
         one.put_manifest(&name, &Reference::Tag(tag.into()), manifest.clone()).await.unwrap();
-        now.arrived(&name, tag, manifest.digest, By::Push, None);
+        now.arrived(&name, &Reference::Tag(tag.into()), manifest.digest, By::Push, None);
     }
     // One that has lost its tag.
     let lost = manifest_of(&push(&one, &name, b"lost").await);

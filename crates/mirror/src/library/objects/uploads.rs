@@ -134,7 +134,7 @@ impl Uploads {
         let (mut left, mut alive) = (0, HashSet::new());
         for entry in &entries {
             let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else { continue };
-            if entry.age <= MAX_AGE {
+            if entry.age() <= MAX_AGE {
                 left += 1;
                 alive.insert(id);
             } else if let Some(note) = self.note(&id).await? {
@@ -142,7 +142,7 @@ impl Uploads {
             }
         }
         // What a crash has left of others.
-        for entry in entries.iter().filter(|entry| entry.age > MAX_AGE && !entry.name.ends_with(".json")) {
+        for entry in entries.iter().filter(|entry| entry.age() > MAX_AGE && !entry.name.ends_with(".json")) {
             let id = entry.name.split('.').next().map(UploadId::parse);
             if !id.is_some_and(|id| id.is_ok_and(|id| alive.contains(&id))) {
                 self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
