@@ -2,7 +2,7 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType};
-use puna_models::{Adapter, LoadOptions, Model, Pooling};
+use puna_models::{Adapter, LoadOptions, Model, Pooling, check_architecture};
 use puna_tokenizer::Tokenizer;
 
 use crate::error::EngineError;
@@ -101,6 +101,8 @@ impl MemoryReport {
 /// # Errors
 /// What loading it would say.
 pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError> {
+    // First: of what is not known at all, the vocabulary need not be known either.
+    check_architecture(view.metadata())?;
     Tokenizer::from_metadata(view.metadata())?;
     Model::load_adapted(view, adapters, LoadOptions::default())?;
     Ok(())

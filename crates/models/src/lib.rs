@@ -17,4 +17,4 @@ mod weights;
 
 pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;
-pub use model::{LoadOptions, Model, Pooling, Shape, Want, known_architectures};
+pub use model::{LoadOptions, Model, Pooling, Shape, Want, check_architecture, known_architectures};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_gguf::View;
+use puna_gguf::{Metadata, View};
 use puna_graph::{CacheLayer, Graph, Rope, ValueId, Weight};
 
 use crate::adapter::{Adapter, Attached};
@@ -130,10 +130,7 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; [`ModelError::Adapter`] for one that does not fit.
     pub fn load_adapted(view: &View, adapters: &[Adapter], options: LoadOptions) -> Result<Self, ModelError> {
-        let name = view.metadata().architecture()?;
-        let Some(entry) = arch::ARCHITECTURES.iter().find(|a| a.name == name) else {
-            return Err(ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() });
-        };
+        let entry = entry(view.metadata())?;
         let keys = Keys::new(view.metadata())?;
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
@@ -212,6 +209,20 @@ impl Model {
 /// Names of all architectures.
 pub fn known_architectures() -> Vec<&'static str> {
     arch::ARCHITECTURES.iter().map(|a| a.name).collect()
+}
+
+/// Checks that a file is of an architecture that this version knows.
+///
+/// # Errors
+/// [`ModelError::UnknownArchitecture`], or the file does not say.
+pub fn check_architecture(meta: &Metadata) -> Result<(), ModelError> {
+    entry(meta).map(drop)
+}
+
+fn entry(meta: &Metadata) -> Result<&'static arch::Entry, ModelError> {
+    let name = meta.architecture()?;
+    let entry = arch::ARCHITECTURES.iter().find(|entry| entry.name == name);
+    entry.ok_or_else(|| ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() })
 }
 
 fn pooling(keys: &Keys<'_>) -> Result<Pooling, ModelError> {

@@ -51,11 +51,7 @@ impl Service {
         match contact {
             Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
             Contact::Nobody(_) => {
-                let (url, source) = (config.address.url(), config.source("host"));
-                let set = match source {
-                    Source::Default => String::new(),
-                    _ => format!(" (the address is set by {source})"),
-                };
+                let (url, set) = (config.address.url(), set_by(&config));
                 bail!("could not connect to a puna server at {url}{set}, run 'puna serve' to start it")
             }
         }
@@ -75,7 +71,10 @@ impl Service {
     /// # Errors
     /// As [`Service::connect_or_own`].
     pub fn stored_models() -> Result<ListResponse> {
-        let Greeted { config, client, runtime, contact } = greet()?;
+        // A question or two: no threads are worth that.
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().context("cannot wait for a server")?;
+        let Greeted { config, client, runtime, contact } = greet_on(runtime)?;
         match contact {
             Contact::Answers(_) => Ok(runtime.block_on(client.list())?),
             Contact::Nobody(_) if may_do_without(&config) => {
@@ -261,7 +260,12 @@ struct Greeted {
 /// # Errors
 /// As [`contact`], or the configuration is wrong.
 fn greet() -> Result<Greeted> {
-    let (config, runtime) = (client_config()?, runtime()?);
+    greet_on(runtime()?)
+}
+
+/// The same on a runtime of one's own.
+fn greet_on(runtime: Runtime) -> Result<Greeted> {
+    let config = client_config()?;
     let client = Client::new(config.address.url()).with_key(config.api_key.0.clone());
     let contact = runtime.block_on(contact(&client, &config.address))?;
     Ok(Greeted { config, client, runtime, contact })
@@ -322,14 +326,21 @@ fn may_do_without(config: &Config) -> bool {
 
 /// That nobody answers, with the one who said that somebody would.
 fn nobody(config: &Config, error: &ClientError) -> anyhow::Error {
-    let source = config.source("host");
-    match is_this_machine(&config.address) {
-        _ if *source == Source::Default => anyhow!("{error}"),
+    let set = set_by(config);
+    match is_this_machine(&config.address) && !set.is_empty() {
         true => anyhow!(
-            "{error} (the address is set by {source}): start a server there with `puna serve`, or leave the setting out to work on the \
-             models of this machine without one"
+            "{error}{set}: start a server there with `puna serve`, or leave the setting out to work on the models of this machine \
+             without one"
         ),
-        false => anyhow!("{error} (the address is set by {source})"),
+        false => anyhow!("{error}{set}"),
+    }
+}
+
+/// Who has set the address, as words behind it; none where nobody has.
+fn set_by(config: &Config) -> String {
+    match config.source("host") {
+        Source::Default => String::new(),
+        source => format!(" (the address is set by {source})"),
     }
 }
 

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let listener = puna_server::listen(&config.address).await?;
+        let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         Ok(puna_server::serve(config, listener, async move { told.recv().await.unwrap_or_default() }).await?)
     })

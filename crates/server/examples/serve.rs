@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let listener = puna_server::listen(&config.address).await?;
+        let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         let interrupted = async { drop(tokio::signal::ctrl_c().await) };
         Ok(puna_server::serve(config, listener, interrupted).await?)
     })

@@ -13,7 +13,7 @@ use puna_mirror::{
     Caller, History, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings,
     StoreLibrary, Through,
 };
-pub use puna_mirror::{Removal, Retained};
+pub use puna_mirror::{Removal, Retained, check_namespace};
 use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -37,14 +37,6 @@ const PASSING: &str = "puna-registry/passing";
 /// Whether a word is the public half of an Ed25519 key, as OpenSSH writes it.
 pub fn is_public_key(word: &str) -> bool {
     puna_registry::public_key(word).is_some()
-}
-
-/// Checks a pattern of the registry's namespaces: `name`, or `name*`.
-///
-/// # Errors
-/// No repository could be in such a namespace.
-pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
-    puna_mirror::check_namespace(text)
 }
 
 /// A registry and who may do what with it. Cheap to clone.
@@ -81,7 +73,7 @@ impl Registry {
             // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
             Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
         };
-        let history = Arc::new(History::new()?);
+        let history = History::new()?;
         if !config.upstreams.hosts.is_empty() {
             let upstreams = config.upstreams.clone();
             library = Arc::new(Through::new(library, store, client, upstreams, history.clone()));

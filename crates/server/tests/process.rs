@@ -359,12 +359,14 @@ fn a_blob_that_is_there_is_answered_to_clients_that_send_it_all(server: &Server)
 
 fn a_taken_port_says_by_whom(server: &Server) {
     let address = puna_server::Address::parse(&format!("127.0.0.1:{}", server.port)).0;
-    let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
+    let error =
+        server.runtime.block_on(puna_server::listen(&address, "OLLAMA_HOST")).unwrap_err().to_string();
     let itself = format!("Puna {} is running there already", puna_server::VERSION);
     assert!(error.contains(&itself), "{error}");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = puna_server::Address::parse(&other.local_addr().unwrap().to_string()).0;
-    let error = server.runtime.block_on(puna_server::listen(&address)).unwrap_err().to_string();
+    let error =
+        server.runtime.block_on(puna_server::listen(&address, "OLLAMA_HOST")).unwrap_err().to_string();
     assert!(error.contains("a program that does not speak HTTP is running there already"), "{error}");
 }
 

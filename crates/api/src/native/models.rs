@@ -68,7 +68,7 @@ pub struct ModelSummary {
 pub struct ListResponse {
     /// The newest first.
     pub models: Vec<ModelSummary>,
-    /// What is wrong with files of the store that are in no list (Puna's addition).
+    /// What is wrong with files and folders of models that are in no list (Puna's addition).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }

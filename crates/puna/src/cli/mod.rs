@@ -1,14 +1,18 @@
 //! The command line: every command with its flags and help, in one table from which parsing, help, completions and
 //! manual pages are made.
 
+mod bundle;
 mod debug;
+mod measure;
 mod server;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use bundle::*;
 pub use debug::*;
+pub use measure::*;
 pub use server::*;
 
 /// Runs open language models: fetches, stores, creates, serves and answers, on its own engine.
@@ -32,22 +36,6 @@ pub struct Cli {
 
 const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
-const BENCH_HELP: &str = "\
-MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
-
-Examples:
-  puna bench model.gguf -p 512,2048 -n 64            reading a prompt, generating
-  puna bench model.gguf -p 512 -n 32 -d 0,4096       the same behind 4096 tokens
-  puna bench model.gguf -p 0 -n 32 -b 1,4,16         generating for several at once
-  puna bench minilm.gguf -e                          64 texts of mixed lengths
-  puna bench model.gguf -p 0 --busy 2                beside a process with two busy threads
-  puna bench model.gguf --memory --start             memory, and the wait for the first word
-  llama-bench -m model.gguf -o json > peer.json
-  puna bench model.gguf --compare peer.json --plot chart.svg
-
-Environment Variables:
-      OLLAMA_MODELS              The path to the models directory
-      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
 const CONFIG_HELP: &str = "\
 A setting is taken from the command line, else from the variable PUNA_KEY or OLLAMA_KEY of the environment, else from the
 configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output is such a
@@ -166,28 +154,6 @@ Example:
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
-
-const EXPORT_HELP: &str = "\
-FILE.tar gets the models as they are, with templates and parameters: `puna import` stores them elsewhere, and tools of container
-registries read it (OCI image layout). FILE.gguf gets the weights of one model, for other programs; projectors and adapters come
-beside it. `-` writes a bundle to standard output.
-
-Examples:
-  puna export llama3.2 qwen3:4b models.tar           then, over there: puna import models.tar
-  puna export llama3.2 - | ssh host puna import -
-  puna export llama3.2 llama3.2.gguf
-
-Environment Variables:
-      OLLAMA_MODELS              The path to the models directory";
-const IMPORT_HELP: &str = "\
-A model of the same name is replaced. Nothing is stored unless all of the file is whole.
-
-Examples:
-  puna import models.tar
-  puna import --name mine model.tar.gz
-
-Environment Variables:
-      OLLAMA_MODELS              The path to the models directory";
 
 /// The commands, in the order of the help.
 #[derive(Subcommand, Debug)]
@@ -410,28 +376,6 @@ pub struct PushArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ExportArgs {
-    /// The models
-    #[arg(required = true, value_name = "MODEL")]
-    pub models: Vec<String>,
-    /// The file to write: .tar, .gguf, or `-`
-    #[arg(value_name = "FILE")]
-    pub output: PathBuf,
-    /// How to package the models of a bundle: as Ollama does, as Docker Model Runner does, or as a ModelPack
-    #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
-    pub format: String,
-}
-
-#[derive(Args, Debug)]
-pub struct ImportArgs {
-    /// The bundle; `-` reads it from standard input
-    pub file: PathBuf,
-    /// Another name for the model, where there is one
-    #[arg(long)]
-    pub name: Option<String>,
-}
-
-#[derive(Args, Debug)]
 pub struct RunArgs {
     /// The model
     pub model: String,
@@ -566,153 +510,6 @@ pub struct DetokenizeArgs {
     /// Keep special tokens
     #[arg(long)]
     pub special: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct QuantizeArgs {
-    /// The model: a stored one or a GGUF file
-    pub input: String,
-    /// The file to write
-    pub output: PathBuf,
-    /// The type, such as Q4_K_M
-    #[arg(value_name = "TYPE")]
-    pub kind: String,
-    /// Importance matrix
-    #[arg(long)]
-    pub imatrix: Option<PathBuf>,
-    /// Threads
-    #[arg(long, value_parser = threads)]
-    pub threads: Option<usize>,
-    /// Write as many files as the model has, OUTPUT-00001-of-00003.gguf and so on
-    #[arg(long)]
-    pub keep_split: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct ImatrixArgs {
-    /// The model: a stored one or a GGUF file
-    pub model: String,
-    /// The text that is read; the closer to what the model is for, the better
-    #[arg(short, long)]
-    pub file: PathBuf,
-    /// The file to write
-    #[arg(short, long, default_value = "imatrix.gguf")]
-    pub output: PathBuf,
-    /// Tokens of a chunk
-    #[arg(long, default_value = "512")]
-    pub ctx: usize,
-    /// Read at most this many chunks
-    #[arg(long)]
-    pub chunks: Option<usize>,
-    /// Look at the output matrix, too
-    #[arg(long)]
-    pub process_output: bool,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Threads
-    #[arg(short, long, value_parser = threads)]
-    pub threads: Option<usize>,
-}
-
-#[derive(Args, Debug, Clone)]
-pub struct BenchArgs {
-    /// The model
-    pub model: String,
-    /// Prompt tokens in one go; a list, such as 128,512, measures each
-    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512")]
-    pub n_prompt: Vec<usize>,
-    /// Generated tokens; a list too
-    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128")]
-    pub n_gen: Vec<usize>,
-    /// Tokens in the context before; a list too
-    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
-    pub depth: Vec<usize>,
-    /// Sequences at once, or texts of a batch of embeddings; a list too [default: 1, texts: 64]
-    #[arg(short = 'b', long, value_delimiter = ',', value_parser = positive)]
-    pub sequences: Vec<usize>,
-    /// Embed texts of mixed lengths, the longest as long as -p says; models that do nothing else do this anyway
-    #[arg(short, long)]
-    pub embed: bool,
-    /// Every test again beside a process that keeps this many threads busy
-    #[arg(long, value_name = "THREADS", value_parser = threads)]
-    pub busy: Option<usize>,
-    /// From the start of a `puna run` to its first output too
-    #[arg(long)]
-    pub start: bool,
-    /// Resident memory beyond the mapped file and the cache too
-    #[arg(long)]
-    pub memory: bool,
-    /// Threads
-    #[arg(short, long, value_parser = threads)]
-    pub threads: Option<usize>,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Repetitions, of which the median is reported
-    #[arg(short, long, default_value = "3", value_parser = positive)]
-    pub repetitions: usize,
-    /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
-    #[arg(long, default_value = "f16")]
-    pub cache_type_k: String,
-    /// Storage of values: f32, f16, bf16, q8_0 or q4_0
-    #[arg(long, default_value = "f16")]
-    pub cache_type_v: String,
-    /// Compute as with `serve --deterministic`
-    #[arg(long)]
-    pub deterministic: bool,
-    /// Time of every kind of operation too
-    #[arg(long)]
-    pub ops: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-    /// Results to compare with, of `puna bench --json`, `llama-bench -o json` or `llama-batched-bench --output-format
-    /// jsonl`; may be given several times
-    #[arg(long, value_name = "FILE")]
-    pub compare: Vec<PathBuf>,
-    /// Draw the results, as SVG
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-}
-
-#[derive(Args, Debug)]
-pub struct PerplexityArgs {
-    /// The model
-    pub model: String,
-    /// The text
-    #[arg(long)]
-    pub file: PathBuf,
-    /// Tokens of a window; its second half is scored
-    #[arg(long, default_value = "512")]
-    pub ctx: usize,
-    /// Move the window by this many tokens, and score as many at its end
-    #[arg(long)]
-    pub stride: Option<usize>,
-    /// Compare with logits saved from another file of the same model
-    #[arg(long)]
-    pub kl_base: Option<PathBuf>,
-    /// Save logits for later comparison
-    #[arg(long)]
-    pub save_logits: Option<PathBuf>,
-    /// Score at most this many windows
-    #[arg(long)]
-    pub chunks: Option<usize>,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
-    #[arg(long, default_value = "f16")]
-    pub cache_type_k: String,
-    /// Storage of values: f32, f16, bf16, q8_0 or q4_0
-    #[arg(long, default_value = "f16")]
-    pub cache_type_v: String,
-    /// Threads
-    #[arg(short, long, value_parser = threads)]
-    pub threads: Option<usize>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

@@ -19,7 +19,7 @@ pub struct ServeArgs {
 
 #[derive(Args, Debug)]
 pub struct SettingArgs {
-    /// Address to listen on, such as 127.0.0.1:11434 (wins over OLLAMA_HOST)
+    /// Address to listen on, such as 127.0.0.1:11500 (wins over OLLAMA_HOST; of a mirror, over PUNA_MIRROR_HOST)
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
     /// Any setting that `puna config` lists; wins over the environment and the configuration file

@@ -30,6 +30,9 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     match (end.to_str(), names.as_slice()) {
         _ if args.output == Path::new("-") => export_to_pipe(&store, &names, packaging),
         (Some("tar"), _) => export_bundle(&store, &names, packaging, &args.output),
+        (Some("gguf"), _) if packaging != Format::Ollama => Err(usage::wrong(
+            "--format is how FILE.tar packages models: a GGUF file has nothing but the weights",
+        )),
         (Some("gguf"), [name]) => export_files(&store, name, &args.output),
         (Some("gguf"), _) => Err(usage::wrong("a GGUF file has one model; several go into FILE.tar")),
         _ => Err(usage::wrong(format!(
@@ -142,9 +145,12 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
     }
     let mut files = vec![(weights.clone(), path.to_owned())];
     files.extend(beside(&model, path));
-    for (from, to) in &files {
-        copy(from, to)?;
+    // None of them gets its name before all are whole: what is half there looks like the model.
+    let outputs = files.iter().map(|(_, to)| Output::create(to)).collect::<Result<Vec<_>>>()?;
+    for ((from, to), output) in files.iter().zip(&outputs) {
+        copy(from, to, output)?;
     }
+    outputs.into_iter().try_for_each(Output::finish)?;
     if files.len() == 1 {
         return Ok(());
     }
@@ -169,8 +175,7 @@ fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Copies a file; on file systems that can, both share the bytes.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let output = Output::create(to)?;
+fn copy(from: &Path, to: &Path, output: &Output) -> Result<()> {
     let mut input = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
     let total = input.metadata().map_or(0, |meta| meta.len());
     let (mut display, mut done) = (Display::new(), 0);
@@ -183,7 +188,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         show(&mut display, &format!("exporting to {}", to.display()), done, total);
     }
     display.done();
-    output.finish()
+    Ok(())
 }
 
 fn unwritten(path: &Path) -> String {

@@ -32,7 +32,8 @@ pub fn table(list: &ListResponse) -> String {
         .map(|model| {
             let id = model.digest.get(..12).unwrap_or(&model.digest).to_owned();
             let modified = format::time(format::parse_time(&model.modified_at), now, "Never");
-            vec![model.name.clone(), id, format::bytes(model.size), modified]
+            let size = if model.remote_model.is_empty() { format::bytes(model.size) } else { "-".into() };
+            vec![model.name.clone(), id, size, modified]
         })
         .collect();
     format::table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows)

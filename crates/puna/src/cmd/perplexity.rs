@@ -6,13 +6,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use puna_engine::{Evaluator, Feed, Outputs};
-use puna_store::Digest;
+use puna_store::{Digest, same_file};
 use puna_tokenizer::Encode;
 use serde_json::{Value, json};
 
 use super::debug::kv_type;
 use crate::cli::PerplexityArgs;
-use crate::local::{Compute, ModelFile, Output, same_file};
+use crate::local::{Compute, ModelFile, Output};
 use crate::{out, usage};
 
 /// Rows of logits that are computed at a time.

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
-use puna_store::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, unmatched};
+use puna_store::{
+    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, same_file, unmatched,
+};
 
 use crate::cli::QuantizeArgs;
-use crate::local::{ModelFile, Output, same_file};
+use crate::local::{ModelFile, Output};
 use crate::progress::Display;
 use crate::{out, usage};
 

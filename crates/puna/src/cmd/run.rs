@@ -52,7 +52,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let parameters = parameters(args, draft);
     let info = known(&service, &model, args.insecure)?;
     let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
-    if can("embedding") {
+    // What runs elsewhere may be said to do everything.
+    if can("embedding") && !can("completion") {
         return embed(&service, &model, &prompt, args, keep_alive);
     }
     if can("image") {

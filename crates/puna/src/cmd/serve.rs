@@ -21,7 +21,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     runtime.block_on(async {
         // Before anybody can connect: from then on a signal is a wish, which does not kill.
         let (end, reload) = (asked_to_end()?, asked_to_reload()?);
-        let listener = puna_server::listen(&config.address).await?;
+        let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         puna_server::serve_reloading(config, listener, end, reload).await?;
         Ok(())
     })
@@ -35,7 +35,7 @@ pub fn mirror(mut args: SettingArgs) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let (end, reload) = (asked_to_end()?, asked_to_reload()?);
-        let listener = puna_server::listen(&config.mirror.address).await?;
+        let listener = puna_server::listen(&config.mirror.address, "PUNA_MIRROR_HOST").await?;
         puna_server::mirror::serve(config, listener, end, reload).await?;
         Ok(())
     })

@@ -79,6 +79,8 @@ fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {
     let family = if architecture.is_empty() { info.details.family.clone() } else { architecture.clone() };
     let quantization = info.details.quantization_level.clone();
     let rows = [
+        ("Remote model", Some(info.remote_model.clone())),
+        ("Remote URL", Some(info.remote_host.clone())),
         ("architecture", Some(family)),
         ("parameters", parameters),
         ("context length", number("context_length")),

@@ -46,13 +46,13 @@ fn summary(pruned: &PruneResponse, args: &PruneArgs) -> String {
         n => format!("{n} files"),
     };
     text.push_str(&format!("{count} {done}, {}\n", format::bytes(pruned.bytes)));
-    let time = if args.partial { "minute" } else { "hour: --partial removes them" };
-    let kept = [
-        (pruned.young, format!("that nobody uses were touched in the last {time}")),
-        (pruned.held, "belong to a pull, push or create that is running".to_owned()),
-    ];
+    let young = match args.partial {
+        true => "nobody uses them, but they were touched in the last minute",
+        false => "nobody uses them, but they were touched in the last hour (see --partial)",
+    };
+    let kept = [(pruned.young, young), (pruned.held, "a pull, push or create that is running needs them")];
     for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
-        text.push_str(&format!("{count} more {why}, and stay for now\n"));
+        text.push_str(&format!("{count} more stay: {why}\n"));
     }
     text
 }
@@ -79,9 +79,10 @@ mod tests {
             text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
-        assert!(text.contains("2 more that nobody uses were touched in the last hour: --partial"), "{text}");
-        assert!(text.contains("1 more belong to a pull, push or create that is running"), "{text}");
-        assert!(summary(&pruned, &args(false, true)).contains("in the last minute, and stay"));
+        let young = "2 more stay: nobody uses them, but they were touched in the last hour (see --partial)\n";
+        assert!(text.contains(young), "{text}");
+        assert!(text.contains("1 more stay: a pull, push or create that is running needs them\n"), "{text}");
+        assert!(summary(&pruned, &args(false, true)).contains("touched in the last minute\n"));
         assert_eq!(summary(&PruneResponse::default(), &args(false, false)), "0 files removed, 0 B\n");
     }
 }

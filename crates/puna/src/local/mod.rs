@@ -11,7 +11,7 @@ use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
 pub use file::{ModelFile, check_file, is_a_path, looks_like_a_path};
-pub use output::{Output, same_file};
+pub use output::Output;
 
 /// The text of a file, or of standard input for `-`.
 pub fn read_text(path: &Path) -> Result<String> {

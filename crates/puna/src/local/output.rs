@@ -67,6 +67,9 @@ impl Output {
         let _watched = interrupted::let_go(&self.temporary);
         std::fs::rename(&self.temporary, &self.path).with_context(failed)?;
         self.is_finished = true;
+        // The name is to outlive the machine's power, too; the path of a file here alone has no folder.
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        puna_store::sync_dir(folder.unwrap_or(Path::new(".")));
         Ok(())
     }
 }
@@ -140,16 +143,10 @@ mod interrupted {
 
 /// A new file at a path, locked, with the permissions that new files have; one that was left there goes.
 fn begin(path: &Path) -> io::Result<File> {
-    let lock = |file: &File| {
-        file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
-            TryLockError::Error(error) => error,
-        })
-    };
     loop {
         match options().create_new(true).open(path) {
             Ok(file) => {
-                lock(&file)?;
+                locked(file.try_lock())?;
                 return Ok(file);
             }
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -159,11 +156,20 @@ fn begin(path: &Path) -> io::Result<File> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             left => left?,
         };
-        lock(&left)?;
+        locked(left.try_lock())?;
         // Whoever had it may have finished it between the two.
         if puna_store::is_at(&left, path)? {
             std::fs::remove_file(path)?;
         }
+    }
+}
+
+/// Where the file system has no locks, nobody is at a file: who writes it beside this one goes without what he wrote.
+fn locked(tried: Result<(), TryLockError>) -> io::Result<()> {
+    match tried {
+        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(TryLockError::Error(error)) if !puna_store::has_no_locks(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -177,11 +183,6 @@ fn options() -> OpenOptions {
         options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     }
     options
-}
-
-/// Whether two paths lead to the same file.
-pub fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 #[cfg(test)]
@@ -215,6 +216,21 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");
         assert!(!left.exists());
         assert!(Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_written_where_there_are_no_locks() {
+        use rustix::io::Errno;
+        let tried = |errno: Errno| {
+            let error = io::Error::from_raw_os_error(errno.raw_os_error());
+            locked(Err(TryLockError::Error(error))).map_err(|error| error.kind())
+        };
+        assert!(
+            [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].into_iter().all(|errno| tried(errno) == Ok(()))
+        );
+        assert_eq!(tried(Errno::ACCESS), Err(io::ErrorKind::PermissionDenied));
+        assert_eq!(locked(Err(TryLockError::WouldBlock)).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[cfg(unix)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use puna_api::{Address, parse_bytes};
-use puna_mirror::{Quota, Rule, Storage, Upstreams};
+use puna_mirror::{Quota, Rule, Storage, Upstreams, check_namespace};
 
 use super::reader::{Reader, quoted};
 use super::storage;
@@ -57,7 +57,7 @@ impl MirrorConfig {
             upstreams: Upstreams {
                 hosts: read.upstreams("mirror.upstreams"),
                 private: read.namespaces("mirror.private"),
-                fresh: read.timeout("mirror.fresh", FRESH).unwrap_or(Duration::MAX),
+                fresh: read.time("mirror.fresh", FRESH),
                 fetch: read.repositories("mirror.fetch"),
                 fetch_limit: read.bytes("mirror.fetch_limit"),
                 fetch_parallel: read.at_once("mirror.fetch_parallel"),
@@ -69,7 +69,6 @@ impl MirrorConfig {
 impl Reader<'_> {
     /// Namespaces and how many bytes they may have, `NAMESPACE=BYTES` each.
     fn quotas(&mut self, key: &'static str) -> Vec<Quota> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
         let one = |text: &str| {
             let problem = || {
                 format!(
@@ -78,8 +77,7 @@ impl Reader<'_> {
             };
             let (namespaces, bytes) = text.split_once('=').ok_or_else(problem)?;
             let namespaces = namespaces.trim();
-            let word = namespaces.strip_suffix('*').unwrap_or(namespaces);
-            let bytes = parse_bytes(bytes).filter(|_| !namespaces.is_empty() && word.chars().all(fits));
+            let bytes = parse_bytes(bytes).filter(|_| check_namespace(namespaces).is_ok());
             Ok(Quota { namespaces: namespaces.to_owned(), bytes: bytes.ok_or_else(problem)? })
         };
         let parse = |text: &str| {
@@ -112,8 +110,7 @@ impl Reader<'_> {
     /// Namespaces or repositories, of which the last letter may be `*`.
     fn repositories(&mut self, key: &'static str) -> Vec<String> {
         let says = "it must be a namespace or a repository, and a * at its end stands for more: library, hf.co/user/*";
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
-        self.list(key, |one| one.strip_suffix('*').unwrap_or(one).chars().all(fits), says)
+        self.list(key, |one| check_namespace(one).is_ok(), says)
     }
 
     /// So many bytes; `None` is without a limit.

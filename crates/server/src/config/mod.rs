@@ -250,31 +250,43 @@ impl Config {
         let file = file.unwrap_or_default();
         let registry_hosts = hosts::read(&file, variable, home.as_deref())?;
         let host_settings = hosts::shown(&file, variable, home.as_deref());
-        let sources = Sources { flags, variable, file, home: home.clone() };
-        let mut read = Reader::new(sources);
-        let registry_key = home.as_ref().map(|home| home.join(".ollama").join("id_ed25519"));
-        let models = home.map(|home| puna_store::default_root(None, Some(&home)).display().to_string());
-        let models = read.path("models", models.as_deref());
-        let keys =
-            places::config_folder(variable).map(|folder| folder.join("keys.toml").display().to_string());
-        let editors = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
-        let editor = editors.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
-        let (mut address, scheme) = read.address("host", DEFAULT_ADDRESS);
-        let (tls, half) = match tls(&mut read) {
-            Ok(files) => (files, None),
-            Err(half) => (None, Some(half)),
-        };
-        if tls.is_some() && !scheme {
-            address.scheme = "https".into();
+        let mut read = Reader::new(Sources { flags, variable, file, home });
+        let (mut config, half) = Self::values(&mut read, path, registry_hosts, host_settings);
+        // Values first: a pair is judged by what it is made of.
+        if let Some(error) = read.error.or(half) {
+            return Err(error);
         }
-        let mut config = Self {
+        if config.models.as_os_str().is_empty() {
+            return Err(ConfigError::NoHome);
+        }
+        config.settings.sort_by_key(|setting| keys::keys().position(|key| key == setting.key));
+        if config.file.is_some() && config.settings.iter().any(Setting::hides_the_file) {
+            // What is hidden now counts when the variable is gone: what is wrong with it is said at once.
+            let places = |name: &str| variable(name).filter(|_| places::is_place(name));
+            if let Err(error @ ConfigError::File { .. }) = Self::read(&[], &places, system_file) {
+                return Err(error);
+            }
+        }
+        Ok(config)
+    }
+
+    /// All values, and what is wrong with two of them together.
+    fn values(
+        read: &mut Reader<'_>,
+        file: Option<PathBuf>,
+        registry_hosts: Hosts,
+        host_settings: Vec<HostSettings>,
+    ) -> (Self, Option<ConfigError>) {
+        let (variable, home) = (read.sources.variable, read.sources.home.clone());
+        let (address, tls, half) = listening(read);
+        let config = Self {
             address,
-            models: models.unwrap_or_default(),
+            models: models_folder(read),
             search_paths: read.folders("search_paths"),
             origins: read.origins(),
-            keys: read.path("keys", keys.as_deref()).unwrap_or_default(),
+            keys: keys_file(read),
             tls,
-            mirror: MirrorConfig::read(&mut read),
+            mirror: MirrorConfig::read(read),
             api_key: Hidden(read.secret("api_key")),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),
@@ -303,35 +315,20 @@ impl Config {
             remotes: read.servers("remotes"),
             remote_keys: Hidden(read.keys_of_servers("remote_keys")),
             remote_timeout: read.timeout("remote_timeout", Duration::from_secs(600)),
-            registry_key,
+            registry_key: home.as_ref().map(|home| home.join(".ollama").join("id_ed25519")),
             proxies: places::proxies(variable),
             kernels: read.kernels(),
             threads: Some(read.number("threads", 0, u32::MAX) as usize).filter(|n| *n > 0),
             deterministic: read.on("deterministic"),
             speculate: read.speculate(),
             no_history: read.on("nohistory"),
-            editor: read.text("editor", Some(&editor)).unwrap_or_default(),
-            warnings: read.warnings,
-            file: path,
-            settings: read.settings,
+            editor: editor(read),
+            warnings: std::mem::take(&mut read.warnings),
+            file,
+            settings: std::mem::take(&mut read.settings),
             host_settings,
         };
-        // Values first: a pair is judged by what it is made of.
-        if let Some(error) = read.error.or(half) {
-            return Err(error);
-        }
-        if config.models.as_os_str().is_empty() {
-            return Err(ConfigError::NoHome);
-        }
-        config.settings.sort_by_key(|setting| keys::keys().position(|key| key == setting.key));
-        if config.file.is_some() && config.settings.iter().any(Setting::hides_the_file) {
-            // What is hidden now counts when the variable is gone: what is wrong with it is said at once.
-            let places = |name: &str| variable(name).filter(|_| places::is_place(name));
-            if let Err(error @ ConfigError::File { .. }) = Self::read(&[], &places, system_file) {
-                return Err(error);
-            }
-        }
-        Ok(config)
+        (config, half)
     }
 
     /// Opens the store of models.
@@ -360,6 +357,39 @@ impl Config {
         // Without a list of origins nothing can fail.
         Self::from_variables(variables).unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
     }
+}
+
+/// Where a server listens, with what certificate, and what is wrong with that.
+fn listening(read: &mut Reader<'_>) -> (Address, Option<TlsFiles>, Option<ConfigError>) {
+    let (mut address, scheme) = read.address("host", DEFAULT_ADDRESS);
+    match tls(read) {
+        Ok(files) => {
+            if files.is_some() && !scheme {
+                address.scheme = "https".into();
+            }
+            (address, files, None)
+        }
+        Err(half) => (address, None, Some(half)),
+    }
+}
+
+/// The folder of models; none where there is no home folder to have it.
+fn models_folder(read: &mut Reader<'_>) -> PathBuf {
+    let home = read.sources.home.as_deref();
+    let usual = home.map(|home| puna_store::default_root(None, Some(home)).display().to_string());
+    read.path("models", usual.as_deref()).unwrap_or_default()
+}
+
+fn keys_file(read: &mut Reader<'_>) -> PathBuf {
+    let folder = places::config_folder(read.sources.variable);
+    let usual = folder.map(|folder| folder.join("keys.toml").display().to_string());
+    read.path("keys", usual.as_deref()).unwrap_or_default()
+}
+
+fn editor(read: &mut Reader<'_>) -> String {
+    let others = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
+    let usual = others.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
+    read.text("editor", Some(&usual)).unwrap_or_default()
 }
 
 /// A certificate and its key: both or neither.

@@ -462,13 +462,22 @@ impl<'a> Reader<'a> {
     /// Seconds or a duration; what is not positive is for ever.
     pub fn timeout(&mut self, key: &'static str, default: Duration) -> Option<Duration> {
         let parse = |text: &str| {
-            let seconds = text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000));
-            let nanos = seconds.or_else(|_| parse_duration(text)).map_err(|_| not_a_time(text))?;
+            let nanos = nanoseconds(text)?;
             Ok(u64::try_from(nanos).ok().filter(|ns| *ns > 0).map(Duration::from_nanos))
         };
         let show =
             |time: &Option<Duration>| Some(time.map_or("-1".into(), |time| quoted(&format_duration(time))));
         self.parsed(key, Some(default), parse, show)
+    }
+
+    /// Seconds or a duration, which may be none at all.
+    pub fn time(&mut self, key: &'static str, default: Duration) -> Duration {
+        let parse = |text: &str| {
+            let nanos = u64::try_from(nanoseconds(text)?)
+                .map_err(|_| format!("is {text:?}: it must not be negative"))?;
+            Ok(Duration::from_nanos(nanos))
+        };
+        self.strict(key, default, parse, |time| Some(quoted(&format_duration(*time))))
     }
 
     /// Whether something is on, which is off where nothing is said.
@@ -540,6 +549,12 @@ fn without_users(text: &str) -> String {
         shown.extend(["://", user, rest]);
     }
     shown
+}
+
+/// Of seconds or a duration.
+fn nanoseconds(text: &str) -> Result<i64, String> {
+    let seconds = text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000));
+    seconds.or_else(|_| parse_duration(text)).map_err(|_| not_a_time(text))
 }
 
 fn not_a_time(text: &str) -> String {

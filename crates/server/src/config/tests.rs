@@ -501,3 +501,17 @@ fn what_a_mirror_keeps_and_fetches_is_said_in_lists() {
         assert!(error.starts_with(variable) && error.contains(value), "{error}");
     }
 }
+
+#[test]
+fn a_mirror_may_ask_each_time_but_no_sooner() {
+    let fresh = |text: &str| with_file(&format!("[mirror]\nfresh = {text}"), &[], &[]);
+    for (text, time) in
+        [("0", Duration::ZERO), ("\"0s\"", Duration::ZERO), ("\"2m\"", Duration::from_secs(120))]
+    {
+        assert_eq!(fresh(text).unwrap().mirror.upstreams.fresh, time);
+    }
+    for bad in ["-1", "\"-1h\"", "\"soon\""] {
+        let text = fresh(bad).unwrap_err().to_string();
+        assert!(text.contains("mirror.fresh is "), "{text}");
+    }
+}

@@ -31,57 +31,75 @@ pub enum ListenError {
         /// The reason.
         error: io::Error,
         /// The way out, where one is known.
-        hint: &'static str,
+        hint: String,
     },
 }
 
-/// Opens the server's address.
-pub async fn listen(address: &Address) -> Result<TcpListener, ListenError> {
+/// Opens an address; `setting` is the variable that it can be set by.
+///
+/// # Errors
+/// Why it cannot be had, and the way out.
+pub async fn listen(address: &Address, setting: &str) -> Result<TcpListener, ListenError> {
     let authority = address.authority();
     match TcpListener::bind(&authority).await {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let (by, hint) = who(address).await;
+            let (by, hint) = who(address, setting).await;
             Err(ListenError::InUse { address: authority, by, hint })
         }
-        Err(error) => Err(ListenError::Other { address: authority, hint: way_out(error.kind()), error }),
+        Err(error) => {
+            Err(ListenError::Other { address: authority, hint: way_out(error.kind(), setting), error })
+        }
     }
 }
 
 /// What to do about an address that cannot be had, behind the reason.
-fn way_out(reason: io::ErrorKind) -> &'static str {
+fn way_out(reason: io::ErrorKind, setting: &str) -> String {
     match reason {
         io::ErrorKind::PermissionDenied => {
-            ": ports below 1024 are for root alone; take a higher one (OLLAMA_HOST)"
+            format!(": ports below 1024 are for root alone; take a higher one ({setting})")
         }
-        io::ErrorKind::AddrNotAvailable => {
-            ": this machine has no such address; set OLLAMA_HOST to one that it has, or to 0.0.0.0 for all of them"
-        }
-        _ => "",
+        io::ErrorKind::AddrNotAvailable => format!(
+            ": this machine has no such address; set {setting} to one that it has, or to 0.0.0.0 for all of them"
+        ),
+        _ => String::new(),
     }
 }
 
 /// Who listens at an address.
-async fn who(address: &Address) -> (String, String) {
-    let elsewhere = ": stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)".to_owned();
-    let root = ask(address, "/").await.unwrap_or_default();
-    let version = ask(address, "/api/version").await.unwrap_or_default();
+async fn who(address: &Address, setting: &str) -> (String, String) {
+    let elsewhere = format!(": stop it, or set {setting} to another address (such as 127.0.0.1:11500)");
+    let Some(root) = ask(address, "/").await else {
+        return ("a program that does not speak HTTP".into(), elsewhere);
+    };
+    let version = ask(address, "/api/version").await.unwrap_or_default().body;
     let version: puna_api::native::VersionResponse = serde_json::from_str(&version).unwrap_or_default();
     if !version.puna.is_empty() {
         return (format!("Puna {}", version.puna), ": it can be used as it is, or stopped first".into());
     }
-    if root.starts_with(PLAIN) {
+    if root.body.starts_with(PLAIN) {
         return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
     }
-    if root.starts_with("Ollama is running") {
+    if root.body.starts_with("Ollama is running") {
         return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
     }
-    let what = if root.is_empty() { "a program that does not speak HTTP" } else { "another HTTP server" };
-    (what.to_owned(), elsewhere)
+    // It leads to its page.
+    if root.head.to_ascii_lowercase().contains("\r\nlocation: /mirror\r\n") {
+        return ("a mirror of Puna's".into(), elsewhere);
+    }
+    ("another HTTP server".into(), elsewhere)
 }
 
-/// The body that a server answers to a GET, if it does so soon.
-async fn ask(address: &Address, path: &str) -> Option<String> {
+/// What a server says.
+#[derive(Default)]
+struct Answer {
+    /// Its status and headers, each line with its end.
+    head: String,
+    body: String,
+}
+
+/// What a server answers to a GET, if it speaks HTTP and does so soon.
+async fn ask(address: &Address, path: &str) -> Option<Answer> {
     let url = address.url();
     let target = url.split("://").nth(1)?.split('/').next()?.to_owned();
     let exchange = async {
@@ -90,7 +108,9 @@ async fn ask(address: &Address, path: &str) -> Option<String> {
         stream.write_all(request.as_bytes()).await.ok()?;
         let mut answer = Vec::new();
         stream.take(64 << 10).read_to_end(&mut answer).await.ok()?;
-        Some(String::from_utf8_lossy(&answer).split_once("\r\n\r\n")?.1.to_owned())
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").filter(|_| answer.starts_with("HTTP/"))?;
+        Some(Answer { head: format!("{head}\r\n"), body: body.to_owned() })
     };
     timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }
@@ -103,7 +123,7 @@ mod tests {
     async fn an_address_of_another_machine_is_refused_with_the_way_out() {
         // Kept for documentation: nobody has it.
         let address = Address::parse("192.0.2.1:0").0;
-        let error = listen(&address).await.unwrap_err().to_string();
+        let error = listen(&address, "OLLAMA_HOST").await.unwrap_err().to_string();
         assert!(
             error.starts_with("listen tcp 192.0.2.1:0: bind: ") && error.contains("OLLAMA_HOST"),
             "{error}"
@@ -114,7 +134,7 @@ mod tests {
     fn ports_that_are_roots_are_told_from_other_reasons() {
         let told = |kind| {
             let (address, error) = ("127.0.0.1:80".to_owned(), io::Error::from(kind));
-            ListenError::Other { address, error, hint: way_out(kind) }.to_string()
+            ListenError::Other { address, error, hint: way_out(kind, "OLLAMA_HOST") }.to_string()
         };
         assert_eq!(
             told(io::ErrorKind::PermissionDenied),

@@ -87,8 +87,14 @@ impl Remotes {
 
     fn host(&self, text: &str) -> Result<Host, Failure> {
         let wrong = || {
+            // What stands before an @ is a password.
+            let shown = match (text.find("://"), text.rfind('@')) {
+                (Some(scheme), Some(at)) if scheme < at => format!("{}…{}", &text[..scheme + 3], &text[at..]),
+                _ => text.to_owned(),
+            };
             Failure::bad_request(format!(
-                "bad remote: {text:?} is no address of a server; it is like https://host:8000/v1"
+                "bad remote: {shown:?} is no address of a server; it is like https://host:8000/v1, and keys stand in \
+                 PUNA_REMOTE_KEYS"
             ))
         };
         let url = Url::parse(text).map_err(|_| wrong())?;

@@ -30,8 +30,11 @@ pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
     let (entries, broken) = store.list_all()?;
     let models = entries.iter().map(|entry| summary(store, entry)).collect();
     store.keep_lists();
-    let way_out = |error: &StoreError| {
-        format!("{error}: repair or delete that file; until then the space of removed models is not freed")
+    let way_out = |error: &StoreError| match error {
+        StoreError::Silent { .. } => error.to_string(),
+        _ => format!(
+            "{error}: repair or delete that file; until then the space of removed models is not freed"
+        ),
     };
     Ok(ListResponse { models, warnings: broken.iter().map(way_out).collect() })
 }

@@ -385,6 +385,26 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_another_program_may_know_is_remarked_on_and_not_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let check = |architecture: &str, key: &str, value: &str| {
+            let mut file = puna_gguf::Writer::new();
+            file.set("general.architecture", architecture)
+                .set("tokenizer.ggml.model", "gpt2")
+                .set(key, value);
+            std::fs::write(&path, file.to_vec([]).unwrap()).unwrap();
+            check_model(&path, &[])
+        };
+        for (key, value) in [("tokenizer.ggml.pre", "othernet-pre"), ("tokenizer.ggml.model", "othernet")] {
+            let remark = check("othernet", key, value).unwrap().unwrap();
+            assert!(remark.starts_with("warning: unknown architecture `othernet`"), "{remark}");
+            let refused = check("llama", key, value).unwrap_err();
+            assert!(refused.contains("unknown") && refused.contains(value), "{refused}");
+        }
+    }
+
+    #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
         let mut backend = CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
         let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64 }];

@@ -90,7 +90,7 @@ async fn who_speaks_without_tls_is_told_so() {
     let answer = ask(TcpStream::connect(bench.address).await.unwrap()).await;
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with(PLAIN), "{answer}");
     let address = crate::Address::parse(&bench.address.to_string()).0;
-    let error = crate::listen(&address).await.unwrap_err().to_string();
+    let error = crate::listen(&address, "OLLAMA_HOST").await.unwrap_err().to_string();
     assert!(error.contains("a Puna with TLS is running there already"), "{error}");
 }
 
