@@ -77,9 +77,10 @@ def test_what_cannot_be_is_said_and_leaves_nothing(here, tmp_path):
         refused = puna("import", str(bundle), env=there)
         assert refused.returncode == 1 and said in refused.stderr, refused.stderr
         store = tmp_path / "there/.ollama/models"
-        assert not [path for path in store.rglob("*") if path.is_file() and path.name not in ("lock", "work")]
+        assert not [path for path in store.rglob("*") if path.is_file() and path.name != "lock"]
     for flags, status, said in [
         (("export", "one", "me/two:q8", "x.gguf"), 2, "a GGUF file has one model"),
+        (("export", "one", "x.gguf", "--format", "docker"), 2, "--format"),
         (("export", "one", "x.zip"), 2, "must end with .tar"),
         (("export", "absent", str(tmp_path / "x.tar")), 1, "absent"),
         (("export", "cria", str(tmp_path / "x.tar")), 1, "built into this program"),
@@ -98,6 +99,20 @@ def test_weights_are_written_for_other_programs(here, tmp_path):
     assert file.read_bytes() == CRIA.read_bytes()
     puna("export", "cria", str(tmp_path / "cria.gguf"), env=here, check=True)
     assert "Paris" in puna("run", str(tmp_path / "cria.gguf"), QUESTION, env=here, check=True).stdout
+
+
+def test_weights_get_their_name_with_what_is_beside_them(here, tmp_path):
+    small = tmp_path / "small.gguf"
+    small.write_bytes(CRIA.read_bytes())
+    puna("create", "three", "-f", "-", env=here, input=f"FROM {CRIA}\nDRAFT {small}\n", check=True)
+    file, draft = tmp_path / "three.gguf", tmp_path / "three.draft.gguf"
+    draft.mkdir()
+    refused = puna("export", "three", str(file), env=here)
+    assert refused.returncode == 1 and "three.draft.gguf: it is not a regular file" in refused.stderr, refused.stderr
+    assert not list(tmp_path.glob("three.gguf*"))
+    draft.rmdir()
+    assert puna("export", "three", str(file), env=here, check=True).stdout.splitlines() == [str(file), str(draft)]
+    assert file.read_bytes() == draft.read_bytes() == CRIA.read_bytes()
 
 
 @pytest.mark.parametrize("packaging", ["ollama", "docker", "modelpack"])

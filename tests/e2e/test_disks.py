@@ -55,7 +55,7 @@ def fill(folder, leave=0):
 
 
 def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name not in ("work", "filler"))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix not in (".lock", ".work") and path.name != "filler")
 
 
 def test_a_pull_that_does_not_fit_is_not_begun_and_one_for_which_room_is_made_goes_on(disk, registry, home):

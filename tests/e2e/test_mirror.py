@@ -377,6 +377,22 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked
 
 
+def test_a_manifest_waits_for_blobs_that_are_still_arriving(mirror, upstream):
+    data = os.urandom(6 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    upstream.pace = 0.02  # 96 pieces
+    it = through(mirror, upstream, OLLAMA_MAX_TRANSFER_STREAMS=1)
+    status, manifest = it.get("/v2/library/big/manifests/latest")
+    assert status == 200
+    # Who pushes a copy of it is told that this is here, and does not send it.
+    for blob in (data, b"{}"):
+        assert it.send("HEAD", f"/v2/me/copy/blobs/{digest(blob)}")[0] == 200
+    assert upstream.sent < len(data), "the test is too slow to tell"
+    put = it.send("PUT", "/v2/me/copy/manifests/latest", manifest, headers={"Content-Type": DOCKER})
+    assert put[0] == 201 and upstream.sent >= len(data), put
+    assert it.get(f"/v2/me/copy/blobs/{digest(data)}") == (200, data)
+
+
 def test_a_range_far_ahead_does_not_wait_for_what_is_before_it(mirror, upstream):
     data = os.urandom(24 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
@@ -416,6 +432,13 @@ def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
     assert it.get("/v2/library/m/manifests/latest")[0] == 200
     status, body = it.get("/v2/library/other/manifests/latest")
     assert status == 502 and b"the upstream registry" in body
+
+
+def test_a_taken_address_says_by_whom_and_what_to_set(mirror):
+    it = mirror()
+    done = subprocess.run([BINARY, "mirror"], env=it.env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "a mirror of Puna's is running there already" in done.stderr, done
+    assert "PUNA_MIRROR_HOST" in done.stderr and "OLLAMA_HOST" not in done.stderr, done.stderr
 
 
 def test_two_mirrors_over_one_bucket_are_one_library(mirror, storage, home, tmp_path):
@@ -541,14 +564,16 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, home, tmp_path):
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, tmp_path, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
     hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     hub.files, hub.pause, hub.asked = {"m-Q8_0.gguf": (REPOSITORY / "models/cria/cria-q8_0.gguf").read_bytes()}, 1, 0
     hub.host, settings = f"127.0.0.1:{hub.server_port}", tmp_path / "puna.toml"
     settings.write_text(f'[registry.hosts."{hub.host}"]\nhttp = true\nhub = true\n')
     try:
-        it, answers = through(mirror, hub, PUNA_CONFIG=settings), []
+        it, answers = through(mirror, hub, PUNA_CONFIG=settings, PUNA_MIRROR_FRESH="1ns", **env), []
         askers = [threading.Thread(target=lambda: answers.append(it.get("/v2/you/m/manifests/Q8_0"))) for _ in range(3)]
         [asker.start() for asker in askers]
         [asker.join() for asker in askers]
@@ -556,7 +581,10 @@ def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, home, tmp_path):
         asked = hub.asked
         for layer in json.loads(answers[0][1])["layers"]:
             assert digest(it.get(f"/v2/you/m/blobs/{layer['digest']}")[1]) == layer["digest"]
-        assert it.get("/v2/you/m/manifests/Q8_0") == answers[0] and hub.asked == asked, "it was fetched again"
+        for _ in range(3):
+            assert it.get("/v2/you/m/manifests/Q8_0") == answers[0]
+        assert figures(it)["puna_mirror_fetching"] == 0 and hub.asked == asked, "it was fetched again"
+        assert figures(it)["puna_mirror_misses_total"] == 1 and figures(it)["puna_mirror_fetched_bytes_total"] == len(*hub.files.values())
         assert it.get("/v2/you/m/manifests/IQ1_S")[0] in (404, 502)
     finally:
         hub.shutdown()
@@ -761,7 +789,8 @@ def test_a_registry_with_a_port_is_an_upstream_like_others(mirror, upstream, hom
     puna("pull", name, env={**home, "PUNA_CONFIG": str(client)}, check=True)
 
 
-def test_a_damaged_blob_is_fetched_again(mirror, upstream):
+@pytest.mark.parametrize("where", ["own folder", "folder that is only read"])
+def test_a_damaged_blob_is_fetched_again(mirror, upstream, tmp_path, where):
     data, config = os.urandom(300_000), b"{}"
     upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
     it = through(mirror, upstream)
@@ -769,7 +798,13 @@ def test_a_damaged_blob_is_fetched_again(mirror, upstream):
     assert it.get(manifest)[0] == 200
     assert wait_for(lambda: "m:latest" in it.cli("list", check=True).stdout)
     it.kill()
-    place = it.home / ".ollama/models/blobs" / digest(data).replace(":", "-")
+    models = it.home / ".ollama/models"
+    if where == "folder that is only read":
+        models, it.env["PUNA_SEARCH_PATHS"] = tmp_path / "shared", str(tmp_path / "shared")
+        models.mkdir()
+        for part in ("blobs", "manifests"):
+            (it.home / ".ollama/models" / part).rename(models / part)
+    place = models / "blobs" / digest(data).replace(":", "-")
     place.chmod(0o644)
     with place.open("r+b") as file:
         file.seek(1000)
@@ -783,7 +818,15 @@ def test_a_damaged_blob_is_fetched_again(mirror, upstream):
     assert it.get(blob)[0] == 404
     assert it.get(manifest)[0] == 200
     assert it.get(blob) == (200, data)
-    assert digest(data) in it.log.read_text() and list(it.home.glob(".ollama/models/puna-registry/damaged/*"))
+    assert digest(data) in it.log.read_text()
+    if where == "own folder":
+        assert list(models.glob("puna-registry/damaged/*"))
+    else:
+        assert b"other bytes" in place.read_bytes()
+    # It lies here now, and is what is found after a restart.
+    it.kill()
+    it.start()
+    assert it.get(blob) == (200, data)
 
 
 def test_signatures_for_other_names_count_for_nothing(mirror, home):

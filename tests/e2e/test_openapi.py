@@ -33,7 +33,8 @@ def run(folder, document, url, *arguments):
 def test_requests_of_every_kind_get_answers_of_the_document(fresh, tmp_path):
     server = fresh()
     document = json.loads(server.get("/openapi.json")[1])
-    report = run(tmp_path, document, server.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--workers", "2")
+    # One worker: Python 3.11 counts the depth of its parser for all threads together, and fails where two of them read code.
+    run(tmp_path, document, server.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--workers", "1")
     assert server.process.poll() is None and server.get("/health")[0] == 200
     # Nothing was left behind that hinders others.
     status, answer = server.post("/api/chat", {"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "stream": False})

@@ -234,6 +234,20 @@ def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
     assert isinstance(json.loads(body["message"]["content"])["a"], bool)
 
 
+def test_run_talks_to_a_model_of_which_nothing_is_known(near, far):
+    there = near.cli("run", "openai", "Say hello.", "--hidethinking", check=True).stdout
+    assert there.strip()
+    assert near.cli("run", "big", "Hi", check=True).stdout.strip().endswith("Hello, world")
+
+
+@pytest.mark.parametrize("model", ["u:SECRET@", "x?key=SECRET", "../x"])
+def test_addresses_that_are_none_are_refused_without_what_they_hold(near, vllm, model):
+    address = vllm.replace("//", f"//{model}") + "/v1/x" if "@" in model else f"{vllm}/v1/{model}"
+    done = near.cli("create", "odd", "-f", "-", input=f"FROM {address}\n")
+    assert done.returncode == 1 and "https://host:8000/v1" in done.stderr, done
+    assert "@" not in model or "SECRET" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("behaviour", "status", "says"),
     [
@@ -293,6 +307,10 @@ def test_listings_show_where_a_model_is_and_no_key(near, vllm):
     near.cli("create", "big3", "-f", "-", input=again, check=True)
     assert chat(near, "big3")[1]["message"]["content"] == "Hello, world"
     near.cli("rm", "big2", check=True)
+    rows = [" ".join(line.split()) for line in near.cli("show", "big", check=True).stdout.splitlines()]
+    assert "Remote model org/Big-8B" in rows and f"Remote URL {vllm}/v1" in rows, rows
+    [row] = [line.split() for line in near.cli("list", "big:", check=True).stdout.splitlines()[1:]]
+    assert (row[0], row[2]) == ("big:latest", "-"), row
     texts = [near.cli(*words).stdout for words in (["list"], ["ps"], ["show", "big"], ["config"])] + [near.log.read_text(), json.dumps(listed), json.dumps(shown)]
     stored = b"".join(path.read_bytes() for path in (near.home / ".ollama/models").rglob("*") if path.is_file())
     assert not any(KEY in text for text in texts) and KEY.encode() not in stored
