@@ -34,6 +34,20 @@ def test_run_puts_piped_input_before_the_prompt(server):
     assert "5.\n\n" not in (answer("9 - ", input="4"), answer("4"), answer("", input="9 - "))
 
 
+def test_run_takes_parameters(server):
+    ask = ["run", "cria", "--think=false", "What is the capital of France?"]
+    assert len(server.cli(*ask, "-p", "temperature=0", "-p", "num_predict=2", check=True).stdout.split()) <= 2
+    cut = server.cli(*ask, "--parameter", "stop=Paris", "--parameter", "stop=no such word", check=True).stdout
+    assert "Paris" not in cut
+    for wrong, told in (
+        ("temperature", "NAME=VALUE"),
+        ("temperatur=0", "unknown parameter 'temperatur'"),
+        ("num_predict=many", "many"),
+    ):
+        done = server.cli(*ask, "-p", wrong)
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
 def test_run_verbose_prints_statistics_on_standard_error(server):
     done = server.cli("run", "cria", "--think=false", "--verbose", "What is the capital of France?", check=True)
     assert done.stdout.strip() == "Paris."

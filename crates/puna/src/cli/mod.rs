@@ -403,6 +403,9 @@ pub struct RunArgs {
     /// Hide thinking output
     #[arg(long)]
     pub hidethinking: bool,
+    /// Set a parameter, as PARAMETER of a Modelfile does (e.g. -p temperature=0 -p seed=7); may be repeated
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub parameter: Vec<String>,
     /// Guess ahead: auto, off, ngram (from the text alone), always, or the name of a draft model; answers stay the same
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<String>,

@@ -1,5 +1,6 @@
 //! `puna run`: one answer, or a conversation.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use puna_api::native::{
     ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse, Think,
 };
 use puna_server::speculate::Wish;
-use puna_store::{ModelRef, StoreError, Weights};
+use puna_store::{ModelRef, StoreError, Weights, parse_parameter};
 use serde_json::{Map, Value};
 
 use super::library::is_not_found;
@@ -41,6 +42,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
 
     let path = Path::new(&args.model);
     let draft = args.speculate.as_deref().filter(|how| matches!(Wish::parse(how), Wish::Model(_)));
+    let parameters = parameters(args, draft)?;
     let (service, model) = match (is_a_path(&args.model), draft) {
         (true, draft) => Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?,
         (false, Some(draft)) if is_a_path(draft) => bail!(
@@ -49,7 +51,6 @@ pub fn run(args: &RunArgs) -> Result<()> {
         ),
         (false, _) => (Service::connect_or_start()?, args.model.clone()),
     };
-    let parameters = parameters(args, draft);
     let info = known(&service, &model, args.insecure)?;
     let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
     // What runs elsewhere may be said to do everything.
@@ -102,7 +103,8 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
 }
 
 /// Options that the command line sets.
-fn parameters(args: &RunArgs, draft: Option<&str>) -> Map<String, Value> {
+fn parameters(args: &RunArgs, draft: Option<&str>) -> Result<Map<String, Value>> {
+    let mut parameters = named_parameters(&args.parameter)?;
     let how = args.speculate.as_deref().map(|how| match draft {
         // In the store of a single file its draft model has a name of its own.
         Some(draft) if is_a_path(&args.model) && draft_file(draft).is_ok_and(|file| file.is_some()) => {
@@ -110,7 +112,30 @@ fn parameters(args: &RunArgs, draft: Option<&str>) -> Map<String, Value> {
         }
         _ => how,
     });
-    how.map(|how| ("speculate".to_owned(), Value::from(how))).into_iter().collect()
+    parameters.extend(how.map(|how| ("speculate".to_owned(), Value::from(how))));
+    Ok(parameters)
+}
+
+/// What `--parameter NAME=VALUE` sets; values of one name are read together, as a Modelfile's are.
+fn named_parameters(given: &[String]) -> Result<Map<String, Value>> {
+    let mut values: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for text in given {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            usage::wrong(format!("--parameter {text:?} must be NAME=VALUE, as in temperature=0"))
+        })?;
+        values.entry(name.trim()).or_default().push(value);
+    }
+    let mut parameters = Map::new();
+    for (name, values) in values {
+        match parse_parameter(name, &values) {
+            Ok(Some(value)) => {
+                parameters.insert(name.to_owned(), value);
+            }
+            Ok(None) => writeln!(std::io::stderr(), "warning: parameter {name} is deprecated")?,
+            Err(error) => return Err(usage::wrong(format!("--parameter {name}: {error}"))),
+        }
+    }
+    Ok(parameters)
 }
 
 /// What comes through a pipe or from a file; `None` where a person types, or nothing came.
