@@ -49,20 +49,39 @@ fn each<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Log-probabilities over the vocabulary.
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
-    logits.iter().map(|&l| f64::from(l - max) - sum.ln()).collect()
+/// A distribution over the vocabulary, by its logits.
+#[derive(Clone, Copy)]
+struct Distribution<'a> {
+    logits: &'a [f32],
+    /// Logarithm of the sum of the logits' exponentials.
+    log_sum: f64,
 }
 
-fn argmax(row: &[f64]) -> usize {
-    (0..row.len()).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap()
-}
+impl<'a> Distribution<'a> {
+    fn new(logits: &'a [f32]) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&l| f64::from((l - max).exp())).sum();
+        Self { logits, log_sum: f64::from(max) + sum.ln() }
+    }
 
-/// Kullback-Leibler divergence of a distribution from its base, in nats.
-fn divergence(base: &[f64], row: &[f64]) -> f64 {
-    base.iter().zip(row).map(|(p, q)| p.exp() * (p - q)).sum()
+    fn log_probability(&self, token: usize) -> f64 {
+        f64::from(self.logits[token]) - self.log_sum
+    }
+
+    fn argmax(&self) -> usize {
+        let row = self.logits;
+        (0..row.len()).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap()
+    }
+
+    /// Kullback-Leibler divergence of `other` from this, in nats.
+    fn divergence(&self, other: &Self) -> f64 {
+        let log_sum = self.log_sum as f32;
+        let terms = self.logits.iter().zip(other.logits).map(|(&own, &other)| {
+            let weight = f64::from((own - log_sum).exp());
+            weight * (f64::from(own) - f64::from(other))
+        });
+        terms.sum::<f64>() + other.log_sum - self.log_sum
+    }
 }
 
 /// What a level's results differ by from the exact ones.
@@ -79,6 +98,20 @@ struct Score {
 }
 
 impl Score {
+    /// Notes a row each position, beside the base's, if this is another; `exact` and `next` are the tokens that the exact
+    /// results like best and those that come next in the text.
+    fn add(&mut self, rows: &[Distribution], base: &[Distribution], exact: &[usize], next: &[usize]) {
+        self.positions += rows.len();
+        self.agree += each(rows.len(), |i| usize::from(rows[i].argmax() == exact[i])).iter().sum::<usize>();
+        self.kl.extend(each(base.len(), |i| base[i].divergence(&rows[i])));
+        for (row, &token) in rows.iter().zip(next) {
+            self.log_likelihood += row.log_probability(token);
+            self.predicted += 1;
+        }
+        self.base_log_likelihood +=
+            base.iter().zip(next).map(|(row, &token)| row.log_probability(token)).sum::<f64>();
+    }
+
     fn perplexity(&self) -> f64 {
         (-self.log_likelihood / self.predicted as f64).exp()
     }
@@ -128,31 +161,24 @@ fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
         for start in (0..ids.len()).step_by(STEP) {
             let part = &ids[start..(start + STEP).min(ids.len())];
             let feed = Feed { sequence: 0, tokens: part, outputs: Outputs::All };
-            let mut base: Vec<Vec<f64>> = Vec::new();
-            let runs = evaluators.iter_mut().zip(&mut scores).zip(levels);
-            for ((evaluator, score), _) in runs.filter(|(_, level)| n == 0 || !is_emulated(level)) {
-                let vocab = evaluator.info().n_vocab;
-                let logits = evaluator.logits(&[feed]).unwrap();
-                let rows = each(part.len(), |i| log_softmax(&logits[i * vocab..(i + 1) * vocab]));
-                score.kl.extend(each(base.len(), |i| divergence(&base[i], &rows[i])));
-                for (i, row) in rows.iter().enumerate() {
-                    score.positions += 1;
-                    score.agree += usize::from(argmax(row) == exact[start + i]);
-                    if let Some(&next) = tokens.get(start + i + 1) {
-                        score.log_likelihood += row[next];
-                        score.predicted += 1;
-                    }
-                    if let (Some(base), Some(&next)) = (base.get(i), tokens.get(start + i + 1)) {
-                        score.base_log_likelihood += base[next];
-                    }
-                }
-                if base.is_empty() {
-                    base = rows;
-                }
+            let (exact, next) = (&exact[start..], &tokens[start + 1..]);
+            let base = evaluators[0].logits(&[feed]).unwrap().to_vec();
+            let base = distributions(&base, part.len());
+            scores[0].add(&base, &[], exact, next);
+            let others = evaluators.iter_mut().zip(&mut scores).zip(levels).skip(1);
+            for ((evaluator, score), _) in others.filter(|(_, level)| n == 0 || !is_emulated(level)) {
+                let rows = distributions(evaluator.logits(&[feed]).unwrap(), part.len());
+                score.add(&rows, &base, exact, next);
             }
         }
     }
     scores
+}
+
+/// The distributions of `rows` rows of logits.
+fn distributions(logits: &[f32], rows: usize) -> Vec<Distribution<'_>> {
+    let vocab = logits.len() / rows;
+    each(rows, |i| Distribution::new(&logits[i * vocab..][..vocab]))
 }
 
 fn check(file: &str, reference: &str) {
