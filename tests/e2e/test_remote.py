@@ -235,7 +235,7 @@ def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
 
 
 def test_run_talks_to_a_model_of_which_nothing_is_known(near, far):
-    there = near.cli("run", "openai", "Say hello.", "--hidethinking", check=True).stdout
+    there = near.cli("run", "openai", "-p", "temperature=0", "--think=false", "Say hello.", check=True).stdout
     assert there.strip()
     assert near.cli("run", "big", "Hi", check=True).stdout.strip().endswith("Hello, world")
 
