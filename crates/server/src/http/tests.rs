@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
+use crate::runner::launch::{Launched, Launcher};
 use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);
@@ -211,4 +212,31 @@ async fn a_server_ends_cleanly_with_and_without_connections() {
         server.await.expect("no panic").unwrap();
         drop(client);
     }
+}
+
+/// A keeper of models that cannot go on is no reason to refuse everything for ever: the server ends and says why.
+#[tokio::test]
+async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
+    struct Panics;
+    impl Launcher for Panics {
+        fn launch(&self) -> std::io::Result<Launched> {
+            panic!("no runner at all");
+        }
+    }
+    let models = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config::with_models(models.path());
+    let server = tokio::spawn(crate::serve_with(config, listener, std::future::pending(), Arc::new(Panics)));
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let body = r#"{"model": "cria", "prompt": "hi"}"#;
+    let head =
+        format!("POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    client.write_all((head + body).as_bytes()).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(10), server).await.expect("it ends").unwrap();
+    let reason = ended.unwrap_err().to_string();
+    assert!(reason.contains("no runner at all"), "{reason}");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
 }
