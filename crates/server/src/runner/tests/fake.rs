@@ -206,9 +206,15 @@ impl Generator for FakeEngine {
         let fake = self.fake.clone();
         thread::spawn(move || {
             let _works = Works::new(&fake);
-            for _ in 0..fake.prefill.load(Ordering::Relaxed) {
+            let rounds = fake.prefill.load(Ordering::Relaxed) as usize;
+            for round in 1..=rounds {
                 thread::sleep(Duration::from_millis(10));
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
+                // As the engine, after each step.
+                let (total, done) = (job.prompt.len(), job.prompt.len() * round / rounds);
+                if !sink.send(EngineEvent::Prefill { done, total }) {
+                    return;
+                }
             }
             if let Some(top) = job.prompt_logprobs {
                 fake.scored.fetch_add(job.prompt.len() as u64, Ordering::Relaxed);
