@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
+use crate::end::End;
 use crate::figures::{Figures, OfModel, Tally};
 use crate::http::{Client, current_via, note_ignored};
 use crate::kept::Responses;
@@ -54,6 +55,7 @@ struct Inner {
     figures: Arc<Figures>,
     links: Option<Links>,
     remotes: Arc<Remotes>,
+    end: End,
     /// What serves `/v2`, once it does.
     mirror: OnceLock<crate::mirror::Registry>,
 }
@@ -70,7 +72,9 @@ impl App {
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
-        let (responses, links, remotes) = (Arc::default(), Links::new(&config), Remotes::new(&config));
+        let end = End::default();
+        let (responses, links, remotes) =
+            (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
         let mirror = OnceLock::new();
         Ok(Self(Arc::new(Inner {
             config,
@@ -81,6 +85,7 @@ impl App {
             figures,
             links,
             remotes,
+            end,
             mirror,
         })))
     }
@@ -134,6 +139,17 @@ impl App {
     /// Other servers that models may be on.
     pub(crate) fn remotes(&self) -> &Arc<Remotes> {
         &self.0.remotes
+    }
+
+    /// The end of the server.
+    pub(crate) fn end(&self) -> &End {
+        &self.0.end
+    }
+
+    /// Tells everything that still runs why it ends, and ends all runners.
+    pub(crate) async fn shutdown(&self) {
+        self.0.end.begin();
+        self.models().shutdown().await;
     }
 
     /// What is counted.

@@ -13,6 +13,7 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod end;
 mod figures;
 pub mod http;
 mod ids;
@@ -159,7 +160,7 @@ async fn answer(
             reason = app.models().broken() => broken = Some(reason),
         }
     };
-    http::serve::run(listener, manner, reload, ends, app.models().shutdown()).await;
+    http::serve::run(listener, manner, reload, ends, app.shutdown()).await;
     if let Some(mirror) = app.mirror() {
         mirror.rest().await;
     }

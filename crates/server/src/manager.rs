@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
 use crate::canonical::{Failure, Task};
+use crate::end::shutting_down;
 use crate::figures::Figures;
 use crate::memory::human;
 use crate::panics::text_of;
@@ -27,11 +28,6 @@ use crate::scheduler::{
 
 /// How long runners may take to end with the server.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// What requests are told that end with the server.
-fn shutting_down() -> Failure {
-    Failure::new(503, "the server is shutting down")
-}
 
 /// Names of one runner that are remembered.
 const NAMES: usize = 64;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
@@ -239,4 +240,89 @@ async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
     let mut answer = String::new();
     client.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+}
+
+/// Another server, in both roles: a registry that never answers, and a model's host that begins an answer and says no more.
+async fn stuck() -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = vec![0; 64 << 10];
+                let length = stream.read(&mut request).await.unwrap_or(0);
+                if request[..length].starts_with(b"POST /api/chat") {
+                    let line = r#"{"message": {"role": "assistant", "content": "so"}, "done": false}"#;
+                    let answer = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{line}\n");
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    address
+}
+
+/// A request whose answer's end is that of its connection.
+async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let (body, mut head) = (body.to_string(), format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n"));
+    head += &format!("Connection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    client.write_all((head + &body).as_bytes()).await.unwrap();
+    client
+}
+
+async fn rest(mut client: TcpStream) -> String {
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test]
+async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
+    let (models, other) = (tempfile::tempdir().unwrap(), stuck().await);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config { remotes: vec![format!("http://{other}")], ..Config::with_models(models.path()) };
+    let (end, ended) = oneshot::channel::<()>();
+    let launcher = Arc::new(FakeLauncher(Arc::default()));
+    let server = tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
+    let create = json!({"model": "far", "from": "big", "remote_host": format!("http://{other}/api")});
+    let made = rest(ask(address, "/api/create", create).await).await;
+    assert!(made.contains(r#"{"status":"success"}"#), "{made}");
+    let pull = |stream| json!({"model": format!("{other}/me/m"), "insecure": true, "stream": stream});
+    let chat = json!({"model": "far", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": true});
+    let cases = [
+        ("/api/pull", pull(true), "pulling manifest", r#"{"error":"the server is shutting down"}"#),
+        ("/api/chat", chat.clone(), "so", r#"{"error":"the server is shutting down"}"#),
+        (
+            "/v1/chat/completions",
+            chat.clone(),
+            "so",
+            r#"data: {"error":{"message":"the server is shutting down""#,
+        ),
+        ("/v1/messages", chat, "so", "event: error\ndata: {\"type\":\"error\""),
+    ];
+    let mut asked = Vec::new();
+    for (path, body, begins, ends) in cases {
+        let (mut client, mut text) = (ask(address, path, body).await, Vec::new());
+        while !String::from_utf8_lossy(&text).contains(begins) {
+            let mut piece = [0; 1024];
+            let length = client.read(&mut piece).await.unwrap();
+            assert!(length > 0, "{path}: {}", String::from_utf8_lossy(&text));
+            text.extend_from_slice(&piece[..length]);
+        }
+        asked.push((path, client, ends));
+    }
+    let whole = ask(address, "/api/pull", pull(false)).await;
+    // Only what was heard is answered.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    end.send(()).unwrap();
+    for (path, client, ends) in asked {
+        let last = rest(client).await;
+        assert!(last.contains(ends) && last.contains("the server is shutting down"), "{path}: {last}");
+    }
+    let whole = rest(whole).await;
+    assert!(whole.starts_with("HTTP/1.1 503 ") && whole.contains("the server is shutting down"), "{whole}");
+    server.await.unwrap().unwrap();
 }

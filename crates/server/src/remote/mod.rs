@@ -65,12 +65,12 @@ impl Upstream {
         let (to, events) = mpsc::channel(WINDOW);
         let upstream = self.clone();
         tokio::spawn(async move {
-            tokio::select! {
-                () = to.closed() => {}
-                end = upstream.answer(task, &to) => {
-                    let _ = to.send(end.unwrap_or_else(Event::Error)).await;
-                }
-            }
+            let last = tokio::select! {
+                () = to.closed() => return,
+                end = upstream.answer(task, &to) => end.unwrap_or_else(Event::Error),
+                failure = upstream.remotes.end.come() => Event::Error(failure),
+            };
+            let _ = to.send(last).await;
         });
         events
     }
