@@ -34,7 +34,6 @@ pub(super) struct Answer {
     calls: usize,
     /// The id of the call that has begun and is not complete.
     open_call: Option<String>,
-    prompt: Vec<u32>,
     stop: Vec<String>,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
@@ -51,22 +50,15 @@ pub(super) struct Answer {
     /// The last piece, and how often it has come in a row.
     last: String,
     repeats: u32,
-    generated: u64,
+    /// It has come too often.
+    enough: bool,
     /// Tokens of thoughts, with the tags around them.
     thought: u64,
-    first: Option<Instant>,
-    started: Instant,
     progress: Instant,
 }
 
 impl Answer {
-    pub(super) fn new(
-        handle: Handle,
-        generator: Arc<dyn Generator>,
-        parser: Option<OutputParser>,
-        prompt: &[u32],
-    ) -> Self {
-        let now = Instant::now();
+    pub(super) fn new(handle: Handle, generator: Arc<dyn Generator>, parser: Option<OutputParser>) -> Self {
         Self {
             handle,
             generator,
@@ -74,7 +66,6 @@ impl Answer {
             formed: false,
             calls: 0,
             open_call: None,
-            prompt: prompt.to_vec(),
             stop: Vec::new(),
             forced: None,
             begun: false,
@@ -85,11 +76,9 @@ impl Answer {
             cut_tokens: 0,
             last: String::new(),
             repeats: 0,
-            generated: 0,
+            enough: false,
             thought: 0,
-            first: None,
-            started: now,
-            progress: now,
+            progress: Instant::now(),
         }
     }
 
@@ -125,15 +114,8 @@ impl Answer {
     }
 
     fn piece(&mut self, piece: EnginePiece) -> bool {
-        self.generated += 1;
-        self.first.get_or_insert_with(Instant::now);
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        if !self.begun && self.repeats_itself(&piece.text) {
-            self.pieces(piece.text, logprobs);
-            self.flush();
-            self.handle.send(Event::Done(Box::new(self.broken_off())));
-            return false;
-        }
+        self.enough = !self.begun && self.repeats_itself(&piece.text);
         self.pieces(piece.text, logprobs)
     }
 
@@ -317,26 +299,6 @@ impl Answer {
         }
     }
 
-    /// The figures of an answer that was broken off here and not by the engine.
-    fn broken_off(&self) -> Done {
-        let now = Instant::now();
-        let first = self.first.unwrap_or(now);
-        Done {
-            reason: Reason::Stop,
-            stop: None,
-            prompt_tokens: self.prompt.len() as u64,
-            cached_tokens: 0,
-            prefill: first - self.started,
-            generated_tokens: self.generated,
-            thought_tokens: self.thought,
-            decode: now - first,
-            guesses: Guesses::default(),
-            dropped_messages: self.dropped_messages,
-            dropped_tokens: self.cut_tokens,
-            context: self.without_bos(self.prompt.clone()),
-        }
-    }
-
     fn without_bos(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         if tokens.first().is_some_and(|token| self.generator.is_bos(*token)) {
             tokens.remove(0);
@@ -357,9 +319,22 @@ fn is_shallow(call: &FunctionCall) -> bool {
     call.arguments.values().map(depth).max().unwrap_or(0) < MAX_DEPTH
 }
 
-/// The figures of an answer of which nothing was wanted.
-pub(super) fn no_tokens(answer: Answer) -> Done {
-    Done { reason: Reason::Length, prefill: Duration::ZERO, ..answer.broken_off() }
+/// The figures of an answer to this prompt of which nothing was wanted.
+pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
+    Done {
+        reason: Reason::Length,
+        stop: None,
+        prompt_tokens: prompt.len() as u64,
+        cached_tokens: 0,
+        prefill: Duration::ZERO,
+        generated_tokens: 0,
+        thought_tokens: 0,
+        decode: Duration::ZERO,
+        guesses: Guesses::default(),
+        dropped_messages: answer.dropped_messages,
+        dropped_tokens: answer.cut_tokens,
+        context: answer.without_bos(prompt),
+    }
 }
 
 /// A call as it goes to the client.
@@ -444,6 +419,10 @@ impl Sink for Answer {
 
     fn begin_answer(&mut self) {
         self.begun = true;
+    }
+
+    fn has_enough(&self) -> bool {
+        self.enough
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {

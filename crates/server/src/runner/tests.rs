@@ -270,6 +270,17 @@ async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have
 }
 
 #[tokio::test]
+async fn an_answer_that_repeats_itself_ends_with_the_figures_of_the_engine() {
+    let fake = Arc::<Fake>::default();
+    fake.cached.store(3, Ordering::Relaxed);
+    let link = loaded(&fake, 128).await;
+    let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
+    assert_eq!((done.reason, done.cached_tokens), (crate::canonical::Reason::Stop, 3));
+    assert!(done.generated_tokens < 100, "{}", done.generated_tokens);
+    assert_eq!(done.context.len() as u64, done.prompt_tokens + done.generated_tokens);
+}
+
+#[tokio::test]
 async fn forms_that_are_read_for_long_hold_up_nobody_who_asks_for_none() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;

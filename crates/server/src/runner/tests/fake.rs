@@ -56,6 +56,8 @@ pub(crate) struct Fake {
     pub(crate) works: AtomicU64,
     /// What it says instead, piece by piece, if that is not nothing.
     pub(crate) says: Mutex<Vec<String>>,
+    /// Tokens that are found in the cache, as every answer says.
+    pub(crate) cached: AtomicU64,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -230,7 +232,7 @@ impl Generator for FakeEngine {
             let says = fake.says.lock().unwrap().clone();
             let most = if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
             let whole = if says.is_empty() { Finish::Length } else { Finish::End };
-            let (mut finish, mut generated) = (whole, 0);
+            let (mut finish, mut generated, mut tokens) = (whole, 0, job.prompt.clone());
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
                     fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -244,6 +246,7 @@ impl Generator for FakeEngine {
                 }
                 fake.generated.fetch_add(1, Ordering::Relaxed);
                 generated += 1;
+                tokens.push(119);
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
                 let text = match says.get(i) {
                     Some(text) => text.clone(),
@@ -260,19 +263,23 @@ impl Generator for FakeEngine {
                 if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs })) {
                     return;
                 }
+                if sink.has_enough() {
+                    finish = Finish::End;
+                    break;
+                }
                 thread::sleep(Duration::from_micros(200));
             }
             sink.send(EngineEvent::Done(Summary {
                 finish,
                 prompt_tokens: job.prompt.len(),
-                cached_tokens: 0,
+                cached_tokens: fake.cached.load(Ordering::Relaxed) as usize,
                 prefill: Duration::from_millis(1),
                 generated_tokens: generated,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
                 speculated: Default::default(),
                 shifted_tokens: 0,
-                tokens: job.prompt,
+                tokens,
             }));
         });
         Ok(id)
