@@ -32,8 +32,10 @@ pub(super) struct Answer {
     formed: bool,
     /// Calls so far.
     calls: usize,
-    /// The id of the call that has begun and is not complete.
-    open_call: Option<String>,
+    /// Numbers that calls were given so far, also those that broke off.
+    numbers: usize,
+    /// The id and the number of the call that has begun and is not complete.
+    open_call: Option<(String, usize)>,
     stop: Vec<String>,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
@@ -65,6 +67,7 @@ impl Answer {
             parser,
             formed: false,
             calls: 0,
+            numbers: 0,
             open_call: None,
             stop: Vec::new(),
             forced: None,
@@ -167,11 +170,11 @@ impl Answer {
                     }
                     continue;
                 }
-                Part::Call(call) if self.calls < CALLS_MAX && is_shallow(&call) => {
+                Part::Call(call) if (begun.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
-                    let id = begun.unwrap_or_else(ids::call);
-                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id)));
+                    let (id, number) = begun.unwrap_or_else(|| self.number());
+                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id, number)));
                     continue;
                 }
                 // What was sent of it is all that there is.
@@ -207,12 +210,18 @@ impl Answer {
 
     /// Sends the beginning of a call, unless there are too many.
     fn begin_call(&mut self, name: String) -> bool {
-        if self.calls >= CALLS_MAX {
+        if self.numbers >= CALLS_MAX {
             return true;
         }
-        let id = ids::call();
-        self.open_call = Some(id.clone());
-        self.handle.send(Event::CallBegins { id, index: self.calls, name })
+        let (id, index) = self.number();
+        self.open_call = Some((id.clone(), index));
+        self.handle.send(Event::CallBegins { id, index, name })
+    }
+
+    /// The id and the number of a new call.
+    fn number(&mut self) -> (String, usize) {
+        self.numbers += 1;
+        (ids::call(), self.numbers - 1)
     }
 
     fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
@@ -338,9 +347,9 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
 }
 
 /// A call as it goes to the client.
-fn wire_call(call: FunctionCall, id: String) -> ToolCall {
-    let FunctionCall { index, name, arguments } = call;
-    let function = ToolCallFunction { index: index as i64, name, arguments };
+fn wire_call(call: FunctionCall, id: String, number: usize) -> ToolCall {
+    let FunctionCall { name, arguments, .. } = call;
+    let function = ToolCallFunction { index: number as i64, name, arguments };
     ToolCall { id, function }
 }
 
