@@ -33,6 +33,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod turns;
 
 use std::future::Future;
 use std::sync::Arc;

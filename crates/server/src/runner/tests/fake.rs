@@ -37,6 +37,9 @@ pub(crate) struct Fake {
     pub(crate) prefill: AtomicU64,
     /// Texts of 300000 bytes are not tokenized before this is over, and no grammar is read.
     pub(crate) dawdles: AtomicBool,
+    /// Milliseconds that a grammar takes, and how many were read.
+    pub(crate) form_ms: AtomicU64,
+    pub(crate) forms: AtomicU64,
     /// Every text gets a first token.
     pub(crate) adds_bos: AtomicBool,
     /// It makes vectors of two numbers: a text's length, and 1.
@@ -197,6 +200,8 @@ impl Generator for FakeEngine {
         while self.fake.dawdles.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
         }
+        thread::sleep(Duration::from_millis(self.fake.form_ms.load(Ordering::Relaxed)));
+        self.fake.forms.fetch_add(1, Ordering::Relaxed);
         Err("no forms here".into())
     }
 
