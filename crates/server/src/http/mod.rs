@@ -19,7 +19,7 @@ pub mod serve;
 mod tests;
 pub mod tls;
 
-pub(crate) use body::{Json, next_piece, note_ignored, read_body};
+pub(crate) use body::{Json, Pieces, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::current_via;
