@@ -16,6 +16,7 @@ use tokio::time::{sleep_until, timeout};
 use crate::canonical::{Failure, Task};
 use crate::end::shutting_down;
 use crate::figures::Figures;
+use crate::http::room::Share;
 use crate::memory::human;
 use crate::panics::text_of;
 use crate::runner::launch::Launcher;
@@ -98,9 +99,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Has a task of a client done.
-    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
-        self.link.submit(client, task)
+    /// Has a task of a client done, with which that memory is held until the runner has taken it.
+    pub(crate) fn submit(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+        self.link.submit_holding(client, task, share)
     }
 }
 

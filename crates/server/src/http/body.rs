@@ -17,7 +17,7 @@ use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
-use super::room::{ROOM, Room, Share};
+use super::room::{ROOM, Room, Share, hold};
 use super::{ErrorForm, Refused};
 use crate::canonical::Failure;
 use crate::lock::lock;
@@ -69,7 +69,12 @@ impl<D: ErrorForm, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
         let decoded = read_body(request).await.and_then(|mut body| {
             body.share.take(cost(&body.bytes))?;
-            decode::<D, T>(&body.bytes)
+            let decoded = decode::<D, T>(&body.bytes)?;
+            let (bytes, mut share) = (body.bytes.len(), body.share);
+            drop(body.bytes);
+            share.give_back(bytes);
+            hold(share);
+            Ok(decoded)
         });
         match decoded {
             Ok((value, fields)) => {

@@ -23,7 +23,7 @@ use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
 use super::paths::{Table, Verdict, respelt};
-use super::room::Room;
+use super::room::{Held, Room};
 use super::serve::Desk;
 use crate::app::App;
 use crate::canonical::Failure;
@@ -83,6 +83,11 @@ impl Door {
             room: Room::default(),
             registry,
         }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> &Room {
+        &self.0.room
     }
 
     /// Answers a request, counts it and writes it down.
@@ -207,7 +212,7 @@ impl Door {
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(self.0.room.clone());
-        let mut response = ignored.during(self.handle(request)).await;
+        let mut response = ignored.during(Held::during(self.handle(request))).await;
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);
         }

@@ -13,7 +13,7 @@ pub(crate) mod multipart;
 pub(crate) mod paths;
 pub(crate) mod patient;
 mod reply;
-mod room;
+pub(crate) mod room;
 pub mod serve;
 #[cfg(test)]
 mod tests;

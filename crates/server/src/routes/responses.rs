@@ -78,7 +78,10 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
             .map(|(_, value)| value)
     });
     links::fill(app, &request.model, links::in_openai(contents)).await?;
-    to_native(request, &earlier)
+    let native = to_native(request, &earlier)?;
+    // What was said is in there; the answer repeats the rest.
+    request.input = Value::Null;
+    Ok(native)
 }
 
 /// The conversation that a request goes on from.
