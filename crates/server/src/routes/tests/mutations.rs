@@ -202,9 +202,9 @@ async fn odd_values_anywhere_are_answered_or_refused() {
             }
             limit(path, map);
         }
-        let text = body.to_string();
+        let (text, stays) = (body.to_string(), body.get("keep_alive").is_some());
         let answer = b.post(path, body).await;
-        if dice.below(16) == 0 {
+        if stays || dice.below(16) == 0 {
             // How long models stay is told too.
             assert_eq!(b.get("/api/ps").await.status, 200, "{path} {text}");
         }
