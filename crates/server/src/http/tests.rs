@@ -274,7 +274,8 @@ async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value)
 
 async fn rest(mut client: TcpStream) -> String {
     let mut text = String::new();
-    client.read_to_string(&mut text).await.unwrap();
+    let read = client.read_to_string(&mut text);
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("an end").unwrap();
     text
 }
 
