@@ -102,17 +102,20 @@ pub enum KeepAlive {
 }
 
 impl KeepAlive {
+    /// The longest time that is not for ever: what 63 bits of nanoseconds hold, as in Go.
+    const LONGEST: Duration = Duration::from_nanos(i64::MAX as u64);
+
     /// From nanoseconds; negative is for ever.
     pub fn from_nanos(ns: i64) -> Self {
         u64::try_from(ns).map_or(Self::Forever, |ns| Self::For(Duration::from_nanos(ns)))
     }
 
-    /// From seconds; negative is for ever.
+    /// From seconds; negative is for ever, and so is what no duration can hold.
     pub fn from_seconds(seconds: f64) -> Self {
         if seconds < 0.0 {
             return Self::Forever;
         }
-        Duration::try_from_secs_f64(seconds).map_or(Self::Forever, Self::For)
+        Duration::try_from_secs_f64(seconds).map_or(Self::Forever, |time| Self::For(time.min(Self::LONGEST)))
     }
 
     /// Whether the model is to be unloaded as soon as it is idle.
@@ -192,6 +195,12 @@ mod tests {
         assert_eq!(read(json!(-1)).unwrap(), KeepAlive::Forever);
         assert_eq!(read(json!("-1m")).unwrap(), KeepAlive::Forever);
         assert_eq!(read(json!(1e300)).unwrap(), KeepAlive::Forever);
+        // Added to any point in time it must stay one.
+        let longest = KeepAlive::For(Duration::from_nanos(i64::MAX as u64));
+        for seconds in [json!(1e10), json!(9_223_372_036_000_000_000_i64), json!(1.8e19)] {
+            assert_eq!(read(seconds).unwrap(), longest);
+        }
+        assert_eq!(KeepAlive::parse("9223372036000000000"), Ok(longest));
         assert!(read(json!("0")).unwrap().is_zero());
         assert_eq!(read(json!(true)).unwrap_err().to_string(), "Unsupported type: 'bool'");
         assert_eq!(KeepAlive::parse("600"), Ok(KeepAlive::For(Duration::from_secs(600))));

@@ -195,6 +195,12 @@ pub trait Sink: Send {
     /// [`Job::grammar`].
     fn begin_answer(&mut self) {}
 
+    /// Whether what was sent so far is enough, and the answer ends here as if the model had ended it. Asked after every
+    /// piece.
+    fn has_enough(&self) -> bool {
+        false
+    }
+
     /// Takes an event; `false` says that nobody listens any more, and cancels the job.
     fn send(&mut self, event: Event) -> bool;
 }

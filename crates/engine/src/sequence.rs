@@ -293,6 +293,10 @@ impl Sequence {
             self.finish(Finish::Stop(index));
             return false;
         }
+        if self.sink.has_enough() {
+            self.finish(Finish::End);
+            return false;
+        }
         if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
             self.finish(Finish::Length);
             return false;

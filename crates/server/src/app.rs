@@ -14,7 +14,9 @@ use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
 use crate::config::Config;
+use crate::end::End;
 use crate::figures::{Figures, OfModel, Tally};
+use crate::http::room::{Share, hand_over};
 use crate::http::{Client, current_via, note_ignored};
 use crate::kept::Responses;
 use crate::links::Links;
@@ -54,6 +56,7 @@ struct Inner {
     figures: Arc<Figures>,
     links: Option<Links>,
     remotes: Arc<Remotes>,
+    end: End,
     /// What serves `/v2`, once it does.
     mirror: OnceLock<crate::mirror::Registry>,
 }
@@ -70,7 +73,9 @@ impl App {
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
         let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
-        let (responses, links, remotes) = (Arc::default(), Links::new(&config), Remotes::new(&config));
+        let end = End::default();
+        let (responses, links, remotes) =
+            (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
         let mirror = OnceLock::new();
         Ok(Self(Arc::new(Inner {
             config,
@@ -81,6 +86,7 @@ impl App {
             figures,
             links,
             remotes,
+            end,
             mirror,
         })))
     }
@@ -134,6 +140,17 @@ impl App {
     /// Other servers that models may be on.
     pub(crate) fn remotes(&self) -> &Arc<Remotes> {
         &self.0.remotes
+    }
+
+    /// The end of the server.
+    pub(crate) fn end(&self) -> &End {
+        &self.0.end
+    }
+
+    /// Tells everything that still runs why it ends, and ends all runners.
+    pub(crate) async fn shutdown(&self) {
+        self.0.end.begin();
+        self.models().shutdown().await;
     }
 
     /// What is counted.
@@ -394,26 +411,40 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Has a task done on it.
+    /// Has a task done on it: that of the request which is being answered, whose memory goes with it.
     pub(crate) fn run(&self, task: Task) -> Running {
+        self.run_holding(task, hand_over().map(Arc::new))
+    }
+
+    fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
         let answers = match &self.source {
             Source::Runner(lease) => {
-                Answers::Runner { events: lease.submit(self.client.0, task), _lease: lease.clone() }
+                Answers::Runner { events: lease.submit(self.client.0, task, share), _lease: lease.clone() }
             }
-            Source::Remote(upstream) => Answers::Remote(upstream.submit(task)),
+            Source::Remote(upstream) => Answers::Remote(upstream.submit(task, share)),
         };
         let tally = self.figures.clone().begin(self.arrived);
         Running { answers, arrived: self.arrived, load: self.load, tally }
     }
 
-    /// Has generations done on it side by side.
-    pub(crate) fn run_all(&self, generations: Vec<Generate>) -> Vec<Running> {
-        generations.into_iter().map(|generate| self.run(Task::Generate(Box::new(generate)))).collect()
+    /// Has generations of the request done on it side by side.
+    ///
+    /// # Errors
+    /// There is no memory for so many.
+    pub(crate) fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
+        let mut share = hand_over();
+        if let Some(share) = &mut share {
+            // The request had the prompt once.
+            generations.iter().skip(1).try_for_each(|generate| share.take(generate.text_bytes()))?;
+        }
+        let share = share.map(Arc::new);
+        let run = |generate| self.run_holding(Task::Generate(Box::new(generate)), share.clone());
+        Ok(generations.into_iter().map(run).collect())
     }
 
     /// The text of tokens.
     pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, Failure> {
-        match self.run(Task::Detokenize(tokens)).end().await? {
+        match self.run_holding(Task::Detokenize(tokens), None).end().await? {
             Event::Text(text) => Ok(text),
             _ => Err(Failure::internal("the model runner sent no text")),
         }

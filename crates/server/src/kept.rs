@@ -25,6 +25,12 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// The ids of its items, in their order.
+    fn item_ids(&self) -> impl Iterator<Item = Option<&str>> {
+        let items = self.response["output"].as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().map(|item| item["id"].as_str())
+    }
+
     fn bytes(&self) -> usize {
         let call = |call: &puna_api::native::ToolCall| {
             call.id.len() + call.function.name.len() + size(&call.function.arguments.clone().into())
@@ -34,7 +40,9 @@ impl Kept {
             let texts = m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
             size_of::<Message>() + texts + images + m.tool_calls.iter().map(call).sum::<usize>()
         };
-        size(&self.response) + self.messages.iter().map(message).sum::<usize>()
+        // Each item is found by its id, too.
+        let items = self.item_ids().flatten().map(|id| 96 + id.len()).sum::<usize>();
+        items + size(&self.response) + self.messages.iter().map(message).sum::<usize>()
     }
 }
 
@@ -57,6 +65,8 @@ pub(crate) struct Responses(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     known: HashMap<String, (Arc<Kept>, usize)>,
+    /// Where items are: in which response, and at which place.
+    items: HashMap<String, (String, usize)>,
     /// The oldest first; some may be gone already.
     order: VecDeque<String>,
     bytes: usize,
@@ -75,17 +85,20 @@ impl Responses {
     /// An item of any of an owner's kept responses.
     pub(crate) fn item(&self, id: &str, owner: Owner) -> Option<Value> {
         let inner = self.lock();
-        let kept = inner.known.values().map(|(kept, _)| kept).filter(|kept| kept.owner == owner);
-        let mut items = kept.filter_map(|kept| kept.response["output"].as_array()).flatten();
-        items.find(|item| item["id"] == id).cloned()
+        let (response, at) = inner.items.get(id)?;
+        let (kept, _) = inner.known.get(response).filter(|(kept, _)| kept.owner == owner)?;
+        let kept = kept.clone();
+        let at = *at;
+        drop(inner);
+        kept.response["output"].get(at).cloned()
     }
 
-    /// Keeps a response; the oldest ones make room. One that is too large by itself is not kept.
-    pub(crate) fn put(&self, id: &str, kept: Kept) {
+    /// Keeps a response; the oldest ones make room. One that is too large by itself is not kept: `false`.
+    pub(crate) fn put(&self, id: &str, kept: Kept) -> bool {
         let bytes = kept.bytes();
         if bytes > MAX_BYTES {
             tracing::debug!(id, bytes, "a response is too large to be kept");
-            return;
+            return false;
         }
         let mut inner = self.lock();
         while inner.known.len() >= MAX_COUNT || inner.bytes + bytes > MAX_BYTES {
@@ -94,7 +107,13 @@ impl Responses {
         }
         inner.bytes += bytes;
         inner.order.push_back(id.to_owned());
+        for (at, item) in kept.item_ids().enumerate() {
+            if let Some(item) = item {
+                inner.items.insert(item.to_owned(), (id.to_owned(), at));
+            }
+        }
         inner.known.insert(id.to_owned(), (Arc::new(kept), bytes));
+        true
     }
 
     /// Forgets a response; `false` if there was none of this owner's.
@@ -110,7 +129,10 @@ impl Responses {
 
 impl Inner {
     fn forget(&mut self, id: &str) -> bool {
-        let Some((_, bytes)) = self.known.remove(id) else { return false };
+        let Some((kept, bytes)) = self.known.remove(id) else { return false };
+        for item in kept.item_ids().flatten() {
+            self.items.remove(item);
+        }
         self.bytes -= bytes;
         true
     }
@@ -142,15 +164,36 @@ mod tests {
     }
 
     #[test]
+    fn items_are_found_as_long_as_their_response_is_kept_and_by_its_owner_alone() {
+        let responses = Responses::default();
+        let ann = Owner(Some(1));
+        let item = |i: usize| serde_json::json!({"id": format!("item{i}"), "n": i});
+        for i in 0..1100 {
+            let response = serde_json::json!({"output": [{"type": "odd"}, item(i), item(i + 10_000)]});
+            assert!(responses.put(&format!("r{i}"), Kept { owner: ann, response, messages: Vec::new() }));
+        }
+        let inner = responses.lock();
+        let kept = inner.known.len();
+        assert_eq!(inner.items.len(), 2 * kept);
+        drop(inner);
+        assert_eq!(responses.item("item11099", ann), Some(item(11_099)));
+        assert_eq!(responses.item("item1099", NOBODY), None);
+        assert_eq!(responses.item("item0", ann), None, "it has made room");
+        assert!(responses.delete("r1099", ann));
+        assert_eq!(responses.item("item1099", ann), None);
+        assert_eq!(responses.lock().items.len(), 2 * (kept - 1));
+    }
+
+    #[test]
     fn the_oldest_make_room_by_count_and_by_size() {
         let responses = Responses::default();
-        (0..20).for_each(|i| responses.put(&format!("r{i}"), kept(8 << 10)));
+        (0..20).for_each(|i| assert!(responses.put(&format!("r{i}"), kept(8 << 10))));
         let left: Vec<_> = (0..20).filter(|i| responses.get(&format!("r{i}"), NOBODY).is_some()).collect();
         assert_eq!(left, (13..20).collect::<Vec<_>>(), "seven of eight KiB and a little fit into 64");
-        responses.put("large", kept(MAX_BYTES));
+        assert!(!responses.put("large", kept(MAX_BYTES)));
         assert!(responses.get("large", NOBODY).is_none() && responses.get("r19", NOBODY).is_some());
         assert!(responses.delete("r19", NOBODY) && !responses.delete("r19", NOBODY));
-        (0..2000).for_each(|i| responses.put(&format!("s{i}"), kept(0)));
+        (0..2000).for_each(|i| assert!(responses.put(&format!("s{i}"), kept(0))));
         let inner = responses.lock();
         assert!(inner.known.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);
         assert_eq!(inner.known.len(), inner.order.len());

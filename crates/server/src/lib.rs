@@ -13,6 +13,7 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod end;
 mod figures;
 pub mod http;
 mod ids;
@@ -32,6 +33,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod turns;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -69,6 +71,11 @@ pub enum ServeError {
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] http::tls::TlsError),
+    /// The keeper of the models has panicked.
+    #[error(
+        "the server ends, since what keeps its models in memory has failed: {0}; this is an error in Puna"
+    )]
+    Broken(String),
 }
 
 /// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models. For programs that
@@ -146,9 +153,17 @@ async fn answer(
     };
     let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
-    http::serve::run(listener, manner, reload, end, app.models().shutdown()).await;
+    let mut broken = None;
+    let ends = async {
+        // A server without models would only refuse everything: its process ends, for somebody to start it again.
+        tokio::select! {
+            () = end => {}
+            reason = app.models().broken() => broken = Some(reason),
+        }
+    };
+    http::serve::run(listener, manner, reload, ends, app.shutdown()).await;
     if let Some(mirror) = app.mirror() {
         mirror.rest().await;
     }
-    Ok(())
+    broken.map_or(Ok(()), |reason| Err(ServeError::Broken(reason)))
 }

@@ -1,19 +1,24 @@
 //! The task that drives the scheduler: it starts and ends runners and hands them to requests.
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
 use crate::canonical::{Failure, Task};
+use crate::end::shutting_down;
 use crate::figures::Figures;
+use crate::http::room::Share;
 use crate::memory::human;
+use crate::panics::text_of;
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
@@ -24,11 +29,6 @@ use crate::scheduler::{
 
 /// How long runners may take to end with the server.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// What requests are told that end with the server.
-fn shutting_down() -> Failure {
-    Failure::new(503, "the server is shutting down")
-}
 
 /// Names of one runner that are remembered.
 const NAMES: usize = 64;
@@ -99,9 +99,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Has a task of a client done.
-    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
-        self.link.submit(client, task)
+    /// Has a task of a client done, with which that memory is held until the runner has taken it.
+    pub(crate) fn submit(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+        self.link.submit_holding(client, task, share)
     }
 }
 
@@ -148,6 +148,8 @@ pub(crate) type MemorySource = fn() -> Memory;
 pub(crate) struct Models {
     to: mpsc::UnboundedSender<Command>,
     next_request: Arc<AtomicU64>,
+    /// What the task has panicked with.
+    broken: watch::Receiver<Option<String>>,
 }
 
 impl Models {
@@ -171,8 +173,24 @@ impl Models {
             waiting: HashMap::new(),
             to: to.clone(),
         };
-        tokio::spawn(manager.run(commands));
-        Self { to, next_request: Arc::new(AtomicU64::new(1)) }
+        let (tell, broken) = watch::channel(None);
+        tokio::spawn(async move {
+            if let Err(panic) = AssertUnwindSafe(manager.run(commands)).catch_unwind().await {
+                tell.send_replace(Some(text_of(&*panic).to_owned()));
+            }
+        });
+        Self { to, next_request: Arc::new(AtomicU64::new(1)), broken }
+    }
+
+    /// Waits until the task has broken down, without which no model can be used: what its panic says.
+    pub(crate) async fn broken(&self) -> String {
+        let mut broken = self.broken.clone();
+        let reason = broken.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        match reason {
+            Some(reason) => reason,
+            // It has ended as it should.
+            None => std::future::pending().await,
+        }
     }
 
     /// Waits until a model is ready for a request. Giving up is fine at any time.
@@ -512,9 +530,10 @@ impl Manager {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let one = |view: crate::scheduler::View| {
             let runner = self.runners.get(&view.run)?;
-            let expires = view.expires.map(|at| match at.checked_duration_since(now) {
-                Some(left) => wall + left,
-                None => wall - now.duration_since(at),
+            // What no clock can show is as good as never.
+            let expires = view.expires.and_then(|at| match at.checked_duration_since(now) {
+                Some(left) => wall.checked_add(left),
+                None => wall.checked_sub(now.duration_since(at)),
             });
             let memory = runner.link.memory();
             let size =

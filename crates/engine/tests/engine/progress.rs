@@ -161,3 +161,35 @@ fn a_text_embedded_in_several_steps_has_the_vector_of_one_step_and_others_get_th
         }
     }
 }
+
+/// A listener that wants so many pieces.
+struct Few {
+    left: usize,
+    events: std::sync::mpsc::Sender<Event>,
+}
+
+impl puna_engine::Sink for Few {
+    fn has_enough(&self) -> bool {
+        self.left == 0
+    }
+
+    fn send(&mut self, event: Event) -> bool {
+        self.left -= usize::from(matches!(event, Event::Piece(_)));
+        self.events.send(event).is_ok()
+    }
+}
+
+#[test]
+fn a_listener_that_has_enough_gets_the_figures_of_what_it_had() {
+    let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
+    let prompt: Vec<u32> = (0..100).map(|t| 40 + t).collect();
+    let params = Params { temperature: 0.0, ignore_eos: true, ..Params::default() };
+    let job = Job { prompt, sampling: params, max_tokens: Some(50), ..job(&engine, "x") };
+    for cached in [false, true] {
+        let (events, heard) = channel();
+        engine.submit(job.clone(), Box::new(Few { left: 3, events })).unwrap();
+        let summary = finish(&heard).1;
+        assert_eq!((summary.finish, summary.generated_tokens), (Finish::End, 3));
+        assert_eq!((summary.tokens.len(), summary.cached_tokens > 0), (103, cached));
+    }
+}

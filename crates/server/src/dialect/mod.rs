@@ -20,7 +20,7 @@ use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, ModelText};
@@ -144,14 +144,19 @@ pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, mut encoder: E) -
     let pieces = unfold(Some((several, encoder, out)), |state| async {
         let (mut several, mut encoder, mut out) = state?;
         let mut failed = false;
+        // The client hears nothing of most events while its prompt is read: they are silence, too.
+        let mut due = Instant::now() + SILENCE;
         while out.is_empty() {
-            match timeout(SILENCE, several.next()).await {
+            match timeout_at(due, several.next()).await {
                 Ok(None) => return None,
                 Ok(Some((from, event, times))) => {
                     failed = matches!(event, Event::Error(_));
                     encoder.encode(from, event, times, &mut out);
                 }
-                Err(_) => out.extend_from_slice(E::PING),
+                Err(_) => {
+                    out.extend_from_slice(E::PING);
+                    due = Instant::now() + SILENCE;
+                }
             }
         }
         let piece = Bytes::from(std::mem::take(&mut out));

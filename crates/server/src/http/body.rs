@@ -17,7 +17,7 @@ use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
-use super::room::{ROOM, Room, Share};
+use super::room::{ROOM, Room, Share, hold};
 use super::{ErrorForm, Refused};
 use crate::canonical::Failure;
 use crate::lock::lock;
@@ -69,7 +69,12 @@ impl<D: ErrorForm, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
         let decoded = read_body(request).await.and_then(|mut body| {
             body.share.take(cost(&body.bytes))?;
-            decode::<D, T>(&body.bytes)
+            let decoded = decode::<D, T>(&body.bytes)?;
+            let (bytes, mut share) = (body.bytes.len(), body.share);
+            drop(body.bytes);
+            share.give_back(bytes);
+            hold(share);
+            Ok(decoded)
         });
         match decoded {
             Ok((value, fields)) => {
@@ -214,14 +219,9 @@ async fn read_limited(request: Request<Body>, limit: usize, share: &mut Share) -
         return Err(too_large());
     }
     share.check(claimed.unwrap_or(0))?;
-    let begun = Instant::now();
-    let mut body = request.into_body();
+    let mut pieces = Pieces::of(request.into_body());
     let mut bytes = Vec::new();
-    loop {
-        // What holds memory must come on, not byte by byte.
-        let due = PATIENCE + Duration::from_secs(bytes.len() as u64 / SLOWEST);
-        let patience = due.saturating_sub(begun.elapsed()).min(PATIENCE);
-        let Some(data) = piece_within(&mut body, patience).await? else { break };
+    while let Some(data) = pieces.next().await? {
         if bytes.len() + data.len() > limit {
             return Err(too_large());
         }
@@ -231,9 +231,29 @@ async fn read_limited(request: Request<Body>, limit: usize, share: &mut Share) -
     Ok(bytes.into())
 }
 
-/// The next piece of a body, `None` at its proper end. A client that sends nothing for long has its request refused.
-pub(crate) async fn next_piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
-    piece_within(body, PATIENCE).await
+/// A body that is read piece by piece, which has to come on: what is read holds memory, or a file.
+pub(crate) struct Pieces {
+    body: Body,
+    bytes: u64,
+    /// How long the client was waited for so far.
+    waited: Duration,
+}
+
+impl Pieces {
+    pub(crate) fn of(body: Body) -> Self {
+        Self { body, bytes: 0, waited: Duration::ZERO }
+    }
+
+    /// The next piece, `None` at the proper end. A client that sends nothing for long, or byte by byte, has its request
+    /// refused.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        let due = PATIENCE + Duration::from_secs(self.bytes / SLOWEST);
+        let (begun, patience) = (Instant::now(), due.saturating_sub(self.waited).min(PATIENCE));
+        let piece = piece_within(&mut self.body, patience).await?;
+        self.waited += begun.elapsed();
+        self.bytes += piece.as_ref().map_or(0, |data| data.len() as u64);
+        Ok(piece)
+    }
 }
 
 async fn piece_within(body: &mut Body, patience: Duration) -> Result<Option<Bytes>, Failure> {
@@ -320,6 +340,18 @@ mod tests {
         let failure = read_body(request(Body::from_stream(drops), &Room::default())).await.err().unwrap();
         assert_eq!(failure.status, 408);
         assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn only_waiting_for_the_client_is_held_against_it() {
+        let comes = stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"x"))));
+        let mut pieces = Pieces::of(Body::from_stream(comes));
+        for _ in 0..20 {
+            assert!(pieces.next().await.unwrap().is_some());
+            // A disk that is slow.
+            tokio::time::sleep(PATIENCE / 10).await;
+        }
+        assert!(pieces.next().await.unwrap().is_none());
     }
 
     #[tokio::test]

@@ -23,9 +23,10 @@ use super::client::{Client, Owner};
 use super::hosts::{Host, judge, machine_name};
 use super::journal::{Entry, KeyName};
 use super::paths::{Table, Verdict, respelt};
-use super::room::Room;
+use super::room::{Held, Room};
 use super::serve::Desk;
 use crate::app::App;
+use crate::canonical::Failure;
 use crate::config::origins::Origins;
 use crate::figures::Figures;
 use crate::keys::Access;
@@ -82,6 +83,11 @@ impl Door {
             room: Room::default(),
             registry,
         }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> &Room {
+        &self.0.room
     }
 
     /// Answers a request, counts it and writes it down.
@@ -206,7 +212,7 @@ impl Door {
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(self.0.room.clone());
-        let mut response = ignored.during(self.handle(request)).await;
+        let mut response = ignored.during(Held::during(self.handle(request))).await;
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);
         }
@@ -214,16 +220,10 @@ impl Door {
     }
 
     async fn handle(&self, request: Request) -> Response {
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let answer = AssertUnwindSafe(self.0.router.clone().oneshot(request)).catch_unwind().await;
-        match answer {
-            Ok(Ok(response)) => response,
-            Ok(Err(never)) => match never {},
-            Err(panic) => {
-                tracing::error!(%method, path, "a handler panicked: {}", text_of(&*panic));
-                StatusCode::INTERNAL_SERVER_ERROR.into_response()
-            }
-        }
+        let what = format!("{} {}", request.method(), request.uri().path());
+        let dialect = request.extensions().get().copied().unwrap_or_default();
+        let answer = self.0.router.clone().oneshot(request);
+        caught(dialect, &what, async { answer.await.unwrap_or_else(|never| match never {}) }).await
     }
 
     fn origin(&self, headers: &HeaderMap) -> Origin {
@@ -263,6 +263,17 @@ impl Desk for Door {
 
     fn reload(&self) {
         self.0.guard.reload();
+    }
+}
+
+/// A handler's answer; where it panics, an error in its dialect's form.
+async fn caught(dialect: Dialect, what: &str, answer: impl Future<Output = Response>) -> Response {
+    match AssertUnwindSafe(answer).catch_unwind().await {
+        Ok(response) => response,
+        Err(panic) => {
+            tracing::error!("a handler panicked: {what}: {}", text_of(&*panic));
+            dialect.error(Failure::internal("an internal error happened; the log of the server says more"))
+        }
     }
 }
 
@@ -353,4 +364,25 @@ fn escaped(text: &str) -> String {
         .replace('>', "&gt;")
         .replace('"', "&#34;")
         .replace('\'', "&#39;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_in_the_form_of_its_dialect() {
+        for (dialect, field) in [
+            (Dialect::Ollama, "/error"),
+            (Dialect::OpenAi, "/error/message"),
+            (Dialect::Anthropic, "/error/message"),
+        ] {
+            let answer = caught(dialect, "GET /", async { panic!("no") }).await;
+            assert_eq!(answer.status(), 500);
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let text = body.pointer(field).and_then(serde_json::Value::as_str).unwrap();
+            assert!(text.starts_with("an internal error"), "{body}");
+        }
+    }
 }

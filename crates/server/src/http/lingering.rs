@@ -11,9 +11,13 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, timeout_at};
 
 /// How long the next piece of a body may take that nobody needs.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes a second that it must come with on the whole, once that is used up.
+const SLOWEST: u64 = 1 << 10;
 
 /// A body whose rest is read in the background when it is dropped before its end.
 pub(super) struct Lingering<B: Body<Data = Bytes> + Send + Unpin + 'static> {
@@ -65,7 +69,13 @@ impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Drop for Lingering<B> {
         // Without a runtime the connection is gone too.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                while let Ok(Some(Ok(_))) = tokio::time::timeout(PATIENCE, body.frame()).await {}
+                let (begun, mut read) = (Instant::now(), 0);
+                loop {
+                    let due = begun + PATIENCE + Duration::from_secs(read / SLOWEST);
+                    let next = timeout_at(due.min(Instant::now() + PATIENCE), body.frame());
+                    let Ok(Some(Ok(frame))) = next.await else { return };
+                    read += frame.data_ref().map_or(0, |data| data.len() as u64);
+                }
             });
         }
     }
@@ -127,10 +137,27 @@ mod tests {
         drop(Lingering::new(Body::from_stream(pieces), &headers(false)));
         for _ in 0..5 {
             tokio::time::sleep(PATIENCE / 2).await;
-            sender.send(Ok(Bytes::from_static(b"piece"))).await.unwrap();
+            sender.send(Ok(Bytes::from(vec![0; 40 << 10]))).await.unwrap();
         }
         tokio::time::sleep(2 * PATIENCE).await;
         assert!(sender.is_closed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_comes_byte_by_byte_is_given_up() {
+        let drips = futures_util::stream::unfold((), async |()| {
+            tokio::time::sleep(PATIENCE / 4).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b"x")), ()))
+        });
+        let held = Arc::new(());
+        let witness = held.clone();
+        let drips = drips.map(move |piece| {
+            let _ = &witness;
+            piece
+        });
+        drop(Lingering::new(Body::from_stream(drips), &headers(false)));
+        tokio::time::sleep(2 * PATIENCE).await;
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 
     #[tokio::test]

@@ -13,13 +13,13 @@ pub(crate) mod multipart;
 pub(crate) mod paths;
 pub(crate) mod patient;
 mod reply;
-mod room;
+pub(crate) mod room;
 pub mod serve;
 #[cfg(test)]
 mod tests;
 pub mod tls;
 
-pub(crate) use body::{Json, next_piece, note_ignored, read_body};
+pub(crate) use body::{Json, Pieces, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::current_via;

@@ -1,11 +1,13 @@
-//! Memory for requests that arrive: one limit for all of them together.
+//! Memory for requests that arrive or wait: one limit for all of them together.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::canonical::Failure;
+use crate::lock::lock;
 
-/// Bytes that all bodies may take at a time while they are received, unpacked and decoded. The largest that is allowed fits.
+/// Bytes that all bodies may take at a time while they are received, unpacked and decoded, and until somebody has taken
+/// what they ask for. The largest that is allowed fits.
 pub(crate) const ROOM: usize = 640 << 20;
 
 /// Bytes that a body has without asking, so that ordinary requests find room beside any number of large ones.
@@ -33,6 +35,31 @@ impl Room {
     }
 }
 
+tokio::task_local! {
+    static HELD: Held;
+}
+
+/// The share of the request that is being answered, once its body is decoded.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Mutex<Option<Share>>);
+
+impl Held {
+    /// Waits for an answer; what it holds then goes, if nobody was handed it.
+    pub(crate) async fn during<T>(answer: impl Future<Output = T>) -> T {
+        HELD.scope(Self::default(), answer).await
+    }
+}
+
+/// Keeps the share of a body that was decoded: what it says has to be held still.
+pub(crate) fn hold(share: Share) {
+    let _ = HELD.try_with(|held| *lock(&held.0) = Some(share));
+}
+
+/// Hands over the share of the request that is being answered: with its task, so that it is held until that is taken.
+pub(crate) fn hand_over() -> Option<Share> {
+    HELD.try_with(|held| lock(&held.0).take()).ok().flatten()
+}
+
 /// What a request has taken, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
@@ -54,6 +81,13 @@ impl Share {
         Ok(())
     }
 
+    /// Gives back some of it.
+    pub(crate) fn give_back(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.taken);
+        self.taken -= bytes;
+        self.room.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Whether so many more would fit now.
     pub(crate) fn check(&self, bytes: u64) -> Result<(), Failure> {
         let left = self.room.0.load(Ordering::Relaxed) + self.free;
@@ -68,5 +102,5 @@ impl Drop for Share {
 }
 
 fn full() -> Failure {
-    Failure::new(503, "the server is busy receiving large requests: try again in a moment")
+    Failure::new(503, "the server is busy with large requests: try again in a moment")
 }

@@ -30,7 +30,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else
 const COMPLAIN: Duration = Duration::from_secs(10);
 
 /// How long running requests may go on after the end was asked for.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
 
 /// How long the error may take that ends the others.
 const LAST_WORDS: Duration = Duration::from_secs(1);

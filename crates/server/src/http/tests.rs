@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
+use crate::runner::launch::{Launched, Launcher};
 use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);
@@ -211,4 +213,117 @@ async fn a_server_ends_cleanly_with_and_without_connections() {
         server.await.expect("no panic").unwrap();
         drop(client);
     }
+}
+
+/// A keeper of models that cannot go on is no reason to refuse everything for ever: the server ends and says why.
+#[tokio::test]
+async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
+    struct Panics;
+    impl Launcher for Panics {
+        fn launch(&self) -> std::io::Result<Launched> {
+            panic!("no runner at all");
+        }
+    }
+    let models = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config::with_models(models.path());
+    let server = tokio::spawn(crate::serve_with(config, listener, std::future::pending(), Arc::new(Panics)));
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let body = r#"{"model": "cria", "prompt": "hi"}"#;
+    let head =
+        format!("POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    client.write_all((head + body).as_bytes()).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(10), server).await.expect("it ends").unwrap();
+    let reason = ended.unwrap_err().to_string();
+    assert!(reason.contains("no runner at all"), "{reason}");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+}
+
+/// Another server, in both roles: a registry that never answers, and a model's host that begins an answer and says no more.
+async fn stuck() -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = vec![0; 64 << 10];
+                let length = stream.read(&mut request).await.unwrap_or(0);
+                if request[..length].starts_with(b"POST /api/chat") {
+                    let line = r#"{"message": {"role": "assistant", "content": "so"}, "done": false}"#;
+                    let answer = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{line}\n");
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    address
+}
+
+/// A request whose answer's end is that of its connection.
+async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let (body, mut head) = (body.to_string(), format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n"));
+    head += &format!("Connection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    client.write_all((head + &body).as_bytes()).await.unwrap();
+    client
+}
+
+async fn rest(mut client: TcpStream) -> String {
+    let mut text = String::new();
+    let read = client.read_to_string(&mut text);
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("an end").unwrap();
+    text
+}
+
+#[tokio::test]
+async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
+    let (models, other) = (tempfile::tempdir().unwrap(), stuck().await);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = Config { remotes: vec![format!("http://{other}")], ..Config::with_models(models.path()) };
+    let (end, ended) = oneshot::channel::<()>();
+    let launcher = Arc::new(FakeLauncher(Arc::default()));
+    let server = tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
+    let create = json!({"model": "far", "from": "big", "remote_host": format!("http://{other}/api")});
+    let made = rest(ask(address, "/api/create", create).await).await;
+    assert!(made.contains(r#"{"status":"success"}"#), "{made}");
+    let pull = |stream| json!({"model": format!("{other}/me/m"), "insecure": true, "stream": stream});
+    let chat = json!({"model": "far", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": true});
+    let cases = [
+        ("/api/pull", pull(true), "pulling manifest", r#"{"error":"the server is shutting down"}"#),
+        ("/api/chat", chat.clone(), "so", r#"{"error":"the server is shutting down"}"#),
+        (
+            "/v1/chat/completions",
+            chat.clone(),
+            "so",
+            r#"data: {"error":{"message":"the server is shutting down""#,
+        ),
+        ("/v1/messages", chat, "so", "event: error\ndata: {\"type\":\"error\""),
+    ];
+    let mut asked = Vec::new();
+    for (path, body, begins, ends) in cases {
+        let (mut client, mut text) = (ask(address, path, body).await, Vec::new());
+        while !String::from_utf8_lossy(&text).contains(begins) {
+            let mut piece = [0; 1024];
+            let length = client.read(&mut piece).await.unwrap();
+            assert!(length > 0, "{path}: {}", String::from_utf8_lossy(&text));
+            text.extend_from_slice(&piece[..length]);
+        }
+        asked.push((path, client, ends));
+    }
+    let whole = ask(address, "/api/pull", pull(false)).await;
+    // Only what was heard is answered.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    end.send(()).unwrap();
+    for (path, client, ends) in asked {
+        let last = rest(client).await;
+        assert!(last.contains(ends) && last.contains("the server is shutting down"), "{path}: {last}");
+    }
+    let whole = rest(whole).await;
+    assert!(whole.starts_with("HTTP/1.1 503 ") && whole.contains("the server is shutting down"), "{whole}");
+    server.await.unwrap().unwrap();
 }

@@ -15,6 +15,7 @@ use super::hosts::{Allowed, Host, Protocol, instance};
 use super::lines::{Lines, error_text};
 use crate::canonical::Failure;
 use crate::config::Config;
+use crate::end::End;
 use crate::lock::lock;
 
 /// How long a connection may take to be made.
@@ -36,6 +37,8 @@ pub(crate) struct Remotes {
     /// How long a server may be silent; `None` is for ever.
     silence: Option<Duration>,
     load: Mutex<HashMap<String, Load>>,
+    /// The end of this server.
+    pub(super) end: End,
 }
 
 /// What a host does for this server.
@@ -46,10 +49,10 @@ struct Load {
 }
 
 impl Remotes {
-    pub(crate) fn new(config: &Config) -> Arc<Self> {
+    pub(crate) fn new(config: &Config, end: End) -> Arc<Self> {
         let allowed = Allowed::all(&config.remotes, &config.remote_keys.0);
         let http = if allowed.is_empty() { None } else { client() };
-        Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default() })
+        Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default(), end })
     }
 
     pub(super) fn allowed(&self) -> &[Allowed] {

@@ -141,6 +141,7 @@ pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::end::End;
 
     fn remotes(names: &str, keys: &str) -> std::sync::Arc<Remotes> {
         let config = Config::from_variables(|name| match name {
@@ -149,7 +150,7 @@ mod tests {
             "PUNA_REMOTE_KEYS" => Some(keys.into()),
             _ => None,
         });
-        Remotes::new(&config.unwrap())
+        Remotes::new(&config.unwrap(), End::default())
     }
 
     #[test]

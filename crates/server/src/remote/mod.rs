@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 pub(crate) use ask::{Remotes, VIA};
 
 use crate::canonical::{Event, Failure, Generate, Task};
+use crate::http::room::Share;
 use hosts::{Host, Protocol};
 
 /// Events that wait for a slow client.
@@ -60,17 +61,18 @@ impl Remotes {
 }
 
 impl Upstream {
-    /// Has a task done. Dropping the receiver cancels it, there too.
-    pub(crate) fn submit(self: &Arc<Self>, task: Task) -> mpsc::Receiver<Event> {
+    /// Has a task done, and holds its memory meanwhile. Dropping the receiver cancels it, there too.
+    pub(crate) fn submit(self: &Arc<Self>, task: Task, share: Option<Arc<Share>>) -> mpsc::Receiver<Event> {
         let (to, events) = mpsc::channel(WINDOW);
         let upstream = self.clone();
         tokio::spawn(async move {
-            tokio::select! {
-                () = to.closed() => {}
-                end = upstream.answer(task, &to) => {
-                    let _ = to.send(end.unwrap_or_else(Event::Error)).await;
-                }
-            }
+            let _held = share;
+            let last = tokio::select! {
+                () = to.closed() => return,
+                end = upstream.answer(task, &to) => end.unwrap_or_else(Event::Error),
+                failure = upstream.remotes.end.come() => Event::Error(failure),
+            };
+            let _ = to.send(last).await;
         });
         events
     }

@@ -170,14 +170,14 @@ fn end(reason: &str, metrics: &Metrics) -> Done {
         reason: if reason == "length" { Reason::Length } else { Reason::Stop },
         stop: None,
         prompt_tokens: metrics.prompt_eval_count,
-        cached_tokens: 0,
+        cached_tokens: metrics.prompt_eval_cached_count,
         prefill: Duration::from_nanos(metrics.prompt_eval_duration),
         generated_tokens: metrics.eval_count,
         thought_tokens: 0,
         decode: Duration::from_nanos(metrics.eval_duration),
         guesses: Default::default(),
-        dropped_messages: 0,
-        dropped_tokens: 0,
+        dropped_messages: metrics.truncated_messages,
+        dropped_tokens: metrics.truncated_tokens,
         context: Vec::new(),
     }
 }
@@ -200,4 +200,21 @@ pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Fa
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());
     checked(Embedded { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_another_puna_are_told_on() {
+        let line = json!({
+            "done_reason": "length", "prompt_eval_count": 9, "prompt_eval_cached_count": 7, "eval_count": 2,
+            "truncated_messages": 3, "truncated_tokens": 40,
+        });
+        let line: ChatResponse = serde_json::from_value(line).unwrap();
+        let done = end(&line.done_reason, &line.metrics);
+        assert_eq!((done.reason, done.prompt_tokens, done.cached_tokens), (Reason::Length, 9, 7));
+        assert_eq!((done.generated_tokens, done.dropped_messages, done.dropped_tokens), (2, 3, 40));
+    }
 }

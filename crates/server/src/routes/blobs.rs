@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::app::{App, store_failure};
 use crate::canonical::Failure;
-use crate::http::{Native, Refused, next_piece};
+use crate::http::{Native, Pieces, Refused};
 
 /// Pieces of an upload that may wait for the disk.
 const WAITING_PIECES: usize = 16;
@@ -53,8 +53,8 @@ fn parse(digest: &str) -> Result<Digest, Failure> {
 
 /// Passes the body on; `None` stands for its proper end.
 async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), Failure> {
-    let mut body = request.into_body();
-    while let Some(data) = next_piece(&mut body).await? {
+    let mut pieces = Pieces::of(request.into_body());
+    while let Some(data) = pieces.next().await? {
         if to.send(Some(data)).await.is_err() {
             // The writer has failed and says why.
             return Ok(());

@@ -74,7 +74,7 @@ impl Prepared {
         let mut several = self.generate.several(answers)?;
         // The prompt's own are the same for all answers, and to score it is to compute it.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
-        Ok(self.loaded.run_all(several))
+        self.loaded.run_all(several)
     }
 
     /// Counts the prompt's tokens instead.

@@ -43,7 +43,7 @@ pub(super) async fn create(
             let _ = to.send(Err(failure)).await;
         }
     });
-    lines::answer(lines, whole).await
+    lines::answer(&app, lines, whole).await
 }
 
 /// Makes the model; the one that it is made from is pulled where it is not stored.

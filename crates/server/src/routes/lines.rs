@@ -1,21 +1,26 @@
-//! Work that reports line by line: create, pull and push.
+//! Work that reports line by line: create, pull, push and verify.
 
 use std::convert::Infallible;
 
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
+use futures_util::stream::unfold;
 use puna_api::native::Progress;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
 
+use crate::app::App;
 use crate::canonical::Failure;
 use crate::dialect::native::push_line;
+use crate::end::End;
 use crate::http::{Native, Refused, Wire, error_body, json_plain, stream};
 
 /// Lines of progress that may wait for the client.
 pub(super) const WAITING: usize = 64;
+
+/// The last line of work that was done.
+const SUCCESS: &str = "success";
 
 /// A line, or why there are no more.
 pub(super) type Line = Result<Progress, Failure>;
@@ -23,22 +28,59 @@ pub(super) type Line = Result<Progress, Failure>;
 /// Lines as they come; or, if the client wants one object, the last of them. A failure before the first line is the
 /// answer's status, a later one is the last line.
 pub(super) async fn answer(
-    mut lines: mpsc::Receiver<Line>,
+    app: &App,
+    lines: mpsc::Receiver<Line>,
     whole: bool,
 ) -> Result<Response, Refused<Native>> {
+    let mut lines = Lines { lines, end: app.end().clone(), done: false, over: false };
     if whole {
         let mut last = Progress::default();
-        while let Some(line) = lines.recv().await {
+        while let Some(line) = lines.next().await {
             last = line?;
         }
         return Ok(json_plain(StatusCode::OK, &last));
     }
-    match lines.recv().await {
+    match lines.next().await {
         Some(Err(failure)) => Err(failure.into()),
         first => {
-            let lines = tokio_stream::iter(first).chain(ReceiverStream::new(lines));
-            Ok(stream(Wire::Ndjson, lines.map(encode)))
+            let rest = unfold(lines, async |mut lines| lines.next().await.map(|line| (line, lines)));
+            Ok(stream(Wire::Ndjson, tokio_stream::iter(first).chain(rest).map(encode)))
         }
+    }
+}
+
+/// The lines of work, and an error in the place of an end that does not come.
+struct Lines {
+    lines: mpsc::Receiver<Line>,
+    end: End,
+    /// The last line said that the work is done.
+    done: bool,
+    over: bool,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<Line> {
+        if self.over {
+            return None;
+        }
+        let line = tokio::select! {
+            biased;
+            line = self.lines.recv() => line,
+            failure = self.end.come() => Some(Err(failure)),
+        };
+        let line = match line {
+            None if !self.done => {
+                let text =
+                    "the work broke off; this is an error in Puna, and the log of the server says more";
+                Some(Err(Failure::internal(text)))
+            }
+            line => line,
+        };
+        match &line {
+            Some(Ok(progress)) => self.done = progress.status == SUCCESS,
+            _ => self.over = true,
+        }
+        line
     }
 }
 
@@ -49,4 +91,32 @@ fn encode(line: Line) -> Result<Bytes, Infallible> {
         Err(failure) => push_line(&error_body(&failure), &mut out),
     }
     Ok(out.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(of: &[&str]) -> Lines {
+        let (to, lines) = mpsc::channel(8);
+        of.iter().for_each(|status| {
+            to.try_send(Ok(Progress { status: (*status).into(), ..Progress::default() })).unwrap()
+        });
+        Lines { lines, end: End::default(), done: false, over: false }
+    }
+
+    #[tokio::test]
+    async fn work_that_ends_without_success_has_failed() {
+        for broken in [&[][..], &["pulling manifest"], &["success", "and more"]] {
+            let mut lines = lines(broken);
+            for status in broken {
+                assert_eq!(lines.next().await.unwrap().unwrap().status, *status);
+            }
+            let failure = lines.next().await.unwrap().unwrap_err();
+            assert!(failure.status == 500 && failure.message.contains("broke off"), "{failure}");
+            assert!(lines.next().await.is_none());
+        }
+        let mut done = lines(&["success"]);
+        assert!(done.next().await.unwrap().is_ok() && done.next().await.is_none());
+    }
 }

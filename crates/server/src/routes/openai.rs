@@ -69,7 +69,7 @@ pub(super) async fn completions(
     for (i, tokens) in wanted.unread() {
         read.push((i, loaded.text(tokens).await?));
     }
-    let running = loaded.run_all(wanted.generations(&first)?);
+    let running = loaded.run_all(wanted.generations(&first)?)?;
     let encoder = CompletionEncoder::new(model, include_usage, wanted, read);
     if stream {
         return Ok(respond(running, encoder).await?);

@@ -64,9 +64,11 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
     }
     let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
     for item in request.input.as_array_mut().into_iter().flatten() {
-        let id = item["id"].as_str().filter(|_| item["type"] == "item_reference");
-        if let Some(kept) = id.and_then(|id| app.responses().item(id, owner)) {
-            *item = kept;
+        let Some(id) = item["id"].as_str().filter(|_| item["type"] == "item_reference") else { continue };
+        match app.responses().item(id, owner) {
+            Some(kept) => *item = kept,
+            // What is missing is told where its place is known.
+            None => break,
         }
     }
     let items = request.input.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
@@ -76,7 +78,10 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
             .map(|(_, value)| value)
     });
     links::fill(app, &request.model, links::in_openai(contents)).await?;
-    to_native(request, &earlier)
+    let native = to_native(request, &earlier)?;
+    // What was said is in there; the answer repeats the rest.
+    request.input = Value::Null;
+    Ok(native)
 }
 
 /// The conversation that a request goes on from.

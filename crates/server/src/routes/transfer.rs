@@ -26,14 +26,14 @@ pub(super) async fn pull(
         let lines = report(async move |report| {
             work.registry().pull_file(work.shared_store(), &file, &options, report).await
         });
-        return lines::answer(lines, whole).await;
+        return lines::answer(&app, lines, whole).await;
     }
     let (reference, whole, options) = read(&app, request)?;
     let work = app.clone();
     let lines = report(async move |report| {
         work.registry().pull(work.shared_store(), &reference, &options, report).await
     });
-    lines::answer(lines, whole).await
+    lines::answer(&app, lines, whole).await
 }
 
 /// `POST /api/push`
@@ -49,7 +49,7 @@ pub(super) async fn push(
     let lines = report(async move |report| {
         work.registry().push(work.shared_store(), &reference, &options, report).await
     });
-    lines::answer(lines, whole).await
+    lines::answer(&app, lines, whole).await
 }
 
 /// Fetches a model for other work, telling it to a client that need not stay.

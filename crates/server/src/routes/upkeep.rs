@@ -39,14 +39,15 @@ pub(super) async fn verify(
     let whole = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure });
     let (to, lines) = mpsc::channel::<Line>(WAITING);
+    let work = app.clone();
     tokio::spawn(async move {
-        let last = match check(&app, model, repair, &to).await {
+        let last = match check(&work, model, repair, &to).await {
             Ok(()) => Ok(status("success")),
             Err(failure) => Err(failure),
         };
         let _ = to.send(last).await;
     });
-    lines::answer(lines, whole).await
+    lines::answer(&app, lines, whole).await
 }
 
 /// How what is damaged is fetched again.

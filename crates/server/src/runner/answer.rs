@@ -32,9 +32,10 @@ pub(super) struct Answer {
     formed: bool,
     /// Calls so far.
     calls: usize,
-    /// The id of the call that has begun and is not complete.
-    open_call: Option<String>,
-    prompt: Vec<u32>,
+    /// Numbers that calls were given so far, also those that broke off.
+    numbers: usize,
+    /// The id and the number of the call that has begun and is not complete.
+    open_call: Option<(String, usize)>,
     stop: Vec<String>,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
@@ -51,30 +52,23 @@ pub(super) struct Answer {
     /// The last piece, and how often it has come in a row.
     last: String,
     repeats: u32,
-    generated: u64,
+    /// It has come too often.
+    enough: bool,
     /// Tokens of thoughts, with the tags around them.
     thought: u64,
-    first: Option<Instant>,
-    started: Instant,
     progress: Instant,
 }
 
 impl Answer {
-    pub(super) fn new(
-        handle: Handle,
-        generator: Arc<dyn Generator>,
-        parser: Option<OutputParser>,
-        prompt: &[u32],
-    ) -> Self {
-        let now = Instant::now();
+    pub(super) fn new(handle: Handle, generator: Arc<dyn Generator>, parser: Option<OutputParser>) -> Self {
         Self {
             handle,
             generator,
             parser,
             formed: false,
             calls: 0,
+            numbers: 0,
             open_call: None,
-            prompt: prompt.to_vec(),
             stop: Vec::new(),
             forced: None,
             begun: false,
@@ -85,11 +79,9 @@ impl Answer {
             cut_tokens: 0,
             last: String::new(),
             repeats: 0,
-            generated: 0,
+            enough: false,
             thought: 0,
-            first: None,
-            started: now,
-            progress: now,
+            progress: Instant::now(),
         }
     }
 
@@ -125,15 +117,8 @@ impl Answer {
     }
 
     fn piece(&mut self, piece: EnginePiece) -> bool {
-        self.generated += 1;
-        self.first.get_or_insert_with(Instant::now);
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        if !self.begun && self.repeats_itself(&piece.text) {
-            self.pieces(piece.text, logprobs);
-            self.flush();
-            self.handle.send(Event::Done(Box::new(self.broken_off())));
-            return false;
-        }
+        self.enough = !self.begun && self.repeats_itself(&piece.text);
         self.pieces(piece.text, logprobs)
     }
 
@@ -185,11 +170,11 @@ impl Answer {
                     }
                     continue;
                 }
-                Part::Call(call) if self.calls < CALLS_MAX && is_shallow(&call) => {
+                Part::Call(call) if (begun.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
-                    let id = begun.unwrap_or_else(ids::call);
-                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id)));
+                    let (id, number) = begun.unwrap_or_else(|| self.number());
+                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id, number)));
                     continue;
                 }
                 // What was sent of it is all that there is.
@@ -225,12 +210,18 @@ impl Answer {
 
     /// Sends the beginning of a call, unless there are too many.
     fn begin_call(&mut self, name: String) -> bool {
-        if self.calls >= CALLS_MAX {
+        if self.numbers >= CALLS_MAX {
             return true;
         }
-        let id = ids::call();
-        self.open_call = Some(id.clone());
-        self.handle.send(Event::CallBegins { id, index: self.calls, name })
+        let (id, index) = self.number();
+        self.open_call = Some((id.clone(), index));
+        self.handle.send(Event::CallBegins { id, index, name })
+    }
+
+    /// The id and the number of a new call.
+    fn number(&mut self) -> (String, usize) {
+        self.numbers += 1;
+        (ids::call(), self.numbers - 1)
     }
 
     fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
@@ -317,26 +308,6 @@ impl Answer {
         }
     }
 
-    /// The figures of an answer that was broken off here and not by the engine.
-    fn broken_off(&self) -> Done {
-        let now = Instant::now();
-        let first = self.first.unwrap_or(now);
-        Done {
-            reason: Reason::Stop,
-            stop: None,
-            prompt_tokens: self.prompt.len() as u64,
-            cached_tokens: 0,
-            prefill: first - self.started,
-            generated_tokens: self.generated,
-            thought_tokens: self.thought,
-            decode: now - first,
-            guesses: Guesses::default(),
-            dropped_messages: self.dropped_messages,
-            dropped_tokens: self.cut_tokens,
-            context: self.without_bos(self.prompt.clone()),
-        }
-    }
-
     fn without_bos(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         if tokens.first().is_some_and(|token| self.generator.is_bos(*token)) {
             tokens.remove(0);
@@ -357,15 +328,28 @@ fn is_shallow(call: &FunctionCall) -> bool {
     call.arguments.values().map(depth).max().unwrap_or(0) < MAX_DEPTH
 }
 
-/// The figures of an answer of which nothing was wanted.
-pub(super) fn no_tokens(answer: Answer) -> Done {
-    Done { reason: Reason::Length, prefill: Duration::ZERO, ..answer.broken_off() }
+/// The figures of an answer to this prompt of which nothing was wanted.
+pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
+    Done {
+        reason: Reason::Length,
+        stop: None,
+        prompt_tokens: prompt.len() as u64,
+        cached_tokens: 0,
+        prefill: Duration::ZERO,
+        generated_tokens: 0,
+        thought_tokens: 0,
+        decode: Duration::ZERO,
+        guesses: Guesses::default(),
+        dropped_messages: answer.dropped_messages,
+        dropped_tokens: answer.cut_tokens,
+        context: answer.without_bos(prompt),
+    }
 }
 
 /// A call as it goes to the client.
-fn wire_call(call: FunctionCall, id: String) -> ToolCall {
-    let FunctionCall { index, name, arguments } = call;
-    let function = ToolCallFunction { index: index as i64, name, arguments };
+fn wire_call(call: FunctionCall, id: String, number: usize) -> ToolCall {
+    let FunctionCall { name, arguments, .. } = call;
+    let function = ToolCallFunction { index: number as i64, name, arguments };
     ToolCall { id, function }
 }
 
@@ -444,6 +428,10 @@ impl Sink for Answer {
 
     fn begin_answer(&mut self) {
         self.begun = true;
+    }
+
+    fn has_enough(&self) -> bool {
+        self.enough
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {

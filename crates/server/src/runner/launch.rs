@@ -10,7 +10,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::oneshot;
@@ -99,9 +99,9 @@ impl Launcher for ProcessLauncher {
 
 /// Passes a runner's log on to ours and keeps its last line.
 async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String>>) {
-    let mut lines = BufReader::new(stderr).split(b'\n');
-    while let Ok(Some(line)) = lines.next_segment().await {
-        let line = String::from_utf8_lossy(&line[..line.len().min(MAX_LINE)]).trim().to_owned();
+    let mut log = BufReader::new(stderr);
+    while let Ok(Some(line)) = next_line(&mut log).await {
+        let line = String::from_utf8_lossy(&line).trim().to_owned();
         if line.is_empty() {
             continue;
         }
@@ -109,6 +109,25 @@ async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String
         // A hint after the cause is not the cause.
         if !line.starts_with("note: run with `RUST_BACKTRACE") {
             *lock(&last) = line;
+        }
+    }
+}
+
+/// The beginning of the next line, however long that is; `None` at the end.
+async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    loop {
+        let read = log.fill_buf().await?;
+        if read.is_empty() {
+            return Ok(Some(line).filter(|line| !line.is_empty()));
+        }
+        let end = read.iter().position(|byte| *byte == b'\n');
+        let piece = &read[..end.unwrap_or(read.len())];
+        line.extend_from_slice(&piece[..piece.len().min(MAX_LINE - line.len())]);
+        let used = end.map_or(read.len(), |end| end + 1);
+        log.consume(used);
+        if end.is_some() {
+            return Ok(Some(line));
         }
     }
 }
@@ -152,6 +171,19 @@ mod tests {
         assert!(exit(6, "memory allocation of 99999 bytes failed").out_of_memory);
         assert!(!exit(9, "").out_of_memory);
         assert!(exit(101 << 8, "no memory for a buffer of 9999999999 elements").out_of_memory);
+    }
+
+    #[tokio::test]
+    async fn lines_of_any_length_are_read_and_only_their_beginning_is_kept() {
+        let long = "x".repeat(3 * MAX_LINE + 7);
+        let text = format!("one\n{long}\n\nlast");
+        let mut log = BufReader::with_capacity(1000, text.as_bytes());
+        let mut lines = Vec::new();
+        while let Some(line) = next_line(&mut log).await.unwrap() {
+            assert!(line.capacity() <= 2 * MAX_LINE);
+            lines.push(String::from_utf8(line).unwrap());
+        }
+        assert_eq!(lines, ["one", &long[..MAX_LINE], "", "last"]);
     }
 
     #[tokio::test]

@@ -21,6 +21,7 @@ use super::protocol::{
     read_async,
 };
 use crate::canonical::{Done, Event, Failure, Task};
+use crate::http::room::Share;
 use crate::lock::lock;
 use crate::scheduler::Exit;
 
@@ -59,7 +60,7 @@ pub(crate) type OnNotice = Box<dyn Fn(Notice) + Send + Sync>;
 pub(crate) struct Link(Arc<Shared>);
 
 struct Shared {
-    out: mpsc::UnboundedSender<ToRunner>,
+    out: mpsc::UnboundedSender<Outgoing>,
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
     pulse: Mutex<Pulse>,
@@ -70,9 +71,19 @@ struct Shared {
     beats: Notify,
 }
 
+/// A message on its way, and the memory that it holds.
+type Outgoing = (ToRunner, Option<Arc<Share>>);
+
+/// A task that has not ended.
+struct Open {
+    events: mpsc::Sender<Event>,
+    /// The memory of its request, until the runner's first word about it: before, it may wait there as it is.
+    share: Option<Arc<Share>>,
+}
+
 #[derive(Default)]
 struct Tasks {
-    open: HashMap<u64, mpsc::Sender<Event>>,
+    open: HashMap<u64, Open>,
     /// Why there will be no more.
     ended: Option<Failure>,
 }
@@ -142,8 +153,9 @@ impl Link {
         Pulse { counts: pulse.counts.max(*lock(&self.0.finished)), ..pulse }
     }
 
-    /// Has a task of a client done. The runner gives it up when the events are dropped.
-    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
+    /// Has a task of a client done, and holds its memory until the runner has taken it. The runner gives it up when the
+    /// events are dropped.
+    pub(crate) fn submit_holding(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
         // parts), calls that come all at once (begun, with arguments, whole) with text between them, and an error that
@@ -153,8 +165,8 @@ impl Link {
         match &tasks.ended {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
             None => {
-                tasks.open.insert(id, tx);
-                self.send(ToRunner::Submit { id, client, task });
+                tasks.open.insert(id, Open { events: tx, share: share.clone() });
+                self.send_holding(ToRunner::Submit { id, client, task }, share);
             }
         }
         drop(tasks);
@@ -162,8 +174,12 @@ impl Link {
     }
 
     fn send(&self, message: ToRunner) {
+        self.send_holding(message, None);
+    }
+
+    fn send_holding(&self, message: ToRunner, share: Option<Arc<Share>>) {
         // A runner that is gone has told its tasks so.
-        let _ = self.0.out.send(message);
+        let _ = self.0.out.send((message, share));
     }
 
     fn deliver(&self, id: u64, event: Event) {
@@ -173,9 +189,11 @@ impl Link {
         }
         let mut tasks = lock(&self.0.tasks);
         let end = event.is_end();
-        if let Some(task) = tasks.open.get(&id)
-            && task.try_send(event).is_err()
-        {
+        let sent = tasks.open.get_mut(&id).is_none_or(|task| {
+            task.share = None;
+            task.events.try_send(event).is_ok()
+        });
+        if !sent {
             tracing::error!(task = id, "a runner sent more events than it may");
             self.send(ToRunner::Cancel(id));
             tasks.open.remove(&id);
@@ -190,7 +208,7 @@ impl Link {
         let mut tasks = lock(&self.0.tasks);
         tasks.ended.get_or_insert_with(|| failure.clone());
         for (_, task) in tasks.open.drain() {
-            let _ = task.try_send(Event::Error(failure.clone()));
+            let _ = task.events.try_send(Event::Error(failure.clone()));
         }
     }
 }
@@ -209,11 +227,11 @@ fn counts(done: &Done) -> Counts {
 /// Sends messages until nobody can give any more. A task that is too large costs its own request an error, and nobody else
 /// anything.
 async fn send_all(
-    mut outgoing: mpsc::UnboundedReceiver<ToRunner>,
+    mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
     mut write: OwnedWriteHalf,
     link: Weak<Shared>,
 ) {
-    while let Some(message) = outgoing.recv().await {
+    while let Some((message, _held)) = outgoing.recv().await {
         let bytes = match (frame(&message), message) {
             (Ok(bytes), _) => bytes,
             (Err(error), ToRunner::Submit { id, .. }) => {
@@ -388,6 +406,13 @@ impl Events {
             self.taken = 0;
         }
         Poll::Ready(Some(event))
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
+        self.submit_holding(client, task, None)
     }
 }
 

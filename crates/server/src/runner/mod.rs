@@ -15,6 +15,7 @@ mod embed;
 mod forced;
 pub mod generator;
 pub(crate) mod launch;
+mod line;
 pub(crate) mod link;
 mod local;
 mod prepare;

@@ -108,14 +108,14 @@ impl Preparer {
         let grammar = call.or(format.map_err(Failure::bad_request)?);
         listening(&handle)?;
         let shown = tags.iter().map(|(_, token)| *token).collect();
-        let answer = Answer::new(handle.clone(), self.generator.clone(), parser, &tokens.tokens)
+        let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
             .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(beginning)
             .with_think_budget(think_budget)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 && task.prompt_logprobs.is_none() {
-            handle.send(Event::Done(Box::new(no_tokens(answer))));
+            handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));
             return Ok(());
         }
         // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.

@@ -270,17 +270,49 @@ async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have
 }
 
 #[tokio::test]
+async fn an_answer_that_repeats_itself_ends_with_the_figures_of_the_engine() {
+    let fake = Arc::<Fake>::default();
+    fake.cached.store(3, Ordering::Relaxed);
+    let link = loaded(&fake, 128).await;
+    let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
+    assert_eq!((done.reason, done.cached_tokens), (crate::canonical::Reason::Stop, 3));
+    assert!(done.generated_tokens < 100, "{}", done.generated_tokens);
+    assert_eq!(done.context.len() as u64, done.prompt_tokens + done.generated_tokens);
+}
+
+fn formed() -> Task {
+    let mut task = task("hi", 1, 4, true, true);
+    if let Task::Generate(generate) = &mut task {
+        generate.format = Some(Constraint::Json);
+    }
+    task
+}
+
+#[tokio::test]
+async fn clients_take_turns_to_have_their_forms_read() {
+    let fake = Arc::<Fake>::default();
+    let link = loaded(&fake, 128).await;
+    fake.form_ms.store(25, Ordering::Relaxed);
+    let mut many: Vec<Events> = (0..60).map(|_| link.submit(1, formed())).collect();
+    for client in 2..5 {
+        let mut one = link.submit(client, formed());
+        assert!(matches!(end_of(&mut one).await, Event::Error(_)));
+    }
+    let read = fake.forms.load(Ordering::Relaxed);
+    assert!(read < 40, "{read} were read before those of others");
+    // Those of clients that have gone are not read at all.
+    let mut last = many.pop().unwrap();
+    drop(many);
+    assert!(matches!(end_of(&mut last).await, Event::Error(_)));
+    let read = fake.forms.load(Ordering::Relaxed);
+    assert!(read < 50, "{read} were read");
+}
+
+#[tokio::test]
 async fn forms_that_are_read_for_long_hold_up_nobody_who_asks_for_none() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
-    let formed = || {
-        let mut task = task("hi", 1, 4, true, true);
-        if let Task::Generate(generate) = &mut task {
-            generate.format = Some(Constraint::Json);
-        }
-        task
-    };
     let mut waiting: Vec<Events> = (0..20).map(|_| link.submit(1, formed())).collect();
     let plain = end(&link, task("hi", 5, 4, true, true));
     let plain = tokio::time::timeout(Duration::from_secs(20), plain).await;

@@ -11,11 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use super::generator::{Generator, LoadError, Loader};
+use super::line::{Entrance, Line};
 use super::prepare::Preparer;
 use super::protocol::{
     FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, is_out_of_memory, read, write,
 };
-use crate::canonical::{Event, Failure, Task};
+use crate::canonical::{Event, Failure};
 use crate::lock::lock;
 use crate::panics::text_of;
 
@@ -221,7 +222,7 @@ fn serve(
                     (true, false) => &forms,
                     (true, true) => &large_forms,
                 };
-                let _ = queue.send((handle, task));
+                queue.push(handle, task);
             }
             ToRunner::Credit(id, more) => {
                 if let Some(task) = lock(&tasks).get(&id) {
@@ -234,6 +235,7 @@ fn serve(
                     if let Some(job) = *lock(&task.job) {
                         generator.cancel(job);
                     }
+                    [&ordinary, &large, &forms, &large_forms].into_iter().for_each(|line| line.remove(id));
                 }
             }
             ToRunner::Beat => {
@@ -254,20 +256,18 @@ fn heartbeat(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Rece
     }
 }
 
-/// Starts threads that share a queue of tasks; they end with it.
-fn preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<Sender<(Handle, Task)>> {
-    let (queue, queued) = mpsc::channel();
-    let queued = Arc::new(Mutex::new(queued));
+/// Starts threads that share a line of tasks; they end with it.
+fn preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<Entrance> {
+    let line = Arc::<Line>::default();
     for i in 0..count {
-        let (preparer, queued) = (preparer.clone(), queued.clone());
-        thread::Builder::new().name(format!("{name} {i}")).spawn(move || prepare_all(&preparer, &queued))?;
+        let (preparer, line) = (preparer.clone(), line.clone());
+        thread::Builder::new().name(format!("{name} {i}")).spawn(move || prepare_all(&preparer, &line))?;
     }
-    Ok(queue)
+    Ok(Entrance::of(&line))
 }
 
-fn prepare_all(preparer: &Preparer, queued: &Mutex<Receiver<(Handle, Task)>>) {
-    loop {
-        let Ok((handle, task)) = lock(queued).recv() else { return };
+fn prepare_all(preparer: &Preparer, line: &Line) {
+    while let Some((handle, task)) = line.next() {
         if handle.state.is_cancelled() {
             continue;
         }

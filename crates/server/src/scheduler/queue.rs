@@ -3,10 +3,10 @@
 //! A turn is a load: what a request causes by being the next. Turns go to the client that has had fewest, so that one
 //! with many requests for many models holds up nobody else; among the requests of a client the oldest is first.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use super::{LoadOptions, Request, RequestId};
+use crate::turns::Turns;
 
 /// A request that waits.
 #[derive(Debug)]
@@ -23,8 +23,7 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: Vec<Waiting>,
-    /// Turns that clients have had. Newcomers begin with as many as the one who had fewest.
-    turns: HashMap<u64, u64>,
+    turns: Turns,
 }
 
 impl Queue {
@@ -33,32 +32,19 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, now: Instant, request: Request) {
-        let clients = self.waiting.iter().map(|w| w.request.client);
-        let fewest = clients.map(|client| self.turns(client)).min();
-        match fewest {
-            // Nobody else waits: whatever was is settled.
-            None => self.turns.clear(),
-            Some(fewest) => {
-                let has = self.turns.entry(request.client).or_insert(fewest);
-                *has = fewest.max(*has);
-            }
-        }
+        self.turns.comes(request.client, self.waiting.iter().map(|w| w.request.client));
         self.waiting.push(Waiting { request, since: now, reduced: None, stays_behind: false });
-    }
-
-    fn turns(&self, client: u64) -> u64 {
-        self.turns.get(&client).copied().unwrap_or(0)
     }
 
     /// Counts a turn of a client.
     pub(super) fn had_turn(&mut self, client: u64) {
-        *self.turns.entry(client).or_default() += 1;
+        self.turns.had(client);
     }
 
     /// Who waits, the next one first.
     pub(super) fn in_turn(&self) -> Vec<RequestId> {
         let mut order: Vec<_> =
-            self.waiting.iter().map(|w| (self.turns(w.request.client), w.request.id)).collect();
+            self.waiting.iter().map(|w| (self.turns.of(w.request.client), w.request.id)).collect();
         // Stable: within the same number of turns the order of arrival stays.
         order.sort_by_key(|(turns, _)| *turns);
         order.into_iter().map(|(_, id)| id).collect()

@@ -72,7 +72,7 @@ impl MessagesEncoder {
         if !(self.searches && function.name == SEARCH) {
             return vec![Block::ToolUse { id, name: function.name, input: function.arguments }];
         }
-        let id = self.id.replace("msg_", "srvtoolu_");
+        let id = ids::hex("srvtoolu_");
         let content = value!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
         vec![
             Block::ServerToolUse { id: id.clone(), name: function.name, input: function.arguments },

@@ -337,16 +337,16 @@ fn a_call_is_a_block_and_text_after_it_another() {
 
 #[test]
 fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
-    let got = stream([call("web_search"), done(Reason::Stop, None)]);
-    let id = got[0]["message"]["id"].as_str().unwrap().replace("msg_", "srvtoolu_");
-    let kinds: Vec<_> = got.iter().filter_map(|e| e["content_block"]["type"].as_str()).collect();
-    assert_eq!(kinds, ["server_tool_use", "web_search_tool_result"]);
-    let result =
-        &got.iter().find(|e| e["content_block"]["tool_use_id"] == id.as_str()).unwrap()["content_block"];
-    assert_eq!(
-        result["content"],
-        json!({"type": "web_search_tool_result_error", "error_code": "unavailable"})
-    );
+    let got = stream([call("web_search"), call("web_search"), done(Reason::Stop, None)]);
+    let blocks: Vec<_> = got.iter().map(|e| &e["content_block"]).filter(|block| block.is_object()).collect();
+    let kinds: Vec<_> = blocks.iter().filter_map(|block| block["type"].as_str()).collect();
+    assert_eq!(kinds, ["server_tool_use", "web_search_tool_result"].repeat(2));
+    let error = json!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
+    for pair in blocks.chunks(2) {
+        assert_eq!((&pair[0]["id"], &pair[1]["content"]), (&pair[1]["tool_use_id"], &error));
+        assert!(pair[0]["id"].as_str().unwrap().starts_with("srvtoolu_"));
+    }
+    assert_ne!(blocks[0]["id"], blocks[2]["id"]);
     assert_eq!(got[got.len() - 2]["delta"]["stop_reason"], "end_turn");
 }
 

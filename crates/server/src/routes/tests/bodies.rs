@@ -147,3 +147,51 @@ async fn sound_is_refused_with_what_is_wrong() {
         assert_eq!(ask(kind, &body).await, (want.0, want.1.to_owned()));
     }
 }
+
+#[tokio::test]
+async fn what_waits_for_its_model_counts_among_the_bodies() {
+    let b = Bench::new();
+    let all = crate::http::room::ROOM as u64;
+    let is_free = || b.door.room().share().check(all).is_ok();
+    let until = async |what: &str, is_so: &dyn Fn() -> bool| {
+        for _ in 0..2000 {
+            if is_so() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("{what}");
+    };
+    let ask = |n: u64| {
+        let body = json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "n": n});
+        b.post("/v1/completions", body)
+    };
+    assert!(is_free());
+    b.fake.dawdles.store(true, Ordering::Relaxed);
+    {
+        let asked = ask(2);
+        tokio::pin!(asked);
+        let is_read = || b.fake.dawdled.load(Ordering::Relaxed) == 2;
+        tokio::select! {
+            _ = &mut asked => panic!("it waits"),
+            () = until("it is read", &is_read) => {}
+        }
+        // The text of the second answer's prompt, too.
+        assert!(b.door.room().share().check(all - 1_000_000).is_err());
+        // Taken, it holds nothing more, however long it goes on.
+        b.fake.hangs.store(true, Ordering::Relaxed);
+        b.fake.dawdles.store(false, Ordering::Relaxed);
+        tokio::select! {
+            _ = &mut asked => panic!("it hangs"),
+            () = until("it is taken", &is_free) => {}
+        }
+        b.fake.hangs.store(false, Ordering::Relaxed);
+        assert_eq!(asked.await.status, 200);
+    }
+    // So does one that is given up.
+    b.fake.dawdles.store(true, Ordering::Relaxed);
+    let left = tokio::time::timeout(Duration::from_millis(200), ask(1)).await;
+    assert!(left.is_err());
+    until("it is given up", &is_free).await;
+    b.fake.dawdles.store(false, Ordering::Relaxed);
+}

@@ -93,6 +93,10 @@ fn odd(dice: &mut Dice) -> Value {
         json!(-1),
         json!(i64::MIN),
         json!(u64::MAX),
+        json!(i64::MAX),
+        json!(9_223_372_036_000_000_000_u64),
+        json!(1e11),
+        json!(1.8e19),
         json!(1e308),
         json!(0.1),
         json!(""),
@@ -191,11 +195,19 @@ async fn odd_values_anywhere_are_answered_or_refused() {
         if let Some(map) = body.as_object_mut() {
             map.insert("model".into(), json!("cria"));
             // A model that leaves after each request takes most of the time.
-            map.remove("keep_alive");
+            match dice.below(8) {
+                0 => drop(map.insert("keep_alive".into(), odd(&mut dice))),
+                1 => {}
+                _ => drop(map.remove("keep_alive")),
+            }
             limit(path, map);
         }
-        let text = body.to_string();
+        let (text, stays) = (body.to_string(), body.get("keep_alive").is_some());
         let answer = b.post(path, body).await;
+        if stays || dice.below(16) == 0 {
+            // How long models stay is told too.
+            assert_eq!(b.get("/api/ps").await.status, 200, "{path} {text}");
+        }
         let status = answer.status.as_u16();
         *statuses.entry(status).or_default() += 1;
         // What is not there says so.

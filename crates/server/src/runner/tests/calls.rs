@@ -87,7 +87,9 @@ fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
     let mut open = None;
     for event in events {
         match event {
-            Event::CallBegins { id, name, .. } => {
+            Event::CallBegins { id, index, name } => {
+                // Pieces are put together by it: no two calls may share one, broken or not.
+                assert_eq!(*index, calls.len());
                 open = Some(id.clone());
                 calls.push((name.clone(), String::new(), false));
             }
@@ -96,11 +98,13 @@ fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
                 calls.last_mut().unwrap().1.push_str(text);
             }
             Event::ToolCall(call) => {
+                let number = calls.len() as i64 - 1;
                 let last = calls.last_mut().unwrap();
                 assert_eq!(
                     (open.take(), call.function.name.as_str()),
                     (Some(call.id.clone()), last.0.as_str())
                 );
+                assert_eq!(call.function.index, number);
                 assert_eq!(
                     json!(call.function.arguments),
                     serde_json::from_str::<serde_json::Value>(&last.1).unwrap()

@@ -37,6 +37,9 @@ pub(crate) struct Fake {
     pub(crate) prefill: AtomicU64,
     /// Texts of 300000 bytes are not tokenized before this is over, and no grammar is read.
     pub(crate) dawdles: AtomicBool,
+    /// Milliseconds that a grammar takes, and how many were read.
+    pub(crate) form_ms: AtomicU64,
+    pub(crate) forms: AtomicU64,
     /// Every text gets a first token.
     pub(crate) adds_bos: AtomicBool,
     /// It makes vectors of two numbers: a text's length, and 1.
@@ -56,6 +59,8 @@ pub(crate) struct Fake {
     pub(crate) works: AtomicU64,
     /// What it says instead, piece by piece, if that is not nothing.
     pub(crate) says: Mutex<Vec<String>>,
+    /// Tokens that are found in the cache, as every answer says.
+    pub(crate) cached: AtomicU64,
     /// Runners started so far.
     pub(crate) started: AtomicU64,
     /// The socket of the last runner, to cut it.
@@ -195,6 +200,8 @@ impl Generator for FakeEngine {
         while self.fake.dawdles.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
         }
+        thread::sleep(Duration::from_millis(self.fake.form_ms.load(Ordering::Relaxed)));
+        self.fake.forms.fetch_add(1, Ordering::Relaxed);
         Err("no forms here".into())
     }
 
@@ -206,9 +213,15 @@ impl Generator for FakeEngine {
         let fake = self.fake.clone();
         thread::spawn(move || {
             let _works = Works::new(&fake);
-            for _ in 0..fake.prefill.load(Ordering::Relaxed) {
+            let rounds = fake.prefill.load(Ordering::Relaxed) as usize;
+            for round in 1..=rounds {
                 thread::sleep(Duration::from_millis(10));
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
+                // As the engine, after each step.
+                let (total, done) = (job.prompt.len(), job.prompt.len() * round / rounds);
+                if !sink.send(EngineEvent::Prefill { done, total }) {
+                    return;
+                }
             }
             if let Some(top) = job.prompt_logprobs {
                 fake.scored.fetch_add(job.prompt.len() as u64, Ordering::Relaxed);
@@ -224,7 +237,7 @@ impl Generator for FakeEngine {
             let says = fake.says.lock().unwrap().clone();
             let most = if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
             let whole = if says.is_empty() { Finish::Length } else { Finish::End };
-            let (mut finish, mut generated) = (whole, 0);
+            let (mut finish, mut generated, mut tokens) = (whole, 0, job.prompt.clone());
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
                     fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -238,6 +251,7 @@ impl Generator for FakeEngine {
                 }
                 fake.generated.fetch_add(1, Ordering::Relaxed);
                 generated += 1;
+                tokens.push(119);
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
                 let text = match says.get(i) {
                     Some(text) => text.clone(),
@@ -254,19 +268,23 @@ impl Generator for FakeEngine {
                 if !sink.send(EngineEvent::Piece(Piece { text, token: 119, logprobs })) {
                     return;
                 }
+                if sink.has_enough() {
+                    finish = Finish::End;
+                    break;
+                }
                 thread::sleep(Duration::from_micros(200));
             }
             sink.send(EngineEvent::Done(Summary {
                 finish,
                 prompt_tokens: job.prompt.len(),
-                cached_tokens: 0,
+                cached_tokens: fake.cached.load(Ordering::Relaxed) as usize,
                 prefill: Duration::from_millis(1),
                 generated_tokens: generated,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
                 speculated: Default::default(),
                 shifted_tokens: 0,
-                tokens: job.prompt,
+                tokens,
             }));
         });
         Ok(id)

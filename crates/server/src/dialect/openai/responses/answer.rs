@@ -337,10 +337,12 @@ impl ResponseEncoder {
             Reason::Length => "incomplete",
             Reason::Stop => "completed",
         };
-        let response = self.response(status, Some(done));
+        let mut response = self.response(status, Some(done));
         if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.said));
-            responses.put(&self.id, Kept { owner, response: response.clone(), messages });
+            let kept = Kept { owner, response: response.clone(), messages };
+            // One that is too large is not there later.
+            response["store"] = responses.put(&self.id, kept).into();
         }
         self.send(&format!("response.{status}"), value!({"response": response}), out);
         self.complete = Some(response);

@@ -287,6 +287,16 @@ fn a_response_that_breaks_off_has_failed() {
 }
 
 #[test]
+fn a_response_that_is_too_large_to_be_kept_says_so() {
+    let responses = Arc::<Responses>::default();
+    let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
+    let got = stream([Event::Content(piece(&"x".repeat(70 << 10))), done(Reason::Stop)], Some(keep));
+    let response = &got.last().unwrap()["response"];
+    assert_eq!(response["store"], false);
+    assert!(responses.get(response["id"].as_str().unwrap(), Owner(None)).is_none());
+}
+
+#[test]
 fn what_is_kept_is_the_conversation_with_the_answer() {
     let responses = Arc::<Responses>::default();
     let keep =
