@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::native::ToolChoice;
+use crate::native::{ToolChoice, is_default};
 use crate::{KeepAlive, decode, shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
@@ -51,6 +51,10 @@ pub struct MessagesRequest {
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
+    /// Whether a prompt that is too long may be cut (Puna's addition).
+    pub truncate: Option<bool>,
+    /// Whether older tokens make room when the context is full (Puna's addition).
+    pub shift: Option<bool>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
@@ -186,6 +190,12 @@ pub struct Usage {
     pub cache_read_input_tokens: u64,
     /// Generated tokens.
     pub output_tokens: u64,
+    /// Messages that were left out because the conversation was too long (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_messages: u64,
+    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_tokens: u64,
 }
 
 /// The answer to `POST /v1/messages`.

@@ -43,7 +43,7 @@ pub struct ResponsesRequest {
     pub tool_choice: Option<ToolChoice>,
     /// Whether it may call several at once.
     pub parallel_tool_calls: Option<bool>,
-    /// Repeated in the answer.
+    /// `auto`: what does not fit into the context is cut, as it is where nothing is said, and the answer's `usage` says how much; `disabled`: input that does not fit is refused, and an answer ends where the context is full. Repeated in the answer; where it was not given, `disabled` as long as nothing was cut, and `auto` where something was.
     pub truncation: Option<String>,
     /// Repeated in the answer.
     pub metadata: Option<Map<String, Value>>,

@@ -207,6 +207,8 @@ fn usage(done: &Done) -> Usage {
         input_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
         cache_read_input_tokens: done.cached_tokens,
         output_tokens: done.generated_tokens,
+        truncated_messages: done.dropped_messages,
+        truncated_tokens: done.dropped_tokens,
         ..Usage::default()
     }
 }

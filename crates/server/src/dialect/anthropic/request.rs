@@ -47,6 +47,8 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
         keep_alive: request.keep_alive,
         options: Some(options),
         think,
+        truncate: request.truncate,
+        shift: request.shift,
         debug_render_only: request.debug_render_only,
         ..ChatRequest::default()
     })

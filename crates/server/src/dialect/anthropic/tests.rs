@@ -368,6 +368,15 @@ fn reasons_tell_which_sequence_of_the_request_matched() {
 }
 
 #[test]
+fn the_end_tells_what_was_left_out_and_shifted_out() {
+    let Event::Done(mut end) = done(Reason::Stop, None) else { unreachable!() };
+    (end.dropped_messages, end.dropped_tokens) = (2, 40);
+    let got = stream([content("a"), Event::Done(end)]);
+    let usage = &got[got.len() - 2]["usage"];
+    assert_eq!((&usage["truncated_messages"], &usage["truncated_tokens"]), (&json!(2), &json!(40)));
+}
+
+#[test]
 fn a_stream_that_breaks_ends_with_an_event_that_says_so() {
     let got = stream([content("a"), Event::Error(Failure::internal("broken"))]);
     let want = json!({"type": "error", "error": {"type": "api_error", "message": "broken"}});
