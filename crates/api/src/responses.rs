@@ -9,6 +9,7 @@ use crate::{KeepAlive, shape};
 /// `POST /v1/responses`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct ResponsesRequest {
     /// The model's name.
@@ -51,7 +52,7 @@ pub struct ResponsesRequest {
     pub conversation: Option<Value>,
     /// To be answered later: refused.
     pub background: Option<bool>,
-    /// Native options by name (Puna's addition).
+    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
     #[serde(deserialize_with = "shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,

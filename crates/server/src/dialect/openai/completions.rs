@@ -65,6 +65,9 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
     let asked = whole_only(request.prompt_logprobs, request.stream)?;
     // Who has the prompt repeated gets its log-probabilities, too.
     let prompt_logprobs = asked.max(request.logprobs.filter(|_| echo));
+    if request.logprobs.is_some_and(|top| !(0..=20).contains(&top)) {
+        return wrong("logprobs must be between 0 and 20".into());
+    }
     let options = options(&request)?;
     let effort = think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?;
     let native = GenerateRequest {
@@ -84,6 +87,8 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
         logprobs: logprobs || of > answers,
         top_logprobs: request.logprobs.unwrap_or(0),
         prompt_logprobs,
+        truncate: request.truncate,
+        shift: request.shift,
         debug_render_only: request.debug_render_only,
         ..GenerateRequest::default()
     };
@@ -140,11 +145,19 @@ fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
     if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
         set("logit_bias", bias.clone().into());
     }
+    let top_p = request.top_p.map(|p| if p == 0.0 { 1.0 } else { p });
     // Without a word from the client these have values of their own, whatever the model says.
-    set("temperature", request.temperature.unwrap_or(1.0).into());
-    set("top_p", request.top_p.filter(|p| *p != 0.0).unwrap_or(1.0).into());
-    set("frequency_penalty", request.frequency_penalty.into());
-    set("presence_penalty", request.presence_penalty.into());
+    for (name, given, usual) in [
+        ("temperature", request.temperature, 1.0),
+        ("top_p", top_p, 1.0),
+        ("frequency_penalty", request.frequency_penalty, 0.0),
+        ("presence_penalty", request.presence_penalty, 0.0),
+    ] {
+        match given {
+            Some(x) => drop(options.insert(name.into(), x.into())),
+            None => drop(options.entry(name).or_insert(value!(usual))),
+        }
+    }
     Ok(options)
 }
 

@@ -11,6 +11,7 @@ mod metrics;
 mod mutations;
 mod openai;
 mod prompts;
+mod remote;
 mod rerank;
 mod responses;
 mod transfer;
@@ -514,7 +515,10 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     assert!(
         error(json!({"repeat_penalty": -1})).await.contains("'repeat_penalty': Value must be finite and")
     );
-    assert_eq!(error(json!({"num_batch": 0})).await, "option \"num_batch\" must be positive");
+    assert_eq!(
+        error(json!({"num_batch": 0})).await,
+        "option \"num_batch\" is out of range: 0 is not between 1 and 4294967295"
+    );
     assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
     assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
     assert_eq!(error(json!({"num_ctx": -5})).await, "parameter 'num_ctx' must be at least 1, but is -5");
