@@ -32,6 +32,8 @@ pub(super) struct Answer {
     formed: bool,
     /// Calls so far.
     calls: usize,
+    /// One call at most: the answer ends behind it.
+    one_call: bool,
     /// The id of the call that has begun and is not complete.
     open_call: Option<String>,
     prompt: Vec<u32>,
@@ -73,6 +75,7 @@ impl Answer {
             parser,
             formed: false,
             calls: 0,
+            one_call: false,
             open_call: None,
             prompt: prompt.to_vec(),
             stop: Vec::new(),
@@ -97,6 +100,17 @@ impl Answer {
     pub(super) fn with_forced(mut self, beginning: Option<String>) -> Self {
         self.forced = beginning;
         self
+    }
+
+    /// Remembers whether the answer ends behind its first call.
+    pub(super) fn with_one_call(mut self, one: bool) -> Self {
+        self.one_call = one;
+        self
+    }
+
+    /// Whether the only call has come: nothing behind it is told.
+    fn has_called(&self) -> bool {
+        self.one_call && self.calls > 0
     }
 
     /// Remembers how many tokens thoughts may have.
@@ -127,6 +141,9 @@ impl Answer {
     fn piece(&mut self, piece: EnginePiece) -> bool {
         self.generated += 1;
         self.first.get_or_insert_with(Instant::now);
+        if self.has_called() {
+            return !self.handle.state.is_cancelled();
+        }
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
         if !self.begun && self.repeats_itself(&piece.text) {
             self.pieces(piece.text, logprobs);
@@ -167,6 +184,9 @@ impl Answer {
         let mut texts: Vec<(bool, String)> = Vec::new();
         let mut listened = !self.handle.state.is_cancelled();
         for part in parts {
+            if self.has_called() {
+                continue;
+            }
             let begun = match part {
                 Part::CallBegins(_) | Part::Arguments(_) => None,
                 _ => self.open_call.take(),
@@ -415,8 +435,13 @@ impl Sink for Answer {
         }
     }
 
-    /// The end of a thought that has had its tokens, once; where that does not end it, it goes on.
+    /// The end of the answer behind the only call, or that of a thought that has had its tokens, once; where that does not
+    /// end it, it goes on.
     fn forced(&mut self) -> Vec<u32> {
+        if self.has_called() {
+            let ends = self.generator.facts().ends.iter();
+            return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
+        }
         let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
         if !spent || !self.is_thinking() {
             self.closing = false;
