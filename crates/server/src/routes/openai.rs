@@ -112,7 +112,7 @@ pub(super) async fn embeddings(
         return Err(Failure::not_found("model '' not found").into());
     }
     let name = Name::to_run(&request.model)?;
-    let wanted = Wanted { inputs, truncate: true, options: None, keep_alive: None };
+    let wanted = Wanted { inputs, truncate: None, cuts: true, options: None, keep_alive: None };
     let mut answer = vectors(&app, client, &name, wanted).await?;
     shorten_all(&mut answer.vectors, request.dimensions);
     let usage = EmbeddingUsage {
