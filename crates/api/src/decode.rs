@@ -61,6 +61,23 @@ impl de::Error for DecodeError {
     fn custom<T: std::fmt::Display>(text: T) -> Self {
         Self::Field(text.to_string())
     }
+
+    /// For those who read JSON of several types: the field is named as where it has only one.
+    fn invalid_type(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Self {
+        let kind = match got {
+            de::Unexpected::Unit => "null",
+            de::Unexpected::Bool(_) => "bool",
+            de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => "number",
+            de::Unexpected::Str(_) => "string",
+            de::Unexpected::Seq => "array",
+            de::Unexpected::Map => "object",
+            _ => "",
+        };
+        match want.to_string().as_str() {
+            "string" => Self::Type { got: kind.into(), want: "string", root: "", path: Vec::new() },
+            want => Self::Field(format!("invalid type: {got}, expected {want}")),
+        }
+    }
 }
 
 /// Reads a request from a body.
