@@ -133,7 +133,18 @@ impl<'de> Deserialize<'de> for Choice {
                 )));
             }
         };
-        let tool = serde_json::from_value(value).map_err(serde::de::Error::custom)?;
+        let name = value["name"].as_str().filter(|name| !name.is_empty());
+        let tool = match (value["type"].as_str(), name) {
+            (Some("auto"), _) => ToolChoice::Auto,
+            (Some("any"), _) => ToolChoice::Required,
+            (Some("none"), _) => ToolChoice::None,
+            (Some("tool"), Some(name)) => ToolChoice::Named(name.to_owned()),
+            _ => {
+                return Err(serde::de::Error::custom(format_args!(
+                    "invalid tool_choice: {value} (must be an object of type \"auto\", \"any\", \"none\", or \"tool\" with a name)"
+                )));
+            }
+        };
         Ok(Self { tool, disable_parallel_tool_use })
     }
 }
@@ -168,12 +179,18 @@ pub struct OutputConfig {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputFormat {
-    /// `json_schema`.
+    /// `json_schema`; not Anthropic's are `text`, `json_object`, `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The schema.
+    /// Of a `json_schema`: the schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
+    /// Of a `regex`: the expression (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<String>,
 }
 
 /// Token counts.

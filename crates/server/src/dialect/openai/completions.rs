@@ -14,6 +14,7 @@ use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
 };
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain};
 use crate::ids;
@@ -227,6 +228,7 @@ pub(crate) struct CompletionEncoder {
     /// Tokens of each prompt that were found in the cache.
     cached: Vec<Option<u64>>,
     ended: usize,
+    reading: Reading,
 }
 
 impl CompletionEncoder {
@@ -249,7 +251,8 @@ impl CompletionEncoder {
         let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
         let (usage, cached) = (Usage::default(), vec![None; wanted.prompts.len()]);
         let told = vec![Told::default(); sent.len()];
-        Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended: 0 }
+        let (ended, reading) = (0, Reading::default());
+        Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended, reading }
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionChunk {
@@ -440,6 +443,7 @@ impl Encoder for CompletionEncoder {
                 }
                 out.extend_from_slice(DONE);
             }
+            Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
             Event::Error(failure) => push_failure(failure, out),
             _ => {}
         }

@@ -156,6 +156,12 @@ fn tool_calls(calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
     calls.iter().map(one).collect()
 }
 
+/// Whether there is sound in a conversation, which among images goes for one.
+pub(crate) fn has_sound(messages: &[Message]) -> bool {
+    let parts = messages.iter().filter_map(|message| message.content.as_array()).flatten();
+    parts.into_iter().any(|part| part["type"] == "input_audio")
+}
+
 /// Text parts joined by a blank line, images and sounds in their order.
 fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), Failure> {
     let wrong = || Failure::bad_request("invalid message format");

@@ -147,3 +147,23 @@ async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
     assert_eq!((fits.status.as_u16(), fits.header("x-puna-ignored")), (200, ""));
     assert!(fits.json()["usage"].get("truncated_tokens").is_none());
 }
+
+#[tokio::test]
+async fn a_model_that_cannot_think_answers_and_names_the_wish() {
+    let b = Bench::new();
+    let made = json!({"model": "plain", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder", "stream": false});
+    assert_eq!(b.post("/api/create", made).await.status, 200);
+    let ignored = async |extra: Value| {
+        let mut body = ask(extra);
+        body["model"] = json!("plain");
+        let answer = b.post("/v1/messages", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.header("x-puna-ignored").to_owned()
+    };
+    assert_eq!(ignored(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})).await, "thinking");
+    assert_eq!(ignored(json!({"output_config": {"effort": "high"}})).await, "output_config.effort");
+    assert_eq!(ignored(json!({"thinking": {"type": "disabled"}})).await, "");
+    let form = json!({"output_format": {"type": "regex", "pattern": "("}, "model": "cria"});
+    let refused = b.post("/v1/messages", ask(form)).await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-puna-ignored")), (400, ""), "{}", refused.body);
+}

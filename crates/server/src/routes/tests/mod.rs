@@ -15,6 +15,7 @@ mod remote;
 mod rerank;
 mod responses;
 mod transfer;
+mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -249,6 +250,11 @@ async fn fields_that_another_makes_meaningless_are_named() {
             answer.body
         );
     }
+    // Where nothing is filled, nothing has to be able to.
+    let mut plain = ask(true);
+    plain["model"] = json!("cria");
+    let answer = b.post("/api/generate", plain).await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-puna-ignored")), (200, "suffix"), "{}", answer.body);
 }
 
 #[tokio::test]

@@ -60,6 +60,18 @@ async fn a_response_goes_on_from_one_that_was_kept() {
 }
 
 #[tokio::test]
+async fn a_kept_response_is_no_stream() {
+    let b = Bench::new();
+    let kept = respond(&b, json!({})).await.json();
+    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    assert_eq!(b.get(&format!("{path}?stream=false&include=x")).await.json(), kept);
+    let refused = b.get(&format!("{path}?stream=true")).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+    assert!(error["message"].as_str().unwrap().ends_with("leave stream out"), "{error}");
+}
+
+#[tokio::test]
 async fn a_response_that_is_not_to_be_kept_or_was_deleted_is_not_there() {
     let b = Bench::new();
     let gone = async |id: &str| {

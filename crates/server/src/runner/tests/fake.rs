@@ -27,6 +27,8 @@ use crate::scheduler::Exit;
 pub(crate) struct Fake {
     /// Bytes that every model needs.
     pub(crate) need: AtomicU64,
+    /// Loading takes so many milliseconds.
+    pub(crate) slow: AtomicU64,
     /// Loading fails.
     pub(crate) broken: AtomicBool,
     /// Tokens generated so far, by all runners.
@@ -113,6 +115,7 @@ impl Loader for FakeLoader {
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+        thread::sleep(Duration::from_millis(self.0.slow.load(Ordering::Relaxed)));
         if self.0.broken.load(Ordering::Relaxed) {
             panic!("the fake is broken");
         }

@@ -13,6 +13,7 @@ use serde_json::{Value, json as value};
 
 use super::tools::Form;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
@@ -42,6 +43,7 @@ pub(crate) struct ResponseEncoder {
     said: Message,
     /// The response, once it is complete.
     complete: Option<Value>,
+    reading: Reading,
 }
 
 /// An item that is still open.
@@ -74,6 +76,7 @@ impl ResponseEncoder {
             open: None,
             said: Message::text("assistant", ""),
             complete: None,
+            reading: Reading::default(),
         }
     }
 
@@ -408,6 +411,7 @@ impl Encoder for ResponseEncoder {
             Event::CallArguments(text) => self.piece(Kind::Call, &text, out),
             Event::ToolCall(call) => self.call(call, out),
             Event::Done(done) => self.end(&done, out),
+            Event::Progress { done, total } => self.reading.progress(done, total, out),
             Event::Error(failure) => self.fail(&failure, out),
             _ => {}
         }
