@@ -48,11 +48,11 @@ async fn a_load_that_fails_late_is_the_stream_s_end_and_one_that_fails_early_a_s
         b.fake.slow.store(1000, Ordering::Relaxed);
         let answer = stream(&b, path, &body).await;
         assert_eq!(answer.status, 200, "{path}");
-        let data = answer
+        let mut data = answer
             .body
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
-        let last = data.last().unwrap();
+        let last = data.next_back().unwrap();
         let text = last["error"]["message"].as_str().or(last["response"]["error"]["message"].as_str());
         assert!(text.is_some_and(|text| text.contains("could not be loaded")), "{path}: {}", answer.body);
     }
