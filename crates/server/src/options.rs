@@ -43,8 +43,9 @@ pub fn apply(
 fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<bool, Failure> {
     let sampling = &mut run.sampling;
     match name {
+        // More than a model has is as much as it has.
         "num_ctx" => {
-            run.num_ctx = Some(count(name, value)?.unwrap_or(0));
+            run.num_ctx = Some(u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX));
         }
         "num_batch" => load.num_batch = Some(positive(name, value)?),
         // There is nothing to choose: models are computed by the processor, and their files are mapped.
@@ -240,10 +241,15 @@ mod tests {
     fn absurd_sizes_are_refused_with_the_range_that_there_is() {
         let (load, run) = read(json!({}), json!({"num_ctx": -5, "num_thread": -1})).unwrap();
         assert_eq!((run.num_ctx, load.num_thread), (Some(4), 0));
-        let (_, run) = read(json!({}), json!({"num_ctx": 4_294_967_295_u32, "seed": i64::MAX})).unwrap();
+        let (_, run) = read(json!({}), json!({"num_ctx": 1_u64 << 40, "seed": i64::MAX})).unwrap();
         assert_eq!((run.num_ctx, run.sampling.seed), (Some(u32::MAX), i64::MAX));
         for (name, value, shown, range) in [
-            ("num_ctx", json!(f64::MAX), "1.7976931348623157e+308", "-2147483648 and 4294967295"),
+            (
+                "num_ctx",
+                json!(f64::MAX),
+                "1.7976931348623157e+308",
+                "-9223372036854775808 and 9223372036854775807",
+            ),
             ("num_thread", json!(1e300), "1e+300", "-2147483648 and 4294967295"),
             ("draft_num_predict", json!(4_294_967_296_u64), "4294967296", "-2147483648 and 4294967295"),
             ("num_predict", json!(1e19), "1e+19", "-9223372036854775808 and 9223372036854775807"),
