@@ -1,5 +1,6 @@
 """Models on other servers: two Punas in both protocols, and a stand-in that behaves as vLLM's server, driven by the three clients."""
 import contextlib
+import datetime
 import http.server
 import json
 import threading
@@ -232,6 +233,22 @@ def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
     assert status == 200 and "".join(line.get("thinking", "") + line["response"] for line in lines) and lines[-1]["done"]
     status, body = chat(near, model, format={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
     assert isinstance(json.loads(body["message"]["content"])["a"], bool)
+
+
+def test_what_the_other_side_understands_is_passed_on_and_the_rest_is_named(near, far):
+    def ask(model, **more):
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 1, "num_ctx": 512}, **more}
+        answer = httpx.post(f"{near.url}/api/chat", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.headers.get("x-puna-ignored", "")
+
+    assert ask("native", keep_alive="42m", truncate=True, shift=True) == ""
+    (loaded,) = httpx.get(f"{far.url}/api/ps").json()["models"]
+    left = datetime.datetime.fromisoformat(loaded["expires_at"][:19]) - datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    assert 40 * 60 < left.total_seconds() <= 42 * 60 and loaded["context_length"] <= 512, loaded
+    assert ask("big", keep_alive="42m", shift=True) == "keep_alive, shift, options.num_ctx"
+    (_, _, body) = Vllm.seen[-1]
+    assert body["max_tokens"] == 1 and not body.keys() & {"keep_alive", "shift", "num_ctx", "options"}
 
 
 def test_run_talks_to_a_model_of_which_nothing_is_known(near, far):

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::native::ToolChoice;
+use crate::native::{ToolChoice, is_default};
 use crate::{KeepAlive, decode, shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
@@ -51,6 +51,10 @@ pub struct MessagesRequest {
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
+    /// Whether a prompt that is too long may be cut (Puna's addition).
+    pub truncate: Option<bool>,
+    /// Whether older tokens make room when the context is full (Puna's addition).
+    pub shift: Option<bool>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
@@ -129,7 +133,18 @@ impl<'de> Deserialize<'de> for Choice {
                 )));
             }
         };
-        let tool = serde_json::from_value(value).map_err(serde::de::Error::custom)?;
+        let name = value["name"].as_str().filter(|name| !name.is_empty());
+        let tool = match (value["type"].as_str(), name) {
+            (Some("auto"), _) => ToolChoice::Auto,
+            (Some("any"), _) => ToolChoice::Required,
+            (Some("none"), _) => ToolChoice::None,
+            (Some("tool"), Some(name)) => ToolChoice::Named(name.to_owned()),
+            _ => {
+                return Err(serde::de::Error::custom(format_args!(
+                    "invalid tool_choice: {value} (must be an object of type \"auto\", \"any\", \"none\", or \"tool\" with a name)"
+                )));
+            }
+        };
         Ok(Self { tool, disable_parallel_tool_use })
     }
 }
@@ -164,12 +179,18 @@ pub struct OutputConfig {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputFormat {
-    /// `json_schema`.
+    /// `json_schema`; not Anthropic's are `text`, `json_object`, `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The schema.
+    /// Of a `json_schema`: the schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
+    /// Of a `regex`: the expression (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<String>,
 }
 
 /// Token counts.
@@ -186,6 +207,12 @@ pub struct Usage {
     pub cache_read_input_tokens: u64,
     /// Generated tokens.
     pub output_tokens: u64,
+    /// Messages that were left out because the conversation was too long (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_messages: u64,
+    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub truncated_tokens: u64,
 }
 
 /// The answer to `POST /v1/messages`.

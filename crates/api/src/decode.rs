@@ -7,12 +7,16 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visit
 use serde_json::{Map, Value};
 
 use crate::json::{self, SyntaxError};
+use crate::shape::OPTIONS;
 
 /// Elements of a list at most, such as messages, tools or inputs; lists of numbers may be longer.
 pub const MAX_ELEMENTS: usize = 1 << 16;
 
 /// Fields left aside that are named at most.
 pub const MAX_IGNORED: usize = 32;
+
+/// Requests that take native options by name beside their own fields, which come first. They win over those in `options`.
+const NAMING_OPTIONS: [&str; 3] = ["ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"];
 
 /// Why a request body is not the request that a route takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +60,23 @@ impl std::fmt::Display for DecodeError {
 impl de::Error for DecodeError {
     fn custom<T: std::fmt::Display>(text: T) -> Self {
         Self::Field(text.to_string())
+    }
+
+    /// For those who read JSON of several types: the field is named as where it has only one.
+    fn invalid_type(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Self {
+        let kind = match got {
+            de::Unexpected::Unit => "null",
+            de::Unexpected::Bool(_) => "bool",
+            de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => "number",
+            de::Unexpected::Str(_) => "string",
+            de::Unexpected::Seq => "array",
+            de::Unexpected::Map => "object",
+            _ => "",
+        };
+        match want.to_string().as_str() {
+            "string" => Self::Type { got: kind.into(), want: "string", root: "", path: Vec::new() },
+            want => Self::Field(format!("invalid type: {got}, expected {want}")),
+        }
     }
 }
 
@@ -281,7 +302,9 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let result = match self.0 {
-            Value::Object(map) => visitor.visit_map(Fields::of_struct(map, fields, self.1)),
+            Value::Object(map) => {
+                visitor.visit_map(Fields::of_struct(map, fields, NAMING_OPTIONS.contains(&name), self.1))
+            }
             _ => Err(self.mismatch(name)),
         };
         // The outermost struct writes its name last, and so its name stays.
@@ -323,23 +346,37 @@ impl<'a> de::SeqAccess<'a> for Elements<'a> {
 struct Fields<'a> {
     entries: std::vec::IntoIter<(&'a str, &'a Value)>,
     value: Option<(&'a str, &'a Value)>,
+    /// What belongs into `options` as well.
+    options: Vec<(&'a str, &'a Value)>,
     notes: &'a Notes,
 }
 
 impl<'a> Fields<'a> {
     fn all(map: &'a Map<String, Value>, notes: &'a Notes) -> Self {
-        let entries: Vec<_> = map.iter().map(|(k, v)| (k.as_str(), v)).collect();
-        Self { entries: entries.into_iter(), value: None, notes }
+        Self::new(map.iter().map(|(k, v)| (k.as_str(), v)).collect(), notes)
     }
 
-    /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent.
-    fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str], notes: &'a Notes) -> Self {
+    fn new(entries: Vec<(&'a str, &'a Value)>, notes: &'a Notes) -> Self {
+        Self { entries: entries.into_iter(), value: None, options: Vec::new(), notes }
+    }
+
+    /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent. Where `options`
+    /// may be named beside the fields, they are put into the field of that name.
+    fn of_struct(
+        map: &'a Map<String, Value>,
+        fields: &'static [&'static str],
+        names_options: bool,
+        notes: &'a Notes,
+    ) -> Self {
         let mut entries: Vec<(&'a str, &'a Value)> = Vec::new();
+        let mut options = Vec::new();
         for (key, value) in map {
             let exact = fields.iter().find(|f| *f == key);
             let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
-                if !value.is_null() {
-                    notes.ignored(Some(key));
+                match OPTIONS.field(key).filter(|_| names_options) {
+                    _ if value.is_null() => {}
+                    Some(option) => options.push((option, value)),
+                    None => notes.ignored(Some(key)),
                 }
                 continue;
             };
@@ -351,7 +388,45 @@ impl<'a> Fields<'a> {
                 None => entries.push((field, value)),
             }
         }
-        Self { entries: entries.into_iter(), value: None, notes }
+        if !options.is_empty() && !entries.iter().any(|(name, _)| *name == "options") {
+            entries.push(("options", &Value::Null));
+        }
+        Self { options, ..Self::new(entries, notes) }
+    }
+
+    /// Reads the value of `options` together with those that were named beside it.
+    fn with_options<T: DeserializeSeed<'a>>(
+        &mut self,
+        value: &'a Value,
+        seed: T,
+    ) -> Result<T::Value, DecodeError> {
+        let given = match value {
+            Value::Null => None,
+            Value::Object(map) => Some(map),
+            _ => return seed.deserialize(Node(value, self.notes)),
+        };
+        let given = given.into_iter().flatten().map(|(name, value)| (name.as_str(), value));
+        seed.deserialize(Options(given.chain(self.options.drain(..)).collect(), self.notes))
+    }
+}
+
+/// Options of two places; of equal ones the last counts.
+struct Options<'a>(Vec<(&'a str, &'a Value)>, &'a Notes);
+
+impl<'de> de::Deserializer<'de> for Options<'de> {
+    type Error = DecodeError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        visitor.visit_map(Fields::new(self.0, self.1))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        visitor.visit_some(self)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct newtype_struct seq
+        tuple tuple_struct map struct enum identifier ignored_any
     }
 }
 
@@ -374,7 +449,10 @@ impl<'a> de::MapAccess<'a> for Fields<'a> {
             return Err(DecodeError::Field(text));
         }
         self.notes.path.borrow_mut().push(key.to_owned());
-        let read = seed.deserialize(Node(value, self.notes));
+        let read = match key {
+            "options" if !self.options.is_empty() => self.with_options(value, seed),
+            _ => seed.deserialize(Node(value, self.notes)),
+        };
         self.notes.path.borrow_mut().pop();
         read.map_err(|mut e| {
             if let DecodeError::Type { path, .. } = &mut e {
@@ -400,6 +478,41 @@ mod tests {
         let got: GenerateRequest =
             from_slice(br#"{"MODEL":"m","Prompt":"p","stream":null,"think":null,"options":null,"images":null,"frob":[1]}"#).unwrap();
         assert_eq!((got.model.as_str(), got.prompt.as_str(), got.stream), ("m", "p", None));
+    }
+
+    #[test]
+    fn openai_s_requests_take_every_option_by_name() {
+        use crate::openai::{ChatCompletionRequest, CompletionRequest};
+        use crate::responses::ResponsesRequest;
+        fn read<T: DeserializeOwned>(of: fn(T) -> Option<Map<String, Value>>, own: &[&str]) {
+            let named =
+                Map::from_iter(OPTIONS.fields.iter().map(|name| ((*name).to_owned(), json!([*name]))));
+            let mut named = Value::Object(named);
+            own.iter().for_each(|name| drop(named.as_object_mut().unwrap().remove(*name)));
+            let mut body = named.clone();
+            body["options"] = json!({"num_ctx": 1, "temperature": 2, "mirostat": 3});
+            body["MIN_P"] = json!(0.5);
+            body.as_object_mut().unwrap().remove("min_p");
+            body["zz"] = json!(4);
+            named["temperature"] = json!(2);
+            named["min_p"] = json!(0.5);
+            let (request, ignored) = from_value_noting::<T>(&body).unwrap();
+            assert_eq!(Value::Object(of(request).unwrap()), named, "beside `options` wins over in it");
+            let mut ignored = ignored;
+            ignored.sort();
+            assert_eq!(ignored, ["options.mirostat", "zz"]);
+            let alone = from_value::<T>(&json!({"top_k": null, "xtc_threshold": 1})).unwrap();
+            assert_eq!(of(alone), json!({"xtc_threshold": 1}).as_object().cloned());
+            let wrong = from_value::<T>(&json!({"num_ctx": 1, "options": 5})).err().unwrap().to_string();
+            assert!(wrong.contains(".options of type map"), "{wrong}");
+        }
+        let own =
+            ["seed", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias"];
+        read::<ChatCompletionRequest>(|request| request.options, &own);
+        read::<CompletionRequest>(|request| request.options, &own);
+        read::<ResponsesRequest>(|request| request.options, &["temperature", "top_p"]);
+        let native = from_value_noting::<ChatRequest>(&json!({"top_k": 1})).unwrap();
+        assert_eq!((native.0.options, native.1), (None, vec!["top_k".to_owned()]));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{KeepAlive, shape};
 /// `POST /v1/responses`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct ResponsesRequest {
     /// The model's name.
@@ -43,7 +44,7 @@ pub struct ResponsesRequest {
     pub tool_choice: Option<ToolChoice>,
     /// Whether it may call several at once.
     pub parallel_tool_calls: Option<bool>,
-    /// Repeated in the answer.
+    /// `auto`: what does not fit into the context is cut, as it is where nothing is said, and the answer's `usage` says how much; `disabled`: input that does not fit is refused, and an answer ends where the context is full. Repeated in the answer; where it was not given, `disabled` as long as nothing was cut, and `auto` where something was.
     pub truncation: Option<String>,
     /// Repeated in the answer.
     pub metadata: Option<Map<String, Value>>,
@@ -51,7 +52,7 @@ pub struct ResponsesRequest {
     pub conversation: Option<Value>,
     /// To be answered later: refused.
     pub background: Option<bool>,
-    /// Native options by name (Puna's addition).
+    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
     #[serde(deserialize_with = "shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,

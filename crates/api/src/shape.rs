@@ -27,7 +27,7 @@ impl Shape {
     }
 
     /// The spelling of a field; its name is exact or in another case.
-    fn field(&self, key: &str) -> Option<&'static str> {
+    pub(crate) fn field(&self, key: &str) -> Option<&'static str> {
         let exact = self.fields.iter().find(|field| **field == key);
         exact.or_else(|| self.fields.iter().find(|field| field.eq_ignore_ascii_case(key))).copied()
     }

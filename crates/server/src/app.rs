@@ -284,7 +284,7 @@ impl App {
         client: Client,
     ) -> Result<Loaded, Failure> {
         let arrived = Instant::now();
-        if let Some(upstream) = self.remotes().upstream(model, current_via())? {
+        if let Some(upstream) = self.remotes().upstream(model, current_via(), keep_alive)? {
             let (source, figures) =
                 (Source::Remote(Arc::new(upstream)), self.figures().of(&model.name.to_string()));
             return Ok(Loaded { source, client, arrived, load: arrived.elapsed(), figures });

@@ -246,6 +246,9 @@ pub struct Embed {
     pub truncate: bool,
     /// Tokens of a text at most; `None` is as many as the runner takes, and never more.
     pub num_ctx: Option<u32>,
+    /// As [`RunOptions::given`].
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub given: Map<String, Value>,
 }
 
 /// A text to turn into a vector.

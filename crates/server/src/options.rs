@@ -43,6 +43,7 @@ pub fn apply(
 fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<bool, Failure> {
     let sampling = &mut run.sampling;
     match name {
+        // More than a model has is as much as it has.
         "num_ctx" => {
             run.num_ctx = Some(u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX));
         }
@@ -54,7 +55,7 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "use_mmap" => {
             boolean(name, value)?;
         }
-        "num_thread" => load.num_thread = u32::try_from(integer(name, value)?.max(0)).unwrap_or(0),
+        "num_thread" => load.num_thread = count(name, value)?.unwrap_or(0),
         "deterministic" => load.deterministic = boolean(name, value)?,
         "num_keep" => run.num_keep = integer(name, value)?,
         "num_predict" => run.num_predict = integer(name, value)?,
@@ -71,9 +72,9 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
         "logit_bias" => sampling.logit_bias = biases(name, value)?,
         // Negative is automatic, as absent is; 0 switches speculation off.
-        "draft_num_predict" => run.draft_num_predict = u32::try_from(integer(name, value)?).ok(),
+        "draft_num_predict" => run.draft_num_predict = count(name, value)?,
         // Not in the original. Negative is no limit, as absent is.
-        "think_budget" => run.think_budget = u32::try_from(integer(name, value)?).ok(),
+        "think_budget" => run.think_budget = count(name, value)?,
         // Not in the original; named as in llama.cpp's server.
         "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
         "dry_base" => sampling.dry_base = float(name, value)?,
@@ -101,22 +102,33 @@ fn boolean(name: &str, value: &Value) -> Result<bool, Failure> {
 
 /// An integer; fractions are cut, as JSON numbers are doubles to the original.
 fn integer(name: &str, value: &Value) -> Result<i64, Failure> {
-    match value.as_i64() {
-        Some(n) => Ok(n),
-        None => value.as_f64().map(|x| x as i64).ok_or_else(|| wrong(name, "integer")),
-    }
+    within(name, value, i64::MIN, i64::MAX)
+}
+
+/// An integer between two others.
+fn within(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, Failure> {
+    let whole = |x: f64| Some(x as i128).and_then(|n| i64::try_from(n).ok());
+    let number = match value.as_i64() {
+        Some(n) => Some(n),
+        None => whole(value.as_f64().ok_or_else(|| wrong(name, "integer"))?),
+    };
+    number.filter(|n| (least..=most).contains(n)).ok_or_else(|| {
+        let text = format!("option \"{name}\" is out of range: {value} is not between {least} and {most}");
+        Failure::bad_request(text)
+    })
 }
 
 fn int32(name: &str, value: &Value) -> Result<i32, Failure> {
-    integer(name, value).map(|n| n.clamp(i32::MIN.into(), i32::MAX.into()) as i32)
+    within(name, value, i32::MIN.into(), i32::MAX.into()).map(|n| n as i32)
+}
+
+/// A number of something; negative is none.
+fn count(name: &str, value: &Value) -> Result<Option<u32>, Failure> {
+    within(name, value, i32::MIN.into(), u32::MAX.into()).map(|n| u32::try_from(n).ok())
 }
 
 fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
-    let n = integer(name, value)?;
-    u32::try_from(n)
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| Failure::bad_request(format!("option \"{name}\" must be positive")))
+    within(name, value, 1, u32::MAX.into()).map(|n| n as u32)
 }
 
 fn float(name: &str, value: &Value) -> Result<f32, Failure> {
@@ -226,12 +238,29 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_brought_into_range() {
-        let (load, run) = read(json!({}), json!({"num_ctx": -5, "num_thread": 1e300})).unwrap();
+    fn absurd_sizes_are_refused_with_the_range_that_there_is() {
+        let (load, run) = read(json!({}), json!({"num_ctx": -5, "num_thread": -1})).unwrap();
         assert_eq!((run.num_ctx, load.num_thread), (Some(4), 0));
-        let (_, run) = read(json!({}), json!({"num_ctx": 1e300})).unwrap();
-        assert_eq!(run.num_ctx, Some(u32::MAX));
-        assert!(read(json!({}), json!({"num_batch": 0})).is_err());
+        let (_, run) = read(json!({}), json!({"num_ctx": 1_u64 << 40, "seed": i64::MAX})).unwrap();
+        assert_eq!((run.num_ctx, run.sampling.seed), (Some(u32::MAX), i64::MAX));
+        for (name, value, shown, range) in [
+            (
+                "num_ctx",
+                json!(f64::MAX),
+                "1.7976931348623157e+308",
+                "-9223372036854775808 and 9223372036854775807",
+            ),
+            ("num_thread", json!(1e300), "1e+300", "-2147483648 and 4294967295"),
+            ("draft_num_predict", json!(4_294_967_296_u64), "4294967296", "-2147483648 and 4294967295"),
+            ("num_predict", json!(1e19), "1e+19", "-9223372036854775808 and 9223372036854775807"),
+            ("seed", json!(u64::MAX), "18446744073709551615", "-9223372036854775808 and 9223372036854775807"),
+            ("top_k", json!(-2_147_483_649_i64), "-2147483649", "-2147483648 and 2147483647"),
+            ("num_batch", json!(4_294_967_296_u64), "4294967296", "1 and 4294967295"),
+            ("num_batch", json!(0), "0", "1 and 4294967295"),
+        ] {
+            let error = read(json!({}), json!({ name: value })).unwrap_err();
+            assert_eq!(error, format!("option \"{name}\" is out of range: {shown} is not between {range}"));
+        }
     }
 
     #[test]

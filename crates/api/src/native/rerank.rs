@@ -1,6 +1,7 @@
 //! Documents in the order of how well they answer a query (Puna's addition), in the form that Jina and Cohere share.
 
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::de::{self, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::is_default;
@@ -66,9 +67,21 @@ impl<'de> Deserialize<'de> for RerankText {
             Value::String(text) => Ok(Self::Plain(text)),
             value => match value["text"].as_str() {
                 Some(text) => Ok(Self::Object(RerankDocument { text: text.to_owned() })),
-                None => Err(de::Error::custom("a text or an object with a text")),
+                None => Err(de::Error::invalid_type(unexpected(&value), &"string")),
             },
         }
+    }
+}
+
+/// The kind of a value that is no text.
+fn unexpected(value: &Value) -> Unexpected<'_> {
+    match value {
+        Value::Null => Unexpected::Unit,
+        Value::Bool(value) => Unexpected::Bool(*value),
+        Value::Number(number) => Unexpected::Float(number.as_f64().unwrap_or_default()),
+        Value::String(text) => Unexpected::Str(text),
+        Value::Array(_) => Unexpected::Seq,
+        Value::Object(_) => Unexpected::Map,
     }
 }
 

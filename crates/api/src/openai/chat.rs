@@ -10,6 +10,7 @@ use crate::{KeepAlive, shape};
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct ChatCompletionRequest {
     /// The model's name.
@@ -33,10 +34,6 @@ pub struct ChatCompletionRequest {
     pub temperature: Option<f64>,
     /// Nucleus; 1 unless given.
     pub top_p: Option<f64>,
-    /// Number of candidates (Puna's addition).
-    pub top_k: Option<i64>,
-    /// Probability of a candidate as a share of the likeliest one's (Puna's addition).
-    pub min_p: Option<f64>,
     /// Penalty by number of occurrences.
     pub frequency_penalty: Option<f64>,
     /// Penalty of occurrence.
@@ -66,12 +63,16 @@ pub struct ChatCompletionRequest {
     /// What is added to the logits of tokens, by their number.
     #[cfg_attr(feature = "schema", schemars(with = "Option<std::collections::BTreeMap<String, f64>>"))]
     pub logit_bias: Option<Map<String, Value>>,
-    /// Native options by name (Puna's addition).
+    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
     #[serde(deserialize_with = "shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
+    /// Whether a prompt that is too long may be cut (Puna's addition).
+    pub truncate: Option<bool>,
+    /// Whether older tokens make room when the context is full (Puna's addition).
+    pub shift: Option<bool>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,

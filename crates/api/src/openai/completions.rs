@@ -10,6 +10,7 @@ use crate::{KeepAlive, shape};
 /// `POST /v1/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct CompletionRequest {
     /// The model's name.
@@ -27,10 +28,10 @@ pub struct CompletionRequest {
     pub temperature: Option<f64>,
     /// Nucleus; 1 unless given.
     pub top_p: Option<f64>,
-    /// Penalty by number of occurrences.
-    pub frequency_penalty: f64,
-    /// Penalty of occurrence.
-    pub presence_penalty: f64,
+    /// Penalty by number of occurrences; 0 unless given.
+    pub frequency_penalty: Option<f64>,
+    /// Penalty of occurrence; 0 unless given.
+    pub presence_penalty: Option<f64>,
     /// A string or a list of strings that end the answer.
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Stop>"))]
     pub stop: Option<Value>,
@@ -57,12 +58,16 @@ pub struct CompletionRequest {
     /// What is added to the logits of tokens, by their number.
     #[cfg_attr(feature = "schema", schemars(with = "Option<std::collections::BTreeMap<String, f64>>"))]
     pub logit_bias: Option<Map<String, Value>>,
-    /// Native options by name (Puna's addition).
+    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
     #[serde(deserialize_with = "shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
     /// How long the model stays afterwards (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
+    /// Whether a prompt that is too long may be cut (Puna's addition).
+    pub truncate: Option<bool>,
+    /// Whether older tokens make room when the context is full (Puna's addition).
+    pub shift: Option<bool>,
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,

@@ -253,6 +253,23 @@ pub struct Options {
     ignore_eos: Option<bool>,
 }
 
+/// Lists native options among the fields of a request that takes them by name.
+pub(crate) fn with_options(schema: &mut Schema) {
+    let options = SchemaGenerator::default().into_root_schema_for::<Options>().to_value();
+    let Some(Value::Object(fields)) = schema.get_mut("properties") else { return };
+    for (name, option) in options["properties"].as_object().into_iter().flatten() {
+        let mut option = option.clone();
+        let about = option["description"].as_str().unwrap_or_default();
+        let addition = if about.contains("Puna's addition") { "" } else { " (Puna's addition)" };
+        option["description"] = format!("{}{addition}", about.trim_end_matches('.')).into();
+        option[OPTION] = true.into();
+        fields.entry(name).or_insert(option);
+    }
+}
+
+/// What marks a field that is an option.
+pub const OPTION: &str = "x-puna-option";
+
 /// A switch or a text.
 #[derive(JsonSchema)]
 #[serde(untagged)]

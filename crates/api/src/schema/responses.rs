@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
 
+use crate::native::is_default;
+
 /// A text, or a list of messages, calls and their results.
 #[derive(JsonSchema)]
 #[serde(untagged)]
@@ -196,6 +198,12 @@ pub struct ResponseUsage {
     input_tokens_details: Map<String, Value>,
     /// `reasoning_tokens`.
     output_tokens_details: Map<String, Value>,
+    /// Messages that were left out because the conversation was too long (Puna's addition).
+    #[serde(default, skip_serializing_if = "is_default")]
+    truncated_messages: u64,
+    /// Tokens that were cut from the input or shifted out of the context (Puna's addition).
+    #[serde(default, skip_serializing_if = "is_default")]
+    truncated_tokens: u64,
 }
 
 /// An event of a response: besides these fields those that OpenAI documents for its type.

@@ -5,6 +5,7 @@ pub(crate) mod native;
 pub(crate) mod openai;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -21,6 +22,8 @@ use puna_store::{Facts, Model};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
+
+pub(crate) use waiting::respond_when;
 
 use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, ModelText};
@@ -42,6 +45,16 @@ pub(crate) trait Encoder: Send + 'static {
 
     /// The whole answer, where only the rendered prompt was asked for.
     fn rendered(&self, prompt: String) -> Response;
+
+    /// A stream that fails before anything else.
+    fn broken(mut self, failure: Failure) -> Vec<u8>
+    where
+        Self: Sized,
+    {
+        let mut out = Vec::new();
+        self.encode(0, Event::Error(failure), Times::default(), &mut out);
+        out
+    }
 }
 
 /// Silence after which a [`Encoder::PING`] is sent.

@@ -31,7 +31,7 @@ pub(crate) fn check_generate(request: &GenerateRequest, model: &Model, name: &Na
     }
     check_completion(model, name, "generate")?;
     check_think(model, name, request.think)?;
-    check_capability(model, !request.suffix.is_empty(), "insert")?;
+    check_capability(model, !request.suffix.is_empty() && !request.raw, "insert")?;
     check_images(model, request.images.len())
 }
 

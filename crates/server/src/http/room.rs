@@ -48,6 +48,11 @@ impl Held {
     pub(crate) async fn during<T>(answer: impl Future<Output = T>) -> T {
         HELD.scope(Self::default(), answer).await
     }
+
+    /// The same for what goes on with the answer when its request is no longer waited for: it has what the request still held.
+    pub(crate) fn passed_on<T>(answer: impl Future<Output = T>) -> impl Future<Output = T> {
+        HELD.scope(Self(Mutex::new(hand_over())), answer)
+    }
 }
 
 /// Keeps the share of a body that was decoded: what it says has to be held still.

@@ -240,7 +240,8 @@ fn openai() -> Vec<Operation> {
             .loads(),
         id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
             .object::<Response>("The response.")
-            .errors(&[404]),
+            .parameter("query", "stream", "Anything but `true`, which is refused: the response is told as a whole.", r#"{"type": "boolean"}"#)
+            .errors(&[400, 404]),
         id(Operation::delete("/v1/responses/{id}", "delete_response", "Forget a response"))
             .object::<DeletedResponse>("It is forgotten.")
             .errors(&[404]),

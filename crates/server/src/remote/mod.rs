@@ -15,15 +15,22 @@ mod hosts;
 mod lines;
 mod native;
 mod openai;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
+use puna_api::KeepAlive;
 use puna_api::native::Message;
 use puna_store::Model;
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 pub(crate) use ask::{Remotes, VIA};
+pub(crate) use openai::has_option;
 
 use crate::canonical::{Event, Failure, Generate, Task};
+use crate::http::note_ignored;
 use crate::http::room::Share;
 use hosts::{Host, Protocol};
 
@@ -38,6 +45,8 @@ pub(crate) struct Upstream {
     model: String,
     /// The servers that the request came through.
     via: Vec<String>,
+    /// How long the model is to stay in memory there, if the request says so.
+    keep_alive: Option<KeepAlive>,
 }
 
 impl Remotes {
@@ -49,6 +58,7 @@ impl Remotes {
         self: &Arc<Self>,
         model: &Model,
         via: Vec<String>,
+        keep_alive: Option<KeepAlive>,
     ) -> Result<Option<Upstream>, Failure> {
         let config = &model.config;
         if config.remote_host.is_empty() {
@@ -56,7 +66,26 @@ impl Remotes {
         }
         hosts::check_loop(&via, &model.name.to_string())?;
         let hosts = self.hosts(&config.remote_host)?;
-        Ok(Some(Upstream { remotes: self.clone(), hosts, model: config.remote_model.clone(), via }))
+        let (remotes, model) = (self.clone(), config.remote_model.clone());
+        Ok(Some(Upstream { remotes, hosts, model, via, keep_alive }))
+    }
+
+    /// Names what a request says and a host with OpenAI's dialect will not hear, should the model have one: `fields` that
+    /// are there, and options that do not `pass`.
+    pub(crate) fn note_lost(
+        &self,
+        model: &Model,
+        fields: &[(&str, bool)],
+        options: Option<&Map<String, Value>>,
+        pass: impl Fn(&str) -> bool,
+    ) {
+        let hosts = self.hosts(&model.config.remote_host).unwrap_or_default();
+        if hosts.iter().all(|host| host.protocol == Protocol::Native) {
+            return;
+        }
+        let fields = fields.iter().filter(|(_, said)| *said).map(|(field, _)| (*field).to_owned());
+        let options = options.into_iter().flatten().filter(|(name, value)| !value.is_null() && !pass(name));
+        fields.chain(options.map(|(name, _)| format!("options.{name}"))).for_each(note_ignored);
     }
 }
 
@@ -83,7 +112,9 @@ impl Upstream {
                 check(&generate)?;
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::generation(&generate, &self.model),
-                    Protocol::Native => native::generation(&generate, &self.model),
+                    Protocol::Native => {
+                        native::generation(&generate, &self.model).map(|form| self.staying(form))
+                    }
                 };
                 let answer = self.ask(form).await?;
                 match answer.protocol {
@@ -94,7 +125,7 @@ impl Upstream {
             Task::Embed(embed) => {
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::embedding(&embed, &self.model),
-                    Protocol::Native => native::embedding(&embed, &self.model),
+                    Protocol::Native => native::embedding(&embed, &self.model).map(|form| self.staying(form)),
                 };
                 let answer = self.ask(form).await?;
                 let vectors = match answer.protocol {
@@ -108,6 +139,23 @@ impl Upstream {
             }
             Task::Rank(_) => Err(cannot("documents cannot be ranked by it")),
         }
+    }
+}
+
+impl Upstream {
+    /// Path and body of a native request, with how long the model is to stay.
+    fn staying(&self, (path, mut body): (&'static str, Value)) -> (&'static str, Value) {
+        if let Some(keep_alive) = self.keep_alive {
+            body["keep_alive"] = json!(keep_alive);
+        }
+        (path, body)
+    }
+}
+
+/// Names a wish for how long a model stays, where nothing is asked of the server that has it.
+pub(crate) fn note_unheard(model: &Model, keep_alive: Option<KeepAlive>) {
+    if keep_alive.is_some() && !model.config.remote_host.is_empty() {
+        note_ignored("keep_alive".into());
     }
 }
 

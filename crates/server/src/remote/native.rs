@@ -189,7 +189,11 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
         EmbedText::Tokens(_) => Err(cannot("texts of tokens cannot be sent")),
     };
     let inputs = embed.inputs.iter().map(text).collect::<Result<Vec<_>, _>>()?;
-    Ok(("/api/embed", json!({"model": model, "input": inputs, "truncate": embed.truncate})))
+    let mut body = json!({"model": model, "input": inputs, "truncate": embed.truncate});
+    if !embed.given.is_empty() {
+        body["options"] = embed.given.clone().into();
+    }
+    Ok(("/api/embed", body))
 }
 
 /// Reads vectors.

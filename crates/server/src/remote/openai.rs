@@ -29,6 +29,14 @@ const SAME: [&str; 9] = [
     "ignore_eos",
 ];
 
+/// Options that it has under other names.
+const RENAMED: [&str; 4] = ["repeat_penalty", "seed", "stop", "num_predict"];
+
+/// Whether a server with this dialect is told of an option.
+pub(crate) fn has_option(name: &str) -> bool {
+    SAME.contains(&name) || RENAMED.contains(&name)
+}
+
 /// Path and body of a generation.
 pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
     let mut body = json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});

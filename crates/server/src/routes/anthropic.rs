@@ -1,19 +1,22 @@
 //! Routes of Anthropic's dialect.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList};
+use puna_api::native::ChatRequest;
 use puna_store::Entry;
 
-use super::chat::{self, Prepared};
-use super::rfc3339;
-use crate::app::App;
+use super::{chat, rfc3339};
+use crate::app::{App, key};
 use crate::canonical::Failure;
-use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native};
-use crate::dialect::{collect, has, respond};
+use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native, wishes_to_think};
+use crate::dialect::{Encoder, collect, has, respond, respond_when};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
 use crate::links;
+use crate::names::Name;
 
 /// `POST /v1/messages`
 pub(super) async fn messages(
@@ -28,12 +31,22 @@ pub(super) async fn messages(
     let stop = request.stop_sequences.clone().unwrap_or_default();
     let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
     let (model, stream) = (request.model.clone(), request.stream);
-    let running = prepare(&app, client, request).await?.streaming(stream).start();
-    let encoder = MessagesEncoder::new(model, stop, searches);
-    if stream {
-        return Ok(respond(vec![running], encoder).await?);
+    let encoder = move || MessagesEncoder::new(model.clone(), stop.clone(), searches);
+    let render_only = request.debug_render_only;
+    let (name, model, request) = checked(&app, request).await?;
+    if stream && !render_only {
+        let (key, spare, own) = (key(&model), encoder(), app.clone());
+        let ready = async move {
+            let prepared = chat::prepare(&own, client, request, &name, &model).await?;
+            Ok((vec![prepared.streaming(true).start()], encoder()))
+        };
+        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
     }
-    Ok(encoder.whole(collect(running).await?))
+    let running = chat::prepare(&app, client, request, &name, &model).await?.streaming(stream).start();
+    match stream {
+        true => Ok(respond(vec![running], encoder()).await?),
+        false => Ok(encoder().whole(collect(running).await?)),
+    }
 }
 
 /// `POST /v1/messages/count_tokens`
@@ -42,23 +55,30 @@ pub(super) async fn count_tokens(
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, Refused<Anthropic>> {
-    let input_tokens = prepare(&app, client, request).await?.count().await?;
+    let (name, model, request) = checked(&app, request).await?;
+    let input_tokens = chat::prepare(&app, client, request, &name, &model).await?.count().await?;
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
 
-async fn prepare(app: &App, client: Client, mut request: MessagesRequest) -> Result<Prepared, Failure> {
+/// The native request that a request comes to, and its model.
+async fn checked(
+    app: &App,
+    mut request: MessagesRequest,
+) -> Result<(Name, Arc<puna_store::Model>, ChatRequest), Failure> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
     let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
     links::fill(app, &request.model, places).await?;
+    let wishes = wishes_to_think(&request);
     let mut request = to_native(request)?;
     let (name, model) = chat::find(app, &request.model).await?;
     // Unlike on other routes, a wish to think is no demand.
     if !has(&model, "thinking") {
         request.think = None;
+        wishes.into_iter().for_each(|field| note_ignored(field.into()));
     }
-    chat::prepare(app, client, request, &name, &model).await
+    Ok((name, model, request))
 }
 
 /// A page of `GET /v1/models`.

@@ -14,6 +14,7 @@ use crate::dialect::native::{self, ChatEncoder};
 use crate::dialect::{self, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
+use crate::remote::{has_option, note_unheard};
 
 pub(super) async fn chat(
     State(app): State<App>,
@@ -23,6 +24,9 @@ pub(super) async fn chat(
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let (name, model) = find(&app, &request.model).await?;
     let encoder = ChatEncoder { model: name.given.clone() };
+    if request.messages.is_empty() {
+        note_unheard(&model, request.keep_alive);
+    }
     if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
         app.models().expire(key(&model));
         return Ok(encoder.empty("unload"));
@@ -97,6 +101,12 @@ pub(super) async fn prepare(
     native::check_chat(&request, model, name)?;
     let (load, run) = app.options(model, request.options.as_ref()).await?;
     let (keep_alive, num_ctx) = (request.keep_alive, run.num_ctx);
+    let fields = [
+        ("keep_alive", keep_alive.is_some()),
+        ("truncate", request.truncate.is_some()),
+        ("shift", request.shift.is_some()),
+    ];
+    app.remotes().note_lost(model, &fields, request.options.as_ref(), has_option);
     let generate = Box::new(native::chat(request, model, run, app.config())?);
     let loaded = app.load(model, (load, num_ctx), keep_alive, client).await?;
     Ok(Prepared { loaded, generate })

@@ -13,6 +13,7 @@ use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure, Task};
 use crate::dialect::{Times, has};
 use crate::http::{Client, Json, Native, Refused, json, note_ignored};
 use crate::names::Name;
+use crate::remote::note_unheard;
 
 pub(super) async fn embed(
     State(app): State<App>,
@@ -27,7 +28,8 @@ pub(super) async fn embed(
         EmbedInput::from_value(&request.input).ok_or_else(|| Failure::bad_request("invalid input type"))?;
     let wanted = Wanted {
         inputs: inputs.0.into_iter().map(EmbedText::Text).collect(),
-        truncate: request.truncate.unwrap_or(true),
+        truncate: request.truncate,
+        cuts: true,
         options: request.options,
         keep_alive: request.keep_alive,
     };
@@ -58,7 +60,8 @@ pub(super) async fn embeddings(
     let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
     let (options, keep_alive) = (request.options, request.keep_alive);
     let answer =
-        vectors(&app, client, &name, Wanted { inputs, truncate: false, options, keep_alive }).await?;
+        vectors(&app, client, &name, Wanted { inputs, truncate: None, cuts: false, options, keep_alive })
+            .await?;
     let first = answer.vectors.into_iter().next().unwrap_or_default();
     let embedding = first.into_iter().map(f64::from).collect();
     Ok(json(StatusCode::OK, &EmbeddingsResponse { embedding }))
@@ -67,7 +70,10 @@ pub(super) async fn embeddings(
 /// Texts that are to become vectors.
 pub(super) struct Wanted {
     pub(super) inputs: Vec<EmbedText>,
-    pub(super) truncate: bool,
+    /// Whether what is too long may be cut, if that was said,
+    pub(super) truncate: Option<bool>,
+    /// and if it was not.
+    pub(super) cuts: bool,
     pub(super) options: Option<Map<String, Value>>,
     pub(super) keep_alive: Option<KeepAlive>,
 }
@@ -108,11 +114,18 @@ pub(super) async fn vectors(
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
     let (load, run) = app.options(&model, wanted.options.as_ref()).await?;
+    let fields = [("keep_alive", wanted.keep_alive.is_some()), ("truncate", wanted.truncate.is_some())];
+    app.remotes().note_lost(&model, &fields, wanted.options.as_ref(), |_| false);
+    if wanted.inputs.is_empty() {
+        note_unheard(&model, wanted.keep_alive);
+    }
     let loaded = app.load(&model, (load, run.num_ctx), wanted.keep_alive, client).await?;
     if wanted.inputs.is_empty() {
         return Ok(Vectors::default());
     }
-    let embed = Embed { inputs: wanted.inputs, truncate: wanted.truncate, num_ctx: run.num_ctx };
+    let (num_ctx, given) = (run.num_ctx, run.given);
+    let embed =
+        Embed { inputs: wanted.inputs, truncate: wanted.truncate.unwrap_or(wanted.cuts), num_ctx, given };
     finish(loaded.run(Task::Embed(embed))).await
 }
 

@@ -11,6 +11,7 @@ use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{self, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
+use crate::remote::{has_option, note_unheard};
 
 pub(super) async fn generate(
     State(app): State<App>,
@@ -49,6 +50,9 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     }
     let name = Name::to_run(&request.model)?;
     let model = app.find(&name, || missing(&name.given)).await?;
+    if request.prompt.is_empty() {
+        note_unheard(&model, request.keep_alive);
+    }
     if request.prompt.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
         app.models().expire(key(&model));
         return Ok(Started::Nothing("unload"));
@@ -56,6 +60,12 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     native::check_generate(&request, &model, &name)?;
     let (load, run) = app.options(&model, request.options.as_ref()).await?;
     let (empty, keep_alive, num_ctx) = (request.prompt.is_empty(), request.keep_alive, run.num_ctx);
+    let fields = [
+        ("keep_alive", keep_alive.is_some()),
+        ("truncate", request.truncate.is_some()),
+        ("shift", request.shift.is_some()),
+    ];
+    app.remotes().note_lost(&model, &fields, request.options.as_ref(), has_option);
     let generate = native::generate(request, &model, run, app.config())?;
     let loaded = app.load(&model, (load, num_ctx), keep_alive, client).await?;
     if empty {

@@ -1,6 +1,6 @@
 //! Routes of OpenAI's newer dialect.
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::native::{ChatRequest, Message};
@@ -8,10 +8,10 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
 
 use super::chat;
-use crate::app::App;
+use crate::app::{App, key};
 use crate::canonical::Failure;
 use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
-use crate::dialect::{collect, respond};
+use crate::dialect::{Encoder, collect, respond, respond_when};
 use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
 use crate::links;
 
@@ -31,16 +31,24 @@ pub(super) async fn create(
     let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
     let (stream, empty) = (request.stream, native.messages.is_empty());
+    if stream && !empty && !request.debug_render_only {
+        let (key, spare, own) = (key(&model), ResponseEncoder::new(request.clone(), None), app.clone());
+        let ready = async move {
+            let prepared = chat::prepare(&own, client, native, &name, &model).await?;
+            Ok((vec![prepared.streaming(true).start()], ResponseEncoder::new(request, keep)))
+        };
+        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
+    }
     let prepared = chat::prepare(&app, client, native, &name, &model).await?;
     let encoder = ResponseEncoder::new(request, keep);
     if empty {
         return Ok(encoder.empty());
     }
     let running = prepared.streaming(stream).start();
-    if stream {
-        return Ok(respond(vec![running], encoder).await?);
+    match stream {
+        true => Ok(respond(vec![running], encoder).await?),
+        false => Ok(encoder.whole(collect(running).await?)),
     }
-    Ok(encoder.whole(collect(running).await?))
 }
 
 /// `POST /v1/responses/input_tokens`
@@ -104,7 +112,13 @@ pub(super) async fn retrieve(
     State(app): State<App>,
     owner: Owner,
     Path(id): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, Refused<OpenAi>> {
+    if query.iter().flat_map(|query| query.split('&')).any(|part| matches!(part, "stream=true" | "stream=1"))
+    {
+        let text = "stream: a response that was kept is told as a whole: leave stream out";
+        return Err(Failure::bad_request(text).into());
+    }
     let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
     Ok(json_plain(StatusCode::OK, &kept.response))
 }

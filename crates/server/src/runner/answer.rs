@@ -36,6 +36,8 @@ pub(super) struct Answer {
     numbers: usize,
     /// The id and the number of the call that has begun and is not complete.
     open_call: Option<(String, usize)>,
+    /// One call at most: the answer ends behind it.
+    one_call: bool,
     stop: Vec<String>,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
@@ -68,6 +70,7 @@ impl Answer {
             formed: false,
             calls: 0,
             numbers: 0,
+            one_call: false,
             open_call: None,
             stop: Vec::new(),
             forced: None,
@@ -89,6 +92,17 @@ impl Answer {
     pub(super) fn with_forced(mut self, beginning: Option<String>) -> Self {
         self.forced = beginning;
         self
+    }
+
+    /// Remembers whether the answer ends behind its first call.
+    pub(super) fn with_one_call(mut self, one: bool) -> Self {
+        self.one_call = one;
+        self
+    }
+
+    /// Whether the only call has come: nothing behind it is told.
+    fn has_called(&self) -> bool {
+        self.one_call && self.calls > 0
     }
 
     /// Remembers how many tokens thoughts may have.
@@ -117,6 +131,9 @@ impl Answer {
     }
 
     fn piece(&mut self, piece: EnginePiece) -> bool {
+        if self.has_called() {
+            return !self.handle.state.is_cancelled();
+        }
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
         self.enough = !self.begun && self.repeats_itself(&piece.text);
         self.pieces(piece.text, logprobs)
@@ -152,6 +169,9 @@ impl Answer {
         let mut texts: Vec<(bool, String)> = Vec::new();
         let mut listened = !self.handle.state.is_cancelled();
         for part in parts {
+            if self.has_called() {
+                continue;
+            }
             let begun = match part {
                 Part::CallBegins(_) | Part::Arguments(_) => None,
                 _ => self.open_call.take(),
@@ -399,8 +419,13 @@ impl Sink for Answer {
         }
     }
 
-    /// The end of a thought that has had its tokens, once; where that does not end it, it goes on.
+    /// The end of the answer behind the only call, or that of a thought that has had its tokens, once; where that does not
+    /// end it, it goes on.
     fn forced(&mut self) -> Vec<u32> {
+        if self.has_called() {
+            let ends = self.generator.facts().ends.iter();
+            return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
+        }
         let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
         if !spent || !self.is_thinking() {
             self.closing = false;

@@ -112,6 +112,7 @@ impl Preparer {
             .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(beginning)
+            .with_one_call(!task.parallel_tool_calls)
             .with_think_budget(think_budget)
             .with_dropped(text.dropped_messages, tokens.cut);
         if num_predict == 0 && task.prompt_logprobs.is_none() {

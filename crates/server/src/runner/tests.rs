@@ -361,7 +361,7 @@ async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_han
 
 fn embedding(text: &str) -> Task {
     let inputs = vec![EmbedText::Text(text.into())];
-    Task::Embed(crate::canonical::Embed { inputs, truncate: true, num_ctx: None })
+    Task::Embed(crate::canonical::Embed { inputs, truncate: true, num_ctx: None, given: Default::default() })
 }
 
 #[tokio::test]

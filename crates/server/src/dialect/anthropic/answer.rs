@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::SEARCH;
 use crate::canonical::{Done, Event, Reason};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Wire, json_plain};
 use crate::ids;
@@ -28,6 +29,7 @@ pub(crate) struct MessagesEncoder {
     open: Option<Open>,
     /// The client is to call something.
     called: bool,
+    reading: Reading,
 }
 
 /// A block that is still open.
@@ -42,7 +44,8 @@ enum Open {
 impl MessagesEncoder {
     pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
         let id = ids::hex("msg_");
-        Self { id, model, stop, searches, started: false, blocks: 0, open: None, called: false }
+        let (started, called, reading) = (false, false, Reading::default());
+        Self { id, model, stop, searches, started, blocks: 0, open: None, called, reading }
     }
 
     fn message(&self) -> MessagesResponse {
@@ -207,6 +210,8 @@ fn usage(done: &Done) -> Usage {
         input_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
         cache_read_input_tokens: done.cached_tokens,
         output_tokens: done.generated_tokens,
+        truncated_messages: done.dropped_messages,
+        truncated_tokens: done.dropped_tokens,
         ..Usage::default()
     }
 }
@@ -236,6 +241,7 @@ impl Encoder for MessagesEncoder {
             Event::ToolCall(call) if self.open == Some(Open::Call(call.id.clone())) => self.close(out),
             Event::ToolCall(call) => self.calls(call, out),
             Event::Done(done) => self.end(&done, out),
+            Event::Progress { done, total } => self.reading.progress(done, total, out),
             Event::Error(failure) => {
                 push_named("error", &ErrorBody::new(failure.status, failure.message, None), out);
             }

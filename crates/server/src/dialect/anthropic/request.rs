@@ -24,7 +24,7 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
         }
     }
     let options = options(&request)?;
-    let think = think(&request);
+    let think = think(&request)?;
     let mut messages: Vec<_> = system(&request.system)?.into_iter().collect();
     let before = messages.len();
     let calls = called(&request.messages);
@@ -47,6 +47,8 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
         keep_alive: request.keep_alive,
         options: Some(options),
         think,
+        truncate: request.truncate,
+        shift: request.shift,
         debug_render_only: request.debug_render_only,
         ..ChatRequest::default()
     })
@@ -74,26 +76,49 @@ fn options(request: &MessagesRequest) -> Result<Map<String, Value>, Failure> {
     Ok(options)
 }
 
-fn think(request: &MessagesRequest) -> Option<Think> {
-    match request.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
-        Some("enabled") => return Some(Think::On),
-        Some("disabled") => return Some(Think::Off),
-        _ => {}
-    }
-    match request.output_config.as_ref()?.effort.to_lowercase().as_str() {
+fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
+    let effort = request.output_config.as_ref().map_or("", |config| &config.effort).to_lowercase();
+    let level = match effort.as_str() {
+        "" => None,
         "low" => Some(Think::Low),
         "medium" => Some(Think::Medium),
         "high" | "xhigh" => Some(Think::High),
         "max" => Some(Think::Max),
-        _ => None,
+        _ => {
+            let text = "output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'";
+            return Err(Failure::bad_request(text));
+        }
+    };
+    match request.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+        None | Some("adaptive") => Ok(level),
+        Some("enabled") => Ok(Some(Think::On)),
+        Some("disabled") => Ok(Some(Think::Off)),
+        Some("") => Err(Failure::bad_request("thinking: Unable to extract tag using discriminator 'type'")),
+        Some(other) => Err(Failure::bad_request(format!(
+            "thinking: Input tag '{other}' found using 'type' does not match any of the expected tags: 'adaptive', \
+             'disabled', 'enabled'"
+        ))),
     }
+}
+
+/// Fields that ask a model to think.
+pub(crate) fn wishes_to_think(request: &MessagesRequest) -> Vec<&'static str> {
+    let enabled = request.thinking.as_ref().is_some_and(|thinking| thinking.kind == "enabled");
+    let effort = request.output_config.as_ref().is_some_and(|config| !config.effort.is_empty());
+    let fields = [("thinking", enabled), ("output_config.effort", effort)];
+    fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field).collect()
 }
 
 fn format(format: OutputFormat) -> Result<Option<Value>, Failure> {
     match format.schema {
         _ if matches!(format.kind.as_str(), "" | "text") => Ok(None),
+        _ if format.kind == "json_object" => Ok(Some(value!("json"))),
+        _ if matches!(format.kind.as_str(), "regex" | "gbnf" | "lark") => {
+            let (kind, pattern, grammar) = (format.kind, format.pattern, format.grammar);
+            Ok(Some(value!({ "type": kind, "pattern": pattern, "grammar": grammar })))
+        }
         _ if format.kind != "json_schema" => Err(Failure::bad_request(format!(
-            "the form of the answer: there is no type {:?}: use json_schema",
+            "the form of the answer: there is no type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
             format.kind
         ))),
         schema @ Value::Object(_) => Ok(Some(schema)),

@@ -43,7 +43,6 @@ fn thinking_decides_before_effort() {
         think(json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xHigh"}})),
         Some(Think::High)
     );
-    assert_eq!(think(json!({"output_config": {"effort": "odd"}})), None);
 }
 
 #[test]
@@ -229,7 +228,31 @@ fn tool_choice_has_four_forms() {
     );
     assert_eq!(choice(json!({"type": "none"})).unwrap().0, ToolChoice::None);
     assert_eq!(choice(json!({"type": "tool", "name": "f"})).unwrap().0, ToolChoice::Named("f".into()));
-    assert!(choice(json!({"type": "tool"})).unwrap_err().starts_with("invalid tool_choice: "));
+    for wrong in [
+        json!({"type": "tool"}),
+        json!({"type": "required"}),
+        json!({"type": "zzz"}),
+        json!("any"),
+        json!({}),
+    ] {
+        let error = choice(wrong.clone()).unwrap_err();
+        assert!(
+            error.starts_with(&format!("invalid tool_choice: {wrong} (must be an object of type \"auto\"")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn thinking_and_effort_have_no_other_values() {
+    let think = |extra: Value| request(extra).map(|r| r.think);
+    assert!(
+        think(json!({"thinking": {"type": "zzz"}}))
+            .unwrap_err()
+            .contains("'adaptive', 'disabled', 'enabled'")
+    );
+    assert!(think(json!({"thinking": {}})).unwrap_err().contains("discriminator 'type'"));
+    assert!(think(json!({"output_config": {"effort": "zzz"}})).unwrap_err().contains("'xhigh' or 'max'"));
 }
 
 #[test]
@@ -240,6 +263,20 @@ fn a_schema_is_found_in_both_of_its_places() {
         assert_eq!(request(extra).unwrap().format, Some(schema.clone()));
     }
     assert!(request(json!({"output_format": {"type": "json_schema", "schema": 5}})).is_err());
+    for (given, native) in [
+        (json!({"type": "text"}), None),
+        (json!({"type": "json_object"}), Some(json!("json"))),
+        (
+            json!({"type": "regex", "pattern": "a+"}),
+            Some(json!({"type": "regex", "pattern": "a+", "grammar": null})),
+        ),
+        (
+            json!({"type": "lark", "grammar": "g"}),
+            Some(json!({"type": "lark", "pattern": null, "grammar": "g"})),
+        ),
+    ] {
+        assert_eq!(request(json!({"output_format": given})).unwrap().format, native);
+    }
 }
 
 fn content(text: &str) -> Event {
@@ -365,6 +402,15 @@ fn reasons_tell_which_sequence_of_the_request_matched() {
         "the model's own"
     );
     assert_eq!(delta([done(Reason::Length, None)]), reason("max_tokens", Value::Null));
+}
+
+#[test]
+fn the_end_tells_what_was_left_out_and_shifted_out() {
+    let Event::Done(mut end) = done(Reason::Stop, None) else { unreachable!() };
+    (end.dropped_messages, end.dropped_tokens) = (2, 40);
+    let got = stream([content("a"), Event::Done(end)]);
+    let usage = &got[got.len() - 2]["usage"];
+    assert_eq!((&usage["truncated_messages"], &usage["truncated_tokens"]), (&json!(2), &json!(40)));
 }
 
 #[test]

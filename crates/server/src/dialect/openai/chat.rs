@@ -11,6 +11,7 @@ use puna_api::openai::{
 
 use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
 use crate::canonical::{Done, Event, Piece};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
 use crate::ids;
@@ -26,6 +27,7 @@ pub(crate) struct ChatEncoder {
     /// Tokens of the prompt that were found in the cache.
     cached: Option<u64>,
     ended: usize,
+    reading: Reading,
 }
 
 /// How far one of the answers is.
@@ -41,7 +43,8 @@ impl ChatEncoder {
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
         let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
         let choices = vec![State::default(); answers];
-        Self { id, created, model, include_usage, choices, usage: Usage::default(), cached: None, ended: 0 }
+        let (usage, reading) = (Usage::default(), Reading::default());
+        Self { id, created, model, include_usage, choices, usage, cached: None, ended: 0, reading }
     }
 
     fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
@@ -166,6 +169,7 @@ impl Encoder for ChatEncoder {
                 _ => self.call(from, wire_call(call), out),
             },
             Event::Done(done) => self.end(from, &done, out),
+            Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
             Event::Error(failure) => push_failure(failure, out),
             _ => {}
         }

@@ -14,6 +14,7 @@ use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
 };
 use crate::canonical::{Event, Failure, Generate, Input, Prompt};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Wire, json_plain};
 use crate::ids;
@@ -65,6 +66,9 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
     let asked = whole_only(request.prompt_logprobs, request.stream)?;
     // Who has the prompt repeated gets its log-probabilities, too.
     let prompt_logprobs = asked.max(request.logprobs.filter(|_| echo));
+    if request.logprobs.is_some_and(|top| !(0..=20).contains(&top)) {
+        return wrong("logprobs must be between 0 and 20".into());
+    }
     let options = options(&request)?;
     let effort = think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?;
     let native = GenerateRequest {
@@ -84,6 +88,8 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
         logprobs: logprobs || of > answers,
         top_logprobs: request.logprobs.unwrap_or(0),
         prompt_logprobs,
+        truncate: request.truncate,
+        shift: request.shift,
         debug_render_only: request.debug_render_only,
         ..GenerateRequest::default()
     };
@@ -140,11 +146,19 @@ fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
     if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
         set("logit_bias", bias.clone().into());
     }
+    let top_p = request.top_p.map(|p| if p == 0.0 { 1.0 } else { p });
     // Without a word from the client these have values of their own, whatever the model says.
-    set("temperature", request.temperature.unwrap_or(1.0).into());
-    set("top_p", request.top_p.filter(|p| *p != 0.0).unwrap_or(1.0).into());
-    set("frequency_penalty", request.frequency_penalty.into());
-    set("presence_penalty", request.presence_penalty.into());
+    for (name, given, usual) in [
+        ("temperature", request.temperature, 1.0),
+        ("top_p", top_p, 1.0),
+        ("frequency_penalty", request.frequency_penalty, 0.0),
+        ("presence_penalty", request.presence_penalty, 0.0),
+    ] {
+        match given {
+            Some(x) => drop(options.insert(name.into(), x.into())),
+            None => drop(options.entry(name).or_insert(value!(usual))),
+        }
+    }
     Ok(options)
 }
 
@@ -214,6 +228,7 @@ pub(crate) struct CompletionEncoder {
     /// Tokens of each prompt that were found in the cache.
     cached: Vec<Option<u64>>,
     ended: usize,
+    reading: Reading,
 }
 
 impl CompletionEncoder {
@@ -236,7 +251,8 @@ impl CompletionEncoder {
         let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
         let (usage, cached) = (Usage::default(), vec![None; wanted.prompts.len()]);
         let told = vec![Told::default(); sent.len()];
-        Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended: 0 }
+        let (ended, reading) = (0, Reading::default());
+        Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended, reading }
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionChunk {
@@ -427,6 +443,7 @@ impl Encoder for CompletionEncoder {
                 }
                 out.extend_from_slice(DONE);
             }
+            Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
             Event::Error(failure) => push_failure(failure, out),
             _ => {}
         }

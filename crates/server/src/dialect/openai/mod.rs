@@ -16,7 +16,7 @@ use serde_json::{Value, json as value};
 pub(crate) use chat::ChatEncoder;
 #[cfg(test)]
 pub(crate) use request::image as request_image;
-pub(crate) use request::to_native;
+pub(crate) use request::{has_sound, to_native};
 
 use crate::canonical::{Done, Failure};
 use crate::dialect::go_type;

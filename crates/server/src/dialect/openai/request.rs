@@ -31,8 +31,8 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         options: Some(options),
         think: think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?,
         chat_template_kwargs: request.chat_template_kwargs,
-        truncate: None,
-        shift: None,
+        truncate: request.truncate,
+        shift: request.shift,
         logprobs: request.logprobs.unwrap_or(false),
         top_logprobs: request.top_logprobs,
         prompt_logprobs: whole_only(request.prompt_logprobs, request.stream)?,
@@ -85,14 +85,13 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
         return Err(Failure::bad_request(format!("{name} must be at least 1")));
     }
     let limit = limit.map(|(_, n)| n);
-    let integers = [("num_predict", limit), ("seed", request.seed), ("top_k", request.top_k)];
+    let integers = [("num_predict", limit), ("seed", request.seed)];
     for (name, n) in integers.into_iter().filter_map(|(name, n)| Some((name, n?))) {
         set(name, n.into());
     }
     let floats = [
         ("frequency_penalty", request.frequency_penalty),
         ("presence_penalty", request.presence_penalty),
-        ("min_p", request.min_p),
         ("temperature", request.temperature),
         ("top_p", request.top_p),
     ];
@@ -155,6 +154,12 @@ fn tool_calls(calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
         Ok(native::ToolCall { id: call.id.clone(), function })
     };
     calls.iter().map(one).collect()
+}
+
+/// Whether there is sound in a conversation, which among images goes for one.
+pub(crate) fn has_sound(messages: &[Message]) -> bool {
+    let parts = messages.iter().filter_map(|message| message.content.as_array()).flatten();
+    parts.into_iter().any(|part| part["type"] == "input_audio")
 }
 
 /// Text parts joined by a blank line, images and sounds in their order.

@@ -118,3 +118,52 @@ async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
     assert_eq!(get("/v1/models/no-such").await["error"]["type"], "not_found_error");
     assert_eq!(b.get("/v1/models/cria").await.json()["object"], "model");
 }
+
+#[tokio::test]
+async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
+    let b = Bench::new();
+    let turn = |role: &str, text: &str| json!({"role": role, "content": text.repeat(30)});
+    let messages = json!([turn("user", "one "), turn("assistant", "two "), turn("user", "three ")]);
+    let long = |extra: Value| {
+        let mut body = ask(json!({"messages": messages, "options": {"num_ctx": 100}}));
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let figures = |usage: &Value| {
+        ["truncated_messages", "truncated_tokens"].map(|name| usage[name].as_u64().unwrap_or(0))
+    };
+    let [messages, tokens] = figures(&b.post("/v1/messages", long(json!({}))).await.json()["usage"]);
+    assert!(messages == 2 && tokens > 0, "{messages} {tokens}");
+    let stream = b.post("/v1/messages", long(json!({"stream": true}))).await.body;
+    let events =
+        stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let end = events.into_iter().find(|event| event["type"] == "message_delta").unwrap();
+    assert_eq!(figures(&end["usage"]), [messages, tokens]);
+    let refused = b.post("/v1/messages", long(json!({"truncate": false}))).await;
+    let error = refused.json()["error"].clone();
+    assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+    assert!(error["message"].as_str().unwrap().starts_with("prompt is too long: "), "{error}");
+    let fits = b.post("/v1/messages", ask(json!({"truncate": false}))).await;
+    assert_eq!((fits.status.as_u16(), fits.header("x-puna-ignored")), (200, ""));
+    assert!(fits.json()["usage"].get("truncated_tokens").is_none());
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_think_answers_and_names_the_wish() {
+    let b = Bench::new();
+    let made = json!({"model": "plain", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder", "stream": false});
+    assert_eq!(b.post("/api/create", made).await.status, 200);
+    let ignored = async |extra: Value| {
+        let mut body = ask(extra);
+        body["model"] = json!("plain");
+        let answer = b.post("/v1/messages", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.header("x-puna-ignored").to_owned()
+    };
+    assert_eq!(ignored(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})).await, "thinking");
+    assert_eq!(ignored(json!({"output_config": {"effort": "high"}})).await, "output_config.effort");
+    assert_eq!(ignored(json!({"thinking": {"type": "disabled"}})).await, "");
+    let form = json!({"output_format": {"type": "regex", "pattern": "("}, "model": "cria"});
+    let refused = b.post("/v1/messages", ask(form)).await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-puna-ignored")), (400, ""), "{}", refused.body);
+}

@@ -11,9 +11,11 @@ mod metrics;
 mod mutations;
 mod openai;
 mod prompts;
+mod remote;
 mod rerank;
 mod responses;
 mod transfer;
+mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -248,6 +250,11 @@ async fn fields_that_another_makes_meaningless_are_named() {
             answer.body
         );
     }
+    // Where nothing is filled, nothing has to be able to.
+    let mut plain = ask(true);
+    plain["model"] = json!("cria");
+    let answer = b.post("/api/generate", plain).await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-puna-ignored")), (200, "suffix"), "{}", answer.body);
 }
 
 #[tokio::test]
@@ -514,7 +521,10 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     assert!(
         error(json!({"repeat_penalty": -1})).await.contains("'repeat_penalty': Value must be finite and")
     );
-    assert_eq!(error(json!({"num_batch": 0})).await, "option \"num_batch\" must be positive");
+    assert_eq!(
+        error(json!({"num_batch": 0})).await,
+        "option \"num_batch\" is out of range: 0 is not between 1 and 4294967295"
+    );
     assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
     assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
     assert_eq!(error(json!({"num_ctx": -5})).await, "parameter 'num_ctx' must be at least 1, but is -5");

@@ -86,7 +86,13 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
         "truncate_prompt_tokens must be at least 1"
     );
     assert_eq!(native(json!({"model": ""})).await, "model is required");
-    assert!(native(json!({"documents": [5]})).await.contains("a text or an object with a text"));
+    let wrong = |kind: &str, field: &str| {
+        format!("json: cannot unmarshal {kind} into Go struct field RerankRequest.{field} of type string")
+    };
+    for (given, kind) in [(json!(5), "number"), (json!({"x": 1}), "object"), (json!([]), "array")] {
+        assert_eq!(native(json!({"documents": ["a", given]})).await, wrong(kind, "documents"));
+        assert_eq!(native(json!({"query": given})).await, wrong(kind, "query"));
+    }
     let wrong = native(json!({"model": "cria"})).await;
     assert!(
         wrong.starts_with("\"cria\" does not support reranking; it generates text: POST /api/chat"),

@@ -60,6 +60,18 @@ async fn a_response_goes_on_from_one_that_was_kept() {
 }
 
 #[tokio::test]
+async fn a_kept_response_is_no_stream() {
+    let b = Bench::new();
+    let kept = respond(&b, json!({})).await.json();
+    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    assert_eq!(b.get(&format!("{path}?stream=false&include=x")).await.json(), kept);
+    let refused = b.get(&format!("{path}?stream=true")).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+    assert!(error["message"].as_str().unwrap().ends_with("leave stream out"), "{error}");
+}
+
+#[tokio::test]
 async fn a_response_that_is_not_to_be_kept_or_was_deleted_is_not_there() {
     let b = Bench::new();
     let gone = async |id: &str| {
@@ -126,4 +138,49 @@ async fn tokens_are_counted_as_the_prompt_has_them() {
         counted,
         json!({"object": "response.input_tokens", "input_tokens": answered["usage"]["input_tokens"]})
     );
+}
+
+/// A request of two turns whose prompt does not fit into its context.
+fn too_long() -> Value {
+    let turn = |role: &str, text: &str| json!({"role": role, "content": text.repeat(30)});
+    let input = [turn("user", "one "), turn("assistant", "two "), turn("user", "three ")];
+    json!({"input": input, "options": {"num_ctx": 100}})
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
+    let b = Bench::new();
+    let with = |extra: Value| {
+        let mut body = too_long();
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let figures = |response: &Value| {
+        ["truncated_messages", "truncated_tokens"].map(|name| response["usage"][name].as_u64().unwrap_or(0))
+    };
+    let whole = respond(&b, too_long()).await.json();
+    let [messages, tokens] = figures(&whole);
+    assert!(messages == 2 && tokens > 0, "{whole}");
+    assert_eq!(whole["truncation"], "auto", "it was cut");
+    let stream = respond(&b, with(json!({"stream": true}))).await.body;
+    let last = stream.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+    let last: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(figures(&last["response"]), [messages, tokens]);
+    let auto = respond(&b, with(json!({"truncation": "auto"}))).await.json();
+    assert_eq!((figures(&auto), &auto["truncation"]), ([messages, tokens], &json!("auto")));
+
+    for stream in [false, true] {
+        let refused = respond(&b, with(json!({"truncation": "disabled", "stream": stream}))).await;
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+        let text = error["message"].as_str().unwrap();
+        assert!(text.starts_with("prompt is too long: ") && text.ends_with("context is 100"), "{text}");
+    }
+    for (truncation, echoed) in
+        [(json!("disabled"), "disabled"), (Value::Null, "disabled"), (json!("auto"), "auto")]
+    {
+        let fits = respond(&b, json!({"truncation": truncation})).await.json();
+        assert_eq!((&fits["truncation"], figures(&fits)), (&json!(echoed), [0, 0]));
+        assert!(fits["usage"].get("truncated_tokens").is_none());
+    }
 }

@@ -4,7 +4,7 @@ use puna_api::native::Tool;
 use serde_json::json;
 
 use super::*;
-use crate::canonical::Failure;
+use crate::canonical::{Failure, Reason};
 use crate::runner::protocol::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
@@ -134,6 +134,42 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     let plain = ask("qwen3", says).await;
     assert!(!plain.iter().any(|event| matches!(event, Event::CallBegins { .. } | Event::CallArguments(_))));
     assert!(content(&plain).contains(broken) && calls(&plain).len() == 2);
+}
+
+#[tokio::test]
+async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let list = "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {\"a\": 2}}]</tool_call>";
+    for text in [format!("Hm. {call}\n{call} So."), format!("Hm. {list}")] {
+        let letters: Vec<String> = text.chars().map(String::from).collect();
+        // Letter by letter the second call is never written; in one piece it is there, and is not told.
+        for says in [letters, vec![text.clone()]] {
+            for stream in [false, true] {
+                let events = ask_with("qwen3", says.clone(), |task| {
+                    (task.parallel_tool_calls, task.stream_calls) = (false, stream);
+                })
+                .await;
+                assert_eq!((calls(&events).len(), content(&events).trim()), (1, "Hm."), "{text}: {events:?}");
+                let begun = events.iter().filter(|event| matches!(event, Event::CallBegins { .. }));
+                assert!(begun.count() <= 1, "{text}");
+            }
+        }
+    }
+    let fake = Arc::<Fake>::default();
+    let says: Vec<String> = format!("{call}{call}").chars().map(String::from).collect();
+    *fake.says.lock().unwrap() = says;
+    let link = loaded(&fake, 128).await;
+    let Task::Generate(mut generate) = question("qwen3-coder", false) else { panic!() };
+    (generate.model.parser, generate.parallel_tool_calls) = (Some("qwen3".into()), false);
+    let mut events = link.submit(1, Task::Generate(generate));
+    while let Some(event) = events.next().await {
+        if let Event::Done(done) = event {
+            // The token that ends it is the only one more.
+            assert_eq!((done.generated_tokens as usize, done.reason), (call.len() + 1, Reason::Stop));
+            return;
+        }
+    }
+    panic!("no end");
 }
 
 #[tokio::test]

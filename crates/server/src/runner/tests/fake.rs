@@ -27,6 +27,8 @@ use crate::scheduler::Exit;
 pub(crate) struct Fake {
     /// Bytes that every model needs.
     pub(crate) need: AtomicU64,
+    /// Loading takes so many milliseconds.
+    pub(crate) slow: AtomicU64,
     /// Loading fails.
     pub(crate) broken: AtomicBool,
     /// Tokens generated so far, by all runners.
@@ -118,13 +120,14 @@ impl Loader for FakeLoader {
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+        thread::sleep(Duration::from_millis(self.0.slow.load(Ordering::Relaxed)));
         if self.0.broken.load(Ordering::Relaxed) {
             panic!("the fake is broken");
         }
         let pairs = PairForm { before: vec![1], between: vec![2], after: vec![2], template: None };
         let ranks = self.0.ranks.load(Ordering::Relaxed).then_some(pairs);
         let (num_ctx, embeds) = (spec.options.num_ctx, self.0.embeds.load(Ordering::Relaxed));
-        let facts = Facts { num_ctx, ranks, embeds, ..Facts::default() };
+        let facts = Facts { num_ctx, ranks, embeds, ends: vec![END.0.into()], ..Facts::default() };
         let memory = self.plan(spec)?;
         Ok(Box::new(FakeEngine {
             fake: self.0.clone(),
@@ -184,8 +187,8 @@ impl Generator for FakeEngine {
         vec![token as u8]
     }
 
-    fn control_token(&self, _: &str) -> Option<u32> {
-        None
+    fn control_token(&self, text: &str) -> Option<u32> {
+        (text == END.0).then_some(END.1)
     }
 
     fn is_bos(&self, token: u32) -> bool {
@@ -252,6 +255,10 @@ impl Generator for FakeEngine {
                 fake.generated.fetch_add(1, Ordering::Relaxed);
                 generated += 1;
                 tokens.push(119);
+                if sink.forced().first() == Some(&END.1) {
+                    finish = Finish::End;
+                    break;
+                }
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
                 let text = match says.get(i) {
                     Some(text) => text.clone(),
@@ -335,6 +342,9 @@ impl Drop for Works<'_> {
         self.0.works.fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+/// The token that ends an answer.
+const END: (&str, u32) = ("<|end|>", 2);
 
 /// The first token of every text, if there is one.
 const BOS: u32 = 1;

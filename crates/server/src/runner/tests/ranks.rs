@@ -173,8 +173,12 @@ async fn models_that_do_not_rank_say_so() {
     let link = loaded_file(None, 64).await;
     assert_eq!(refused(&link, wish("a", &["b"])).await, "this model does not rank texts");
     let (link, _folder) = ranker(bert(), 64).await;
-    let embed =
-        crate::canonical::Embed { inputs: vec![EmbedText::Text("x".into())], truncate: true, num_ctx: None };
+    let embed = crate::canonical::Embed {
+        inputs: vec![EmbedText::Text("x".into())],
+        truncate: true,
+        num_ctx: None,
+        given: Default::default(),
+    };
     let Event::Error(failure) = end(&link, Task::Embed(embed)).await else { panic!() };
     assert_eq!(failure.message, "this model ranks texts and does not support embeddings");
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json as value};
 
 use super::tools::Form;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::dialect::waiting::Reading;
 use crate::dialect::{Collected, Encoder, Times, push_named};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
@@ -42,6 +43,7 @@ pub(crate) struct ResponseEncoder {
     said: Message,
     /// The response, once it is complete.
     complete: Option<Value>,
+    reading: Reading,
 }
 
 /// An item that is still open.
@@ -74,6 +76,7 @@ impl ResponseEncoder {
             open: None,
             said: Message::text("assistant", ""),
             complete: None,
+            reading: Reading::default(),
         }
     }
 
@@ -81,16 +84,9 @@ impl ResponseEncoder {
     fn response(&self, status: &str, done: Option<&Done>) -> Value {
         let request = &self.request;
         let ended = matches!(status, "completed" | "incomplete");
+        // Without a word from the client what does not fit is cut, and the answer says so.
+        let is_cut = done.is_some_and(|done| done.dropped_messages + done.dropped_tokens > 0);
         let text = request.text.as_ref().map(|text| &text.format).filter(|format| !format.is_null());
-        let usage = done.map(|done| {
-            value!({
-                "input_tokens": done.prompt_tokens,
-                "output_tokens": done.generated_tokens,
-                "total_tokens": done.prompt_tokens + done.generated_tokens,
-                "input_tokens_details": {"cached_tokens": done.cached_tokens},
-                "output_tokens_details": {"reasoning_tokens": done.thought_tokens},
-            })
-        });
         value!({
             "id": self.id,
             "object": "response",
@@ -105,7 +101,7 @@ impl ResponseEncoder {
             "error": null,
             "tools": request.tools.iter().map(tool).collect::<Vec<_>>(),
             "tool_choice": request.tool_choice.as_ref().map_or("auto".into(), |choice| self.choice(choice)),
-            "truncation": request.truncation.as_deref().unwrap_or("disabled"),
+            "truncation": request.truncation.as_deref().unwrap_or(if is_cut { "auto" } else { "disabled" }),
             "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
             "text": {"format": text.cloned().unwrap_or_else(|| value!({"type": "text"}))},
             "top_p": request.top_p.unwrap_or(1.0),
@@ -114,7 +110,7 @@ impl ResponseEncoder {
             "top_logprobs": 0,
             "temperature": request.temperature.unwrap_or(1.0),
             "reasoning": request.reasoning,
-            "usage": usage,
+            "usage": done.map(usage),
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": null,
             "store": self.stored,
@@ -355,6 +351,22 @@ impl ResponseEncoder {
     }
 }
 
+/// Token counts, and what was left out, where something was.
+fn usage(done: &Done) -> Value {
+    let mut usage = value!({
+        "input_tokens": done.prompt_tokens,
+        "output_tokens": done.generated_tokens,
+        "total_tokens": done.prompt_tokens + done.generated_tokens,
+        "input_tokens_details": {"cached_tokens": done.cached_tokens},
+        "output_tokens_details": {"reasoning_tokens": done.thought_tokens},
+    });
+    let left_out = [("truncated_messages", done.dropped_messages), ("truncated_tokens", done.dropped_tokens)];
+    for (name, count) in left_out.into_iter().filter(|(_, count)| *count > 0) {
+        usage[name] = count.into();
+    }
+    usage
+}
+
 fn message(id: &str, status: &str, text: Option<&str>) -> Value {
     let content: Vec<_> = text.map(part).into_iter().collect();
     value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
@@ -401,6 +413,7 @@ impl Encoder for ResponseEncoder {
             Event::CallArguments(text) => self.piece(Kind::Call, &text, out),
             Event::ToolCall(call) => self.call(call, out),
             Event::Done(done) => self.end(&done, out),
+            Event::Progress { done, total } => self.reading.progress(done, total, out),
             Event::Error(failure) => self.fail(&failure, out),
             _ => {}
         }

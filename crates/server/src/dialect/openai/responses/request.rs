@@ -26,6 +26,8 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
             "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
         )));
     }
+    // Otherwise the server does what it does by itself: what does not fit is cut.
+    let uncut = (request.truncation.as_deref() == Some("disabled")).then_some(false);
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
     let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
     let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
@@ -47,6 +49,9 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
         keep_alive: request.keep_alive,
         options: Some(options(request)?),
         think: effort(wanted.unwrap_or_default())?,
+        truncate: uncut,
+        // Cut is cut, before the answer or while it is written.
+        shift: uncut,
         debug_render_only: request.debug_render_only,
         ..ChatRequest::default()
     })

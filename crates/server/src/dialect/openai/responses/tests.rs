@@ -279,6 +279,20 @@ fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() 
 }
 
 #[test]
+fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
+    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
+    let (mut encoder, mut out) = (ResponseEncoder::new(request, None), Vec::new());
+    for done in [1, 2, 3, 3] {
+        std::thread::sleep(Duration::from_millis(250));
+        encoder.encode(0, Event::Progress { done, total: 3 }, Times::default(), &mut out);
+    }
+    assert_eq!(
+        String::from_utf8(out).unwrap(),
+        ": reading the prompt, 66 %\n\n: reading the prompt, 100 %\n\n"
+    );
+}
+
+#[test]
 fn a_response_that_breaks_off_has_failed() {
     let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], None);
     let end = got.last().unwrap();

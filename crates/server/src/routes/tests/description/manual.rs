@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use puna_api::schema::OPTION;
 use serde_json::Value;
 
 use super::known::{IGNORED, REFUSED};
@@ -166,7 +167,9 @@ fn route(
 }
 
 fn fields(rows: &mut String, schema: &Value, required: &[&str], must: &str, types: &mut BTreeSet<String>) {
-    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+    let all = schema["properties"].as_object().into_iter().flatten();
+    let (named, own): (Vec<_>, Vec<_>) = all.partition(|(_, field)| !field[OPTION].is_null());
+    for (name, field) in own {
         let state = field["x-puna-state"].as_str().unwrap_or("supported");
         let about = field["description"].as_str().unwrap_or_default();
         let about =
@@ -178,6 +181,11 @@ fn fields(rows: &mut String, schema: &Value, required: &[&str], must: &str, type
             default => format!(" Default: `{default}`."),
         };
         let _ = writeln!(rows, "| `{name}` | {kind}{must} | {state} | {about}{default} |");
+    }
+    if !named.is_empty() {
+        let names: Vec<String> = named.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let about = "The [option](#options) of this name; it wins over the one in `options`.";
+        let _ = writeln!(rows, "| {} | as in [Options](#options) | additive | {about} |", names.join(", "));
     }
 }
 

@@ -1,0 +1,111 @@
+//! What event streams say while there is nothing to say yet: how far the model is on its way into memory, and how much of
+//! the prompt was read. These are comments, which every reader of event streams passes over; a line of the native dialect
+//! would be taken for a piece of the answer, so that its streams say nothing.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::Write as _;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use axum::body::BodyDataStream;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::unfold;
+use tokio::time::timeout;
+
+use super::{Encoder, respond};
+use crate::app::{App, Running};
+use crate::canonical::Failure;
+use crate::http::room::Held;
+use crate::http::stream;
+use crate::scheduler::{Key, Phase};
+
+/// How long a request is waited for before its stream begins without it, and how often the stream says something then. What
+/// goes wrong before has a status of its own.
+const EVERY: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 5_000 });
+
+/// Says now and then how much of a prompt was read.
+pub(super) struct Reading(Instant);
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Reading {
+    pub(super) fn progress(&mut self, done: u64, total: u64, out: &mut Vec<u8>) {
+        if self.0.elapsed() < EVERY {
+            return;
+        }
+        self.0 = Instant::now();
+        // Writing to memory does not fail.
+        let _ = write!(out, ": reading the prompt, {} %\n\n", 100 * done.min(total) / total.max(1));
+    }
+}
+
+/// What a stream waits for.
+type Begun = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
+
+/// Where a stream is.
+enum Stage {
+    /// The request is not being answered yet; what a failure would come to.
+    Waiting(Begun, Box<dyn FnOnce(Failure) -> Vec<u8> + Send>),
+    /// It is.
+    Answer(BodyDataStream),
+}
+
+/// Answers with a stream as soon as its request is `ready`, as [`respond`] does. Where that takes long, because the model of
+/// this key is loaded or the prompt read, the stream begins before; a failure is its end then, as `broken` writes it.
+pub(crate) async fn respond_when<E: Encoder>(
+    app: &App,
+    key: Key,
+    ready: impl Future<Output = Result<(Vec<Running>, E), Failure>> + Send + 'static,
+    broken: impl FnOnce(Failure) -> Vec<u8> + Send + 'static,
+) -> Result<Response, Failure> {
+    let mut begun: Begun = Box::pin(Held::passed_on(async move {
+        let (running, encoder) = ready.await?;
+        respond(running, encoder).await
+    }));
+    if let Ok(response) = timeout(EVERY, &mut begun).await {
+        return response;
+    }
+    let first = comment(app, &key).await;
+    let state = (app.clone(), key, Some(first), Some(Stage::Waiting(begun, Box::new(broken))));
+    let pieces = unfold(state, |(app, key, first, stage)| async move {
+        if let Some(first) = first {
+            return Some((Ok::<_, Infallible>(first), (app, key, None, stage)));
+        }
+        let (piece, stage) = next(&app, &key, stage?).await?;
+        Some((Ok(piece), (app, key, None, stage)))
+    });
+    Ok(stream(E::WIRE, pieces))
+}
+
+/// The next piece of a stream, and where it is then; nothing is its end.
+async fn next(app: &App, key: &Key, stage: Stage) -> Option<(Bytes, Option<Stage>)> {
+    let mut body = match stage {
+        Stage::Answer(body) => body,
+        Stage::Waiting(mut begun, broken) => match timeout(EVERY, &mut begun).await {
+            Err(_) => return Some((comment(app, key).await, Some(Stage::Waiting(begun, broken)))),
+            Ok(Err(failure)) => return Some((broken(failure).into(), None)),
+            Ok(Ok(response)) => response.into_body().into_data_stream(),
+        },
+    };
+    let piece = body.next().await?.ok()?;
+    Some((piece, Some(Stage::Answer(body))))
+}
+
+/// How far a model is.
+async fn comment(app: &App, key: &Key) -> Bytes {
+    let all = app.models().list().await;
+    let phase = all.iter().find(|model| model.key == *key).map(|model| model.phase);
+    let text = match phase {
+        None => "waiting",
+        Some(Phase::Ready) => "reading the prompt",
+        Some(phase) => phase.name(),
+    };
+    format!(": {text}\n\n").into()
+}

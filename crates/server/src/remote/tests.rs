@@ -1,0 +1,75 @@
+//! What reaches other servers.
+
+use puna_sampler::Params;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::canonical::{Embed, EmbedText, Input, Prompt, RunOptions};
+use crate::config::Config;
+use crate::end::End;
+
+fn generate(given: Value) -> Generate {
+    let Value::Object(given) = given else { panic!() };
+    Generate {
+        model: Default::default(),
+        input: Input::Prompt(Prompt { text: "x".into(), ..Prompt::default() }),
+        options: RunOptions {
+            num_predict: if given.contains_key("num_predict") { 5 } else { -1 },
+            stop: vec!["END".into()],
+            sampling: Params { seed: 7, ..Params::default() },
+            given,
+            ..RunOptions::default()
+        },
+        think: None,
+        variables: Map::new(),
+        format: None,
+        tool_choice: Default::default(),
+        parallel_tool_calls: true,
+        truncate: false,
+        shift: false,
+        logprobs: None,
+        prompt_logprobs: None,
+        stream_calls: false,
+        render_only: false,
+    }
+}
+
+fn upstream(keep_alive: Option<KeepAlive>) -> Upstream {
+    let config = Config::with_models(std::path::Path::new("/tmp"));
+    Upstream {
+        remotes: Remotes::new(&config, End::default()),
+        hosts: Vec::new(),
+        model: "m".into(),
+        via: Vec::new(),
+        keep_alive,
+    }
+}
+
+#[test]
+fn a_native_server_is_told_everything() {
+    let keep_alive = serde_json::from_value(json!("7m")).unwrap();
+    let (path, body) = upstream(Some(keep_alive))
+        .staying(native::generation(&generate(json!({"num_ctx": 9})), "m").unwrap());
+    let said = ["keep_alive", "truncate", "shift", "options"].map(|field| body[field].clone());
+    assert_eq!(
+        (path, said),
+        ("/api/generate", [json!("7m0s"), json!(false), json!(false), json!({"num_ctx": 9})])
+    );
+    let (_, silent) = upstream(None).staying(native::generation(&generate(json!({})), "m").unwrap());
+    assert!(silent.get("keep_alive").is_none() && silent.get("options").is_none(), "{silent}");
+    let given = json!({"num_ctx": 9}).as_object().unwrap().clone();
+    let embed = Embed { inputs: vec![EmbedText::Text("x".into())], truncate: false, num_ctx: None, given };
+    assert_eq!(native::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
+}
+
+#[test]
+fn what_openai_s_dialect_has_no_word_for_is_known() {
+    let body = |given| openai::generation(&generate(given), "m").unwrap().1;
+    let without = body(json!({}));
+    let schema = schemars::SchemaGenerator::default().into_root_schema_for::<puna_api::schema::Options>();
+    let all = schema.get("properties").unwrap().as_object().unwrap();
+    assert!(all.len() > 30);
+    for name in all.keys() {
+        assert_eq!(body(json!({ name: 1 })) != without, has_option(name), "{name}");
+    }
+}
