@@ -20,38 +20,38 @@ fn two_mirrors() -> (Arc<InMemory>, ObjectLibrary, ObjectLibrary) {
     (service.clone(), library(), library())
 }
 
-fn noise(len: usize) -> Vec<u8> {
+pub(super) fn noise(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
 /// A part that breaks off after its bytes where `whole` is not so.
-fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
+pub(super) fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
     let pieces: Vec<_> = bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
     let end = (!whole).then(|| Err(MirrorError::Broken("gone".into())));
     Part { at, len: None, body: stream::iter(pieces.into_iter().chain(end)).boxed() }
 }
 
-async fn read(library: &ObjectLibrary, digest: Digest, range: Range<u64>) -> Vec<u8> {
+pub(super) async fn read(library: &ObjectLibrary, digest: Digest, range: Range<u64>) -> Vec<u8> {
     let blob = library.blob(digest).await.unwrap().expect("it is there");
     let pieces: Vec<Bytes> = blob.read(range).try_collect().await.unwrap();
     pieces.concat()
 }
 
-async fn keys(service: &InMemory) -> Vec<String> {
+pub(super) async fn keys(service: &InMemory) -> Vec<String> {
     let mut keys: Vec<String> =
         service.list(None).map_ok(|meta| meta.location.to_string()).try_collect().await.unwrap();
     keys.sort();
     keys
 }
 
-fn manifest_of(blob: &Digest) -> Manifest {
+pub(super) fn manifest_of(blob: &Digest) -> Manifest {
     let text = format!(
         r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{blob}","size":1}}]}}"#
     );
     Manifest::parse(text.into_bytes().into(), None).unwrap()
 }
 
-async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
+pub(super) async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
     let id = library.begin(name).await.unwrap();
     library.append(name, &id, part(None, bytes, true)).await.unwrap();
     library.finish(name, &id, Digest::of(bytes)).await.unwrap();

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::bucket::Bucket;
-use super::{Place, blob_key, data_key, json};
+use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
 use crate::library::folder::blocking;
 use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
@@ -238,10 +238,10 @@ impl Uploads {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
         }
         let (name, data) = (blob_key(&self.bucket, &digest), data_key(&self.bucket, id));
-        if let Some(place) = self.bucket.read(&name).await? {
-            // Somebody else was faster; the blob is as young as if it had come now.
-            self.bucket.write(&name, place).await?;
-            return Ok(false);
+        if let Some(place) = place_at(&self.bucket, &name).await? {
+            // Somebody else was faster, or an earlier attempt at this; the blob is as young as if it had come now.
+            self.bucket.write(&name, json(&place)?).await?;
+            return Ok(place.data == *id);
         }
         match &note.object {
             None => self.bucket.write(&data, tail).await?,
@@ -259,8 +259,15 @@ impl Uploads {
         if self.bucket.create(&name, place).await? {
             return Ok(true);
         }
-        self.bucket.remove(&data).await?;
-        Ok(true)
+        // Not necessarily somebody else: of a name that was written, but with an error for an answer, a second attempt says that it
+        // is there; and another mirror may be finishing the same upload.
+        match place_at(&self.bucket, &name).await? {
+            Some(place) if place.data == *id => Ok(true),
+            Some(_) => self.bucket.remove(&data).await.map(|()| true),
+            None => {
+                Err(self.bucket.wrong(&name, "somebody removed it while it came: finish the upload again"))
+            }
+        }
     }
 
     /// The bytes behind the parts.
