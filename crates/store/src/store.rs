@@ -12,9 +12,10 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::{self, read_limited, sync_dir, write_atomic};
-use crate::listing::{Memory, Silent, foreign, read_entry};
+use crate::listing::{Memory, Scan, foreign, read_entry};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::ModelName;
+use crate::silent::Silent;
 use crate::stamp::Stamp;
 use crate::transfer::is_held;
 
@@ -200,27 +201,35 @@ impl Store {
     /// # Errors
     /// The manifest is there but is none, or the store cannot be read.
     pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        for place in self.places() {
-            let exact = name.manifest_path(&self.manifests_at(&place));
-            if let Some(entry) = read_if_there(name, &exact, &place)? {
-                return Ok(Some(entry));
-            }
-            let same = self.scan(&place)?.models.into_iter().find(|(other, _)| other.same(name));
-            if let Some((name, path)) = same
-                && let Some(entry) = read_if_there(&name, &path, &place)?
-            {
+        if let Some(entry) = self.find_own(name)? {
+            return Ok(Some(entry));
+        }
+        for folder in self.others() {
+            let place = Place::Other(folder.clone());
+            let (wanted, manifests) = (name.clone(), self.manifests_at(&place));
+            let found = self.ask_other(folder, move || find_at(&wanted, &place, &manifests));
+            if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
         }
         Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
     }
 
+    /// The same in the own folder alone.
+    pub(crate) fn find_own(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
+        find_at(name, &Place::Own, &self.manifests())
+    }
+
     /// As [`Store::find`], for callers that need the model.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] too.
+    /// [`StoreError::NotFound`] too, or [`StoreError::Silent`]: it may be in a folder that does not answer.
     pub fn get(&self, name: &ModelName) -> Result<Entry, StoreError> {
-        self.find(name)?.ok_or_else(|| StoreError::NotFound(name.to_string()))
+        let silent = || self.others().iter().find(|folder| self.silent.has(folder));
+        self.find(name)?.ok_or_else(|| match silent() {
+            Some(folder) => StoreError::Silent { folder: folder.clone() },
+            None => StoreError::NotFound(name.to_string()),
+        })
     }
 
     /// The spelling under which a model is to be written: that of an existing model of this name, else the case of
@@ -373,24 +382,41 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
     pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
-        match self.find(name) {
+        match self.find_own(name) {
             // A broken manifest can be removed, too.
             Err(StoreError::Manifest { path, .. }) => {
                 let _lock = self.lock()?;
                 self.remove_manifest(&path)?;
                 return Ok(Deleted { kept: self.used_blobs()?.err() });
             }
-            Ok(Some(entry)) if entry.place == Place::Own => {}
-            found => return Err(not_removable(found?, name)),
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(self.not_removable(name)),
+            Err(error) => return Err(error),
         }
         let _lock = self.lock()?;
         // As it is now that nobody else writes.
-        let entry = match self.find(name)? {
-            Some(entry) if entry.place == Place::Own => entry,
-            found => return Err(not_removable(found, name)),
-        };
+        let Some(entry) = self.find_own(name)? else { return Err(self.not_removable(name)) };
         self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
         Ok(Deleted { kept: self.remove_unused(&entry.manifest)? })
+    }
+
+    /// Why there is nothing of this name in the own folder to remove: it is somebody else's, or nowhere.
+    fn not_removable(&self, name: &ModelName) -> StoreError {
+        match self.find(name) {
+            Ok(Some(Entry { name, place: Place::Other(folder), .. })) => {
+                StoreError::OnlyRead { name: name.to_string(), folder }
+            }
+            Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },
+            Ok(None) => StoreError::NotFound(name.to_string()),
+            Err(StoreError::Manifest { path, reason }) => {
+                let folder = self.others().iter().find(|folder| path.starts_with(folder));
+                match folder {
+                    Some(folder) => StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() },
+                    None => StoreError::Manifest { path, reason },
+                }
+            }
+            Err(error) => error,
+        }
     }
 
     /// Removes a manifest's file and the folders that are empty without it.
@@ -530,15 +556,13 @@ impl Store {
     }
 }
 
-/// Why there is nothing to remove: no such model, or one of somebody else.
-fn not_removable(found: Option<Entry>, name: &ModelName) -> StoreError {
-    match found {
-        Some(Entry { name, place: Place::Other(folder), .. }) => {
-            StoreError::OnlyRead { name: name.to_string(), folder }
-        }
-        Some(entry) => StoreError::BuiltIn { name: entry.name.to_string() },
-        None => StoreError::NotFound(name.to_string()),
+/// The model of a name in a folder of manifests, whose case does not count.
+fn find_at(name: &ModelName, place: &Place, manifests: &Path) -> Result<Option<Entry>, StoreError> {
+    if let Some(entry) = read_if_there(name, &name.manifest_path(manifests), place)? {
+        return Ok(Some(entry));
     }
+    let same = Scan::files(manifests)?.models.into_iter().find(|(other, _)| other.same(name));
+    same.map_or(Ok(None), |(name, path)| read_if_there(&name, &path, place))
 }
 
 fn manifests_of(folder: &Path) -> PathBuf {
