@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, future, stream};
@@ -214,41 +213,45 @@ async fn many_repositories_are_asked_for_at_a_time() {
     assert!(took < PAUSE * REPOSITORIES as u32 * 2, "{took:?}");
 }
 
-/// Uploads parts at a time, which have begun to arrive and stay so for a while: of how many bytes were taken meanwhile.
-async fn begun_at_a_time(uploads: usize, bytes: &[u8], len: Option<u64>) -> usize {
-    let (_, one, _) = two_mirrors();
-    let name = Repository::parse("team/thing").unwrap();
-    let (begun, go_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let upload = async || {
-        let id = one.begin(&name).await.unwrap();
-        let (noted, told, bytes) = (begun.clone(), go_on.clone(), Bytes::copy_from_slice(bytes));
-        let piece = async move {
-            noted.fetch_add(1, Ordering::Relaxed);
-            told.notified().await;
-            // Whoever comes after it need not wait.
-            told.notify_one();
-            Ok(bytes)
-        };
-        one.append(&name, &id, Part { at: None, len, body: stream::once(piece).boxed() }).await
-    };
-    let count = async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        let count = begun.load(Ordering::Relaxed);
+/// A part of two pieces, the second of which comes when it is told to.
+fn halting(first: &[u8], rest: &[u8], go_on: Arc<Notify>) -> Part {
+    let [first, rest] = [first, rest].map(Bytes::copy_from_slice);
+    let rest = async move {
+        go_on.notified().await;
+        // Whoever comes after it need not wait.
         go_on.notify_one();
-        count
+        Ok(rest)
     };
-    let (done, count) = future::join(future::join_all((0..uploads).map(|_| upload())), count).await;
-    assert!(done.iter().all(|done| *done == Ok(bytes.len() as u64)), "{done:?}");
-    count
+    Part { at: None, len: None, body: stream::iter([Ok(first)]).chain(stream::once(rest)).boxed() }
 }
 
 #[tokio::test]
-async fn uploads_have_so_much_memory_all_together() {
-    // As many as there is memory for parts of which nobody knows how long they will be.
-    assert_eq!(begun_at_a_time(20, &noise(100), None).await, 8);
-    assert_eq!(begun_at_a_time(20, &noise(65_536), Some(65_536)).await, 8);
-    assert_eq!(begun_at_a_time(20, &noise(32_768), Some(32_768)).await, 16);
-    assert_eq!(begun_at_a_time(20, &noise(100), Some(100)).await, 20);
+async fn who_sends_nothing_for_long_takes_nobodys_memory() {
+    // Some that have sent a byte, and as many as there is memory for that lack one of their part.
+    for begun in [1, 65_535] {
+        let (_, one, _) = two_mirrors();
+        let (name, bytes) = (Repository::parse("team/thing").unwrap(), noise(200_000));
+        let go_on = Arc::new(Notify::new());
+        let slow = async || {
+            let id = one.begin(&name).await.unwrap();
+            let part = halting(&bytes[..begun], &bytes[begun..], go_on.clone());
+            assert_eq!(one.append(&name, &id, part).await, Ok(200_000));
+            one.finish(&name, &id, Digest::of(&bytes)).await
+        };
+        let fast = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let begun = Instant::now();
+            for text in ["one", "other"] {
+                push(&one, &name, &[&bytes[..], text.as_bytes()].concat()).await;
+            }
+            go_on.notify_one();
+            begun.elapsed()
+        };
+        let (slow, took) = future::join(future::join_all((0..20).map(|_| slow())), fast).await;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(slow.iter().all(|done| *done == Ok(())), "{slow:?}");
+        assert_eq!(read(&one, Digest::of(&bytes), 0..200_000).await, bytes);
+    }
 }
 
 #[tokio::test]
