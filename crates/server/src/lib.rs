@@ -32,6 +32,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod tidy;
 
 use std::future::Future;
 use std::sync::Arc;
