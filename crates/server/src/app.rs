@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
-use puna_store::{Details, Model, PruneOptions, Store, StoreError, Weights};
+use puna_store::{Details, Model, Store, StoreError, Weights};
 use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
@@ -30,6 +30,7 @@ use crate::runner::link::Events;
 use crate::runner::protocol::LoadSpec;
 use crate::scheduler::{Key, Limits, LoadOptions};
 use crate::speculate::{Draft, Wish};
+use crate::tidy;
 
 /// Context of a model that does not say what it was trained with.
 const DEFAULT_CONTEXT: u32 = 4096;
@@ -91,22 +92,13 @@ impl App {
         })))
     }
 
-    /// Clears away in the background what no model uses, unless that is not wanted. A store that cannot be written is left as
-    /// it is.
+    /// Clears away in the background what no model uses, unless that is not wanted.
     pub(crate) fn tidy(&self) {
         if self.config().no_prune {
             return;
         }
         let store = self.0.store.clone();
-        tokio::task::spawn_blocking(move || match store.prune(PruneOptions::default()) {
-            // Where a manifest cannot be read, the list of models says so.
-            Ok(pruned) if pruned.removed.is_empty() => {}
-            Ok(pruned) => {
-                let (files, bytes) = (pruned.removed.len(), pruned.bytes());
-                tracing::info!(files, bytes, "removed what no model uses");
-            }
-            Err(error) => tracing::debug!(%error, "the store cannot be tidied up"),
-        });
+        tokio::task::spawn_blocking(move || tidy::prune(&store));
     }
 
     pub(crate) fn config(&self) -> &Config {

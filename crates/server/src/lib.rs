@@ -33,6 +33,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod tidy;
 mod turns;
 
 use std::future::Future;

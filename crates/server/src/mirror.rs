@@ -29,7 +29,7 @@ use crate::keys::guard::Guard;
 use crate::keys::{Key, Scope};
 use crate::panics::text_of;
 use crate::routes::{METRICS, figures_text};
-use crate::{ServeError, VERSION};
+use crate::{ServeError, VERSION, tidy};
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
 const PASSING: &str = "puna-registry/passing";
@@ -58,6 +58,7 @@ impl Registry {
         config: &Config,
         guard: Arc<Guard>,
     ) -> Result<Self, ServeError> {
+        let prunes = !config.no_prune;
         let config = &config.mirror;
         let settings = Settings {
             anonymous: config.anonymous,
@@ -73,6 +74,9 @@ impl Registry {
             // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
             Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
         };
+        if prunes {
+            tokio::spawn(tidy::prune_hourly(store.clone()));
+        }
         let history = History::new()?;
         if !config.upstreams.hosts.is_empty() {
             let upstreams = config.upstreams.clone();

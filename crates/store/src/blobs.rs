@@ -19,20 +19,19 @@ impl Store {
         if self.others().is_empty() || own.is_file() {
             return own;
         }
-        let mut others = self.others().iter().filter(|folder| !self.silent.has(folder));
-        let is_there = |path: &PathBuf| path.is_file() && !self.is_shunned(path);
-        others.find_map(|folder| Some(blob_in(folder, digest)).filter(is_there)).unwrap_or(own)
+        let is_there = |folder: &PathBuf| {
+            let path = blob_in(folder, digest);
+            let shunned = self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(&path).copied();
+            let look = move || (path.is_file() && !is_shunned(&path, shunned)).then_some(path);
+            self.ask_other(folder, look).flatten()
+        };
+        self.others().iter().find_map(is_there).unwrap_or(own)
     }
 
     /// From now on takes a blob's file in one of the other folders for absent, until somebody writes to it: it is damaged, and not ours
     /// to replace. What is fetched in its place comes to lie in the own folder.
     pub fn shun(&self, path: PathBuf, stamp: Stamp) {
         self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(path, stamp);
-    }
-
-    fn is_shunned(&self, path: &Path) -> bool {
-        let stamp = self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(path).copied();
-        stamp.is_some_and(|stamp| Stamp::at(path).is_some_and(|now| now.has_bytes_of(&stamp)))
     }
 
     /// Where a blob is or would be in the store's own folder, which alone is written.
@@ -138,6 +137,11 @@ impl Store {
             files::keep_private(&blob, source);
         }
     }
+}
+
+/// Whether a file is still the one that is taken for absent.
+fn is_shunned(path: &Path, shunned: Option<Stamp>) -> bool {
+    shunned.is_some_and(|stamp| Stamp::at(path).is_some_and(|now| now.has_bytes_of(&stamp)))
 }
 
 fn blob_in(folder: &Path, digest: &Digest) -> PathBuf {

@@ -34,7 +34,7 @@ pub enum StoreError {
     )]
     OnlyRead { name: String, folder: PathBuf },
     #[error(
-        "{} does not answer: its models are not listed until it does, unless it is left out of the setting search_paths (PUNA_SEARCH_PATHS)",
+        "{} does not answer: its models are neither listed nor found until it does, unless it is left out of the setting search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
     Silent { folder: PathBuf },

@@ -52,6 +52,7 @@ mod pulls;
 mod remote;
 mod removal;
 mod requantize;
+mod silent;
 mod stamp;
 mod store;
 #[cfg(test)]

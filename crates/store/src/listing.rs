@@ -5,15 +5,14 @@
 //! changes with it. All of that is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes
 //! seconds, and a command without a server begins with nothing.
 //!
-//! Folders that are only read may be on other machines, which may be gone: they are looked at beside the own one, and waited for no
-//! longer than somebody waits for a list.
+//! Folders that are only read are looked at beside the own one, and [waited for](crate::silent) no longer than somebody waits for a list.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
@@ -24,6 +23,7 @@ use crate::kept;
 use crate::manifest::{Manifest, TEXT_LIMIT};
 use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
+use crate::silent::{Look, PATIENCE};
 use crate::store::{Entry, Place, Store};
 
 /// The folder within that of temporary files, and the file in it, in which lists are written down.
@@ -34,8 +34,6 @@ const WORTH: usize = 32;
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
 const FORM: &str = concat!("lists 3 of ", env!("CARGO_PKG_VERSION"));
-/// How long a list waits for folders that are only read.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(3) };
 
 /// What a list says of a model, beside what its manifest says.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,29 +67,8 @@ struct Remembered {
     new: usize,
 }
 
-/// What comes of a look at a folder that is only read.
-type Answer = Receiver<Result<Looked, StoreError>>;
-
-/// The folders that are only read which have been asked, and have not answered.
-#[derive(Default)]
-pub(crate) struct Silent(Mutex<HashMap<PathBuf, Answer>>);
-
-impl Silent {
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Answer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether nothing has come of a folder yet. Who still waits is not asked again.
-    pub(crate) fn has(&self, folder: &Path) -> bool {
-        let mut silent = self.lock();
-        let waits = |answer: &Answer| matches!(answer.try_recv(), Err(TryRecvError::Empty));
-        let is_silent = silent.get(folder).is_some_and(waits);
-        if !is_silent {
-            silent.remove(folder);
-        }
-        is_silent
-    }
-}
+/// A look at the manifests of a folder that is only read.
+type Answer = Look<Result<Looked, StoreError>>;
 
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, Remembered> {
@@ -192,15 +169,7 @@ impl Store {
             }
             let manifests = self.manifests_at(&Place::Other(folder.clone()));
             let before = memory.places.remove(&manifests).unwrap_or_default();
-            let (to, answer) = mpsc::channel();
-            let look = move || {
-                #[cfg(test)]
-                tests::hang(&manifests);
-                let _ = to.send(Looked::at(&manifests, before));
-            };
-            // Where no thread can be had, the answer is that nobody is there to give one.
-            let _ = std::thread::Builder::new().name("puna-list".into()).spawn(look);
-            (folder.clone(), Some(answer))
+            (folder.clone(), Some(Look::at(folder, move || Looked::at(&manifests, before))))
         };
         self.others().iter().map(ask).collect()
     }
@@ -218,7 +187,7 @@ impl Store {
             let place = Place::Other(folder.clone());
             let manifests = self.manifests_at(&place);
             let left = until.saturating_duration_since(Instant::now());
-            let looked = match answer.as_ref().map(|answer| answer.recv_timeout(left)) {
+            let looked = match answer.as_ref().map(|answer| answer.wait(left)) {
                 Some(Ok(looked)) => looked,
                 Some(Err(RecvTimeoutError::Disconnected)) => Looked::at(&manifests, Folder::default()),
                 waits @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
@@ -226,7 +195,7 @@ impl Store {
                     if waits.is_some() {
                         tracing::warn!(%error, "left out of lists until it answers");
                     }
-                    self.silent.lock().extend(answer.map(|answer| (folder, answer)));
+                    answer.into_iter().for_each(|answer| self.silent.add(&folder, answer));
                     silent.push(error);
                     continue;
                 }
@@ -295,10 +264,7 @@ impl Store {
 
     /// All manifest files of a folder, in order of their names.
     pub(crate) fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
-        let mut scan = Scan::of(&self.manifests_at(place))?;
-        scan.models.retain(|(_, path)| path.is_file());
-        scan.foreign.retain(|path| path.is_file());
-        Ok(scan)
+        Scan::files(&self.manifests_at(place))
     }
 }
 
@@ -326,6 +292,14 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
+    /// Those that are files.
+    pub(crate) fn files(manifests: &Path) -> Result<Self, StoreError> {
+        let mut scan = Self::of(manifests)?;
+        scan.models.retain(|(_, path)| path.is_file());
+        scan.foreign.retain(|path| path.is_file());
+        Ok(scan)
+    }
+
     fn of(manifests: &Path) -> Result<Self, StoreError> {
         let mut scan = Self::default();
         scan.folder(manifests, &mut Vec::new())?;
@@ -354,22 +328,11 @@ impl Scan {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::silent::tests::hung;
     use crate::{Layer, media};
-
-    /// Folders of manifests that do not answer.
-    static HUNG: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-    fn hung() -> MutexGuard<'static, Vec<PathBuf>> {
-        HUNG.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits as long as a folder does not answer.
-    pub(super) fn hang(manifests: &Path) {
-        while hung().iter().any(|path| path == manifests) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
 
     #[test]
     fn a_folder_that_does_not_answer_is_left_out_and_named_until_it_does() {
@@ -393,8 +356,8 @@ mod tests {
             names.sort();
             (names, broken)
         };
-        let hanging = gone.path().join("manifests");
-        hung().push(hanging.clone());
+        let hanging = gone.path();
+        hung().push(hanging.to_owned());
         let said = vec![StoreError::Silent { folder: gone.path().to_owned() }];
         assert_eq!(list(), (vec!["mine".into(), "theirs".into()], said.clone()));
         // It is not waited for again, nor asked for blobs.
@@ -402,7 +365,7 @@ mod tests {
         assert_eq!(list().1, said);
         assert!(!store.has_blob(&Digest::of(b"far")) && store.has_blob(&Digest::of(b"theirs")));
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
-        hung().retain(|path| *path != hanging);
+        hung().retain(|path| path != hanging);
         while store.silent.has(gone.path()) {
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -12,9 +12,10 @@ use crate::pulls::Pull;
 use crate::store::Store;
 use crate::transfer::{SUM_SUFFIX, is_held};
 use crate::uploads::UPLOAD_SUFFIX;
+use crate::verify::ASIDE_SUFFIX;
 
 /// Blobs and temporary files that were touched within this time may belong to somebody's work.
-const GRACE: Duration = Duration::from_secs(60 * 60);
+pub(crate) const GRACE: Duration = Duration::from_secs(60 * 60);
 /// Interrupted downloads are kept longer, so that they can go on after a restart.
 const PARTIAL_GRACE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
 /// An Ollama that downloads holds no lock, nor does an upload of which the model is still to be made; they write at least this
@@ -153,8 +154,9 @@ impl Broom<'_> {
                 continue;
             }
             // Without its sum an interrupted download goes on too, but reads again what was verified. So does an interrupted upload,
-            // but from the beginning.
-            let is_partial = upload.is_some() || file.name.ends_with(SUM_SUFFIX);
+            // but from the beginning. What a repair has set aside is all that there is of a blob.
+            let is_partial = upload.is_some()
+                || [SUM_SUFFIX, ASIDE_SUFFIX].iter().any(|suffix| file.name.ends_with(suffix));
             let grace = self.grace(if is_partial { PARTIAL_GRACE } else { GRACE });
             self.older(&file, grace, LeftoverKind::Temporary);
         }

@@ -42,7 +42,9 @@ impl Store {
         let _lock = self.lock()?;
         let (mut layers, mut folders) = (Vec::new(), BTreeSet::new());
         let delete = |seen: &Seen| {
-            let Some(entry) = self.find(&seen.name)?.filter(|entry| seen.is(entry)) else { return Ok(false) };
+            let Some(entry) = self.find_own(&seen.name)?.filter(|entry| seen.is(entry)) else {
+                return Ok(false);
+            };
             let path = entry.name.manifest_path(&self.manifests());
             files::remove(&path)?;
             folders.extend(path.parent().map(PathBuf::from));

@@ -12,9 +12,11 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::{self, read_limited, sync_dir, write_atomic};
-use crate::listing::{Memory, Silent, foreign, read_entry};
+use crate::listing::{Memory, Scan, foreign, read_entry};
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
 use crate::name::ModelName;
+use crate::prune::GRACE;
+use crate::silent::Silent;
 use crate::stamp::Stamp;
 use crate::transfer::is_held;
 
@@ -45,13 +47,15 @@ struct Pins {
     /// What somebody needs no more while somebody else is at work, who may have pinned it too.
     released: Vec<Digest>,
     works: usize,
+    /// The files by which others see those works.
+    locks: HashSet<PathBuf>,
 }
 
 /// Somebody at work on a model: what was pinned stays so until it is dropped. Other processes see by a file that is locked that
 /// somebody is, and by its time since when.
 pub struct Work<'a> {
     store: &'a Store,
-    _lock: Option<WorkLock>,
+    lock: Option<WorkLock>,
 }
 
 /// The file of one who is at work.
@@ -71,6 +75,7 @@ impl Drop for Work<'_> {
     fn drop(&mut self) {
         let mut pins = self.store.pins();
         pins.works -= 1;
+        self.lock.iter().for_each(|lock| _ = pins.locks.remove(&lock.path));
         if pins.works == 0 {
             for digest in std::mem::take(&mut pins.released) {
                 pins.pinned.remove(&digest);
@@ -200,27 +205,35 @@ impl Store {
     /// # Errors
     /// The manifest is there but is none, or the store cannot be read.
     pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        for place in self.places() {
-            let exact = name.manifest_path(&self.manifests_at(&place));
-            if let Some(entry) = read_if_there(name, &exact, &place)? {
-                return Ok(Some(entry));
-            }
-            let same = self.scan(&place)?.models.into_iter().find(|(other, _)| other.same(name));
-            if let Some((name, path)) = same
-                && let Some(entry) = read_if_there(&name, &path, &place)?
-            {
+        if let Some(entry) = self.find_own(name)? {
+            return Ok(Some(entry));
+        }
+        for folder in self.others() {
+            let place = Place::Other(folder.clone());
+            let (wanted, manifests) = (name.clone(), self.manifests_at(&place));
+            let found = self.ask_other(folder, move || find_at(&wanted, &place, &manifests));
+            if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
         }
         Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
     }
 
+    /// The same in the own folder alone.
+    pub(crate) fn find_own(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
+        find_at(name, &Place::Own, &self.manifests())
+    }
+
     /// As [`Store::find`], for callers that need the model.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] too.
+    /// [`StoreError::NotFound`] too, or [`StoreError::Silent`]: it may be in a folder that does not answer.
     pub fn get(&self, name: &ModelName) -> Result<Entry, StoreError> {
-        self.find(name)?.ok_or_else(|| StoreError::NotFound(name.to_string()))
+        let silent = || self.others().iter().find(|folder| self.silent.has(folder));
+        self.find(name)?.ok_or_else(|| match silent() {
+            Some(folder) => StoreError::Silent { folder: folder.clone() },
+            None => StoreError::NotFound(name.to_string()),
+        })
     }
 
     /// The spelling under which a model is to be written: that of an existing model of this name, else the case of
@@ -373,24 +386,41 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
     pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
-        match self.find(name) {
+        match self.find_own(name) {
             // A broken manifest can be removed, too.
             Err(StoreError::Manifest { path, .. }) => {
                 let _lock = self.lock()?;
                 self.remove_manifest(&path)?;
                 return Ok(Deleted { kept: self.used_blobs()?.err() });
             }
-            Ok(Some(entry)) if entry.place == Place::Own => {}
-            found => return Err(not_removable(found?, name)),
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(self.not_removable(name)),
+            Err(error) => return Err(error),
         }
         let _lock = self.lock()?;
         // As it is now that nobody else writes.
-        let entry = match self.find(name)? {
-            Some(entry) if entry.place == Place::Own => entry,
-            found => return Err(not_removable(found, name)),
-        };
+        let Some(entry) = self.find_own(name)? else { return Err(self.not_removable(name)) };
         self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
         Ok(Deleted { kept: self.remove_unused(&entry.manifest)? })
+    }
+
+    /// Why there is nothing of this name in the own folder to remove: it is somebody else's, or nowhere.
+    fn not_removable(&self, name: &ModelName) -> StoreError {
+        match self.find(name) {
+            Ok(Some(Entry { name, place: Place::Other(folder), .. })) => {
+                StoreError::OnlyRead { name: name.to_string(), folder }
+            }
+            Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },
+            Ok(None) => StoreError::NotFound(name.to_string()),
+            Err(StoreError::Manifest { path, reason }) => {
+                let folder = self.others().iter().find(|folder| path.starts_with(folder));
+                match folder {
+                    Some(folder) => StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() },
+                    None => StoreError::Manifest { path, reason },
+                }
+            }
+            Err(error) => error,
+        }
     }
 
     /// Removes a manifest's file and the folders that are empty without it.
@@ -407,18 +437,29 @@ impl Store {
     }
 
     /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read, which might use
-    /// them, and says which.
+    /// them, and says which. What another process may count on that is at work stays for whoever clears away.
     pub(crate) fn remove_unused(&self, manifest: &Manifest) -> Result<Option<StoreError>, StoreError> {
         let used = match self.used_blobs()? {
             Ok(used) => used,
             Err(unreadable) => return Ok(Some(unreadable)),
         };
+        // By the rule of [`Store::prune`].
+        let needed = self.at_work_elsewhere().map(|since| GRACE.saturating_add(since));
         let pins = self.pins();
         let mut done = HashSet::new();
         for layer in manifest.blobs() {
-            let pinned = pins.pinned.contains(&layer.digest);
-            if !used.contains(&layer.digest) && !pinned && done.insert(layer.digest) {
-                files::remove(&self.own_blob_path(&layer.digest))?;
+            if used.contains(&layer.digest)
+                || pins.pinned.contains(&layer.digest)
+                || !done.insert(layer.digest)
+            {
+                continue;
+            }
+            let path = self.own_blob_path(&layer.digest);
+            match needed.is_some_and(|needed| unused_for(&path).is_some_and(|age| age <= needed)) {
+                true => {
+                    tracing::info!(blob = %layer.digest, "stays while another process is at work on a model")
+                }
+                false => files::remove(&path)?,
             }
         }
         Ok(None)
@@ -471,9 +512,13 @@ impl Store {
 
     /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
     pub fn work(&self) -> Work<'_> {
-        self.pins().works += 1;
         // Where that cannot be written, nothing can be cleared away either.
-        Work { store: self, _lock: self.lock_work().ok() }
+        let lock = self.lock_work().ok();
+        let mut pins = self.pins();
+        pins.works += 1;
+        pins.locks.extend(lock.iter().map(|lock| lock.path.clone()));
+        drop(pins);
+        Work { store: self, lock }
     }
 
     fn lock_work(&self) -> io::Result<WorkLock> {
@@ -489,15 +534,25 @@ impl Store {
 
     /// For how long the first of those processes has been at work that are now, this one among them; `None` where none is.
     pub(crate) fn at_work(&self) -> Option<Duration> {
+        let own = (self.pins().works > 0).then_some(Duration::ZERO);
+        self.at_work_but(&HashSet::new()).or(own)
+    }
+
+    /// The same without this process, of whose work the blobs are known.
+    fn at_work_elsewhere(&self) -> Option<Duration> {
+        let own = self.pins().locks.clone();
+        self.at_work_but(&own)
+    }
+
+    fn at_work_but(&self, own: &HashSet<PathBuf>) -> Option<Duration> {
         let age = |entry: io::Result<fs::DirEntry>| {
             let entry =
                 entry.ok().filter(|e| e.file_name().to_string_lossy().ends_with(files::WORK_SUFFIX))?;
+            let path = Some(entry.path()).filter(|path| !own.contains(path))?;
             let begun = entry.metadata().and_then(|meta| meta.modified()).ok()?;
-            is_held(&entry.path()).then(|| begun.elapsed().unwrap_or_default())
+            is_held(&path).then(|| begun.elapsed().unwrap_or_default())
         };
-        let files = fs::read_dir(self.root.join(files::TEMP_DIR)).into_iter().flatten();
-        let own = (self.pins().works > 0).then_some(Duration::ZERO);
-        files.filter_map(age).max().or(own)
+        fs::read_dir(self.root.join(files::TEMP_DIR)).into_iter().flatten().filter_map(age).max()
     }
 
     /// Keeps a blob from being removed by this process until a manifest with it is written.
@@ -530,19 +585,23 @@ impl Store {
     }
 }
 
-/// Why there is nothing to remove: no such model, or one of somebody else.
-fn not_removable(found: Option<Entry>, name: &ModelName) -> StoreError {
-    match found {
-        Some(Entry { name, place: Place::Other(folder), .. }) => {
-            StoreError::OnlyRead { name: name.to_string(), folder }
-        }
-        Some(entry) => StoreError::BuiltIn { name: entry.name.to_string() },
-        None => StoreError::NotFound(name.to_string()),
+/// The model of a name in a folder of manifests, whose case does not count.
+fn find_at(name: &ModelName, place: &Place, manifests: &Path) -> Result<Option<Entry>, StoreError> {
+    if let Some(entry) = read_if_there(name, &name.manifest_path(manifests), place)? {
+        return Ok(Some(entry));
     }
+    let same = Scan::files(manifests)?.models.into_iter().find(|(other, _)| other.same(name));
+    same.map_or(Ok(None), |(name, path)| read_if_there(&name, &path, place))
 }
 
 fn manifests_of(folder: &Path) -> PathBuf {
     folder.join("manifests")
+}
+
+/// For how long nobody has touched a file; `None` where there is none.
+fn unused_for(path: &Path) -> Option<Duration> {
+    let last = files::last_use(&fs::symlink_metadata(path).ok()?).ok()?;
+    Some(last.elapsed().unwrap_or_default())
 }
 
 /// `None` where there is no such file, or no more.

@@ -21,6 +21,9 @@ const READERS: usize = 4;
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
 
+/// What files are called that hold a damaged blob while a whole one is fetched.
+pub(crate) const ASIDE_SUFFIX: &str = ".aside";
+
 /// What is wrong with a blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
@@ -147,13 +150,15 @@ impl Store {
     pub fn set_aside(&self, digest: &Digest) -> Result<Aside, StoreError> {
         let (blob, folder) = (self.own_blob_path(digest), self.root().join(TEMP_DIR));
         files::create_dir(&folder)?;
-        let aside = folder.join(format!("{}.aside", digest.hex()));
+        let aside = folder.join(format!("{}{ASIDE_SUFFIX}", digest.hex()));
         match fs::rename(&blob, &aside) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("move", &blob, &e)),
             _ => {
                 // Whoever clears away looks at the time.
                 files::touch(&aside);
-                Ok(Aside { blob, aside })
+                // And at the lock, however long the repair takes.
+                let lock = File::open(&aside).ok().filter(|file| file.try_lock().is_ok());
+                Ok(Aside { blob, aside, lock })
             }
         }
     }
@@ -164,10 +169,12 @@ impl Store {
 pub struct Aside {
     blob: PathBuf,
     aside: PathBuf,
+    lock: Option<File>,
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
+        drop(self.lock.take());
         let done = match self.blob.exists() {
             true => files::remove(&self.aside),
             false => match fs::rename(&self.aside, &self.blob) {
@@ -248,6 +255,32 @@ mod tests {
             false
         });
         assert!(calls.into_inner() <= READERS as u64);
+    }
+
+    #[test]
+    fn what_a_running_repair_has_set_aside_is_not_cleared_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let digest = store.add_blob(b"damaged").unwrap().digest;
+        let aside = store.set_aside(&digest).unwrap();
+        let hours = |file: &std::path::Path, hours: u64| {
+            let time = std::time::SystemTime::now() - std::time::Duration::from_secs(hours * 60 * 60);
+            File::options().append(true).open(file).unwrap().set_modified(time).unwrap();
+        };
+        hours(&aside.aside, 24 * 30);
+        for partial in [false, true] {
+            store.prune(crate::PruneOptions { partial, dry_run: false }).unwrap();
+        }
+        let file = aside.aside.clone();
+        drop(aside);
+        assert!(store.has_blob(&digest), "a repair that failed leaves what was there");
+        // What a repair has left that was killed may be needed, too, but not for ever.
+        fs::rename(dir.path().join("blobs").join(digest.file_name()), &file).unwrap();
+        for (age, is_there) in [(2, true), (24 * 30, false)] {
+            hours(&file, age);
+            store.prune(crate::PruneOptions::default()).unwrap();
+            assert_eq!(file.exists(), is_there);
+        }
     }
 
     #[test]

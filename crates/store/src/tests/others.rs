@@ -107,3 +107,19 @@ fn tree(root: &std::path::Path) -> Vec<(PathBuf, Vec<u8>, std::time::SystemTime)
     found.sort();
     found
 }
+
+#[test]
+fn a_broken_model_elsewhere_is_not_removed_nor_the_folders_above_it() {
+    let (share, own, store) = shared();
+    let file = share.root().join("manifests/registry.ollama.ai/library/cut/latest");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, r#"{"layers":[{"#).unwrap();
+    own.model("mine", 1);
+    let refused = store.delete(&name("cut"));
+    assert_eq!(
+        refused,
+        Err(crate::StoreError::OnlyRead { name: name("cut").to_string(), folder: share.root() })
+    );
+    assert!(file.is_file());
+    assert!(matches!(own.store.delete(&name("cut")), Err(crate::StoreError::NotFound(_))));
+}

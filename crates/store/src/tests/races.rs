@@ -83,3 +83,21 @@ fn a_model_that_misses_a_blob_says_so_and_is_no_source() {
     kit.create("n", &from_files(&[("m.gguf", upload)])).unwrap();
     kit.store.resolve(&name("m")).unwrap();
 }
+
+#[test]
+fn what_another_process_may_count_on_outlives_the_removal_of_a_model() {
+    let kit = Kit::new();
+    // Its own work and pins, like a process of its own.
+    let other = crate::Store::open(kit.root()).unwrap();
+    let weights = kit.model("base", 1);
+    let work = other.work();
+    assert!(other.hold_blob(&weights, super::gguf(1).len() as u64));
+    kit.store.delete(&name("base")).unwrap();
+    assert!(kit.store.has_blob(&weights), "an import of another process needs it");
+    drop(work);
+    // Nobody else is at work, and what this process works on does not need it.
+    kit.model("base", 1);
+    let _own = kit.store.work();
+    kit.store.delete(&name("base")).unwrap();
+    assert!(!kit.store.has_blob(&weights));
+}

@@ -86,10 +86,14 @@ impl ObjectLibrary {
         let listed = manifest.children.iter().copied();
         let listed = each(listed, |child| async move { self.kept(name, &child).await }).await?;
         let key = self.manifest_key(name, &manifest.digest);
+        let is_new = self.bucket.age(&key).await?.is_none();
         self.bucket.write(&key, manifest.bytes.clone()).await?;
         // Another mirror may have cleared a blob away between the two, which it does with old ones alone.
         if let Err(error) = self.hold(&manifest).await {
-            self.bucket.remove(&key).await?;
+            // One that was there before stays, and so does one of which the service only did not say.
+            if is_new && matches!(error, MirrorError::ManifestBlobUnknown(_)) {
+                self.bucket.remove(&key).await?;
+            }
             return Err(error);
         }
         if let Some(subject) = &manifest.subject {

@@ -20,12 +20,16 @@
 
 mod bucket;
 mod connect;
+#[cfg(test)]
+mod failures;
 mod manifests;
 mod notes;
 mod retire;
 #[cfg(test)]
 mod tests;
 mod uploads;
+#[cfg(test)]
+mod wayward;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -71,6 +75,8 @@ pub struct ObjectLibrary {
     tags: Known<(String, String), Digest>,
     /// Where blobs lie, by their objects' names and versions.
     places: Known<(String, String), Place>,
+    /// Bytes that had no name when they were last looked at.
+    nameless: Mutex<HashSet<String>>,
 }
 
 /// Where the bytes of a blob lie.
@@ -107,15 +113,13 @@ impl ObjectLibrary {
             manifests: Known::default(),
             tags: Known::default(),
             places: Known::default(),
+            nameless: Mutex::default(),
         }
     }
 
     /// Where a blob lies; `None` if it is not here. Asked anew each time, since another mirror may have removed it.
     async fn place(&self, digest: &Digest) -> Result<Option<Place>, MirrorError> {
-        let key = blob_key(&self.bucket, digest);
-        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
-        let place = serde_json::from_slice(&bytes);
-        place.map(Some).map_err(|_| self.bucket.wrong(&key, "it does not say where the blob lies"))
+        place_at(&self.bucket, &blob_key(&self.bucket, digest)).await
     }
 
     /// Uploads the blobs that are not here from a store, and then keeps the manifest.
@@ -156,18 +160,24 @@ impl ObjectLibrary {
         let data = self.bucket.entries(&self.bucket.key(["data"])).await?;
         let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age() > GRACE);
         let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
-        let (mut removed, mut places) = (0, HashSet::new());
+        let (mut gone, mut places) = (Vec::new(), HashSet::new());
         for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
+            places.insert(place.data.to_string());
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
                 self.bucket.remove(&blob_key(&self.bucket, &digest)).await?;
-                removed += 1;
+                gone.push((digest, place));
             }
-            places.insert(place.data.to_string());
         }
-        for bytes in data {
-            if bytes.age() > NAMELESS && !places.contains(&bytes.name) {
-                self.bucket.remove(&self.bucket.key(["data", &bytes.name])).await?;
+        let mut removed = gone.len() - self.put_back(gone).await?;
+        // What had no name an hour ago either: another mirror may just be putting one back.
+        let nameless =
+            data.into_iter().filter(|bytes| bytes.age() > NAMELESS && !places.contains(&bytes.name));
+        let nameless: HashSet<_> = nameless.map(|bytes| bytes.name).collect();
+        let before = std::mem::replace(&mut *lock(&self.nameless), nameless.clone());
+        for name in &nameless {
+            if before.contains(name) {
+                self.bucket.remove(&self.bucket.key(["data", name])).await?;
                 removed += 1;
             }
         }
@@ -179,6 +189,22 @@ impl ObjectLibrary {
             }
         }
         Ok(removed)
+    }
+
+    /// Gives blobs their names again that a manifest needs which came between a look and their removal: whoever pushed it saw them
+    /// there. Says how many. What comes after this look finds no blob, and is refused.
+    async fn put_back(&self, gone: Vec<(Digest, Place)>) -> Result<usize, MirrorError> {
+        if gone.is_empty() {
+            return Ok(0);
+        }
+        let needed = self.needed().await?;
+        let mut back = 0;
+        for (digest, place) in gone.iter().filter(|(digest, _)| needed.contains(digest)) {
+            // Unless it has been pushed again.
+            self.bucket.create(&blob_key(&self.bucket, digest), json(place)?).await?;
+            back += 1;
+        }
+        Ok(back)
     }
 
     /// What a sweep must know of a blob. It looks at all of them, and most are as they were the last time.
@@ -217,6 +243,13 @@ impl ObjectLibrary {
 
 fn blob_key(bucket: &Bucket, digest: &Digest) -> Path {
     bucket.key(["blobs", &digest.file_name()])
+}
+
+/// What an object says of where a blob lies.
+async fn place_at(bucket: &Bucket, key: &Path) -> Result<Option<Place>, MirrorError> {
+    let Some(bytes) = bucket.read(key).await? else { return Ok(None) };
+    let place = serde_json::from_slice(&bytes);
+    place.map(Some).map_err(|_| bucket.wrong(key, "it does not say where the blob lies"))
 }
 
 fn data_key(bucket: &Bucket, id: &UploadId) -> Path {

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, future, stream};
@@ -20,38 +19,38 @@ fn two_mirrors() -> (Arc<InMemory>, ObjectLibrary, ObjectLibrary) {
     (service.clone(), library(), library())
 }
 
-fn noise(len: usize) -> Vec<u8> {
+pub(super) fn noise(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
 /// A part that breaks off after its bytes where `whole` is not so.
-fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
+pub(super) fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
     let pieces: Vec<_> = bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
     let end = (!whole).then(|| Err(MirrorError::Broken("gone".into())));
     Part { at, len: None, body: stream::iter(pieces.into_iter().chain(end)).boxed() }
 }
 
-async fn read(library: &ObjectLibrary, digest: Digest, range: Range<u64>) -> Vec<u8> {
+pub(super) async fn read(library: &ObjectLibrary, digest: Digest, range: Range<u64>) -> Vec<u8> {
     let blob = library.blob(digest).await.unwrap().expect("it is there");
     let pieces: Vec<Bytes> = blob.read(range).try_collect().await.unwrap();
     pieces.concat()
 }
 
-async fn keys(service: &InMemory) -> Vec<String> {
+pub(super) async fn keys(service: &InMemory) -> Vec<String> {
     let mut keys: Vec<String> =
         service.list(None).map_ok(|meta| meta.location.to_string()).try_collect().await.unwrap();
     keys.sort();
     keys
 }
 
-fn manifest_of(blob: &Digest) -> Manifest {
+pub(super) fn manifest_of(blob: &Digest) -> Manifest {
     let text = format!(
         r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{blob}","size":1}}]}}"#
     );
     Manifest::parse(text.into_bytes().into(), None).unwrap()
 }
 
-async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
+pub(super) async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
     let id = library.begin(name).await.unwrap();
     library.append(name, &id, part(None, bytes, true)).await.unwrap();
     library.finish(name, &id, Digest::of(bytes)).await.unwrap();
@@ -214,41 +213,45 @@ async fn many_repositories_are_asked_for_at_a_time() {
     assert!(took < PAUSE * REPOSITORIES as u32 * 2, "{took:?}");
 }
 
-/// Uploads parts at a time, which have begun to arrive and stay so for a while: of how many bytes were taken meanwhile.
-async fn begun_at_a_time(uploads: usize, bytes: &[u8], len: Option<u64>) -> usize {
-    let (_, one, _) = two_mirrors();
-    let name = Repository::parse("team/thing").unwrap();
-    let (begun, go_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let upload = async || {
-        let id = one.begin(&name).await.unwrap();
-        let (noted, told, bytes) = (begun.clone(), go_on.clone(), Bytes::copy_from_slice(bytes));
-        let piece = async move {
-            noted.fetch_add(1, Ordering::Relaxed);
-            told.notified().await;
-            // Whoever comes after it need not wait.
-            told.notify_one();
-            Ok(bytes)
-        };
-        one.append(&name, &id, Part { at: None, len, body: stream::once(piece).boxed() }).await
-    };
-    let count = async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        let count = begun.load(Ordering::Relaxed);
+/// A part of two pieces, the second of which comes when it is told to.
+fn halting(first: &[u8], rest: &[u8], go_on: Arc<Notify>) -> Part {
+    let [first, rest] = [first, rest].map(Bytes::copy_from_slice);
+    let rest = async move {
+        go_on.notified().await;
+        // Whoever comes after it need not wait.
         go_on.notify_one();
-        count
+        Ok(rest)
     };
-    let (done, count) = future::join(future::join_all((0..uploads).map(|_| upload())), count).await;
-    assert!(done.iter().all(|done| *done == Ok(bytes.len() as u64)), "{done:?}");
-    count
+    Part { at: None, len: None, body: stream::iter([Ok(first)]).chain(stream::once(rest)).boxed() }
 }
 
 #[tokio::test]
-async fn uploads_have_so_much_memory_all_together() {
-    // As many as there is memory for parts of which nobody knows how long they will be.
-    assert_eq!(begun_at_a_time(20, &noise(100), None).await, 8);
-    assert_eq!(begun_at_a_time(20, &noise(65_536), Some(65_536)).await, 8);
-    assert_eq!(begun_at_a_time(20, &noise(32_768), Some(32_768)).await, 16);
-    assert_eq!(begun_at_a_time(20, &noise(100), Some(100)).await, 20);
+async fn who_sends_nothing_for_long_takes_nobodys_memory() {
+    // Some that have sent a byte, and as many as there is memory for that lack one of their part.
+    for begun in [1, 65_535] {
+        let (_, one, _) = two_mirrors();
+        let (name, bytes) = (Repository::parse("team/thing").unwrap(), noise(200_000));
+        let go_on = Arc::new(Notify::new());
+        let slow = async || {
+            let id = one.begin(&name).await.unwrap();
+            let part = halting(&bytes[..begun], &bytes[begun..], go_on.clone());
+            assert_eq!(one.append(&name, &id, part).await, Ok(200_000));
+            one.finish(&name, &id, Digest::of(&bytes)).await
+        };
+        let fast = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let begun = Instant::now();
+            for text in ["one", "other"] {
+                push(&one, &name, &[&bytes[..], text.as_bytes()].concat()).await;
+            }
+            go_on.notify_one();
+            begun.elapsed()
+        };
+        let (slow, took) = future::join(future::join_all((0..20).map(|_| slow())), fast).await;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(slow.iter().all(|done| *done == Ok(())), "{slow:?}");
+        assert_eq!(read(&one, Digest::of(&bytes), 0..200_000).await, bytes);
+    }
 }
 
 #[tokio::test]

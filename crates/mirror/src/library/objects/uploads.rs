@@ -2,8 +2,9 @@
 //! may come to another mirror, or to this one after a restart.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -17,11 +18,11 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::bucket::Bucket;
-use super::{Place, blob_key, data_key, json};
+use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
 use crate::library::folder::blocking;
 use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
-use crate::library::{Part, UploadId, mark_of};
+use crate::library::{Body, Part, UploadId, mark_of};
 use crate::lock::lock;
 use crate::name::Repository;
 
@@ -38,6 +39,10 @@ const MEMORY: usize = 8 * PART;
 const _: () = assert!(LARGE_PART <= MEMORY);
 /// How long one more waits for some of it.
 const TURN: Duration = Duration::from_secs(60);
+/// How long an upload may fill its part while others wait for memory; then it puts down in the bucket what it has, and waits itself.
+const SHARE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
+/// How often it looks for that.
+const LOOK: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
 /// Uploads into a bucket.
 pub(super) struct Uploads {
@@ -46,10 +51,12 @@ pub(super) struct Uploads {
     held: Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<()>>>>,
     /// A permit a byte.
     memory: Arc<Semaphore>,
+    /// Those that wait for some.
+    waiting: AtomicUsize,
 }
 
-/// Memory for a part, as long as somebody holds it.
-type Room = Arc<OwnedSemaphorePermit>;
+/// Memory for bytes, as long as somebody holds it.
+type Room = OwnedSemaphorePermit;
 
 /// How far an upload is, as it lies in the bucket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -96,18 +103,33 @@ impl Note {
 
 impl Uploads {
     pub(super) fn new(bucket: Bucket) -> Self {
-        Self { bucket, held: Mutex::default(), memory: Arc::new(Semaphore::new(MEMORY)) }
+        Self {
+            bucket,
+            held: Mutex::default(),
+            memory: Arc::new(Semaphore::new(MEMORY)),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// Memory for so many bytes, if there is any.
+    fn room_now(&self, bytes: usize) -> Option<Room> {
+        self.memory.clone().try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
     }
 
     /// Waits for memory for the bytes of a part.
     async fn room(&self, bytes: u64) -> Result<Room, MirrorError> {
         let permits = u32::try_from(bytes.min(MEMORY as u64)).unwrap_or(u32::MAX);
+        let _waiting = Waiting::of(&self.waiting);
         match timeout(TURN, self.memory.clone().acquire_many_owned(permits)).await {
-            Ok(Ok(room)) => Ok(Arc::new(room)),
+            Ok(Ok(room)) => Ok(room),
             _ => Err(MirrorError::TooMany(
                 "other uploads take all the memory that there is for them: come back later".into(),
             )),
         }
+    }
+
+    fn is_short(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     fn note_key(&self, id: &UploadId) -> Path {
@@ -191,14 +213,14 @@ impl Uploads {
         if first != note.len && first != note.committed {
             return Err(MirrorError::OutOfOrder { first, at: note.len });
         }
-        let mut writer = Writer::new(self, id, note, first, part.len).await?;
+        let mut writer = Writer::new(self, id, note, first, part.len);
         let received = writer.receive(part).await;
         // Bytes that the service did not take are lost here: the upload is as far as it was noted before.
         if let Err(error @ (MirrorError::Storage { .. } | MirrorError::Internal(_))) = received {
             return Err(error);
         }
         // Also of a part that broke off, for the next attempt.
-        let kept = writer.keep(received.is_ok()).await;
+        let kept = writer.put_down(received.is_ok()).await;
         received.and(kept)
     }
 
@@ -238,10 +260,10 @@ impl Uploads {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
         }
         let (name, data) = (blob_key(&self.bucket, &digest), data_key(&self.bucket, id));
-        if let Some(place) = self.bucket.read(&name).await? {
-            // Somebody else was faster; the blob is as young as if it had come now.
-            self.bucket.write(&name, place).await?;
-            return Ok(false);
+        if let Some(place) = place_at(&self.bucket, &name).await? {
+            // Somebody else was faster, or an earlier attempt at this; the blob is as young as if it had come now.
+            self.bucket.write(&name, json(&place)?).await?;
+            return Ok(place.data == *id);
         }
         match &note.object {
             None => self.bucket.write(&data, tail).await?,
@@ -259,8 +281,15 @@ impl Uploads {
         if self.bucket.create(&name, place).await? {
             return Ok(true);
         }
-        self.bucket.remove(&data).await?;
-        Ok(true)
+        // Not necessarily somebody else: of a name that was written, but with an error for an answer, a second attempt says that it
+        // is there; and another mirror may be finishing the same upload.
+        match place_at(&self.bucket, &name).await? {
+            Some(place) if place.data == *id => Ok(true),
+            Some(_) => self.bucket.remove(&data).await.map(|()| true),
+            None => {
+                Err(self.bucket.wrong(&name, "somebody removed it while it came: finish the upload again"))
+            }
+        }
     }
 
     /// The bytes behind the parts.
@@ -289,6 +318,22 @@ impl Uploads {
     }
 }
 
+/// One that waits, as long as it is there.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn of(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Writes what arrives.
 struct Writer<'a> {
     uploads: &'a Uploads,
@@ -298,11 +343,12 @@ struct Writer<'a> {
     written: Note,
     data: Path,
     sum: Sum,
-    /// What is no part yet.
+    /// What is no part yet; nothing where that lies in the bucket, all of it.
     pieces: Vec<Bytes>,
+    /// Its bytes.
     waiting: usize,
-    /// Where it is.
-    room: Option<Room>,
+    /// The memory for it, and since when.
+    room: Option<(Room, Instant)>,
     /// Bytes that are still to come, if that was said.
     coming: Option<u64>,
     /// Bytes that come again and are here.
@@ -312,46 +358,30 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    async fn new(
-        uploads: &'a Uploads,
-        id: &'a UploadId,
-        note: Note,
-        first: u64,
-        len: Option<u64>,
-    ) -> Result<Self, MirrorError> {
+    fn new(uploads: &'a Uploads, id: &'a UploadId, note: Note, first: u64, len: Option<u64>) -> Self {
         let skip = note.len - first;
-        let coming = len.map(|len| len.saturating_sub(skip));
-        let room = uploads.room(note.next_room(note.tail, coming)).await?;
-        let tail = uploads.tail(id, &note).await?;
-        Ok(Self {
-            room: Some(room),
-            coming,
+        Self {
+            room: None,
+            coming: len.map(|len| len.saturating_sub(skip)),
             skip,
             data: data_key(&uploads.bucket, id),
             sum: note.sum.as_ref().map(Sum::resume).unwrap_or_default(),
-            waiting: tail.len(),
-            pieces: Vec::from_iter((!tail.is_empty()).then_some(tail)),
+            waiting: usize::try_from(note.tail).unwrap_or(usize::MAX),
+            pieces: Vec::new(),
             sending: None,
             written: note.clone(),
             uploads,
             id,
             note,
-        })
+        }
     }
 
     /// Takes a part whole. Says how many bytes there are then.
     async fn receive(&mut self, mut part: Part) -> Result<u64, MirrorError> {
         let mut came = 0;
         loop {
-            let piece = timeout(PATIENCE, part.body.next()).await;
-            let mut bytes = match piece {
-                Ok(Some(piece)) => piece?,
-                Ok(None) => break,
-                Err(_) => {
-                    let seconds = PATIENCE.as_secs();
-                    return Err(MirrorError::Broken(format!("nothing came for {seconds} seconds")));
-                }
-            };
+            let Some(piece) = self.next(&mut part.body).await? else { break };
+            let mut bytes = piece?;
             came += bytes.len() as u64;
             if let Some(wanted) = part.len.filter(|wanted| came > *wanted) {
                 return Err(MirrorError::Size(came, wanted));
@@ -367,14 +397,30 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// What comes next. Who is slow while others wait for memory holds none.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Result<Bytes, MirrorError>>, MirrorError> {
+        let begun = Instant::now();
+        loop {
+            let held = self.room.as_ref().map(|(_, since)| since.elapsed());
+            if held.is_some_and(|held| held > SHARE) && self.uploads.is_short() {
+                self.put_down(false).await?;
+            }
+            match timeout(LOOK, body.next()).await {
+                Ok(piece) => return Ok(piece),
+                Err(_) if begun.elapsed() < PATIENCE => {}
+                Err(_) => {
+                    let seconds = PATIENCE.as_secs();
+                    return Err(MirrorError::Broken(format!("nothing came for {seconds} seconds")));
+                }
+            }
+        }
+    }
+
     async fn take(&mut self, mut bytes: Bytes) -> Result<(), MirrorError> {
         while !bytes.is_empty() {
-            if self.room.is_none() {
-                let room = self.note.next_room(self.waiting as u64, self.coming);
-                self.room = Some(self.uploads.room(room).await?);
-            }
             let rest = self.note.next_part() - self.waiting;
             let piece = bytes.split_to(rest.min(bytes.len()));
+            self.make_room(piece.len()).await?;
             self.waiting += piece.len();
             self.note.len += piece.len() as u64;
             self.coming = self.coming.map(|coming| coming.saturating_sub(piece.len() as u64));
@@ -383,6 +429,41 @@ impl<'a> Writer<'a> {
                 self.send().await?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes memory for so many more bytes. Where there is none, who waits holds none either, and then has enough for the whole part: of
+    /// many that held half of theirs none could go on.
+    async fn make_room(&mut self, more: usize) -> Result<(), MirrorError> {
+        if self.room.is_none() {
+            let now = self.uploads.room_now(self.waiting + more);
+            self.take_up(now).await?;
+        }
+        let Some((room, _)) = &mut self.room else { return Ok(()) };
+        let lacks = (self.waiting + more).saturating_sub(room.num_permits());
+        if lacks == 0 {
+            return Ok(());
+        }
+        match self.uploads.room_now(lacks) {
+            Some(found) => room.merge(found),
+            None => {
+                self.put_down(false).await?;
+                self.take_up(None).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up what was put down, with memory that was found, or waits for some.
+    async fn take_up(&mut self, found: Option<Room>) -> Result<(), MirrorError> {
+        let room = match found {
+            Some(room) => room,
+            None => self.uploads.room(self.note.next_room(self.waiting as u64, self.coming)).await?,
+        };
+        if self.waiting > 0 {
+            self.pieces = vec![self.uploads.tail(self.id, &self.note).await?];
+        }
+        self.room = Some((room, Instant::now()));
         Ok(())
     }
 
@@ -404,7 +485,8 @@ impl<'a> Writer<'a> {
                 self.note.object.insert(object).clone()
             }
         };
-        let (pieces, room) = (std::mem::take(&mut self.pieces), self.room.take());
+        let room = self.room.take().map(|(room, _)| Arc::new(room));
+        let pieces = std::mem::take(&mut self.pieces);
         self.waiting = 0;
         let (sum, hashed) = (self.sum.clone(), pieces.clone());
         let hashing = blocking(move || {
@@ -435,21 +517,26 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Notes how far it is. Says how many bytes there are then.
-    async fn keep(mut self, is_whole: bool) -> Result<u64, MirrorError> {
+    /// Writes down how far it is, with all that is in memory. Says how many bytes there are then.
+    async fn put_down(&mut self, is_whole: bool) -> Result<u64, MirrorError> {
         self.sent().await?;
-        let Self { uploads, id, mut note, written, .. } = self;
-        note.tail = self.waiting as u64;
+        self.note.tail = self.waiting as u64;
         if is_whole {
-            note.committed = note.len;
+            self.note.committed = self.note.len;
         }
-        if note.tail > 0 && note.len != written.len {
-            uploads.bucket.write(&uploads.tail_key(id, note.len), PutPayload::from_iter(self.pieces)).await?;
+        let (uploads, id, note) = (self.uploads, self.id, &self.note);
+        let has_more = note.len != self.written.len;
+        if note.tail > 0 && has_more {
+            let tail = PutPayload::from_iter(self.pieces.iter().cloned());
+            uploads.bucket.write(&uploads.tail_key(id, note.len), tail).await?;
         }
-        uploads.bucket.write(&uploads.note_key(id), json(&note)?).await?;
-        if written.tail > 0 && note.len != written.len {
-            uploads.bucket.remove(&uploads.tail_key(id, written.len)).await?;
+        uploads.bucket.write(&uploads.note_key(id), json(note)?).await?;
+        if self.written.tail > 0 && has_more {
+            uploads.bucket.remove(&uploads.tail_key(id, self.written.len)).await?;
         }
-        Ok(note.len)
+        self.written = note.clone();
+        self.pieces.clear();
+        self.room = None;
+        Ok(self.note.len)
     }
 }
