@@ -192,7 +192,7 @@ class Instructions(unittest.TestCase):
         self.assertEqual([line.split(":")[0] for line in notes], ["avx2 c"])
 
     def test_levels_need_far_fewer_than_the_portable_one(self):
-        counts = {"portable linear F16 stream": 1000, "avx2 linear F16 stream": 300, "portable linear Q8_0 stream": 1000, "avx2 linear Q8_0 stream": 100, "portable add": 1, "avx2 add": 1}
+        counts = {"portable linear F16 stream": 1000, "avx2 linear F16 stream": 350, "portable linear Q8_0 stream": 1000, "avx2 linear Q8_0 stream": 100, "portable add": 1, "avx2 add": 1}
         self.assertEqual([line.split(":")[0] for line in instructions.ratios(counts)], ["avx2 linear F16 stream"])
 
     def test_the_record_of_this_tree_is_whole(self):
