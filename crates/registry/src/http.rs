@@ -1,5 +1,6 @@
 //! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use reqwest::header::{
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
 use crate::Registry;
-use crate::address::{authority, plain, shown, verb};
+use crate::address::{authority, hide, plain, shown, verb};
 use crate::auth::Challenges;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
@@ -110,6 +111,8 @@ pub(crate) struct Session {
     limits: Vec<Arc<Limit>>,
     /// What requests are shown to be ours by.
     proof: Mutex<Option<Arc<str>>>,
+    /// All that it has shown, and what that was made of: no message repeats it.
+    secrets: Mutex<BTreeSet<String>>,
     /// Why something is tried again.
     trouble: Trouble,
     /// For whom it asks.
@@ -125,8 +128,9 @@ impl Session {
     ) -> Result<Self, RegistryError> {
         let client = registry.client(&endpoint)?;
         let limits = limits.iter().cloned().chain(registry.limit_of(&endpoint)).collect();
-        let (registry, proof, trouble, via) = (registry.clone(), Mutex::default(), Trouble::default(), None);
-        Ok(Self { registry, client, endpoint, name, limits, proof, trouble, via })
+        let (registry, trouble, via) = (registry.clone(), Trouble::default(), None);
+        let (proof, secrets) = (Mutex::default(), Mutex::default());
+        Ok(Self { registry, client, endpoint, name, limits, proof, secrets, trouble, via })
     }
 
     /// Says for whom it asks.
@@ -286,6 +290,11 @@ impl Session {
         let mut request = self.client.request(ask.method.clone(), url.clone()).headers(ask.headers.clone());
         // Nothing needs decompressing then, and nothing can blow up.
         request = request.header(ACCEPT_ENCODING, "identity");
+        let own = ask.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        proof
+            .into_iter()
+            .chain(own)
+            .for_each(|shown| self.guard(shown.split(' ').next_back().unwrap_or_default()));
         if let Some(proof) = proof {
             request = request.header(AUTHORIZATION, sensitive(proof)?);
         }
@@ -381,16 +390,27 @@ impl Session {
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
     }
 
+    /// Has messages not repeat a secret.
+    pub(crate) fn guard(&self, secret: &str) {
+        let mut secrets = lock(&self.secrets);
+        if !secrets.contains(secret) {
+            secrets.insert(secret.to_owned());
+        }
+    }
+
     /// The error of an answer that is no success.
     pub(crate) async fn refusal(&self, mut response: Response) -> RegistryError {
         let status = response.status();
         let retry_after =
             response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.trim().parse().ok());
+        let secrets = lock(&self.secrets).clone();
+        // So much more that no half of a secret is left of one that begins among what is shown.
+        let enough = MAX_REFUSAL + 2 * secrets.iter().map(String::len).max().unwrap_or_default();
         let mut bytes = Vec::new();
         let read = async {
             while let Ok(Some(piece)) = response.chunk().await {
                 bytes.extend_from_slice(&piece);
-                if bytes.len() >= MAX_REFUSAL {
+                if bytes.len() >= enough {
                     break;
                 }
             }
@@ -399,7 +419,10 @@ impl Session {
         let body = match bytes.trim_ascii() {
             [] => silent(status).to_owned(),
             [b'<', ..] => "a page for browsers".to_owned(),
-            bytes => plain(&String::from_utf8_lossy(bytes), MAX_REFUSAL),
+            bytes => {
+                let text = hide(&String::from_utf8_lossy(bytes), secrets.iter().map(String::as_str));
+                plain(&text, MAX_REFUSAL)
+            }
         };
         RegistryError::Status { status: status.to_string(), code: status.as_u16(), body, retry_after }
     }

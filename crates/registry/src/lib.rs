@@ -74,6 +74,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+pub use address::hide;
 pub use announced::{Announced, Announcement, MIRROR_SERVICE, announce, announced};
 pub use bundle::write_bundle;
 pub use direct::FileUrl;

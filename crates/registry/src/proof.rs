@@ -94,7 +94,10 @@ impl Session {
 
     pub(crate) async fn secret(&self, secret: &Secret) -> Result<String, RegistryError> {
         let (secret, host) = (secret.clone(), self.endpoint().host.clone());
-        blocking(move || secret.read().map_err(|reason| RegistryError::Secret { host, reason })).await
+        let secret =
+            blocking(move || secret.read().map_err(|reason| RegistryError::Secret { host, reason })).await?;
+        self.guard(&secret);
+        Ok(secret)
     }
 
     /// With our key, as Ollama's registry has it; and where that is not known, as nobody, as public registries have it.
@@ -149,6 +152,7 @@ impl Session {
         let mut written = Url::parse("http://form/").map_err(|e| RegistryError::Setup(e.to_string()))?;
         written.query_pairs_mut().extend_pairs(form);
         let written = written.query().unwrap_or_default().to_owned();
+        self.guard(written.rsplit('=').next().unwrap_or_default());
         let body = || Body::from(written.clone());
         let ask = Ask::new(Method::POST, url.clone()).with_body(&body);
         let ask = ask.header(CONTENT_TYPE, "application/x-www-form-urlencoded");

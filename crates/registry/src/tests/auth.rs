@@ -310,3 +310,34 @@ async fn without_a_place_for_a_key_a_locked_registry_says_so() {
     let text = bench.pull_err(&server.model()).await;
     assert!(text.contains("there is no key"), "{text}");
 }
+
+#[tokio::test]
+async fn what_a_refusal_repeats_of_our_secrets_is_not_said() {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    // A registry, and one whose token server refuses, each of which repeats all that it was shown, and what is in it.
+    for (name, with_realm) in [("basic", false), ("bearer", true)] {
+        let server = Server::start(move |seen| {
+            let shown = seen.header("authorization").to_owned();
+            let inside = shown.strip_prefix("Basic ").and_then(|text| STANDARD.decode(text).ok());
+            let inside = String::from_utf8(inside.unwrap_or_default()).unwrap();
+            let text = format!("bad proof: {shown} ({inside}, {})", STANDARD.encode("pass word"));
+            match shown.as_str() {
+                "" if with_realm => challenge(&format!("http://{}/token", seen.header("host"))),
+                "" => Response::builder()
+                    .status(401)
+                    .header("WWW-Authenticate", "Basic realm=x")
+                    .body(Body::empty())
+                    .unwrap(),
+                _ => status(400, text),
+            }
+        })
+        .await;
+        let bench = with(&server.host, basic("me", "pass word"));
+        let text = bench.pull_err(&server.model()).await;
+        assert!(text.contains("bad proof: Basic …"), "{name}: {text}");
+        for secret in ["pass word", &STANDARD.encode("pass word"), &STANDARD.encode("me:pass word")] {
+            assert!(!text.contains(secret), "{name}: {text}");
+        }
+    }
+}

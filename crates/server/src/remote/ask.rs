@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use puna_registry::hide;
 use reqwest::header::{ACCEPT_ENCODING, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response};
@@ -202,14 +203,6 @@ impl Upstream {
             508 => failure(508, said),
             status => failure(502, format!("{base} answered with status {status}: {said}")),
         })
-    }
-}
-
-/// A text in which a key does not stand, should the other server have repeated it.
-fn hide(text: &str, key: Option<&str>) -> String {
-    match key.filter(|key| !key.is_empty()) {
-        Some(key) => text.replace(key, "…"),
-        None => text.to_owned(),
     }
 }
 
