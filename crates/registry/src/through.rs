@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,6 +13,7 @@ use crate::blocking::blocking;
 use crate::download::{State, What};
 use crate::error::RegistryError;
 use crate::file::read_at;
+use crate::manifest::with_layers;
 use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
 use crate::share::{Share, TAKE_OVERS};
@@ -45,11 +45,7 @@ impl Registry {
     pub async fn look(&self, reference: &ModelRef, options: &Options) -> Result<Found, RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let (sources, bytes) = self.find(&reference.name, &options).await?;
-        let manifest = Manifest::parse(&bytes, Path::new(""))
-            .map_err(|error| RegistryError::NotAManifest(error.to_string()))?;
-        if manifest.layers.is_empty() {
-            return Err(RegistryError::NotAManifest("it has no layers".into()));
-        }
+        let manifest = with_layers(&bytes)?;
         let (registry, reference, elsewhere) = (self.clone(), reference.clone(), HashSet::new());
         Ok(Found { registry, reference, bytes, manifest, sources, elsewhere })
     }
