@@ -101,6 +101,17 @@ def test_weights_are_written_for_other_programs(here, tmp_path):
     assert "Paris" in puna("run", str(tmp_path / "cria.gguf"), QUESTION, env=here, check=True).stdout
 
 
+def test_damaged_weights_are_not_written(here, tmp_path):
+    file = tmp_path / "one.gguf"
+    (blob,) = [p for p in (tmp_path / "here").glob(".ollama/models/blobs/*") if p.read_bytes() == CRIA.read_bytes()]
+    damaged = bytearray(CRIA.read_bytes())
+    damaged[-1] ^= 1
+    blob.write_bytes(damaged)
+    refused = puna("export", "one", str(file), env=here)
+    assert refused.returncode == 1 and "digest mismatch" in refused.stderr and blob.name in refused.stderr, refused.stderr
+    assert not list(tmp_path.glob("one.gguf*"))
+
+
 def test_weights_get_their_name_with_what_is_beside_them(here, tmp_path):
     small = tmp_path / "small.gguf"
     small.write_bytes(CRIA.read_bytes())

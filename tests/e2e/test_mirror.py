@@ -377,6 +377,35 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked
 
 
+def test_a_pull_outlives_the_mirror_that_it_goes_through(mirror, upstream):
+    data = os.urandom(6 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    upstream.pace = 0.02  # 96 pieces
+    it = through(mirror, upstream, OLLAMA_MAX_TRANSFER_STREAMS=1)
+    assert it.get("/v2/library/big/manifests/latest")[0] == 200
+    partial = it.home / f".ollama/models/blobs/{digest(data).replace(':', '-')}-partial-0"
+    assert wait_for(partial.exists) and upstream.sent < len(data)
+    it.kill()
+    it.start()
+    upstream.asked.clear()
+    assert it.get(f"/v2/library/big/blobs/{digest(data)}") == (200, data)
+    # It went on, after it had asked how large the blob is.
+    assert min(first for of, first, last in upstream.asked if of == digest(data) and last > 0) > 0
+    assert it.get(f"/v2/library/big/blobs/{digest(b'another')}")[0] == 404
+    assert it.get("/v2/library/big/manifests/latest")[0] == 200
+    assert wait_for(lambda: "big:latest" in it.cli("list", check=True).stdout)
+
+
+def test_mirrors_over_one_bucket_hand_on_what_the_other_has_begun(mirror, storage, upstream):
+    data = os.urandom(6 << 20)
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    upstream.pace = 0.02
+    one, other = through(mirror, upstream, **storage.env()), through(mirror, upstream, **storage.env())
+    assert one.get("/v2/library/big/manifests/latest")[0] == 200
+    for blob in (data, b"{}"):
+        assert other.get(f"/v2/library/big/blobs/{digest(blob)}") == (200, blob)
+
+
 def test_a_manifest_waits_for_blobs_that_are_still_arriving(mirror, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])

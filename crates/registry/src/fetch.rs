@@ -12,6 +12,9 @@ use crate::error::RegistryError;
 use crate::http::{Ask, Session};
 use crate::lock::lock;
 
+/// How often a registry is asked how many bytes a blob has.
+const SIZE_ATTEMPTS: u32 = 3;
+
 /// Where a blob comes from.
 pub(crate) struct Source {
     session: Arc<Session>,
@@ -72,7 +75,7 @@ impl Source {
                 }
                 StatusCode::OK => {
                     // Ollama's own registry names the place of a blob beside a success.
-                    if let Some(next) = self.location(response.headers(), &found)?
+                    if let Some(next) = place(&self.session, response.headers(), &found)?
                         && !moved
                     {
                         (ask.url, moved) = (next, true);
@@ -84,12 +87,6 @@ impl Source {
                 _ => return Err(self.session.refusal(response).await),
             }
         }
-    }
-
-    /// The place that a success names, if it is another one.
-    fn location(&self, headers: &HeaderMap, found: &Url) -> Result<Option<Url>, RegistryError> {
-        let Some(text) = headers.get(LOCATION).and_then(|v| v.to_str().ok()) else { return Ok(None) };
-        Ok(Some(self.session.next_hop(found, text)?).filter(|next| next != found))
     }
 
     fn check_range(&self, headers: &HeaderMap, url: &Url, from: u64, end: u64) -> Result<(), RegistryError> {
@@ -135,6 +132,58 @@ impl Source {
     fn set_direct(&self, url: Option<Url>) {
         *lock(&self.direct) = url;
     }
+}
+
+impl Session {
+    /// The bytes of a blob that the registry has, which it says beside the first of them.
+    pub(crate) async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
+        let mut retry = self.retry().at_most(SIZE_ATTEMPTS);
+        loop {
+            match self.ask_size(digest).await {
+                // In the words of who was asked.
+                Err(error @ RegistryError::Status { .. }) => match retry.after(error).await {
+                    Err(RegistryError::Retries(last)) => return Err(*last),
+                    waited => waited?,
+                },
+                asked => return asked,
+            }
+        }
+    }
+
+    async fn ask_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
+        let mut ask = Ask::new(Method::GET, self.blob_url(digest)).header(RANGE, "bytes=0-0");
+        let mut moved = false;
+        loop {
+            let response = self.send(&ask).await?;
+            let (found, headers) = (response.url().clone(), response.headers());
+            let size = match response.status() {
+                StatusCode::PARTIAL_CONTENT => {
+                    let text = headers.get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
+                    text.and_then(content_range).and_then(|(_, _, total)| total)
+                }
+                StatusCode::OK => {
+                    if let Some(next) = place(self, headers, &found)?
+                        && !moved
+                    {
+                        (ask.url, moved) = (next, true);
+                        continue;
+                    }
+                    let kind = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+                    response.content_length().filter(|_| !kind.starts_with("text/html"))
+                }
+                StatusCode::NOT_FOUND => return Err(RegistryError::NotFound),
+                _ => return Err(self.refusal(response).await),
+            };
+            let what = "the answer does not say how many bytes the blob has".to_owned();
+            return size.ok_or_else(|| RegistryError::Answer { url: shown(&found), what });
+        }
+    }
+}
+
+/// The place that a success names, if it is another one.
+fn place(session: &Session, headers: &HeaderMap, found: &Url) -> Result<Option<Url>, RegistryError> {
+    let Some(text) = headers.get(LOCATION).and_then(|v| v.to_str().ok()) else { return Ok(None) };
+    Ok(Some(session.next_hop(found, text)?).filter(|next| next != found))
 }
 
 /// `bytes 0-99/1234`, or `*` instead of the total.

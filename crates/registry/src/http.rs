@@ -37,6 +37,8 @@ const CONNECT_MIRROR: Duration = Duration::from_secs(4);
 const WHOLE: u32 = 4;
 /// Attempts at one thing at a mirror, which others stand behind.
 const MIRROR_ATTEMPTS: u32 = 3;
+/// What is said of an answer that is no TLS. The next one is none either.
+const NO_TLS: &str = "InvalidContentType";
 /// Addresses of this machine, which no proxy leads to.
 const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 
@@ -365,18 +367,25 @@ impl Session {
             return Err(too_long());
         }
         let patience = self.settings().patience;
+        let mut bytes = BytesMut::new();
         let whole = async {
-            let mut bytes = BytesMut::new();
             while let Some(piece) = response.chunk().await.map_err(|e| transport(&Method::GET, &url, &e))? {
                 if bytes.len() + piece.len() > limit {
                     return Err(too_long());
                 }
                 bytes.extend_from_slice(&piece);
             }
-            Ok(bytes.freeze())
+            Ok(())
         };
         let read = tokio::time::timeout(patience * WHOLE, whole).await;
-        read.map_err(|_| stalled(&Method::GET, &url, patience * WHOLE))?
+        match (read, bytes.len() as u64) {
+            (Ok(read), _) => read.map(|()| bytes.freeze()),
+            (Err(_), 0) => Err(stalled(&Method::GET, &url, patience * WHOLE)),
+            (Err(_), got) => {
+                let seconds = (patience * WHOLE).as_secs();
+                Err(RegistryError::Drips { url: shown(&url), got, seconds })
+            }
+        }
     }
 
     /// The attempts at one thing.
@@ -460,14 +469,18 @@ pub(crate) fn stalled(method: &Method, url: &Url, patience: Duration) -> Registr
 pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> RegistryError {
     let mut cause = root_cause(error);
     // What a server without TLS answers to its beginning is no record of it, or nothing.
-    let is_plain = ["InvalidContentType", "handshake eof"].iter().any(|words| cause.contains(words));
+    let is_plain = [NO_TLS, "handshake eof"].iter().any(|words| cause.contains(words));
     if error.is_connect() && url.scheme() == "https" && is_plain {
         let host = authority(url);
         cause += &format!(
             ": does it speak plain HTTP? Then use --insecure, or set http = true in [registry.hosts.{host:?}]"
         );
     }
-    RegistryError::Transport { method: verb(method), url: shown(url), cause }
+    let (method, url) = (verb(method), shown(url));
+    match cause.contains(NO_TLS) {
+        true => RegistryError::NoTls { method, url, cause },
+        false => RegistryError::Transport { method, url, cause },
+    }
 }
 
 /// The words of the innermost cause, which is the one that tells something.

@@ -88,7 +88,7 @@ pub use packaging::Format;
 use rate::Limit;
 pub use settings::{DetectTemplate, Options, Progress, Proxies, Report, Settings, WAITING};
 pub use sum::{Saved as SavedSum, Sum};
-pub use through::{Found, Kept, Running};
+pub use through::{Found, FoundBlob, Kept, Running};
 pub use tls::config as tls_config;
 
 /// A client of registries. Cheap to clone; clones share running downloads.

@@ -162,7 +162,17 @@ fn said_digest(headers: &HeaderMap) -> Option<Digest> {
     headers.get("Docker-Content-Digest")?.to_str().ok()?.parse().ok()
 }
 
+/// Reads a manifest of a model that can be stored.
 pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
+    let manifest = with_layers(bytes)?;
+    if manifest.all(TENSOR).next().is_some() {
+        return Err(RegistryError::Tensors);
+    }
+    Ok(manifest)
+}
+
+/// Reads a manifest of any model.
+pub(crate) fn with_layers(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     let manifest = Manifest::parse(bytes, Path::new("")).map_err(|error| match error {
         StoreError::Manifest { reason, .. } if bytes.trim_ascii_start().starts_with(b"<") => {
             RegistryError::NotAManifest(format!("it is a page for browsers ({reason})"))
@@ -172,9 +182,6 @@ pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     })?;
     if manifest.layers.is_empty() {
         return Err(RegistryError::NotAManifest("it has no layers".into()));
-    }
-    if manifest.all(TENSOR).next().is_some() {
-        return Err(RegistryError::Tensors);
     }
     Ok(manifest)
 }

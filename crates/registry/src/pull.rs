@@ -16,6 +16,7 @@ use crate::http::Session;
 use crate::hub::{HubFile, HubModel};
 use crate::manifest::read_manifest;
 use crate::packaging::{Made, Package, is_made_of};
+use crate::rate::Limit;
 use crate::settings::{Options, Progress, Report, tell};
 use crate::space::{on_disk, room};
 
@@ -138,7 +139,7 @@ impl Registry {
             let files: Vec<_> = model.files.iter().map(file).collect();
             note(store, &name, model.files.iter().map(|file| (file.digest, file.size)).collect()).await?;
             let mut held = Held::new(store);
-            let mut sources = Sources(VecDeque::from([session.clone()]));
+            let mut sources = Sources { sessions: VecDeque::from([session.clone()]), missed: Vec::new() };
             self.blobs(&mut sources, store, &files, report, &mut held).await?;
             tell(report, Progress::status("verifying sha256 digest")).await;
             tell(report, Progress::status("writing manifest")).await;
@@ -182,7 +183,52 @@ impl Registry {
         }
     }
 
-    /// The same, or what the hub lists instead. Who is to be told hears what is waited for.
+    /// The bytes of a blob, from the first who has it, and everybody who may have it from there on.
+    pub(crate) async fn find_blob(
+        &self,
+        name: &ModelName,
+        digest: &Digest,
+        options: &Options,
+    ) -> Result<(Sources, u64), RegistryError> {
+        let limits = self.limits(options);
+        let mut sessions = self.sessions(name, options, &limits)?;
+        let mut missed: Vec<String> = Vec::new();
+        loop {
+            let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
+            let error = match session.blob_size(digest).await {
+                Ok(size) => return Ok((Sources { sessions, missed }, size)),
+                Err(error) => error,
+            };
+            if !session.is_mirror() || error.is_ours() {
+                return Err(error.after_mirrors(&missed));
+            }
+            missed.push(format!("{}: {error}", session.host()));
+            sessions.pop_front();
+        }
+    }
+
+    /// Conversations with everybody who may have a model, in the order of asking.
+    fn sessions(
+        &self,
+        name: &ModelName,
+        options: &Options,
+        limits: &[Arc<Limit>],
+    ) -> Result<VecDeque<Arc<Session>>, RegistryError> {
+        let endpoints = Endpoint::all(self.settings(), name, options)?.into_iter();
+        endpoints.map(|endpoint| Ok(Arc::new(self.session(name, endpoint, options, limits)?))).collect()
+    }
+
+    fn session(
+        &self,
+        name: &ModelName,
+        endpoint: Endpoint,
+        options: &Options,
+        limits: &[Arc<Limit>],
+    ) -> Result<Session, RegistryError> {
+        Ok(Session::new(self, name.clone(), endpoint, limits)?.with_via(options))
+    }
+
+    /// The manifest, or what the hub lists instead. Who is to be told hears what is waited for.
     async fn search(
         &self,
         name: &ModelName,
@@ -190,13 +236,7 @@ impl Registry {
         report: Option<&Report>,
     ) -> Result<Place, RegistryError> {
         let limits = self.limits(options);
-        let open = |endpoint| {
-            Ok::<_, RegistryError>(Session::new(self, name.clone(), endpoint, &limits)?.with_via(options))
-        };
-        let mut sessions = VecDeque::new();
-        for endpoint in Endpoint::all(self.settings(), name, options)? {
-            sessions.push_back(Arc::new(open(endpoint)?));
-        }
+        let mut sessions = self.sessions(name, options, &limits)?;
         let mut missed: Vec<String> = Vec::new();
         loop {
             let Some(session) = sessions.front() else { return Err(RegistryError::NotFound) };
@@ -206,12 +246,12 @@ impl Registry {
                 found = found.and_then(|bytes| is_of_a_model(&bytes).map(|()| bytes));
             }
             let error = match found {
-                Ok(bytes) => return Ok(Place::Manifest(Sources(sessions), bytes)),
+                Ok(bytes) => return Ok(Place::Manifest(Sources { sessions, missed }, bytes)),
                 Err(error) => error,
             };
             if session.endpoint().settings.hub && error.is_refusal_of_hub() {
                 let listing = session.endpoint().listing();
-                let hub = Arc::new(open(listing)?);
+                let hub = Arc::new(self.session(name, listing, options, &limits)?);
                 match watched(&hub, report, hub.hub_model()).await {
                     Ok(model) => return Ok(Place::Listed(hub, model)),
                     // It says what there is instead.
@@ -274,7 +314,7 @@ impl Registry {
             return blocking(move || Ok(at.blob_writer()?.finish(Some(&digest)).map(drop)?)).await;
         }
         let mut told = teller(report, digest, size);
-        while let Some(session) = sources.0.front() {
+        while let Some(session) = sources.first() {
             let url = url.cloned().unwrap_or_else(|| session.blob_url(&digest));
             let what = What { key: digest, verified: true, total: size, url };
             let fetched = self.downloads().fetch(session, store, &what, &mut told).await;
@@ -282,11 +322,10 @@ impl Registry {
             if let RegistryError::DigestMismatch { .. } = error {
                 tell(report, Progress::status("verifying sha256 digest")).await;
             }
-            if !session.is_mirror() || error.is_ours() {
+            if error.is_ours() {
                 return Err(error);
             }
-            tracing::warn!(mirror = %session.host(), %digest, %error, "a mirror failed: going on with the next");
-            sources.0.pop_front();
+            sources.pass(error)?;
         }
         Err(RegistryError::NotFound)
     }
@@ -361,20 +400,30 @@ impl Wanted {
 
 /// Everybody who may have a model's blobs, in the order of asking. Never empty: the registry itself is the last.
 #[derive(Clone)]
-pub(crate) struct Sources(VecDeque<Arc<Session>>);
+pub(crate) struct Sources {
+    sessions: VecDeque<Arc<Session>>,
+    /// What those said who were asked before.
+    missed: Vec<String>,
+}
 
 impl Sources {
-    /// Goes on to the next; false where there is none.
-    pub(crate) fn pass(&mut self) -> bool {
-        let more = self.0.len() > 1;
-        if more {
-            self.0.pop_front();
+    /// Goes on to the next after the first has failed.
+    ///
+    /// # Errors
+    /// There is none: why the last one failed, and those before it.
+    pub(crate) fn pass(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        if self.sessions.len() <= 1 {
+            return Err(error.after_mirrors(&self.missed));
         }
-        more
+        if let Some(mirror) = self.sessions.pop_front().map(|session| session.host()) {
+            tracing::warn!(%mirror, %error, "a mirror failed: going on with the next");
+            self.missed.push(format!("{mirror}: {error}"));
+        }
+        Ok(())
     }
 
     pub(crate) fn first(&self) -> Option<&Arc<Session>> {
-        self.0.front()
+        self.sessions.front()
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Archive<R> {
     /// Bytes of the current file that were not read, and of what pads it.
     left: u64,
     padding: u64,
+    /// The first link that was passed over.
+    link: Option<String>,
 }
 
 /// A file of an archive.
@@ -33,7 +35,12 @@ pub(crate) struct Entry {
 
 impl<R: Read> Archive<R> {
     pub(crate) fn new(input: R) -> Self {
-        Self { input, left: 0, padding: 0 }
+        Self { input, left: 0, padding: 0, link: None }
+    }
+
+    /// The name of the first link that was passed over.
+    pub(crate) fn link(&self) -> Option<&str> {
+        self.link.as_deref()
     }
 
     /// What comes behind what was read.
@@ -67,6 +74,10 @@ impl<R: Read> Archive<R> {
                 }
                 b'L' => said.path = Some(text(&self.short("a name", MAX_NAME)?)?),
                 b'x' => said.read(&self.short("a list of attributes", MAX_ATTRIBUTES)?)?,
+                b'1' | b'2' if self.link.is_none() => {
+                    self.link = said.path.take().or_else(|| name_of(&header).ok());
+                    said = Attributes::default();
+                }
                 _ => said = Attributes::default(),
             }
         }

@@ -1,7 +1,7 @@
 //! What a mirror needs of pulling: a model's manifest before its blobs are there, and blobs while they arrive.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use crate::blocking::blocking;
 use crate::download::{State, What};
 use crate::error::RegistryError;
 use crate::file::read_at;
+use crate::manifest::with_layers;
 use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
 use crate::share::{Share, TAKE_OVERS};
@@ -24,6 +25,16 @@ pub struct Found {
     bytes: Bytes,
     manifest: Manifest,
     sources: Sources,
+    /// Blobs that are kept elsewhere.
+    elsewhere: HashSet<Digest>,
+}
+
+/// A blob that a registry has.
+pub struct FoundBlob {
+    registry: Registry,
+    sources: Sources,
+    digest: Digest,
+    size: u64,
 }
 
 impl Registry {
@@ -34,12 +45,24 @@ impl Registry {
     pub async fn look(&self, reference: &ModelRef, options: &Options) -> Result<Found, RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let (sources, bytes) = self.find(&reference.name, &options).await?;
-        let manifest = Manifest::parse(&bytes, Path::new(""))
-            .map_err(|error| RegistryError::NotAManifest(error.to_string()))?;
-        if manifest.layers.is_empty() {
-            return Err(RegistryError::NotAManifest("it has no layers".into()));
-        }
-        Ok(Found { registry: self.clone(), reference: reference.clone(), bytes, manifest, sources })
+        let manifest = with_layers(&bytes)?;
+        let (registry, reference, elsewhere) = (self.clone(), reference.clone(), HashSet::new());
+        Ok(Found { registry, reference, bytes, manifest, sources, elsewhere })
+    }
+
+    /// Looks for a blob where a pull of a model of the same repository would.
+    ///
+    /// # Errors
+    /// Nobody has it, or nobody answers.
+    pub async fn look_blob(
+        &self,
+        reference: &ModelRef,
+        digest: Digest,
+        options: &Options,
+    ) -> Result<FoundBlob, RegistryError> {
+        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
+        let (sources, size) = self.find_blob(&reference.name, &digest, &options).await?;
+        Ok(FoundBlob { registry: self.clone(), sources, digest, size })
     }
 }
 
@@ -52,6 +75,11 @@ impl Found {
     /// The bytes of a blob of it; `None` if it has no such blob.
     pub fn size(&self, digest: &Digest) -> Option<u64> {
         self.manifest.blobs().find(|layer| layer.digest == *digest).map(|layer| layer.size)
+    }
+
+    /// Leaves blobs out that are kept elsewhere: they are not fetched, and count as here.
+    pub fn without(self, elsewhere: HashSet<Digest>) -> Self {
+        Self { elsewhere, ..self }
     }
 
     /// Fetches all blobs, small ones first, and stores the model then. Says what it replaced, whose blobs are kept.
@@ -76,34 +104,67 @@ impl Found {
     pub async fn fetch_blobs(&self, store: &Arc<Store>) -> Result<Kept, RegistryError> {
         let mut manifest = self.manifest.clone();
         manifest.layers.sort_by_key(|layer| layer.size);
-        let mut held = Held::new(store);
-        // Nobody listens.
-        let (report, _) = mpsc::channel(1);
-        let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
-        self.registry.blobs(&mut self.sources.clone(), store, &blobs, &report, &mut held).await?;
-        Ok(Kept { _held: held })
+        let missing = manifest.blobs().filter(|layer| !self.elsewhere.contains(&layer.digest));
+        let blobs: Vec<_> = missing.map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
+        keep(&self.registry, &self.sources, store, &blobs).await
     }
 
     /// Bytes of its blobs that are here.
     pub fn completed(&self, store: &Store) -> u64 {
-        let blobs: Vec<_> = self.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
-        self.registry.completed(store, &blobs)
+        let blobs = self.manifest.blobs().map(|layer| (layer.digest, layer.size));
+        let (there, here): (Vec<_>, Vec<_>) = blobs.partition(|(digest, _)| self.elsewhere.contains(digest));
+        let there = there.into_iter().map(|(_, size)| size).fold(0, u64::saturating_add);
+        self.registry.completed(store, &here).saturating_add(there)
     }
 
     /// The download of a blob of it, which begins unless it runs; `None` if it has no such blob.
     pub fn running(&self, store: &Arc<Store>, digest: Digest) -> Option<Running> {
-        let total = self.size(&digest)?;
-        let (registry, sources) = (self.registry.clone(), self.sources.clone());
-        let share = join(&registry, &sources, store, digest, total)?;
-        let left = TAKE_OVERS;
-        let store = store.clone();
-        Some(Running { registry, sources, left, share, store, digest, total, life: None, file: None })
+        Running::join(&self.registry, &self.sources, store, digest, self.size(&digest)?)
+    }
+}
+
+impl FoundBlob {
+    /// Its bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Fetches it, and keeps it from being cleared away as long as what comes of it is held.
+    ///
+    /// # Errors
+    /// As of [`Found::fetch`].
+    pub async fn fetch(&self, store: &Arc<Store>) -> Result<Kept, RegistryError> {
+        keep(&self.registry, &self.sources, store, &[Wanted::blob(self.digest, self.size)]).await
+    }
+
+    /// Bytes of it that are here.
+    pub fn completed(&self, store: &Store) -> u64 {
+        self.registry.completed(store, &[(self.digest, self.size)])
+    }
+
+    /// The download of it, which begins unless it runs.
+    pub fn running(&self, store: &Arc<Store>) -> Option<Running> {
+        Running::join(&self.registry, &self.sources, store, self.digest, self.size)
     }
 }
 
 /// Blobs that nobody clears away as long as this is held.
 pub struct Kept {
     _held: Held,
+}
+
+/// Fetches blobs, which nobody clears away as long as they are held.
+async fn keep(
+    registry: &Registry,
+    sources: &Sources,
+    store: &Arc<Store>,
+    blobs: &[Wanted],
+) -> Result<Kept, RegistryError> {
+    let mut held = Held::new(store);
+    // Nobody listens.
+    let (report, _) = mpsc::channel(1);
+    registry.blobs(&mut sources.clone(), store, blobs, &report, &mut held).await?;
+    Ok(Kept { _held: held })
 }
 
 /// Joins the download of a blob from the first who may have it.
@@ -137,6 +198,19 @@ pub struct Running {
 }
 
 impl Running {
+    fn join(
+        registry: &Registry,
+        sources: &Sources,
+        store: &Arc<Store>,
+        digest: Digest,
+        total: u64,
+    ) -> Option<Self> {
+        let share = join(registry, sources, store, digest, total)?;
+        let (registry, sources, store) = (registry.clone(), sources.clone(), store.clone());
+        let (left, life, file) = (TAKE_OVERS, None, None);
+        Some(Self { registry, sources, left, share, store, digest, total, life, file })
+    }
+
     /// The bytes from one on, as far as they have arrived and at most so many; waits for the first of them, which comes before those
     /// that nobody waits for. A download that fails goes on with the next who may have the blob.
     ///
@@ -204,11 +278,11 @@ impl Running {
         let again = !self.share.is_own && self.left > 0;
         if again {
             self.left -= 1;
-        } else if !self.sources.pass() {
-            return Err(error);
+        } else {
+            self.sources.pass(error)?;
         }
         let share = join(&self.registry, &self.sources, &self.store, self.digest, self.total);
-        self.share = share.ok_or(error)?;
+        self.share = share.ok_or(RegistryError::NotFound)?;
         // It goes on from the same bytes, unless it throws them away.
         (self.life, self.file) = (self.life.map(|_| 0), None);
         Ok(())

@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -270,11 +271,33 @@ impl Store {
 
 /// Reads a manifest as the entry of a model.
 pub(crate) fn read_entry(name: &ModelName, path: &Path, place: Place) -> Result<Entry, StoreError> {
+    check_file(path)?;
     let bytes = read_limited(path, TEXT_LIMIT)?;
     let modified =
         fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
     let manifest = Manifest::parse(&bytes, path)?;
     Ok(Entry { name: name.clone(), digest: Digest::of(&bytes), modified, manifest, place })
+}
+
+/// Refuses what no manifest can be: nobody waits for the writer of a pipe, and what is refused can be removed.
+fn check_file(path: &Path) -> Result<(), StoreError> {
+    let reason = match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => "it is not a regular file".to_owned(),
+        Ok(meta) if meta.len() > TEXT_LIMIT => {
+            format!("it has {} bytes, at most {TEXT_LIMIT} are expected", meta.len())
+        }
+        // Links in a circle.
+        Err(e)
+            if !matches!(
+                e.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+            ) && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) =>
+        {
+            e.to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(StoreError::Manifest { path: path.to_owned(), reason })
 }
 
 /// A file whose name is that of no model.

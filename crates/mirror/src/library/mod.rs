@@ -121,6 +121,28 @@ pub trait Library: Send + Sync + 'static {
     /// A blob; `None` if it is not there.
     fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>>;
 
+    /// The same for somebody who asks for it in a repository: what is not here may be fetched for some, and not for others.
+    fn blob_for<'a>(
+        &'a self,
+        name: &'a Repository,
+        digest: Digest,
+        asker: Asker,
+    ) -> Answer<'a, Option<Box<dyn Blob>>> {
+        let _ = (name, asker);
+        self.blob(digest)
+    }
+
+    /// Whether somebody else, whose repository it is, says that a blob is of it.
+    fn vouches<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let _ = (name, digest);
+        Box::pin(async { Ok(false) })
+    }
+
+    /// Whether it keeps nothing in the store that what it takes over is fetched into.
+    fn is_elsewhere(&self) -> bool {
+        false
+    }
+
     /// Removes a blob that no manifest needs. Says whether there was one.
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool>;
 

@@ -4,6 +4,7 @@ mod asking;
 mod coming;
 mod fetching;
 mod making;
+mod strays;
 mod tags;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 use coming::Coming;
+use strays::Strays;
 use tags::{MAX_TAGS, Tags};
 
 /// How long nobody is asked again who did not answer, or did not have something, or nothing was fetched of it.
@@ -41,6 +43,7 @@ struct Inner {
     gate: Gate,
     history: History,
     tags: Tags,
+    strays: Strays,
     rest: Duration,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
@@ -63,6 +66,7 @@ impl Through {
             upstreams,
             history,
             tags: Tags::new(MAX_TAGS),
+            strays: Strays::default(),
             rest: REST,
             fetches: Mutex::default(),
         }))
@@ -140,6 +144,25 @@ impl Library for Through {
                 },
             }
         })
+    }
+
+    fn blob_for<'a>(
+        &'a self,
+        name: &'a Repository,
+        digest: Digest,
+        asker: Asker,
+    ) -> Answer<'a, Option<Box<dyn Blob>>> {
+        Box::pin(async move {
+            if let Some(blob) = self.blob(digest).await? {
+                return Ok(Some(blob));
+            }
+            let stray = self.0.stray(name, digest, asker).await?;
+            Ok(stray.map(|(size, running)| Box::new(Arriving { size, running }) as Box<dyn Blob>))
+        })
+    }
+
+    fn vouches<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(self.0.vouched(name, digest))
     }
 
     fn put_manifest<'a>(

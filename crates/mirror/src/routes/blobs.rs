@@ -5,7 +5,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
@@ -19,8 +19,9 @@ impl Mirror {
         head: &Parts,
         holder: Option<&Holder>,
     ) -> Answered {
-        let blob = self.library().blob(of).await?.ok_or(MirrorError::BlobUnknown(of))?;
-        if !self.sees(holder, of).await? {
+        let asker = asker(head, holder);
+        let blob = self.library().blob_for(&name, of, asker).await?.ok_or(MirrorError::BlobUnknown(of))?;
+        if !self.sees(holder, of).await? && !self.library().vouches(&name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
         let (size, etag) = (blob.size(), format!("\"{of}\""));

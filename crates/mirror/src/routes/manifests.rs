@@ -6,11 +6,10 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
-use super::{Answered, CONTENT_DIGEST, Local, Mirror, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::history::By;
-use crate::library::Asker;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
 
@@ -25,11 +24,7 @@ impl Mirror {
         head: &Parts,
         holder: Option<&Holder>,
     ) -> Answered {
-        let asker = match holder.is_some() || head.extensions.get::<Local>().is_some() {
-            true => Asker::Known,
-            false => Asker::Anybody,
-        };
-        let found = self.library().manifest_for(&name, &of, asker).await?;
+        let found = self.library().manifest_for(&name, &of, asker(head, holder)).await?;
         let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
         let manifest = found.ok_or_else(unknown)?;
         if head.method == Method::GET {

@@ -24,7 +24,7 @@ use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
 use crate::history::{DAY, History};
-use crate::library::Library;
+use crate::library::{Asker, Library};
 use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
 use crate::retention::{Retained, Rule, retain};
@@ -401,6 +401,14 @@ fn bare(status: StatusCode) -> Response {
 /// A text as a header's value. What goes into headers here is made of names and digests, which fit.
 fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Who asks for something that may have to be fetched.
+fn asker(head: &Parts, holder: Option<&Holder>) -> Asker {
+    match holder.is_some() || head.extensions.get::<Local>().is_some() {
+        true => Asker::Known,
+        false => Asker::Anybody,
+    }
 }
 
 /// A header as text.

@@ -1,6 +1,7 @@
 //! `puna export` and `puna import`: models as files, to carry to where no network leads.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
 use puna_server::{Config, registry_settings};
-use puna_store::{Model, ModelName, ModelRef, Store, Weights, embedded};
+use puna_store::{Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded};
 
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::local::{Output, check_file};
@@ -145,10 +146,16 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
     }
     let mut files = vec![(weights.clone(), path.to_owned())];
     files.extend(beside(&model, path));
+    let digests = digests(store, name)?;
     // None of them gets its name before all are whole: what is half there looks like the model.
     let outputs = files.iter().map(|(_, to)| Output::create(to)).collect::<Result<Vec<_>>>()?;
     for ((from, to), output) in files.iter().zip(&outputs) {
-        copy(from, to, output)?;
+        let found = copy(from, to, output)?;
+        if let Some(expected) = digests.get(from).filter(|expected| **expected != found) {
+            let (from, expected) = (from.display(), *expected);
+            return Err(StoreError::DigestMismatch { expected, found })
+                .context(format!("{from} is damaged (`puna verify {name} --repair` fetches it again)"));
+        }
     }
     outputs.into_iter().try_for_each(Output::finish)?;
     if files.len() == 1 {
@@ -174,21 +181,38 @@ fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
         .concat()
 }
 
-/// Copies a file; on file systems that can, both share the bytes.
-fn copy(from: &Path, to: &Path, output: &Output) -> Result<()> {
-    let mut input = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
+/// The files of a model, and what digest each must have.
+fn digests(store: &Store, name: &ModelName) -> Result<HashMap<PathBuf, Digest>> {
+    let entry = store.get(name)?;
+    let file = |layer: &Layer| -> Result<_> { Ok((store.layer_file(layer)?, layer.digest)) };
+    entry.manifest.layers.iter().map(file).collect()
+}
+
+/// Copies a file; on file systems that can, both share the bytes. Says what digest they have.
+fn copy(from: &Path, to: &Path, output: &Output) -> Result<Digest> {
+    let unread = || format!("cannot read {}", from.display());
+    let mut input = File::open(from).with_context(unread)?;
+    let mut again = File::open(from).with_context(unread)?;
     let total = input.metadata().map_or(0, |meta| meta.len());
     let (mut display, mut done) = (Display::new(), 0);
+    let (mut hasher, mut buffer) = (Hasher::default(), vec![0; 1 << 20]);
     loop {
         let copied = io::copy(&mut (&mut input).take(STEP), &mut output.file());
         match copied.with_context(|| unwritten(to))? {
             0 => break,
             copied => done += copied,
         }
+        let mut copied = (&mut again).take(STEP);
+        loop {
+            match copied.read(&mut buffer).with_context(unread)? {
+                0 => break,
+                n => hasher.update(&buffer[..n]),
+            }
+        }
         show(&mut display, &format!("exporting to {}", to.display()), done, total);
     }
     display.done();
-    Ok(())
+    Ok(hasher.finish())
 }
 
 fn unwritten(path: &Path) -> String {

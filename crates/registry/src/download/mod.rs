@@ -136,6 +136,12 @@ pub(crate) async fn download(
         state.send_modify(|state| (state.completed, state.work) = (completed, Arc::downgrade(&work)));
         let error = match work.run().await {
             Err(error @ RegistryError::DigestMismatch { .. }) => error,
+            Err(error @ RegistryError::Size { .. }) if work.table().completed() == 0 => {
+                // Nothing has come, and nothing of this size will.
+                let partial = work.partial.clone();
+                blocking(move || Ok(partial.discard()?)).await?;
+                return Err(error);
+            }
             ended => return ended,
         };
         // Whoever reads along has wrong bytes.

@@ -190,6 +190,22 @@ async fn packages_that_cannot_be_are_refused_and_leave_no_model() {
 }
 
 #[test]
+fn a_link_in_the_place_of_a_file_is_named() {
+    let bench = Bench::new();
+    for kind in [b'1', b'2'] {
+        let mut archive = Vec::new();
+        entry(&mut archive, "dir/model.gguf", kind, &[]);
+        archive.extend([0; 1024]);
+        let digest = bench.store.add_blob(&archive).unwrap().digest;
+        let size = archive.len() as u64;
+        let error = super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("a link \"dir/model.gguf\" in the place of a file"), "{said}");
+        assert!(said.ends_with(&format!("(layer {})", digest.short())), "{said}");
+    }
+}
+
+#[test]
 fn numbers_names_and_attributes_of_archives() {
     let bench = Bench::new();
     let long = format!("{}/model.gguf", "d".repeat(150));

@@ -120,5 +120,11 @@ fn files(store: &Store, input: &mut impl Read) -> Result<Vec<(String, Digest)>, 
         let blob = store_bytes(store, &mut archive, entry.size, what, unread, &mut |_| ())?;
         files.push((name, blob.finish(None)?.digest));
     }
-    Ok(files)
+    match archive.link().filter(|_| files.is_empty()) {
+        Some(link) => {
+            let link = crate::address::plain(link, 100);
+            Err(wrong(format!("it has a link {link:?} in the place of a file")))
+        }
+        None => Ok(files),
+    }
 }

@@ -113,7 +113,7 @@ async fn a_manifest_that_drips_is_given_up() {
     let bench = Bench::with(|settings| settings.patience = Duration::from_millis(150));
     let begun = std::time::Instant::now();
     let text = bench.pull_err(&server.model()).await;
-    assert!(text.contains("no byte for"), "{text}");
+    assert!(text.contains(" bytes in 0 s"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -169,6 +169,7 @@ async fn a_blob_of_another_size_than_the_manifest_says_is_refused() {
         );
         assert_eq!(text, want);
         assert_clean(&bench);
+        assert_eq!(bench.partials(), [""; 0], "nothing of this size will come");
     }
 }
 
@@ -398,4 +399,28 @@ async fn models_in_tensors_are_refused_before_anything_is_fetched() {
     let text = Bench::new().pull_err(&server.model()).await;
     assert!(text.contains("in tensors instead of a GGUF file"), "{text}");
     assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn who_speaks_no_tls_is_not_asked_again() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = asked.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+            tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await.unwrap();
+        }
+    });
+    let bench = Bench::new();
+    let reference = ModelRef::parse(&format!("{host}/test/m")).unwrap();
+    let digest = Digest::of(b"x");
+    let Err(error) = bench.registry.look_blob(&reference, digest, &Options::default()).await else {
+        panic!("nobody has it")
+    };
+    assert!(error.to_string().contains("does it speak plain HTTP?"), "{error}");
+    assert!(!error.is_passing());
+    assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 1);
 }

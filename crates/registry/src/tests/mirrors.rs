@@ -127,6 +127,25 @@ async fn when_nobody_has_it_all_answers_are_told() {
 }
 
 #[tokio::test]
+async fn when_nobody_has_a_blob_all_answers_are_told() {
+    let model = Model::new(1 << 20);
+    let served = model.clone();
+    let origin = Server::start(move |seen| match seen.is_blob() {
+        true => status(403, "not today"),
+        false => served.answer(&seen),
+    })
+    .await;
+    let mut lying = model.clone();
+    lying.blobs.insert(model.weights.to_string(), noise(1 << 20, 7).into());
+    let mirror = Server::of(&lying).await;
+    let bench = bench(&origin, &[&mirror.host]);
+    let text = bench.pull_err(&origin.model()).await;
+    let want =
+        format!("403 Forbidden: not today (mirrors that were asked first: {}: digest mismatch", mirror.host);
+    assert!(text.starts_with(&want), "{text}");
+}
+
+#[tokio::test]
 async fn a_limit_of_speed_holds() {
     let model = Model::new(1 << 20);
     let origin = Server::of(&model).await;

@@ -440,6 +440,30 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
     assert_eq!(prune(&kit).removed.len(), 0);
 }
 
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_a_manifest_is_told_at_once_and_can_be_removed() {
+    let kit = Kit::new();
+    kit.model("a", 1);
+    let path = kit.root().join("manifests/registry.ollama.ai/library/a/latest");
+    let pipe = |path: &std::path::Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let circle = |path: &std::path::Path| std::os::unix::fs::symlink(path, path).unwrap();
+    let large = |path: &std::path::Path| std::fs::File::create(path).unwrap().set_len(33 << 20).unwrap();
+    let kinds: [(&dyn Fn(&std::path::Path), &str); 3] =
+        [(&pipe, "it is not a regular file"), (&circle, "symbolic link"), (&large, "at most")];
+    for (make, said) in kinds {
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        make(&path);
+        let error = kit.store.find(&name("a")).unwrap_err().to_string();
+        assert!(error.contains("a/latest: bad manifest: ") && error.contains(said), "{error}");
+        kit.store.delete(&name("a")).unwrap();
+        assert!(std::fs::symlink_metadata(&path).is_err());
+    }
+}
+
 #[test]
 fn a_manifest_that_cannot_be_read_is_told_when_it_keeps_space() {
     let kit = Kit::new();

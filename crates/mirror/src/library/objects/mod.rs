@@ -353,6 +353,10 @@ impl Library for ObjectLibrary {
         })
     }
 
+    fn is_elsewhere(&self) -> bool {
+        true
+    }
+
     fn land<'a>(
         &'a self,
         name: &'a Repository,

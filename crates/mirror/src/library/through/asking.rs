@@ -185,6 +185,6 @@ impl Inner {
     }
 }
 
-fn is_absence(error: &RegistryError) -> bool {
+pub(super) fn is_absence(error: &RegistryError) -> bool {
     matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
 }

@@ -1,5 +1,6 @@
 //! Models of registries: their blobs come to where they stay, and are handed on meanwhile.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +54,7 @@ impl Inner {
             Ok(permit) => permit,
             Err(why) => return self.give_up(tag, wish, why),
         };
+        let found = found.without(self.elsewhere(&manifest).await?);
         tracing::info!(model = %wish.model, digest = %manifest.digest, "fetching");
         let of = Of::new(&wish, said, found.completed(&self.store));
         let pending = Arc::new(Pending { of, found, manifest: manifest.clone() });
@@ -113,9 +115,8 @@ impl Inner {
     /// it reads it as it is, and our own client makes a model of it.
     async fn fetch(&self, pending: &Pending) -> Result<Option<Entry>, MirrorError> {
         let Pending { of: Of { name, model, .. }, found, manifest } = pending;
-        if manifest.kind == Kind::Model {
+        if manifest.kind == Kind::Model && !self.library.is_elsewhere() {
             let replaced = found.fetch(&self.store).await.map_err(broken)?;
-            self.hand_over(model, manifest.clone()).await?;
             return Ok(replaced);
         }
         let kept = found.fetch_blobs(&self.store).await.map_err(broken)?;
@@ -128,6 +129,18 @@ impl Inner {
         }
         let tag = Reference::Tag(model.tag().to_owned());
         self.library.put_manifest(name, &tag, manifest.clone()).await
+    }
+
+    /// The blobs of a manifest that need not be fetched, because a library elsewhere has them.
+    async fn elsewhere(&self, manifest: &Manifest) -> Result<HashSet<Digest>, MirrorError> {
+        let mut there = HashSet::new();
+        if self.library.is_elsewhere() {
+            for blob in &manifest.blobs {
+                let kept = self.library.blob(blob.digest).await?;
+                there.extend(kept.filter(|kept| kept.size() == blob.size).map(|_| blob.digest));
+            }
+        }
+        Ok(there)
     }
 
     /// Hands a model of the store to where the library keeps it, if that is elsewhere.

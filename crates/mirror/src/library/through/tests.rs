@@ -1,5 +1,7 @@
 //! Libraries before an upstream that moves, stands still, and has what is damaged.
 
+mod strays;
+
 use std::collections::HashMap;
 
 use axum::extract::Request;
@@ -130,7 +132,7 @@ fn gguf(seed: u8) -> Bytes {
 
 /// A library before an upstream that is asked for each request anew, as long as nothing rests.
 struct Bench {
-    _dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
     through: Arc<Through>,
 }
 
@@ -151,7 +153,21 @@ impl Bench {
         upstreams: Upstreams,
         library: Option<Arc<dyn Library>>,
     ) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::at(Arc::new(tempfile::tempdir().unwrap()), upstream, rest, upstreams, library)
+    }
+
+    /// Another process over the same folder.
+    fn beside(&self, upstream: &Upstream) -> Self {
+        Self::at(self.dir.clone(), upstream, HOUR, Upstreams::default(), None)
+    }
+
+    fn at(
+        dir: Arc<tempfile::TempDir>,
+        upstream: &Upstream,
+        rest: Duration,
+        upstreams: Upstreams,
+        library: Option<Arc<dyn Library>>,
+    ) -> Self {
         let store = Arc::new(Store::open(dir.path().join("models")).unwrap());
         let library = library.unwrap_or_else(|| Arc::new(StoreLibrary::new(store.clone())));
         let mut settings = Settings {
@@ -165,7 +181,7 @@ impl Bench {
         let mut through = Through::new(library, store, registry, upstreams, history);
         let inner = Arc::get_mut(&mut through.0).unwrap();
         (inner.rest, inner.tags) = (rest, Tags::new(8));
-        Self { _dir: dir, through: Arc::new(through) }
+        Self { dir, through: Arc::new(through) }
     }
 
     async fn ask(&self, name: &str, tag: &str, asker: Asker) -> Given {
