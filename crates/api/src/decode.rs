@@ -1,13 +1,18 @@
 //! JSON values to request types: keys match in any case, `null` is as good as absent, and a wrong type is
 //! reported as `json: cannot unmarshal number into Go struct field ChatRequest.messages.content of type string`.
 
+mod error;
+mod fields;
+
 use std::cell::RefCell;
 
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 use serde_json::{Map, Value};
 
-use crate::json::{self, SyntaxError};
-use crate::shape::OPTIONS;
+pub use error::DecodeError;
+use fields::Fields;
+
+use crate::json;
 
 /// Elements of a list at most, such as messages, tools or inputs; lists of numbers may be longer.
 pub const MAX_ELEMENTS: usize = 1 << 16;
@@ -17,68 +22,6 @@ pub const MAX_IGNORED: usize = 32;
 
 /// Requests that take native options by name beside their own fields, which come first. They win over those in `options`.
 const NAMING_OPTIONS: [&str; 3] = ["ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"];
-
-/// Why a request body is not the request that a route takes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DecodeError {
-    /// Not JSON.
-    Syntax(SyntaxError),
-    /// JSON of another type than the field has.
-    Type {
-        /// Kind of the JSON value that was given.
-        got: String,
-        /// Type that was expected.
-        want: &'static str,
-        /// Name of the outermost type.
-        root: &'static str,
-        /// Field names from the innermost to the outermost.
-        path: Vec<String>,
-    },
-    /// A field's own rule was broken; the text says it all.
-    Field(String),
-}
-
-impl std::error::Error for DecodeError {}
-
-impl std::fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Syntax(e) => e.fmt(f),
-            Self::Field(text) => f.write_str(text),
-            Self::Type { got, want, root, path } if path.is_empty() => {
-                let want = if root.is_empty() { want } else { root };
-                write!(f, "json: cannot unmarshal {got} into Go value of type {want}")
-            }
-            Self::Type { got, want, root, path } => {
-                let path = path.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
-                write!(f, "json: cannot unmarshal {got} into Go struct field {root}.{path} of type {want}")
-            }
-        }
-    }
-}
-
-impl de::Error for DecodeError {
-    fn custom<T: std::fmt::Display>(text: T) -> Self {
-        Self::Field(text.to_string())
-    }
-
-    /// For those who read JSON of several types: the field is named as where it has only one.
-    fn invalid_type(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Self {
-        let kind = match got {
-            de::Unexpected::Unit => "null",
-            de::Unexpected::Bool(_) => "bool",
-            de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => "number",
-            de::Unexpected::Str(_) => "string",
-            de::Unexpected::Seq => "array",
-            de::Unexpected::Map => "object",
-            _ => "",
-        };
-        match want.to_string().as_str() {
-            "string" => Self::Type { got: kind.into(), want: "string", root: "", path: Vec::new() },
-            want => Self::Field(format!("invalid type: {got}, expected {want}")),
-        }
-    }
-}
 
 /// Reads a request from a body.
 pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
@@ -342,131 +285,11 @@ impl<'a> de::SeqAccess<'a> for Elements<'a> {
     }
 }
 
-/// The entries of an object, renamed to the spelling of a struct's fields.
-struct Fields<'a> {
-    entries: std::vec::IntoIter<(&'a str, &'a Value)>,
-    value: Option<(&'a str, &'a Value)>,
-    /// What belongs into `options` as well.
-    options: Vec<(&'a str, &'a Value)>,
-    notes: &'a Notes,
-}
-
-impl<'a> Fields<'a> {
-    fn all(map: &'a Map<String, Value>, notes: &'a Notes) -> Self {
-        Self::new(map.iter().map(|(k, v)| (k.as_str(), v)).collect(), notes)
-    }
-
-    fn new(entries: Vec<(&'a str, &'a Value)>, notes: &'a Notes) -> Self {
-        Self { entries: entries.into_iter(), value: None, options: Vec::new(), notes }
-    }
-
-    /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent. Where `options`
-    /// may be named beside the fields, they are put into the field of that name.
-    fn of_struct(
-        map: &'a Map<String, Value>,
-        fields: &'static [&'static str],
-        names_options: bool,
-        notes: &'a Notes,
-    ) -> Self {
-        let mut entries: Vec<(&'a str, &'a Value)> = Vec::new();
-        let mut options = Vec::new();
-        for (key, value) in map {
-            let exact = fields.iter().find(|f| *f == key);
-            let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
-                match OPTIONS.field(key).filter(|_| names_options) {
-                    _ if value.is_null() => {}
-                    Some(option) => options.push((option, value)),
-                    None => notes.ignored(Some(key)),
-                }
-                continue;
-            };
-            if value.is_null() {
-                continue;
-            }
-            match entries.iter_mut().find(|(name, _)| name == field) {
-                Some(entry) => entry.1 = value,
-                None => entries.push((field, value)),
-            }
-        }
-        if !options.is_empty() && !entries.iter().any(|(name, _)| *name == "options") {
-            entries.push(("options", &Value::Null));
-        }
-        Self { options, ..Self::new(entries, notes) }
-    }
-
-    /// Reads the value of `options` together with those that were named beside it.
-    fn with_options<T: DeserializeSeed<'a>>(
-        &mut self,
-        value: &'a Value,
-        seed: T,
-    ) -> Result<T::Value, DecodeError> {
-        let given = match value {
-            Value::Null => None,
-            Value::Object(map) => Some(map),
-            _ => return seed.deserialize(Node(value, self.notes)),
-        };
-        let given = given.into_iter().flatten().map(|(name, value)| (name.as_str(), value));
-        seed.deserialize(Options(given.chain(self.options.drain(..)).collect(), self.notes))
-    }
-}
-
-/// Options of two places; of equal ones the last counts.
-struct Options<'a>(Vec<(&'a str, &'a Value)>, &'a Notes);
-
-impl<'de> de::Deserializer<'de> for Options<'de> {
-    type Error = DecodeError;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        visitor.visit_map(Fields::new(self.0, self.1))
-    }
-
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        visitor.visit_some(self)
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct newtype_struct seq
-        tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-impl<'a> de::MapAccess<'a> for Fields<'a> {
-    type Error = DecodeError;
-
-    fn next_key_seed<K: DeserializeSeed<'a>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
-        self.value = self.entries.next();
-        let Some((key, _)) = self.value else { return Ok(None) };
-        seed.deserialize(de::value::BorrowedStrDeserializer::new(key)).map(Some)
-    }
-
-    fn next_value_seed<V: DeserializeSeed<'a>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
-        let (key, value) = self.value.take().unwrap_or(("", &Value::Null));
-        if let Value::Array(list) = value
-            && list.len() > MAX_ELEMENTS
-            && !list[0].is_number()
-        {
-            let text = format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
-            return Err(DecodeError::Field(text));
-        }
-        self.notes.path.borrow_mut().push(key.to_owned());
-        let read = match key {
-            "options" if !self.options.is_empty() => self.with_options(value, seed),
-            _ => seed.deserialize(Node(value, self.notes)),
-        };
-        self.notes.path.borrow_mut().pop();
-        read.map_err(|mut e| {
-            if let DecodeError::Type { path, .. } = &mut e {
-                path.push(key.to_owned());
-            }
-            e
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::native::{ChatRequest, GenerateRequest};
+    use crate::shape::OPTIONS;
     use serde_json::json;
 
     fn chat(body: Value) -> Result<ChatRequest, String> {
