@@ -106,6 +106,8 @@ def test_damaged_weights_are_not_written(here, tmp_path):
     (blob,) = [p for p in (tmp_path / "here").glob(".ollama/models/blobs/*") if p.read_bytes() == CRIA.read_bytes()]
     damaged = bytearray(CRIA.read_bytes())
     damaged[-1] ^= 1
+    # A file of its own: it may be the same as the model's, by another name.
+    blob.unlink()
     blob.write_bytes(damaged)
     refused = puna("export", "one", str(file), env=here)
     assert refused.returncode == 1 and "digest mismatch" in refused.stderr and blob.name in refused.stderr, refused.stderr

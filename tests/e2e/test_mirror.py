@@ -384,7 +384,7 @@ def test_a_pull_outlives_the_mirror_that_it_goes_through(mirror, upstream):
     it = through(mirror, upstream, OLLAMA_MAX_TRANSFER_STREAMS=1)
     assert it.get("/v2/library/big/manifests/latest")[0] == 200
     partial = it.home / f".ollama/models/blobs/{digest(data).replace(':', '-')}-partial-0"
-    assert wait_for(partial.exists) and upstream.sent < len(data)
+    assert wait_for(lambda: partial.exists() and json.loads(partial.read_text())["Completed"]) and upstream.sent < len(data)
     it.kill()
     it.start()
     upstream.asked.clear()

@@ -451,9 +451,8 @@ fn what_cannot_be_a_manifest_is_told_at_once_and_can_be_removed() {
     };
     let circle = |path: &std::path::Path| std::os::unix::fs::symlink(path, path).unwrap();
     let large = |path: &std::path::Path| std::fs::File::create(path).unwrap().set_len(33 << 20).unwrap();
-    let kinds: [(&dyn Fn(&std::path::Path), &str); 3] =
-        [(&pipe, "it is not a regular file"), (&circle, "symbolic link"), (&large, "at most")];
-    for (make, said) in kinds {
+    let makes: [&dyn Fn(&std::path::Path); 3] = [&pipe, &circle, &large];
+    for (make, said) in makes.into_iter().zip(["it is not a regular file", "symbolic link", "at most"]) {
         let _ = std::fs::remove_file(&path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         make(&path);
