@@ -315,7 +315,7 @@ func TestThereIsNoCloud(t *testing.T) {
 func TestACallbackEndsAStream(t *testing.T) {
 	c, ctx := client(t)
 	enough := errors.New("enough")
-	request := &api.GenerateRequest{Model: "cria", Prompt: "Write me a long story.", Options: map[string]any{"num_predict": 4000}}
+	request := &api.GenerateRequest{Model: "cria", Prompt: "Write me a long story.", Options: map[string]any{"ignore_eos": true, "num_predict": 4000}}
 	err := c.Generate(ctx, request, func(api.GenerateResponse) error { return enough })
 	expect(t, errors.Is(err, enough), err)
 	leaving, cancel := context.WithCancel(ctx)
