@@ -126,7 +126,10 @@ impl Work {
             let ended = !matches!(piece, Ok(Some(_)));
             let came = piece.as_ref().ok().and_then(Option::as_ref).map_or(0, Bytes::len);
             let drips = pace.too_slow(waited, came as u64);
-            if held >= PIECE || ended || drips.is_some() || written.elapsed() >= HELD {
+            // Others may have taken what comes after these.
+            let (front, until) = self.table().missing(offset);
+            let enough = front + held as u64 >= until;
+            if held >= PIECE || enough || ended || drips.is_some() || written.elapsed() >= HELD {
                 self.write(offset, std::mem::take(&mut pieces)).await?;
                 (held, written) = (0, Instant::now());
             }
