@@ -1,6 +1,8 @@
 //! Embeddings: texts share steps, token vectors are pooled as the file says. Scores of rerankers are such vectors, of one
 //! value a label.
 
+use std::collections::VecDeque;
+
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, Want};
 
@@ -24,6 +26,16 @@ pub struct EmbedJob {
     pub long: Option<LongText>,
 }
 
+impl EmbedJob {
+    /// The text whose vector comes next.
+    fn next(&self) -> Option<&[u32]> {
+        self.inputs.get(self.vectors.len()).map(Vec::as_slice)
+    }
+}
+
+/// What came of a step: the jobs whose texts took part in it, by text, and the texts' vectors, of a part of one none yet.
+type Embedded = (Vec<JobId>, Result<Vec<Vec<f32>>, EngineError>);
+
 /// A text of a causal model that takes several steps.
 pub struct LongText {
     /// Pages for all of it.
@@ -35,31 +47,52 @@ pub struct LongText {
 }
 
 impl Driver {
-    /// One step of the first waiting job: as many of its texts as fit, or a part of one that is longer.
-    pub fn embed_step(&mut self) -> Result<(), EngineError> {
+    /// One step: texts of the waiting jobs, as many as fit, the first job's first; or a part of one that is longer.
+    pub fn embed_step(&mut self) {
         self.embed_waits = false;
-        let Some(mut job) = self.embeds.pop_front() else { return Ok(()) };
-        if job.vectors.len() < job.inputs.len() {
-            match self.embed_some(&mut job) {
-                Ok(vectors) => job.vectors.extend(vectors),
-                // Others have the pages: wait until one of them ends, before anybody new begins.
-                Err(EngineError::PromptTooLong { .. }) if self.is_running() || self.embeds_hold_pages() => {
-                    self.embed_waits = true;
-                }
-                Err(error) => {
+        let Some(first) = self.embeds.front() else { return };
+        let (owners, embedded) = match first.next() {
+            None => (vec![first.id], Ok(Vec::new())),
+            Some(tokens) if self.is_long(tokens) => self.embed_part(),
+            Some(_) => self.embed_some(),
+        };
+        match embedded {
+            Ok(vectors) => self.hand_out_vectors(&owners, vectors),
+            // Others have the pages: wait until one of them ends, before anybody new begins.
+            Err(EngineError::PromptTooLong { .. }) if self.is_running() || self.embeds_hold_pages() => {
+                self.embed_waits = true;
+                self.embeds.rotate_left(1);
+            }
+            Err(error) => {
+                for mut job in self.take_embeds(&owners) {
                     self.drop_embed(&mut job);
-                    (job.done)(Err(error));
-                    return Ok(());
+                    (job.done)(Err(error.clone()));
                 }
             }
         }
-        if job.vectors.len() < job.inputs.len() {
-            // Others get their turn between steps.
-            self.embeds.push_back(job);
-        } else {
-            (job.done)(Ok(job.vectors));
+    }
+
+    /// Adds the vectors of a step to their jobs. Those that are complete end; the others come behind those that had no part.
+    fn hand_out_vectors(&mut self, owners: &[JobId], vectors: Vec<Vec<f32>>) {
+        let mut vectors = owners.iter().zip(vectors).peekable();
+        for mut job in self.take_embeds(owners) {
+            while let Some((_, vector)) = vectors.next_if(|(owner, _)| **owner == job.id) {
+                job.vectors.push(vector);
+            }
+            if job.next().is_some() {
+                self.embeds.push_back(job);
+            } else {
+                (job.done)(Ok(job.vectors));
+            }
         }
-        Ok(())
+    }
+
+    /// Takes some jobs out of the queue, in its order.
+    fn take_embeds(&mut self, owners: &[JobId]) -> VecDeque<EmbedJob> {
+        let taken;
+        (taken, self.embeds) =
+            std::mem::take(&mut self.embeds).into_iter().partition(|job| owners.contains(&job.id));
+        taken
     }
 
     /// Gives back what a job that is not going to end holds.
@@ -74,64 +107,82 @@ impl Driver {
         self.embeds.iter().any(|job| job.long.is_some())
     }
 
-    /// Embeds the next texts of a job, as many as fit a step; of one that does not fit, the next part. Returns the vectors
-    /// that came of it.
-    fn embed_some(&mut self, job: &mut EmbedJob) -> Result<Vec<Vec<f32>>, EngineError> {
+    /// Whether a text takes several steps. An encoder sees one as a whole.
+    fn is_long(&self, tokens: &[u32]) -> bool {
+        self.stepper.info.causal && tokens.len() > self.num_batch()
+    }
+
+    /// Embeds the next texts of the jobs, as many as fit a step.
+    fn embed_some(&mut self) -> Embedded {
+        let embeds = std::mem::take(&mut self.embeds);
+        let (input, owners) = self.pack(&embeds);
+        self.embeds = embeds;
+        if !owners.is_empty() {
+            return (owners, self.embed_texts(&input));
+        }
+        let (tokens, n_ctx) = (self.embeds[0].next().map_or(0, <[u32]>::len), self.stepper.info.n_ctx);
+        (vec![self.embeds[0].id], Err(EngineError::PromptTooLong { tokens, n_ctx }))
+    }
+
+    /// The next texts of jobs, as many as a step and the pages hold, and whose each of them is.
+    fn pack(&mut self, jobs: &VecDeque<EmbedJob>) -> (StepInput, Vec<JobId>) {
         let causal = self.stepper.info.causal;
-        let inputs = &job.inputs[job.vectors.len()..];
-        if causal && inputs[0].len() > self.num_batch() {
-            return Ok(self.embed_part(&inputs[0], &mut job.long)?.into_iter().collect());
+        let (mut input, mut owners) = (StepInput::default(), Vec::new());
+        for job in jobs {
+            for tokens in &job.inputs[job.vectors.len()..] {
+                let first_row = input.tokens.len();
+                let fits = first_row == 0 || first_row + tokens.len() <= self.num_batch();
+                if !fits || self.is_long(tokens) {
+                    break;
+                }
+                let pages = if causal { self.borrow_pages(tokens.len()) } else { Some(Vec::new()) };
+                // With no pages left, the texts so far make the step.
+                let Some(pages) = pages else { return (input, owners) };
+                input.tokens.extend_from_slice(tokens);
+                input.positions.extend(0..tokens.len() as u32);
+                // Of a text that is scored: its first token sees all of it, or in a causal model its last.
+                input.outputs.push((first_row + if causal { tokens.len() - 1 } else { 0 }) as u32);
+                input.segments.push(Segment { first_row, rows: tokens.len(), past: 0, pages });
+                owners.push(job.id);
+            }
         }
-        let mut rows = 0;
-        let fits = |tokens: &&Vec<u32>| {
-            rows += tokens.len();
-            rows <= self.num_batch()
-        };
-        let count = inputs.iter().take_while(fits).count().max(1);
+        (input, owners)
+    }
+
+    /// The vectors of the texts of a step, whose pages come back.
+    fn embed_texts(&mut self, input: &StepInput) -> Result<Vec<Vec<f32>>, EngineError> {
         let pooling = self.stepper.info.pooling;
-        let mut input = StepInput::default();
-        let mut borrowed = Vec::new();
-        for tokens in &inputs[..count] {
-            let pages = if causal { self.borrow_pages(tokens.len()) } else { Some(Vec::new()) };
-            // With no pages left, the texts so far make the step.
-            let Some(pages) = pages else { break };
-            let first_row = input.tokens.len();
-            input.tokens.extend_from_slice(tokens);
-            input.positions.extend(0..tokens.len() as u32);
-            // Of a text that is scored: its first token sees all of it, or in a causal model its last.
-            input.outputs.push((first_row + if causal { tokens.len() - 1 } else { 0 }) as u32);
-            input.segments.push(Segment { first_row, rows: tokens.len(), past: 0, pages: pages.clone() });
-            borrowed.extend(pages);
-        }
-        if input.segments.is_empty() {
-            return Err(EngineError::PromptTooLong {
-                tokens: inputs[0].len(),
-                n_ctx: self.stepper.info.n_ctx,
-            });
-        }
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
-        let ran = self.stepper.run(want, &input);
-        self.return_pages(borrowed);
+        let ran = self.stepper.run(want, input);
+        input.segments.iter().for_each(|segment| self.return_pages(segment.pages.clone()));
         let cols = ran?.ok_or(EngineError::CannotEmbed)?;
         let result = self.stepper.backend.result();
-        Ok(match pooling {
-            Pooling::Rank => {
-                result.chunks_exact(cols).map(|labels| self.stepper.scores(labels.to_vec())).collect()
-            }
-            _ => {
-                let rows = |s: &Segment| &result[s.first_row * cols..(s.first_row + s.rows) * cols];
-                let pooled = |s: &Segment| {
-                    let mut pool = Pool::new(pooling);
-                    pool.add(rows(s), cols);
-                    pool.vector()
-                };
-                input.segments.iter().map(pooled).collect()
-            }
-        })
+        if pooling == Pooling::Rank {
+            return Ok(result
+                .chunks_exact(cols)
+                .map(|labels| self.stepper.scores(labels.to_vec()))
+                .collect());
+        }
+        let pooled = |s: &Segment| {
+            let mut pool = Pool::new(pooling);
+            pool.add(&result[s.first_row * cols..(s.first_row + s.rows) * cols], cols);
+            pool.vector()
+        };
+        Ok(input.segments.iter().map(pooled).collect())
+    }
+
+    /// The next chunk of the first job's text, in a causal model.
+    fn embed_part(&mut self) -> Embedded {
+        let mut embeds = std::mem::take(&mut self.embeds);
+        let job = &mut embeds[0];
+        let embedded = self.embed_chunk(&job.inputs[job.vectors.len()], &mut job.long);
+        let owners = vec![job.id];
+        self.embeds = embeds;
+        (owners, embedded.map(|vector| vector.into_iter().collect()))
     }
 
     /// The next chunk of a text of a causal model; its vector after the last one.
-    fn embed_part(
+    fn embed_chunk(
         &mut self,
         tokens: &[u32],
         long: &mut Option<LongText>,

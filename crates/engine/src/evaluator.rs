@@ -23,7 +23,7 @@ pub enum Outputs {
 /// Tokens that continue a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Feed<'a> {
-    /// The sequence's number, below [`EngineOptions::max_sequences`].
+    /// The sequence's number, below [`EngineOptions::max_sequences`]; 0 where that is open.
     pub sequence: usize,
     /// What comes next.
     pub tokens: &'a [u32],
@@ -44,7 +44,7 @@ impl Evaluator {
         backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        let lengths = vec![0; options.max_sequences.max(1)];
+        let lengths = vec![0; options.max_sequences.map_or(1, |n| n.max(1))];
         let options = EngineOptions { cache_pages: None, ..options.clone() };
         Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths })
     }

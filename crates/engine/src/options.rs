@@ -22,10 +22,10 @@ pub struct EngineOptions {
     pub cache_k: KvType,
     /// Storage of values.
     pub cache_v: KvType,
-    /// Sequences that run at once; more wait.
-    pub max_sequences: usize,
-    /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need. With
-    /// fewer, sequences take turns, and no context is longer than all pages together.
+    /// Sequences that run at once, while more wait; `None` is as many as there are pages for.
+    pub max_sequences: Option<usize>,
+    /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need, or one
+    /// where their number is open. With fewer, sequences take turns, and no context is longer than all pages together.
     pub cache_pages: Option<usize>,
     /// Whether and how to guess ahead, where a job does not say.
     pub speculation: Speculation,
@@ -40,7 +40,7 @@ impl Default for EngineOptions {
             num_batch: 512,
             cache_k: KvType::F16,
             cache_v: KvType::F16,
-            max_sequences: 4,
+            max_sequences: Some(4),
             cache_pages: None,
             speculation: Speculation::AUTO,
             adapters: Vec::new(),
@@ -145,7 +145,8 @@ pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
 /// The pages that were asked for, else those of as many full sequences as run at once.
 pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
     // One more, so that a sequence that shares all but its last page can still copy one.
-    let full = || context(model, options).div_ceil(PAGE_TOKENS) * options.max_sequences.max(1) + 1;
+    let sequences = options.max_sequences.map_or(1, |n| n.max(1));
+    let full = || context(model, options).div_ceil(PAGE_TOKENS) * sequences + 1;
     let pages = options.cache_pages.map_or_else(full, |pages| pages.max(1));
     CacheSpec {
         layers: model.cache_layers().to_vec(),

@@ -55,6 +55,8 @@ pub struct Sequence {
     shifted: usize,
     /// Prompt rows it has had, counted from the least of its client's others when it was admitted.
     pub served: u64,
+    /// The last step that it took part in.
+    pub last_step: u64,
     /// Order of first admission, for choosing whose pages to take; 0 before it.
     pub admitted: u64,
 }
@@ -96,6 +98,7 @@ impl Sequence {
             scored: 0,
             shifted: 0,
             served: 0,
+            last_step: 0,
             admitted: 0,
             job,
             sink,

@@ -10,6 +10,11 @@ use puna_gguf::View;
 use crate::error::EngineError;
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context};
 
+/// Logits of a step that there is room for, however many sequences run: 16 MiB.
+const LOGITS: usize = 1 << 22;
+/// Sequences that have room for their logits in every step, however large the vocabulary.
+const LEAST_RESULTS: usize = 32;
+
 /// Runs steps of one model.
 pub struct Stepper {
     pub backend: Box<dyn Backend>,
@@ -17,7 +22,8 @@ pub struct Stepper {
     pub info: ModelInfo,
     pub planned: MemoryReport,
     /// Results of a step that every program has room for, so that their number makes no programs of its own: one for each
-    /// sequence, or the rows of a step that checks guesses.
+    /// sequence, where their number is open as many as there is memory for, and at least the rows of a step that checks
+    /// guesses.
     results: usize,
     programs: HashMap<(Want, Capacity), (ProgramId, usize)>,
 }
@@ -59,7 +65,9 @@ impl Stepper {
             parameters: view.gguf().parameter_count(),
         };
         let guessed = if options.speculation.is_on() && shape.causal { backend.exact_rows() } else { 1 };
-        let (planned, results) = (MemoryReport::default(), options.max_sequences.max(guessed).max(1));
+        let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
+        let results = options.max_sequences.unwrap_or_else(open).max(guessed).max(1);
+        let planned = MemoryReport::default();
         Ok(Self { backend, model, info, planned, results, programs: HashMap::new() })
     }
 
@@ -88,6 +96,11 @@ impl Stepper {
         // The result as it is handed out.
         let results = 4 * results as u64 * cols as u64;
         Ok(MemoryReport { weights, cache, scratch: largest + smaller + results, draft: 0 })
+    }
+
+    /// Rows of a step that sequences may draw from.
+    pub fn results(&self) -> usize {
+        self.results
     }
 
     /// Rows of a step whose logits may be had beside those that are drawn from: what every step has room for, or `logits` in

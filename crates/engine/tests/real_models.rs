@@ -33,7 +33,7 @@ fn evaluator(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
     let backend =
         CpuBackend::new(&Config { threads: None, kernels: Some(level.into()), ..Config::default() }).unwrap();
-    let options = EngineOptions { num_ctx: Some(1024), max_sequences: 1, ..EngineOptions::default() };
+    let options = EngineOptions { num_ctx: Some(1024), max_sequences: Some(1), ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 

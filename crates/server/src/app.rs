@@ -35,9 +35,6 @@ use crate::tidy;
 /// Context of a model that does not say what it was trained with.
 const DEFAULT_CONTEXT: u32 = 4096;
 
-/// Conversations of a model at once when nobody says otherwise: more than a processor has use for.
-const PARALLEL: u32 = 32;
-
 /// Tokens of a context at least where images may be in it.
 const VISION_CONTEXT: u32 = 2048;
 
@@ -192,15 +189,14 @@ impl App {
     ) -> Result<(LoadOptions, RunOptions), Failure> {
         let config = self.config();
         let embeds = model.facts.pooling.is_some();
-        let parallel = if embeds { 1 } else { config.num_parallel.unwrap_or(PARALLEL) };
         let trained = u32::try_from(model.facts.context_length).ok().filter(|tokens| *tokens > 0);
         let num_ctx = trained.unwrap_or(DEFAULT_CONTEXT);
         let mut load = LoadOptions {
             num_ctx,
-            cache: num_ctx.saturating_mul(parallel).min(SHARED).max(num_ctx),
+            cache: if embeds { num_ctx } else { shared_cache(num_ctx, config.num_parallel) },
             num_batch: None,
             num_thread: 0,
-            parallel,
+            parallel: config.num_parallel,
             deterministic: config.deterministic,
             draft: None,
         };
@@ -308,6 +304,11 @@ impl App {
             figures,
         })
     }
+}
+
+/// Tokens that there is room for in a model's cache, where so many conversations may run at once.
+fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
+    parallel.map_or(SHARED, |most| num_ctx.saturating_mul(most).min(SHARED)).max(num_ctx)
 }
 
 /// How registries are asked, as the configuration says.

@@ -13,7 +13,7 @@ fn open(path: &Path, level: &str) -> Evaluator {
     let backend =
         CpuBackend::new(&Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() })
             .unwrap();
-    let options = EngineOptions { num_ctx: Some(512), max_sequences: 1, ..EngineOptions::default() };
+    let options = EngineOptions { num_ctx: Some(512), max_sequences: Some(1), ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 

@@ -278,7 +278,7 @@ fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
 
 #[test]
 fn jobs_that_run_together_guess_without_changing_each_other() {
-    let engine = cria(&EngineOptions { max_sequences: 2, ..EngineOptions::default() });
+    let engine = cria(&EngineOptions { max_sequences: Some(2), ..EngineOptions::default() });
     let jobs = [QUESTION, "Count from 1 to 9."].map(|q| job(&engine, q, endless(&engine, greedy())));
     let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
     let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
@@ -292,7 +292,7 @@ fn jobs_that_run_together_guess_without_changing_each_other() {
 fn scarce_pages_shorten_guesses_and_send_nobody_away() {
     let options = EngineOptions {
         num_ctx: Some(2 * PAGE_TOKENS),
-        max_sequences: 2,
+        max_sequences: Some(2),
         cache_pages: Some(3),
         ..EngineOptions::default()
     };
@@ -345,7 +345,7 @@ fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_gree
 #[test]
 fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
     // The same vocabulary; weights that are not alike.
-    let options = EngineOptions { max_sequences: 2, num_batch: 16, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: Some(2), num_batch: 16, ..EngineOptions::default() };
     let (model, draft) = ("tests/data/zoo/llama-q8_0.gguf", "tests/data/zoo/llama-q4_0.gguf");
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;

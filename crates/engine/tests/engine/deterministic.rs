@@ -11,7 +11,7 @@ use super::file;
 fn evaluator(path: &str, level: &str, threads: usize) -> Evaluator {
     let config =
         Config { threads: Some(threads), kernels: Some(level.into()), deterministic: true, capped: false };
-    let options = EngineOptions { num_ctx: Some(1024), max_sequences: 3, ..EngineOptions::default() };
+    let options = EngineOptions { num_ctx: Some(1024), max_sequences: Some(3), ..EngineOptions::default() };
     Evaluator::open(&file(path), Box::new(CpuBackend::new(&config).unwrap()), &options).unwrap()
 }
 

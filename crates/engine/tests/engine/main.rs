@@ -3,6 +3,8 @@
 mod constrained;
 mod deterministic;
 mod fairness;
+
+mod many;
 mod memory;
 mod observe;
 mod progress;
@@ -163,7 +165,7 @@ fn jobs_that_run_together_answer_as_if_alone() {
             run(&engine, job(&engine, &chat(&format!("What is the {q}?")))).0
         })
         .to_vec();
-    let engine = cria(&EngineOptions { max_sequences: 3, ..EngineOptions::default() });
+    let engine = cria(&EngineOptions { max_sequences: Some(3), ..EngineOptions::default() });
     let all = questions.map(|q| start(&engine, job(&engine, &chat(&format!("What is the {q}?")))));
     let together: Vec<String> = all.iter().map(|events| finish(events).0).collect();
     assert_eq!(alone, together);
@@ -259,8 +261,11 @@ fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
 
 #[test]
 fn more_jobs_than_run_at_once_wait_for_their_turn() {
-    let engine =
-        cria(&EngineOptions { num_ctx: Some(2 * PAGE_TOKENS), max_sequences: 3, ..EngineOptions::default() });
+    let engine = cria(&EngineOptions {
+        num_ctx: Some(2 * PAGE_TOKENS),
+        max_sequences: Some(3),
+        ..EngineOptions::default()
+    });
     let all: Vec<_> = (0..8)
         .map(|i| {
             let prompt: Vec<u32> = (0..100).map(|t| 300 + (t * 7 + i * 13) % 900).collect();

@@ -6,7 +6,7 @@ use super::*;
 
 /// Embeds and generates in steps of every size; returns what was planned and what the backend has then.
 fn planned_and_taken(path: &str) -> (u64, u64) {
-    let options = EngineOptions { num_batch: 128, max_sequences: 2, ..EngineOptions::default() };
+    let options = EngineOptions { num_batch: 128, max_sequences: Some(2), ..EngineOptions::default() };
     let engine = open(path, &options);
     let alone = Config { threads: Some(1), kernels: None, ..Config::default() };
     let planned = plan_memory(&file(path), Box::new(CpuBackend::new(&alone).unwrap()), &options).unwrap();

@@ -114,7 +114,7 @@ const CHUNKED: EngineOptions = EngineOptions {
     num_batch: 64,
     cache_k: KvType::F16,
     cache_v: KvType::F16,
-    max_sequences: 1,
+    max_sequences: Some(1),
     cache_pages: None,
     speculation: puna_engine::Speculation::AUTO,
 };

@@ -111,7 +111,7 @@ fn a_prompt_of_one_token_and_an_answer_of_none_are_scored() {
 
 #[test]
 fn several_prompts_that_take_turns_for_pages_are_each_scored_once() {
-    let options = EngineOptions { cache_pages: Some(5), max_sequences: 4, ..EngineOptions::default() };
+    let options = EngineOptions { cache_pages: Some(5), max_sequences: Some(4), ..EngineOptions::default() };
     let engine = cria(&options);
     let prompt = |i: u32| -> Vec<u32> { (0..150).map(|t| 300 + (t * 11 + i * 17) % 900).collect() };
     let alone: Vec<_> = (0..4).map(|i| scored(&cria(&options), score_job(&prompt(i), 1, 30)).0).collect();

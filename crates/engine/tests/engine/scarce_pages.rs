@@ -14,7 +14,7 @@ const ZOO: &str = "tests/data/zoo/llama.gguf";
 fn portable(path: &str, num_ctx: usize, pages: Option<usize>) -> Engine {
     let options = EngineOptions {
         num_ctx: Some(num_ctx),
-        max_sequences: 4,
+        max_sequences: Some(4),
         cache_pages: pages,
         ..EngineOptions::default()
     };

@@ -85,7 +85,7 @@ impl Compute {
             num_batch: self.num_batch,
             cache_k: self.cache_k,
             cache_v: self.cache_v,
-            max_sequences: self.sequences,
+            max_sequences: Some(self.sequences),
             adapters: file.adapters()?,
             ..EngineOptions::default()
         };

@@ -221,7 +221,7 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
         num_batch: options.num_batch.unwrap_or(BATCH).clamp(1, MAX_BATCH) as usize,
         cache_k: kind,
         cache_v: kind,
-        max_sequences: options.parallel.max(1) as usize,
+        max_sequences: options.parallel.map(|most| most.max(1) as usize),
         // One more, so that a sequence that shares all but its last page can still copy one.
         cache_pages: Some((options.cache.max(options.num_ctx) as usize).div_ceil(PAGE_TOKENS) + 1),
         adapters: spec.adapters.iter().map(|path| adapter(path)).collect::<Result<_, _>>()?,

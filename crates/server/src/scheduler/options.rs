@@ -24,8 +24,8 @@ pub struct LoadOptions {
     pub num_batch: Option<u32>,
     /// Threads; 0 is automatic.
     pub num_thread: u32,
-    /// Conversations at once.
-    pub parallel: u32,
+    /// Conversations at once; `None` is as many as there is room for.
+    pub parallel: Option<u32>,
     /// Whether answers do not depend on what else is computed.
     pub deterministic: bool,
     /// A small model that guesses ahead.
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn loaded() -> LoadOptions {
-        LoadOptions { num_ctx: 2048, cache: 2048, parallel: 1, ..LoadOptions::default() }
+        LoadOptions { num_ctx: 2048, cache: 2048, parallel: Some(1), ..LoadOptions::default() }
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Bench {
 }
 
 fn options() -> LoadOptions {
-    LoadOptions { num_ctx: 4096, cache: 4096, parallel: 1, ..LoadOptions::default() }
+    LoadOptions { num_ctx: 4096, cache: 4096, parallel: Some(1), ..LoadOptions::default() }
 }
 
 /// A plan of that many bytes, none of them for contexts.

@@ -37,7 +37,7 @@ pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<(Vec<Measured>,
         num_batch: plan.compute.num_batch,
         cache_k: plan.compute.cache_k,
         cache_v: plan.compute.cache_v,
-        max_sequences: plan.compute.sequences,
+        max_sequences: Some(plan.compute.sequences),
         ..EngineOptions::default()
     };
     let view = View::new(file.gguf.clone())?;

@@ -3,6 +3,8 @@
 //! Sequences that generate take one row a step; the rest of the step goes to prompts, in chunks that keep the
 //! step short while others wait for their next token.
 
+mod turns;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -26,14 +28,8 @@ use crate::stepper::Stepper;
 
 /// How long a running sequence waits for somebody else's prompt.
 const STEP_TARGET: Duration = Duration::from_millis(100);
-/// How long a step may be when nobody waits for a token: commands are obeyed between steps.
-const COMMAND_TARGET: Duration = Duration::from_millis(700);
 /// Rows of the first chunk, before anything is known about the machine; smaller ones tell little about its rate.
 const FIRST_CHUNK: usize = 64;
-/// Rows that a prompt gets in any step, so that it advances.
-const MIN_CHUNK: usize = 16;
-/// Logits of a step at most that only score prompts, where that is more than what every step has room for.
-const SCORED_LOGITS: usize = 1 << 20;
 /// How long to wait when every listener is slow.
 const SLOW_LISTENER_PAUSE: Duration = Duration::from_millis(2);
 /// How long a step waits for what fits the forms of its answers; what takes longer is waited for beside the next steps.
@@ -54,7 +50,7 @@ pub struct Driver {
     pub stats: Arc<Mutex<Stats>>,
     pages: Pages,
     num_batch: usize,
-    max_sequences: usize,
+    max_sequences: Option<usize>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     pub embeds: VecDeque<EmbedJob>,
@@ -62,6 +58,8 @@ pub struct Driver {
     pub embed_waits: bool,
     /// Rows that each client's prompts have had, while there is work.
     served: HashMap<u64, u64>,
+    /// Steps that were chosen for.
+    steps: u64,
     admissions: u64,
     preempted: u64,
     /// Prompt tokens a second, as last seen.
@@ -90,7 +88,7 @@ impl Driver {
         stats: Arc<Mutex<Stats>>,
         pages: usize,
         num_batch: usize,
-        max_sequences: usize,
+        max_sequences: Option<usize>,
         speculator: Speculator,
     ) -> Self {
         Self {
@@ -99,12 +97,13 @@ impl Driver {
             stats,
             pages: Pages::new(pages),
             num_batch: num_batch.max(1),
-            max_sequences: max_sequences.max(1),
+            max_sequences: max_sequences.map(|most| most.max(1)),
             waiting: VecDeque::new(),
             running: Vec::new(),
             embeds: VecDeque::new(),
             embed_waits: false,
             served: HashMap::new(),
+            steps: 0,
             admissions: 0,
             preempted: 0,
             prefill_rate: 0.0,
@@ -135,9 +134,10 @@ impl Driver {
             }
             self.admit();
             self.begin_round();
-            if let Err(error) = self.step().and_then(|()| self.embed_step()) {
+            if let Err(error) = self.step() {
                 self.fail_running(&error.to_string());
             }
+            self.embed_step();
             self.note_stats();
         }
         self.stop();
@@ -184,7 +184,7 @@ impl Driver {
 
     /// Moves waiting sequences to the running ones while there is room for them.
     fn admit(&mut self) {
-        while self.running.len() < self.max_sequences {
+        while self.max_sequences.is_none_or(|most| self.running.len() < most) {
             let Some(at) = self.next_waiting() else { return };
             let (tokens, known) = (&self.waiting[at].tokens, self.waiting[at].known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
@@ -192,7 +192,7 @@ impl Driver {
             let lacking = needed.saturating_sub(known.len());
             // Whoever is alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
-            if !alone && (self.embed_waits || self.pages.available(&known) < lacking) {
+            if !alone && (self.embed_waits || self.pages.available(&known) < lacking + self.promised()) {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
@@ -205,6 +205,12 @@ impl Driver {
             self.enter(&mut sequence);
             self.running.push(sequence);
         }
+    }
+
+    /// Pages that running sequences have yet to take for what is known of them and a token more.
+    fn promised(&self) -> usize {
+        let lacks = |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
+        self.running.iter().map(lacks).sum()
     }
 
     /// Counts a client's share from that of the one who had least, and a sequence's likewise among those of its client:
@@ -221,9 +227,10 @@ impl Driver {
 
     /// The first waiting sequence of the client with the fewest running ones, but for those that are better off waiting.
     fn next_waiting(&self) -> Option<usize> {
-        let running = |client| self.running.iter().filter(|s| s.job.client == client).count();
+        let mut running = HashMap::<u64, usize>::new();
+        self.running.iter().for_each(|s| *running.entry(s.job.client).or_default() += 1);
         let mut all: Vec<usize> = (0..self.waiting.len()).collect();
-        all.sort_by_key(|&i| (running(self.waiting[i].job.client), i));
+        all.sort_by_key(|&i| (running.get(&self.waiting[i].job.client), i));
         all.into_iter().find(|&i| !self.is_being_computed(&self.waiting[i]))
     }
 
@@ -276,17 +283,6 @@ impl Driver {
         Some(at)
     }
 
-    /// Rows that prompts may take in this step.
-    fn prompt_budget(&self) -> usize {
-        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
-        let left = self.num_batch.saturating_sub(decoding);
-        let (target, least) =
-            if decoding == 0 { (COMMAND_TARGET, FIRST_CHUNK) } else { (STEP_TARGET, MIN_CHUNK) };
-        let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
-        // One row even where the batch is no larger than the number of running sequences.
-        left.min(quick.max(least)).max(1)
-    }
-
     /// Ends or shifts sequences whose context is full.
     fn check_context(&mut self) {
         let n_ctx = self.stepper.info.n_ctx;
@@ -306,40 +302,6 @@ impl Driver {
                 sequence.finish(Finish::Length);
             }
         }
-    }
-
-    /// Which sequences take part in the step, with how many rows each.
-    fn choose(&mut self) -> Vec<(JobId, usize)> {
-        let mut budget = self.prompt_budget();
-        let exact = self.stepper.backend.exact_rows().max(1);
-        let mut chosen = Vec::new();
-        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
-        let mut scores = self.stepper.scored_rows(SCORED_LOGITS).saturating_sub(decoding).max(1);
-        let ready = |s: &&Sequence| s.ready();
-        chosen.extend(self.running.iter().filter(|s| s.is_decoding()).filter(ready).map(|s| (s.id, 1)));
-        let (served, running) = (&mut self.served, &mut self.running);
-        let mut prompts: Vec<&mut Sequence> =
-            running.iter_mut().filter(|s| !s.is_decoding() && s.ready()).collect();
-        let share = |client: u64| served.get(&client).copied().unwrap_or(0);
-        prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
-        for s in prompts {
-            let left = s.tokens.len() - s.computed;
-            // The last token has a step of its own, as it has where the others come from the cache: a prompt that is repeated
-            // gets the same answer.
-            let left = if left > exact { left - 1 } else { left };
-            let mut rows = left.min(budget);
-            if s.is_scored() {
-                rows = rows.min(scores);
-                scores -= rows;
-            }
-            if rows > 0 {
-                budget -= rows;
-                s.served += rows as u64;
-                *served.entry(s.job.client).or_default() += rows as u64;
-                chosen.push((s.id, rows));
-            }
-        }
-        chosen
     }
 
     fn step(&mut self) -> Result<(), EngineError> {
