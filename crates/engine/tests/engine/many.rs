@@ -113,7 +113,7 @@ fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
     let vectors = all.iter().map(|r| r.recv_timeout(Duration::from_secs(20)).unwrap().remove(0)).collect();
     wait_until_idle(&engine);
     assert_eq!(engine.stats().pages_held, 0);
-    (vectors, steps.load(Ordering::Relaxed) as u64)
+    (vectors, steps.load(Ordering::Relaxed))
 }
 
 #[test]
