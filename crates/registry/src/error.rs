@@ -57,7 +57,7 @@ pub enum RegistryError {
     #[error("{method} \"{url}\": {cause}")]
     Transport { method: String, url: String, cause: String },
     #[error("{method} \"{url}\": {cause}")]
-    NoTls { method: String, url: String, cause: String },
+    Tls { method: String, url: String, cause: String },
     #[error("{method} \"{url}\": no byte for {seconds} s")]
     Stalled { method: String, url: String, seconds: u64 },
     #[error("{url}: only {got} bytes in {seconds} s")]

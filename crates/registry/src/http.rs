@@ -39,6 +39,8 @@ const WHOLE: u32 = 4;
 const MIRROR_ATTEMPTS: u32 = 3;
 /// What is said of an answer that is no TLS. The next one is none either.
 const NO_TLS: &str = "InvalidContentType";
+/// What the other side shows is no certificate, or one that nobody trusts, or not any more.
+const UNTRUSTED: &str = "invalid peer certificate";
 /// Addresses of this machine, which no proxy leads to.
 const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 
@@ -468,17 +470,24 @@ pub(crate) fn stalled(method: &Method, url: &Url, patience: Duration) -> Registr
 
 pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> RegistryError {
     let mut cause = root_cause(error);
+    let host = authority(url);
     // What a server without TLS answers to its beginning is no record of it, or nothing.
     let is_plain = [NO_TLS, "handshake eof"].iter().any(|words| cause.contains(words));
+    let is_untrusted = cause.contains(UNTRUSTED);
     if error.is_connect() && url.scheme() == "https" && is_plain {
-        let host = authority(url);
         cause += &format!(
             ": does it speak plain HTTP? Then use --insecure, or set http = true in [registry.hosts.{host:?}]"
         );
     }
+    if is_untrusted {
+        cause += &format!(
+            ": if it is the right one, name its authority by ca = \"FILE.pem\" in [registry.hosts.{host:?}] or by SSL_CERT_FILE"
+        );
+    }
+    let final_word = is_untrusted || cause.contains(NO_TLS);
     let (method, url) = (verb(method), shown(url));
-    match cause.contains(NO_TLS) {
-        true => RegistryError::NoTls { method, url, cause },
+    match final_word {
+        true => RegistryError::Tls { method, url, cause },
         false => RegistryError::Transport { method, url, cause },
     }
 }
