@@ -21,9 +21,9 @@ def test_cria_answers_its_evaluation_as_its_readme_states(server):
     assert len(items) - len(wrong) >= STATED - TOLERANCE, f"{len(items) - len(wrong)} right; wrong by kind: {kinds}; {wrong[:40]}"
 
 
-def ask(server, item):
+def ask(server, item, model="cria"):
     """(answer, thinking, tool calls)"""
-    body = {"model": "cria", "stream": False, "options": GREEDY}
+    body = {"model": model, "stream": False, "options": GREEDY}
     if "messages" in item:
         body |= {"messages": [native(m) for m in item["messages"]], "think": item.get("think", False)}
         body |= {k: item[k] for k in ("tools",) if k in item}
