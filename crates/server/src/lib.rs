@@ -3,8 +3,8 @@
 //! [`serve`] answers requests on a listener until told to end; [`listen`] opens one and says by whom a port is taken;
 //! [`runner::main`] is what the hidden subcommand `runner` of the program does.
 //!
-//! A request goes through these rooms: [`http`] (origins, hosts, paths, bodies) → `routes` → `dialect` (to a
-//! [`canonical`] request) → `manager` with its pure [`scheduler`] (which runner) → [`runner`] (prompt, engine), and its
+//! A request goes through these rooms: [`http`] (connections, bodies) → `door` (origins, hosts, the `table` of paths, keys) →
+//! `routes` → `dialect` (to a [`canonical`] request) → `manager` with its pure [`scheduler`] (which runner) → [`runner`] (prompt, engine), and its
 //! events come back to the dialect, which encodes them.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod door;
 mod end;
 mod figures;
 pub mod http;
@@ -33,6 +34,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod table;
 mod tidy;
 mod turns;
 
@@ -152,7 +154,7 @@ async fn answer(
         }
         false => None,
     };
-    let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
+    let desk = Arc::new(door::Door::new(app.clone(), routes::all(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
     let mut broken = None;
     let ends = async {

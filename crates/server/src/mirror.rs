@@ -20,9 +20,9 @@ use tokio::sync::mpsc;
 
 use crate::app::registry_settings;
 use crate::config::{Config, MirrorConfig};
-use crate::http::door::{is_local, peer};
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
+use crate::http::peer::{is_local, peer};
 use crate::http::serve::{Desk, Manner, run};
 use crate::http::tls::Tls;
 use crate::keys::guard::Guard;

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::operation::{Body, Content, Operation, SchemaOf, State};
 use super::operations;
 use crate::http::Dialect;
-use crate::http::paths::Route;
 use crate::keys::Access;
+use crate::table::Route;
 
 /// Where the schemas are.
 const COMPONENTS: &str = "#/components/schemas/";

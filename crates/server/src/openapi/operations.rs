@@ -10,7 +10,7 @@ use super::shapes::{
     WebFetch, WebSearch,
 };
 use crate::http::Dialect;
-use crate::http::paths::Route;
+use crate::table::Route;
 
 /// The whole table.
 pub(crate) fn all() -> Vec<Operation> {

@@ -28,10 +28,10 @@ pub(crate) use metrics::{METRICS, figures_text};
 
 use axum::routing::{delete, get, post};
 
-use crate::http::paths::Route;
 use crate::http::{Dialect, Native, OpenAi};
 use crate::keys::{Access, Scope};
 use crate::openapi;
+use crate::table::Route;
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
 pub(crate) fn all() -> Vec<Route> {

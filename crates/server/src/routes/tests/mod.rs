@@ -28,8 +28,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::config::Config;
-use crate::http::door::Door;
+use crate::door::Door;
 use crate::keys::guard::Guard;
+use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 struct Bench {
@@ -71,7 +72,7 @@ impl Bench {
         let guard = Guard::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
         Self {
-            door: Door::new(app, guard.into(), ([127, 0, 0, 1], 11434).into(), None),
+            door: Door::new(app, routes::all(), guard.into(), ([127, 0, 0, 1], 11434).into(), None),
             fake,
             _models: models,
         }
