@@ -29,6 +29,7 @@ mod names;
 mod openapi;
 mod options;
 mod panics;
+mod prometheus;
 mod remote;
 mod routes;
 pub mod runner;

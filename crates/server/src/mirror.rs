@@ -28,7 +28,7 @@ use crate::http::tls::Tls;
 use crate::keys::guard::Guard;
 use crate::keys::{Key, Scope};
 use crate::panics::text_of;
-use crate::routes::{METRICS, figures_text};
+use crate::prometheus;
 use crate::{ServeError, VERSION, tidy};
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
@@ -118,7 +118,7 @@ impl Registry {
 
     /// Its figures, in the text form of Prometheus.
     pub(crate) async fn metrics(&self) -> Result<String, MirrorError> {
-        Ok(figures_text(&self.mirror.watched().await?))
+        Ok(prometheus::of_registry(&self.mirror.watched().await?))
     }
 
     async fn metrics_alone(&self, request: Request) -> Response {
@@ -128,7 +128,7 @@ impl Registry {
             Err(refused) => Err(refused),
         };
         match figures {
-            Ok(text) => ([(header::CONTENT_TYPE, METRICS)], text).into_response(),
+            Ok(text) => ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
             Err(error) => Mirror::refusal(&error),
         }
     }

@@ -24,7 +24,6 @@ mod transfer;
 mod upkeep;
 
 pub use library::stored_models;
-pub(crate) use metrics::{METRICS, figures_text};
 
 use axum::routing::{delete, get, post};
 
