@@ -24,6 +24,7 @@ use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
 use crate::options;
+use crate::registry;
 use crate::remote::{Remotes, Upstream};
 use crate::runner::launch::Launcher;
 use crate::runner::link::Events;
@@ -65,7 +66,7 @@ struct Inner {
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
         let store = Arc::new(config.store()?);
-        let registry = Registry::new(registry_settings(&config));
+        let registry = Registry::new(registry::settings(&config));
         let limits = Limits {
             max_loaded: config.max_loaded_models,
             max_queue: config.max_queue,
@@ -307,24 +308,6 @@ impl App {
             load: arrived.elapsed(),
             figures,
         })
-    }
-}
-
-/// How registries are asked, as the configuration says.
-pub fn registry_settings(config: &Config) -> puna_registry::Settings {
-    let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
-    puna_registry::Settings {
-        user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),
-        key: config.registry_key.clone(),
-        streams: config.max_transfer_streams,
-        proxies: config.proxies.clone(),
-        default_registry: config.registry_default.clone(),
-        mirrors: config.registry_mirrors.clone(),
-        hosts: config.registry_hosts.clone(),
-        docker_config: config.docker_config.clone(),
-        limit_rate: config.registry_limit_rate,
-        detect_template: Some(crate::routes::create::detect_template),
-        ..puna_registry::Settings::default()
     }
 }
 

@@ -30,6 +30,7 @@ mod openapi;
 mod options;
 mod panics;
 mod prometheus;
+mod registry;
 mod remote;
 mod routes;
 pub mod runner;
@@ -45,10 +46,10 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-pub use app::registry_settings;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
+pub use registry::settings as registry_settings;
 pub use routes::stored_models;
 
 /// Version of Ollama's interface that is spoken; clients switch features on by it.

@@ -18,7 +18,6 @@ use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::app::registry_settings;
 use crate::config::{Config, MirrorConfig};
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
@@ -29,6 +28,7 @@ use crate::keys::guard::Guard;
 use crate::keys::{Key, Scope};
 use crate::panics::text_of;
 use crate::prometheus;
+use crate::registry;
 use crate::{ServeError, VERSION, tidy};
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
@@ -162,7 +162,7 @@ async fn library(
 /// The library cannot be read or written.
 pub async fn retain(config: &Config, dry_run: bool) -> Result<Retained, ServeError> {
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry_settings(config));
+    let client = puna_registry::Registry::new(registry::settings(config));
     let library = library(&store, &client, &config.mirror).await?;
     let history = History::new()?;
     let retained = puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
@@ -259,7 +259,7 @@ pub async fn serve(
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
     let guard = Arc::new(Guard::new(&config.keys)?);
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry_settings(&config));
+    let client = puna_registry::Registry::new(registry::settings(&config));
     let registry = Registry::new(store, client, &config, guard).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);

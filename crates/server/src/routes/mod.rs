@@ -5,7 +5,7 @@ mod audio;
 mod blobs;
 mod chat;
 mod cloud;
-pub(crate) mod create;
+mod create;
 mod embed;
 mod generate;
 mod library;
