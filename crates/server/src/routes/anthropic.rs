@@ -69,7 +69,7 @@ async fn checked(
         return Err(Failure::bad_request("model is required"));
     }
     let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
-    links::fill(app, &request.model, places).await?;
+    chat::fetch_images(app, &request.model, places).await?;
     let wishes = wishes_to_think(&request);
     let mut request = to_native(request)?;
     let (name, model) = chat::find(app, &request.model).await?;

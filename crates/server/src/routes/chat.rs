@@ -11,8 +11,9 @@ use puna_store::Model;
 use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
-use crate::dialect::{self, collect, respond};
+use crate::dialect::{self, check_images, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
+use crate::links::Place;
 use crate::names::Name;
 use crate::remote::{has_option, note_unheard};
 
@@ -51,6 +52,16 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
     let name = Name::to_run(given)?;
     let model = app.find(&name, || format!("model '{given}' not found")).await?;
     Ok((name, model))
+}
+
+/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees; else
+/// those stay where they are, for the dialect to refuse.
+pub(super) async fn fetch_images(app: &App, model: &str, places: Vec<Place<'_>>) -> Result<(), Failure> {
+    let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
+    let name = Name::to_run(model)?;
+    let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
+    check_images(&model, places.len())?;
+    links.fetch_all(places).await
 }
 
 /// A chat whose model is in memory.

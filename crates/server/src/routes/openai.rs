@@ -33,7 +33,7 @@ pub(super) async fn chat_completions(
     Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     let places = links::in_openai(request.messages.iter_mut().map(|message| &mut message.content));
-    links::fill(&app, &request.model, places).await?;
+    chat::fetch_images(&app, &request.model, places).await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;

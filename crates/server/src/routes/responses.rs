@@ -85,7 +85,7 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
             .filter(|(field, _)| matches!(field.as_str(), "content" | "output"))
             .map(|(_, value)| value)
     });
-    links::fill(app, &request.model, links::in_openai(contents)).await?;
+    chat::fetch_images(app, &request.model, links::in_openai(contents)).await?;
     let native = to_native(request, &earlier)?;
     // What was said is in there; the answer repeats the rest.
     request.input = Value::Null;
