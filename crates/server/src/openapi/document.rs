@@ -25,7 +25,7 @@ once decompressed. Names of fields are matched exactly, else in any case; `null`
 nobody looked at are named in the answer's header `X-Puna-Ignored`, 32 of them at most.";
 
 /// The document, by the routes that there are.
-pub(super) fn document(routes: &[Route]) -> Value {
+pub(crate) fn document(routes: &[Route]) -> Value {
     let mut types = Types::new();
     let mut paths = Map::new();
     for operation in operations::all() {
