@@ -21,7 +21,7 @@ pub mod tls;
 pub(crate) use body::{Ignored, Json, Pieces, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
-pub(crate) use journal::current_via;
+pub(crate) use journal::{VIA_HEADER, current_via};
 pub(crate) use reply::{
     Anthropic, ErrorForm, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };
