@@ -15,6 +15,7 @@ pub mod config;
 mod dialect;
 mod door;
 mod end;
+mod error;
 mod figures;
 pub mod http;
 mod ids;
@@ -39,6 +40,7 @@ pub mod speculate;
 mod table;
 mod tidy;
 mod turns;
+mod version;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -47,41 +49,12 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
+pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
 pub use registry::settings as registry_settings;
 pub use routes::stored_models;
-
-/// Version of Ollama's interface that is spoken; clients switch features on by it.
-pub const OLLAMA_VERSION: &str = "0.34.2";
-
-/// Version of this program.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The server could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The folder of models cannot be used.
-    #[error(transparent)]
-    Store(#[from] puna_store::StoreError),
-    /// The system refuses something.
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-    /// The API keys cannot be used.
-    #[error(transparent)]
-    Keys(#[from] keys::KeyError),
-    /// The registry cannot be set up.
-    #[error(transparent)]
-    Mirror(#[from] puna_mirror::MirrorError),
-    /// The certificate cannot be used.
-    #[error(transparent)]
-    Tls(#[from] http::tls::TlsError),
-    /// The keeper of the models has panicked.
-    #[error(
-        "the server ends, since what keeps its models in memory has failed: {0}; this is an error in Puna"
-    )]
-    Broken(String),
-}
+pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models. For programs that
 /// have a server for themselves.

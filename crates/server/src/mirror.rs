@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, MirrorConfig};
+use crate::error::ServeError;
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
 use crate::http::peer::{is_local, peer};
@@ -29,7 +30,8 @@ use crate::keys::{Key, Scope};
 use crate::panics::text_of;
 use crate::prometheus;
 use crate::registry;
-use crate::{ServeError, VERSION, tidy};
+use crate::tidy;
+use crate::version::VERSION;
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
 const PASSING: &str = "puna-registry/passing";

@@ -4,12 +4,13 @@ use puna_registry::Settings;
 
 use crate::config::Config;
 use crate::runner::detect_template;
+use crate::version::{OLLAMA_VERSION, VERSION};
 
 /// How registries are asked, as the configuration says.
 pub fn settings(config: &Config) -> Settings {
     let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
     Settings {
-        user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),
+        user_agent: format!("ollama/{} ({arch} {system}) puna/{}", OLLAMA_VERSION, VERSION),
         key: config.registry_key.clone(),
         streams: config.max_transfer_streams,
         proxies: config.proxies.clone(),

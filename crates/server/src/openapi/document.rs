@@ -11,6 +11,7 @@ use super::operations;
 use crate::http::Dialect;
 use crate::keys::Access;
 use crate::table::Route;
+use crate::version::VERSION;
 
 /// Where the schemas are.
 const COMPONENTS: &str = "#/components/schemas/";
@@ -48,7 +49,7 @@ pub(crate) fn document(routes: &[Route]) -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "Puna",
-            "version": crate::VERSION,
+            "version": VERSION,
             "description": ABOUT,
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },

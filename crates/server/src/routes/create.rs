@@ -17,6 +17,7 @@ use crate::http::{Json, Native, Refused, note_ignored};
 use crate::options;
 use crate::runner::{check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
+use crate::version::OLLAMA_VERSION;
 
 pub(super) async fn create(
     State(app): State<App>,
@@ -110,7 +111,7 @@ fn hooks() -> Hooks<'static> {
         check_template: Some(&check_template),
         check_model: Some(&check_model),
         detect_template: Some(&detect_template),
-        version: Some(crate::OLLAMA_VERSION),
+        version: Some(OLLAMA_VERSION),
         ..Hooks::default()
     }
 }

@@ -10,6 +10,7 @@ use crate::manager::{OfRunners, Runners};
 use crate::prometheus::{self, COUNTER, GAUGE, Text};
 use crate::runner::protocol::Pulse;
 use crate::scheduler::Unload;
+use crate::version::VERSION;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {
     let runners = app.models().runners().await;
@@ -26,7 +27,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
 fn text(figures: &Figures, runners: &Runners) -> String {
     let mut out = Text::default();
     out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
-    out.sample("", &[("version", crate::VERSION)], 1);
+    out.sample("", &[("version", VERSION)], 1);
     out.family("puna_http_requests_total", COUNTER, "Requests by route, method and status of the answer.");
     for (answered, count) in figures.answers() {
         let status = answered.status.to_string();
