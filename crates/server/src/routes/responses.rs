@@ -11,7 +11,7 @@ use super::chat;
 use crate::app::{App, key};
 use crate::canonical::Failure;
 use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
-use crate::dialect::{Encoder, collect, respond, respond_when};
+use crate::dialect::{collect, respond_when};
 use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
 use crate::links;
 
@@ -31,24 +31,20 @@ pub(super) async fn create(
     let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
     let (stream, empty) = (request.stream, native.messages.is_empty());
-    if stream && !empty && !request.debug_render_only {
-        let (key, spare, own) = (key(&model), ResponseEncoder::new(request.clone(), None), app.clone());
-        let ready = async move {
-            let prepared = chat::prepare(&own, client, native, &name, &model).await?;
-            Ok((vec![prepared.streaming(true).start()], ResponseEncoder::new(request, keep)))
-        };
-        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
-    }
-    let prepared = chat::prepare(&app, client, native, &name, &model).await?;
-    let encoder = ResponseEncoder::new(request, keep);
+    let key = (!request.debug_render_only).then(|| key(&model));
+    let encoder = move |()| ResponseEncoder::new(request, keep);
+    let own = app.clone();
+    let prepared = async move { chat::prepare(&own, client, native, &name, &model).await };
     if empty {
-        return Ok(encoder.empty());
+        prepared.await?;
+        return Ok(encoder(()).empty());
     }
-    let running = prepared.streaming(stream).start();
-    match stream {
-        true => Ok(respond(vec![running], encoder).await?),
-        false => Ok(encoder.whole(collect(running).await?)),
+    let started = async move { Ok(([prepared.await?.streaming(stream).start()], ())) };
+    if stream {
+        return Ok(respond_when(&app, key, started, encoder).await?);
     }
+    let ([running], ()) = started.await?;
+    Ok(encoder(()).whole(collect(running).await?))
 }
 
 /// `POST /v1/responses/input_tokens`
