@@ -345,6 +345,8 @@ impl ResponseEncoder {
     }
 
     fn fail(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        // It is not kept.
+        self.stored = false;
         let mut response = self.response("failed", None);
         response["error"] = value!({"code": "server_error", "message": failure.message});
         self.send("response.failed", value!({"response": response}), out);

@@ -294,10 +294,12 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
 
 #[test]
 fn a_response_that_breaks_off_has_failed() {
-    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], None);
+    let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
+    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], Some(keep));
     let end = got.last().unwrap();
     assert_eq!((&end["type"], &end["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(end["response"]["error"], json!({"code": "server_error", "message": "broken"}));
+    assert_eq!(end["response"]["store"], false, "nobody finds it later");
 }
 
 #[test]
