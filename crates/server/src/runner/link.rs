@@ -38,6 +38,9 @@ const PIECES: u32 = 4;
 /// How long a runner may take to say what it is doing, where somebody wants to know now.
 const REFRESH: Duration = Duration::from_millis(200);
 
+/// Bytes of a task that is written where it is sent.
+const LARGE: usize = 256 << 10;
+
 /// How long a runner whose connection has ended may take to end itself.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -232,16 +235,20 @@ async fn send_all(
     link: Weak<Shared>,
 ) {
     while let Some((message, _held)) = outgoing.recv().await {
-        let bytes = match (frame(&message), message) {
+        let task = match &message {
+            ToRunner::Submit { id, .. } => Some(*id),
+            _ => None,
+        };
+        let bytes = match (framed(message).await, task) {
             (Ok(bytes), _) => bytes,
-            (Err(error), ToRunner::Submit { id, .. }) => {
+            (Err(error), Some(id)) => {
                 if let Some(shared) = link.upgrade() {
                     let text = format!("the request is too large for the model runner: {error}");
                     Link(shared).deliver(id, Event::Error(Failure::new(413, text)));
                 }
                 continue;
             }
-            (Err(error), _) => {
+            (Err(error), None) => {
                 tracing::error!(%error, "a message to a runner could not be written");
                 continue;
             }
@@ -251,6 +258,17 @@ async fn send_all(
             tracing::debug!(%error, "a message to a runner could not be sent");
             return;
         }
+    }
+}
+
+/// A message as it is sent. One that is large is written where nobody else waits meanwhile.
+async fn framed(message: ToRunner) -> io::Result<Vec<u8>> {
+    match &message {
+        ToRunner::Submit { task, .. } if task.text_bytes() > LARGE => {
+            let writing = tokio::task::spawn_blocking(move || frame(&message));
+            writing.await.map_err(io::Error::other)?
+        }
+        _ => frame(&message),
     }
 }
 
