@@ -1,5 +1,8 @@
 //! The task that drives the scheduler: it starts and ends runners and hands them to requests.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -324,7 +327,7 @@ impl Manager {
                 let Ask { client, num_ctx, keep_alive, .. } = *ask;
                 let request = Request { id, client, key, options, num_ctx, keep_alive };
                 self.waiting.insert(id, Waiting { ask: *ask, reply });
-                self.read_memory();
+                self.weigh_memory();
                 self.event(Event::Request(request));
             }
             Command::Event(event) => {
@@ -364,7 +367,7 @@ impl Manager {
                         "a model runner has ended unexpectedly"
                     );
                 }
-                self.read_memory();
+                self.weigh_memory();
                 self.event(Event::Exited(run, exit));
             }
             Command::Stalled(run, phase) => self.stalled(run, phase),
@@ -384,6 +387,15 @@ impl Manager {
         let ended = self.ended.entry(runner.about.name.clone()).or_default();
         *ended = ended.plus(runner.link.pulse().counts);
         Some(runner)
+    }
+
+    /// Has the scheduler look where things stand; with the memory only if anything is decided by it: that is read from files
+    /// of the system, and most requests are for models that are there.
+    fn weigh_memory(&mut self) {
+        match self.scheduler.weighs_memory() {
+            true => self.read_memory(),
+            false => self.event(Event::Tick),
+        }
     }
 
     fn read_memory(&mut self) {
