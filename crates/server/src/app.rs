@@ -387,14 +387,15 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     /// Has a task done on it: that of the request which is being answered, whose memory goes with it.
-    pub(crate) fn run(&self, task: Task) -> Running {
-        self.run_holding(task, hand_over().map(Arc::new))
+    pub(crate) async fn run(&self, task: Task) -> Running {
+        self.run_holding(task, hand_over().map(Arc::new)).await
     }
 
-    fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
+    async fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
         let answers = match &self.source {
             Source::Runner(lease) => {
-                Answers::Runner { events: lease.submit(self.client.0, task, share), _lease: lease.clone() }
+                let events = lease.submit(self.client.0, task, share).await;
+                Answers::Runner { events, _lease: lease.clone() }
             }
             Source::Remote(upstream) => Answers::Remote(upstream.submit(task, share)),
         };
@@ -406,20 +407,23 @@ impl Loaded {
     ///
     /// # Errors
     /// There is no memory for so many.
-    pub(crate) fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
+    pub(crate) async fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
         let mut share = hand_over();
         if let Some(share) = &mut share {
             // The request had the prompt once.
             generations.iter().skip(1).try_for_each(|generate| share.take(generate.text_bytes()))?;
         }
         let share = share.map(Arc::new);
-        let run = |generate| self.run_holding(Task::Generate(Box::new(generate)), share.clone());
-        Ok(generations.into_iter().map(run).collect())
+        let mut running = Vec::with_capacity(generations.len());
+        for generate in generations {
+            running.push(self.run_holding(Task::Generate(Box::new(generate)), share.clone()).await);
+        }
+        Ok(running)
     }
 
     /// The text of tokens.
     pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, Failure> {
-        match self.run_holding(Task::Detokenize(tokens), None).end().await? {
+        match self.run_holding(Task::Detokenize(tokens), None).await.end().await? {
             Event::Text(text) => Ok(text),
             _ => Err(Failure::internal("the model runner sent no text")),
         }

@@ -30,6 +30,7 @@ mod names;
 mod openapi;
 mod options;
 mod panics;
+mod places;
 mod prometheus;
 mod registry;
 mod remote;

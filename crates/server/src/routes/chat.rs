@@ -29,7 +29,7 @@ pub(super) async fn chat(
         note_unheard(&model, request.keep_alive);
     }
     if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
-        app.models().expire(key(&model));
+        app.models().expire(key(&model)).await;
         return Ok(encoder.empty("unload"));
     }
     let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
@@ -37,7 +37,7 @@ pub(super) async fn chat(
     if empty {
         return Ok(encoder.empty("load"));
     }
-    let running = prepared.start();
+    let running = prepared.start().await;
     if stream {
         return Ok(respond(vec![running], encoder).await?);
     }
@@ -71,8 +71,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn start(self) -> Running {
-        self.loaded.run(Task::Generate(self.generate))
+    pub(super) async fn start(self) -> Running {
+        self.loaded.run(Task::Generate(self.generate)).await
     }
 
     /// Has calls told of while their arguments come, if that is so.
@@ -85,16 +85,16 @@ impl Prepared {
     ///
     /// # Errors
     /// Together they would be too large.
-    pub(super) fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
+    pub(super) async fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
         let mut several = self.generate.several(answers)?;
         // The prompt's own are the same for all answers, and to score it is to compute it.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
-        self.loaded.run_all(several)
+        self.loaded.run_all(several).await
     }
 
     /// Counts the prompt's tokens instead.
     pub(super) async fn count(self) -> Result<u64, Failure> {
-        match self.loaded.run(Task::Count(self.generate)).end().await? {
+        match self.loaded.run(Task::Count(self.generate)).await.end().await? {
             Event::Counted(tokens) => Ok(tokens),
             _ => Err(Failure::internal("the model runner counted nothing")),
         }

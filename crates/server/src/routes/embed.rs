@@ -133,7 +133,7 @@ pub(super) async fn vectors(
     let (num_ctx, given) = (run.num_ctx, run.given);
     let truncate = matches!(wanted.too_long, TooLong::Cut | TooLong::Asked(true));
     let embed = Embed { inputs: wanted.inputs, truncate, num_ctx, given };
-    finish(loaded.run(Task::Embed(embed))).await
+    finish(loaded.run(Task::Embed(embed)).await).await
 }
 
 async fn finish(mut running: Running) -> Result<Vectors, Failure> {

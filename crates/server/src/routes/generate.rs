@@ -32,7 +32,7 @@ pub(super) async fn generate(
             encoder.empty("load")
         }
         Checked::Generate(needed, generate) => {
-            let running = needed.load(&app, client).await?.run(Task::Generate(generate));
+            let running = needed.load(&app, client).await?.run(Task::Generate(generate)).await;
             match stream {
                 true => respond(vec![running], encoder).await?,
                 false => encoder.whole(collect(running).await?),
@@ -84,7 +84,7 @@ pub(super) async fn check(app: &App, request: GenerateRequest) -> Result<Checked
         note_unheard(&model, keep_alive);
     }
     if empty && keep_alive.is_some_and(KeepAlive::is_zero) {
-        app.models().expire(key(&model));
+        app.models().expire(key(&model)).await;
         return Ok(Checked::Unloaded);
     }
     native::check_generate(&request, &model, &name)?;

@@ -52,7 +52,7 @@ pub(super) async fn chat_completions(
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok((prepared.streaming(stream).start_several(answers)?, ()))
+        Ok((prepared.streaming(stream).start_several(answers).await?, ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
@@ -89,7 +89,7 @@ pub(super) async fn completions(
         for (i, tokens) in wanted.unread() {
             read.push((i, loaded.text(tokens).await?));
         }
-        Ok((loaded.run_all(wanted.generations(&first)?)?, read))
+        Ok((loaded.run_all(wanted.generations(&first)?).await?, read))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);

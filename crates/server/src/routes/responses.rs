@@ -39,7 +39,7 @@ pub(super) async fn create(
         prepared.await?;
         return Ok(encoder(()).empty());
     }
-    let started = async move { Ok(([prepared.await?.streaming(stream).start()], ())) };
+    let started = async move { Ok(([prepared.await?.streaming(stream).start().await], ())) };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
     }
