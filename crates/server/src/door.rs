@@ -53,7 +53,7 @@ struct Inner {
     figures: Arc<Figures>,
     origins: Origins,
     /// Whether `Host` headers are looked at: only on loopback addresses.
-    guarded: bool,
+    judges_hosts: bool,
     machine: String,
     guard: Arc<Guard>,
     room: Room,
@@ -74,13 +74,13 @@ impl Door {
         let origins = app.config().origins.clone();
         let router =
             routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
-        let guarded = listen.ip().is_loopback();
+        let judges_hosts = listen.ip().is_loopback();
         Self(Arc::new(Inner {
             router: router.with_state(app),
             table,
             figures,
             origins,
-            guarded,
+            judges_hosts,
             machine: machine_name(),
             guard,
             room: Room::default(),
@@ -141,7 +141,7 @@ impl Door {
     }
 
     async fn inside(&self, mut request: Request, path: &str, verdict: &Verdict) -> Response {
-        if self.0.guarded {
+        if self.0.judges_hosts {
             match judge(host(&request), &self.0.machine) {
                 Host::Foreign => {
                     let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
