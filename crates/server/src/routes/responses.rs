@@ -3,6 +3,7 @@
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use bytes::Bytes;
 use puna_api::native::{ChatRequest, Message};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
@@ -10,9 +11,9 @@ use serde_json::{Value, json};
 use super::chat;
 use crate::app::{App, key};
 use crate::canonical::Failure;
-use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
+use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, replay, to_native};
 use crate::dialect::{collect, respond_when};
-use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
+use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
 use crate::links;
 
 /// `POST /v1/responses`
@@ -110,13 +111,20 @@ pub(super) async fn retrieve(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refused<OpenAi>> {
-    if query.iter().flat_map(|query| query.split('&')).any(|part| matches!(part, "stream=true" | "stream=1"))
-    {
-        let text = "stream: a response that was kept is told as a whole: leave stream out";
-        return Err(Failure::bad_request(text).into());
-    }
+    let of_query = |name: &str| {
+        let mut fields = query.iter().flat_map(|query| query.split('&')).filter_map(|of| of.split_once('='));
+        fields.find(|(field, _)| *field == name).map(|(_, value)| value)
+    };
+    let stream = matches!(of_query("stream"), Some("true" | "1"));
+    let after = of_query("starting_after").map(str::parse).transpose();
+    let after =
+        after.map_err(|_| Failure::bad_request("starting_after must be the sequence_number of an event"))?;
     let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
-    Ok(json_plain(StatusCode::OK, &kept.response))
+    if !stream {
+        return Ok(json_plain(StatusCode::OK, &kept.response));
+    }
+    let events = Ok(Bytes::from(replay(&kept, after)));
+    Ok(http::stream(Wire::NamedSse, tokio_stream::iter([events])))
 }
 
 /// `DELETE /v1/responses/…`
