@@ -24,6 +24,7 @@ use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
 use crate::options;
+use crate::registry;
 use crate::remote::{Remotes, Upstream};
 use crate::runner::launch::Launcher;
 use crate::runner::link::Events;
@@ -62,7 +63,7 @@ struct Inner {
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
         let store = Arc::new(config.store()?);
-        let registry = Registry::new(registry_settings(&config));
+        let registry = Registry::new(registry::settings(&config));
         let limits = Limits {
             max_loaded: config.max_loaded_models,
             max_queue: config.max_queue,
@@ -311,24 +312,6 @@ fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
     parallel.map_or(SHARED, |most| num_ctx.saturating_mul(most).min(SHARED)).max(num_ctx)
 }
 
-/// How registries are asked, as the configuration says.
-pub fn registry_settings(config: &Config) -> puna_registry::Settings {
-    let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
-    puna_registry::Settings {
-        user_agent: format!("ollama/{} ({arch} {system}) puna/{}", crate::OLLAMA_VERSION, crate::VERSION),
-        key: config.registry_key.clone(),
-        streams: config.max_transfer_streams,
-        proxies: config.proxies.clone(),
-        default_registry: config.registry_default.clone(),
-        mirrors: config.registry_mirrors.clone(),
-        hosts: config.registry_hosts.clone(),
-        docker_config: config.docker_config.clone(),
-        limit_rate: config.registry_limit_rate,
-        detect_template: Some(crate::routes::create::detect_template),
-        ..puna_registry::Settings::default()
-    }
-}
-
 /// The file of a model's weights; `None` is the model inside this program, or one of another server.
 fn weights(model: &Model) -> Option<PathBuf> {
     match &model.weights {
@@ -405,14 +388,15 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     /// Has a task done on it: that of the request which is being answered, whose memory goes with it.
-    pub(crate) fn run(&self, task: Task) -> Running {
-        self.run_holding(task, hand_over().map(Arc::new))
+    pub(crate) async fn run(&self, task: Task) -> Running {
+        self.run_holding(task, hand_over().map(Arc::new)).await
     }
 
-    fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
+    async fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
         let answers = match &self.source {
             Source::Runner(lease) => {
-                Answers::Runner { events: lease.submit(self.client.0, task, share), _lease: lease.clone() }
+                let events = lease.submit(self.client.0, task, share).await;
+                Answers::Runner { events, _lease: lease.clone() }
             }
             Source::Remote(upstream) => Answers::Remote(upstream.submit(task, share)),
         };
@@ -424,20 +408,23 @@ impl Loaded {
     ///
     /// # Errors
     /// There is no memory for so many.
-    pub(crate) fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
+    pub(crate) async fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
         let mut share = hand_over();
         if let Some(share) = &mut share {
             // The request had the prompt once.
             generations.iter().skip(1).try_for_each(|generate| share.take(generate.text_bytes()))?;
         }
         let share = share.map(Arc::new);
-        let run = |generate| self.run_holding(Task::Generate(Box::new(generate)), share.clone());
-        Ok(generations.into_iter().map(run).collect())
+        let mut running = Vec::with_capacity(generations.len());
+        for generate in generations {
+            running.push(self.run_holding(Task::Generate(Box::new(generate)), share.clone()).await);
+        }
+        Ok(running)
     }
 
     /// The text of tokens.
     pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, Failure> {
-        match self.run_holding(Task::Detokenize(tokens), None).end().await? {
+        match self.run_holding(Task::Detokenize(tokens), None).await.end().await? {
             Event::Text(text) => Ok(text),
             _ => Err(Failure::internal("the model runner sent no text")),
         }

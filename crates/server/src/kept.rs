@@ -22,6 +22,8 @@ pub(crate) struct Kept {
     pub(crate) owner: Owner,
     pub(crate) response: Value,
     pub(crate) messages: Vec<Message>,
+    /// The bytes of the pieces in which each of its items came.
+    pub(crate) pieces: Vec<Vec<usize>>,
 }
 
 impl Kept {
@@ -42,7 +44,9 @@ impl Kept {
         };
         // Each item is found by its id, too.
         let items = self.item_ids().flatten().map(|id| 96 + id.len()).sum::<usize>();
-        items + size(&self.response) + self.messages.iter().map(message).sum::<usize>()
+        let piece = |of_item: &Vec<usize>| size_of_val(of_item) + size_of_val(of_item.as_slice());
+        let pieces = self.pieces.iter().map(piece).sum::<usize>();
+        items + pieces + size(&self.response) + self.messages.iter().map(message).sum::<usize>()
     }
 }
 
@@ -149,6 +153,7 @@ mod tests {
             owner: Owner(None),
             response: Value::Null,
             messages: vec![Message::text("user", "x".repeat(length))],
+            pieces: Vec::new(),
         }
     }
 
@@ -170,7 +175,7 @@ mod tests {
         let item = |i: usize| serde_json::json!({"id": format!("item{i}"), "n": i});
         for i in 0..1100 {
             let response = serde_json::json!({"output": [{"type": "odd"}, item(i), item(i + 10_000)]});
-            assert!(responses.put(&format!("r{i}"), Kept { owner: ann, response, messages: Vec::new() }));
+            assert!(responses.put(&format!("r{i}"), Kept { owner: ann, response, ..kept(0) }));
         }
         let inner = responses.lock();
         let kept = inner.known.len();

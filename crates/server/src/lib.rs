@@ -3,8 +3,8 @@
 //! [`serve`] answers requests on a listener until told to end; [`listen`] opens one and says by whom a port is taken;
 //! [`runner::main`] is what the hidden subcommand `runner` of the program does.
 //!
-//! A request goes through these rooms: [`http`] (origins, hosts, paths, bodies) → `routes` → `dialect` (to a
-//! [`canonical`] request) → `manager` with its pure [`scheduler`] (which runner) → [`runner`] (prompt, engine), and its
+//! A request goes through these rooms: [`http`] (connections, bodies) → `door` (origins, hosts, the `table` of paths, keys) →
+//! `routes` → `dialect` (to a [`canonical`] request) → `manager` with its pure [`scheduler`] (which runner) → [`runner`] (prompt, engine), and its
 //! events come back to the dialect, which encodes them.
 
 #![forbid(unsafe_code)]
@@ -13,7 +13,9 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod door;
 mod end;
+mod error;
 mod figures;
 pub mod http;
 mod ids;
@@ -28,13 +30,18 @@ mod names;
 mod openapi;
 mod options;
 mod panics;
+mod places;
+mod prometheus;
+mod registry;
 mod remote;
 mod routes;
 pub mod runner;
 pub mod scheduler;
 pub mod speculate;
+mod table;
 mod tidy;
 mod turns;
+mod version;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -42,42 +49,13 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-pub use app::registry_settings;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
+pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
+pub use registry::settings as registry_settings;
 pub use routes::stored_models;
-
-/// Version of Ollama's interface that is spoken; clients switch features on by it.
-pub const OLLAMA_VERSION: &str = "0.34.2";
-
-/// Version of this program.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The server could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The folder of models cannot be used.
-    #[error(transparent)]
-    Store(#[from] puna_store::StoreError),
-    /// The system refuses something.
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-    /// The API keys cannot be used.
-    #[error(transparent)]
-    Keys(#[from] keys::KeyError),
-    /// The registry cannot be set up.
-    #[error(transparent)]
-    Mirror(#[from] puna_mirror::MirrorError),
-    /// The certificate cannot be used.
-    #[error(transparent)]
-    Tls(#[from] http::tls::TlsError),
-    /// The keeper of the models has panicked.
-    #[error(
-        "the server ends, since what keeps its models in memory has failed: {0}; this is an error in Puna"
-    )]
-    Broken(String),
-}
+pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models. For programs that
 /// have a server for themselves.
@@ -152,7 +130,7 @@ async fn answer(
         }
         false => None,
     };
-    let desk = Arc::new(http::door::Door::new(app.clone(), guard, address, registry));
+    let desk = Arc::new(door::Door::new(app.clone(), routes::all(), guard, address, registry));
     let manner = http::serve::Manner { desk, tls, write_timeout };
     let mut broken = None;
     let ends = async {

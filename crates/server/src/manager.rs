@@ -1,5 +1,8 @@
 //! The task that drives the scheduler: it starts and ends runners and hands them to requests.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
 use crate::canonical::{Failure, Task};
@@ -19,6 +22,7 @@ use crate::figures::Figures;
 use crate::http::room::Share;
 use crate::memory::human;
 use crate::panics::text_of;
+use crate::places::{self, Receiver, Sender};
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
@@ -29,6 +33,9 @@ use crate::scheduler::{
 
 /// How long runners may take to end with the server.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Questions that wait for the manager at once, so that no crowd fills the memory while it is held up.
+const QUESTIONS: usize = 256;
 
 /// Names of one runner that are remembered.
 const NAMES: usize = 64;
@@ -100,8 +107,8 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Has a task of a client done, with which that memory is held until the runner has taken it.
-    pub(crate) fn submit(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
-        self.link.submit_holding(client, task, share)
+    pub(crate) async fn submit(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+        self.link.submit_holding(client, task, share).await
     }
 }
 
@@ -109,17 +116,19 @@ impl Lease {
 struct Finished {
     id: RequestId,
     /// Nothing, once somebody else tells it.
-    to: Option<mpsc::UnboundedSender<Command>>,
+    to: Option<Sender<Command>>,
 }
 
 impl Drop for Finished {
     fn drop(&mut self) {
         if let Some(to) = &self.to {
-            let _ = to.send(Command::Event(Event::Finished(self.id)));
+            to.push(Command::Event(Event::Finished(self.id)));
         }
     }
 }
 
+/// What is asked waits for one of [`QUESTIONS`] places; what is told does not, and there is no more of it than there are runners,
+/// and requests whose `Acquire` had one.
 enum Command {
     Acquire(RequestId, Box<Ask>, oneshot::Sender<Result<Lease, Failure>>),
     Event(Event),
@@ -146,7 +155,7 @@ pub(crate) type MemorySource = fn() -> Memory;
 /// The models in memory. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Models {
-    to: mpsc::UnboundedSender<Command>,
+    to: Sender<Command>,
     next_request: Arc<AtomicU64>,
     /// What the task has panicked with.
     broken: watch::Receiver<Option<String>>,
@@ -161,7 +170,7 @@ impl Models {
         patience: Patience,
         figures: Arc<Figures>,
     ) -> Self {
-        let (to, commands) = mpsc::unbounded_channel();
+        let (to, commands) = places::channel(QUESTIONS);
         let manager = Manager {
             scheduler: Scheduler::new(limits),
             launcher,
@@ -196,41 +205,46 @@ impl Models {
     /// Waits until a model is ready for a request. Giving up is fine at any time.
     pub(crate) async fn acquire(&self, ask: Ask) -> Result<Lease, Failure> {
         let id = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let mut waits = Finished { id, to: None };
         let (reply, answer) = oneshot::channel();
-        self.to.send(Command::Acquire(id, Box::new(ask), reply)).map_err(|_| shutting_down())?;
-        let mut waits = Finished { id, to: Some(self.to.clone()) };
+        if !self.to.send(Command::Acquire(id, Box::new(ask), reply)).await {
+            return Err(shutting_down());
+        }
+        waits.to = Some(self.to.clone());
         let answer = answer.await;
         // From here on the lease tells when the request ends.
         waits.to = None;
         answer.map_err(|_| shutting_down())?
     }
 
+    /// The answer to a question; nothing if the manager has ended.
+    async fn answer<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.to.send(question(reply)).await;
+        answer.await.ok()
+    }
+
     /// Has a model unloaded as soon as it is idle.
-    pub(crate) fn expire(&self, key: Key) {
-        let _ = self.to.send(Command::Event(Event::Expire(key)));
+    pub(crate) async fn expire(&self, key: Key) {
+        self.to.send(Command::Event(Event::Expire(key))).await;
     }
 
     /// The models in memory.
     pub(crate) async fn list(&self) -> Vec<Resident> {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.to.send(Command::List(reply));
-        answer.await.unwrap_or_default()
+        self.answer(Command::List).await.unwrap_or_default()
     }
 
     /// What all runners do and have done.
     pub(crate) async fn runners(&self) -> Runners {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.to.send(Command::Links(reply));
-        join_all(answer.await.unwrap_or_default().iter().map(Link::refresh)).await;
-        let (reply, answer) = oneshot::channel();
-        let _ = self.to.send(Command::Runners(reply));
-        answer.await.unwrap_or_default()
+        let links = self.answer(Command::Links).await.unwrap_or_default();
+        join_all(links.iter().map(Link::refresh)).await;
+        self.answer(Command::Runners).await.unwrap_or_default()
     }
 
     /// Ends all runners and the task.
     pub(crate) async fn shutdown(&self) {
         let (reply, answer) = oneshot::channel();
-        let _ = self.to.send(Command::Shutdown(reply));
+        self.to.push(Command::Shutdown(reply));
         let _ = answer.await;
     }
 }
@@ -275,11 +289,11 @@ struct Manager {
     ended: BTreeMap<String, Counts>,
     runners: HashMap<RunId, Runner>,
     waiting: HashMap<RequestId, Waiting>,
-    to: mpsc::UnboundedSender<Command>,
+    to: Sender<Command>,
 }
 
 impl Manager {
-    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+    async fn run(mut self, mut commands: Receiver<Command>) {
         loop {
             let deadline = self.scheduler.deadline();
             let tick = async {
@@ -305,7 +319,7 @@ impl Manager {
     }
 
     /// Ends all runners and waits until they are gone.
-    async fn end_all(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+    async fn end_all(&mut self, commands: &mut Receiver<Command>) {
         self.waiting.clear();
         self.runners.values().for_each(|runner| runner.link.dismiss(&shutting_down()));
         while !self.runners.is_empty()
@@ -324,7 +338,7 @@ impl Manager {
                 let Ask { client, num_ctx, keep_alive, .. } = *ask;
                 let request = Request { id, client, key, options, num_ctx, keep_alive };
                 self.waiting.insert(id, Waiting { ask: *ask, reply });
-                self.read_memory();
+                self.weigh_memory();
                 self.event(Event::Request(request));
             }
             Command::Event(event) => {
@@ -364,7 +378,7 @@ impl Manager {
                         "a model runner has ended unexpectedly"
                     );
                 }
-                self.read_memory();
+                self.weigh_memory();
                 self.event(Event::Exited(run, exit));
             }
             Command::Stalled(run, phase) => self.stalled(run, phase),
@@ -384,6 +398,15 @@ impl Manager {
         let ended = self.ended.entry(runner.about.name.clone()).or_default();
         *ended = ended.plus(runner.link.pulse().counts);
         Some(runner)
+    }
+
+    /// Has the scheduler look where things stand; with the memory only if anything is decided by it: that is read from files
+    /// of the system, and most requests are for models that are there.
+    fn weigh_memory(&mut self) {
+        match self.scheduler.weighs_memory() {
+            true => self.read_memory(),
+            false => self.event(Event::Tick),
+        }
     }
 
     fn read_memory(&mut self) {
@@ -465,7 +488,7 @@ impl Manager {
         let pid = launched.pid;
         tracing::debug!(run, pid, model = about.name, "starting a runner");
         let to = self.to.clone();
-        let on_notice = Box::new(move |notice| drop(to.send(Command::Notice(run, notice))));
+        let on_notice = Box::new(move |notice| to.push(Command::Notice(run, notice)));
         let link = Link::new(launched, self.patience.step, on_notice);
         link.plan(spec.clone());
         let started = Instant::now();
@@ -485,7 +508,7 @@ impl Manager {
     }
 
     fn failed_to_start(&self, run: RunId, reason: String) {
-        let _ = self.to.send(Command::Event(Event::Exited(run, Exit { reason, out_of_memory: false })));
+        self.to.push(Command::Event(Event::Exited(run, Exit { reason, out_of_memory: false })));
     }
 
     /// Gives a phase of loading its time.
@@ -495,7 +518,7 @@ impl Manager {
         let (phase, to) = (runner.phase, self.to.clone());
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
-            let _ = to.send(Command::Stalled(run, phase));
+            to.push(Command::Stalled(run, phase));
         });
     }
 

@@ -18,18 +18,20 @@ use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::app::registry_settings;
 use crate::config::{Config, MirrorConfig};
-use crate::http::door::{is_local, peer};
+use crate::error::ServeError;
 use crate::http::hosts::machine_name;
 use crate::http::journal::Entry;
+use crate::http::peer::{is_local, peer};
 use crate::http::serve::{Desk, Manner, run};
 use crate::http::tls::Tls;
 use crate::keys::guard::Guard;
 use crate::keys::{Key, Scope};
 use crate::panics::text_of;
-use crate::routes::{METRICS, figures_text};
-use crate::{ServeError, VERSION, tidy};
+use crate::prometheus;
+use crate::registry;
+use crate::tidy;
+use crate::version::VERSION;
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
 const PASSING: &str = "puna-registry/passing";
@@ -118,7 +120,7 @@ impl Registry {
 
     /// Its figures, in the text form of Prometheus.
     pub(crate) async fn metrics(&self) -> Result<String, MirrorError> {
-        Ok(figures_text(&self.mirror.watched().await?))
+        Ok(prometheus::of_registry(&self.mirror.watched().await?))
     }
 
     async fn metrics_alone(&self, request: Request) -> Response {
@@ -128,7 +130,7 @@ impl Registry {
             Err(refused) => Err(refused),
         };
         match figures {
-            Ok(text) => ([(header::CONTENT_TYPE, METRICS)], text).into_response(),
+            Ok(text) => ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
             Err(error) => Mirror::refusal(&error),
         }
     }
@@ -162,7 +164,7 @@ async fn library(
 /// The library cannot be read or written.
 pub async fn retain(config: &Config, dry_run: bool) -> Result<Retained, ServeError> {
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry_settings(config));
+    let client = puna_registry::Registry::new(registry::settings(config));
     let library = library(&store, &client, &config.mirror).await?;
     let history = History::new()?;
     let retained = puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
@@ -259,7 +261,7 @@ pub async fn serve(
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
     let guard = Arc::new(Guard::new(&config.keys)?);
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry_settings(&config));
+    let client = puna_registry::Registry::new(registry::settings(&config));
     let registry = Registry::new(store, client, &config, guard).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);

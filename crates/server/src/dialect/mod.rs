@@ -143,13 +143,18 @@ impl Several {
 }
 
 /// Answers with a stream. What fails before the first piece is an error with its own status.
-pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Response, Failure> {
+pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, encoder: E) -> Result<Response, Failure> {
+    begin(running, encoder).await.map_err(|(failure, _)| failure)
+}
+
+/// The same; a failure leaves the encoder, of which nothing was sent.
+async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Response, (Failure, E)> {
     let mut several = Several::new(running);
     let mut out = Vec::new();
     while out.is_empty() {
         match several.next().await {
             None => break,
-            Some((_, Event::Error(failure), _)) => return Err(failure),
+            Some((_, Event::Error(failure), _)) => return Err((failure, encoder)),
             Some((_, Event::Rendered(prompt), _)) => return Ok(encoder.rendered(prompt)),
             Some((from, event, times)) => encoder.encode(from, event, times, &mut out),
         }

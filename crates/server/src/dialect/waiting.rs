@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use futures_util::stream::unfold;
 use tokio::time::timeout;
 
-use super::{Encoder, respond};
+use super::{Encoder, begin};
 use crate::app::{App, Running};
 use crate::canonical::Failure;
 use crate::http::room::Held;
@@ -46,34 +46,42 @@ impl Reading {
     }
 }
 
-/// What a stream waits for.
-type Begun = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
+/// What a stream waits for; an encoder writes why it does not come.
+type Begun<E> = Pin<Box<dyn Future<Output = Result<Response, (Failure, E)>> + Send>>;
 
 /// Where a stream is.
-enum Stage {
-    /// The request is not being answered yet; what a failure would come to.
-    Waiting(Begun, Box<dyn FnOnce(Failure) -> Vec<u8> + Send>),
+enum Stage<E> {
+    /// The request is not being answered yet.
+    Waiting(Begun<E>),
     /// It is.
     Answer(BodyDataStream),
 }
 
-/// Answers with a stream as soon as its request is `ready`, as [`respond`] does. Where that takes long, because the model of
-/// this key is loaded or the prompt read, the stream begins before; a failure is its end then, as `broken` writes it.
-pub(crate) async fn respond_when<E: Encoder>(
+/// Answers with a stream as soon as its request was started, as [`super::respond`] does; the encoder is told what starting has
+/// found out. Where that takes long, because the model of this key is loaded or the prompt read, the stream begins before,
+/// and a failure is its end then. Without a key it does not: the answer may not become a stream.
+pub(crate) async fn respond_when<R, T, E: Encoder>(
     app: &App,
-    key: Key,
-    ready: impl Future<Output = Result<(Vec<Running>, E), Failure>> + Send + 'static,
-    broken: impl FnOnce(Failure) -> Vec<u8> + Send + 'static,
-) -> Result<Response, Failure> {
-    let mut begun: Begun = Box::pin(Held::passed_on(async move {
-        let (running, encoder) = ready.await?;
-        respond(running, encoder).await
+    key: Option<Key>,
+    started: impl Future<Output = Result<(R, T), Failure>> + Send + 'static,
+    encoder: impl FnOnce(T) -> E + Send + 'static,
+) -> Result<Response, Failure>
+where
+    R: Into<Vec<Running>> + Send + 'static,
+    T: Default + Send + 'static,
+{
+    let mut begun: Begun<E> = Box::pin(Held::passed_on(async move {
+        match started.await {
+            Ok((running, found)) => begin(running.into(), encoder(found)).await,
+            Err(failure) => Err((failure, encoder(T::default()))),
+        }
     }));
-    if let Ok(response) = timeout(EVERY, &mut begun).await {
-        return response;
+    let Some(key) = key else { return begun.await.map_err(|(failure, _)| failure) };
+    if let Ok(answer) = timeout(EVERY, &mut begun).await {
+        return answer.map_err(|(failure, _)| failure);
     }
     let first = comment(app, &key).await;
-    let state = (app.clone(), key, Some(first), Some(Stage::Waiting(begun, Box::new(broken))));
+    let state = (app.clone(), key, Some(first), Some(Stage::Waiting(begun)));
     let pieces = unfold(state, |(app, key, first, stage)| async move {
         if let Some(first) = first {
             return Some((Ok::<_, Infallible>(first), (app, key, None, stage)));
@@ -85,12 +93,12 @@ pub(crate) async fn respond_when<E: Encoder>(
 }
 
 /// The next piece of a stream, and where it is then; nothing is its end.
-async fn next(app: &App, key: &Key, stage: Stage) -> Option<(Bytes, Option<Stage>)> {
+async fn next<E: Encoder>(app: &App, key: &Key, stage: Stage<E>) -> Option<(Bytes, Option<Stage<E>>)> {
     let mut body = match stage {
         Stage::Answer(body) => body,
-        Stage::Waiting(mut begun, broken) => match timeout(EVERY, &mut begun).await {
-            Err(_) => return Some((comment(app, key).await, Some(Stage::Waiting(begun, broken)))),
-            Ok(Err(failure)) => return Some((broken(failure).into(), None)),
+        Stage::Waiting(mut begun) => match timeout(EVERY, &mut begun).await {
+            Err(_) => return Some((comment(app, key).await, Some(Stage::Waiting(begun)))),
+            Ok(Err((failure, encoder))) => return Some((encoder.broken(failure).into(), None)),
             Ok(Ok(response)) => response.into_body().into_data_stream(),
         },
     };

@@ -25,6 +25,9 @@ use crate::lock::lock;
 /// Bytes of a JSON body at most: room for a few large images.
 const MAX_BODY: usize = 128 << 20;
 
+/// Bytes of a body that is decoded where it was read. A larger one would hold up everybody else for as long.
+const LARGE: usize = 256 << 10;
+
 /// Bytes of a decompressed body at most.
 const MAX_UNPACKED: usize = 20 << 20;
 
@@ -63,27 +66,37 @@ const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60
 /// A request decoded from a JSON body; what is wrong with it is told in the dialect's form.
 pub(crate) struct Json<D, T>(pub(crate) T, pub(crate) PhantomData<D>);
 
-impl<D: ErrorForm, T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<D, T> {
+impl<D: ErrorForm, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Json<D, T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
-        let decoded = read_body(request).await.and_then(|mut body| {
-            body.share.take(cost(&body.bytes))?;
-            let decoded = decode::<D, T>(&body.bytes)?;
-            let (bytes, mut share) = (body.bytes.len(), body.share);
-            drop(body.bytes);
-            share.give_back(bytes);
-            hold(share);
-            Ok(decoded)
-        });
-        match decoded {
-            Ok((value, fields)) => {
-                fields.into_iter().for_each(note_ignored);
+        let decoded = async {
+            let body = read_body(request).await?;
+            if body.bytes.len() <= LARGE {
+                return body.decode::<D, T>();
+            }
+            // Nobody waits for it any more if the client leaves, but what it takes is counted until it ends.
+            let decoding = tokio::task::spawn_blocking(move || body.decode::<D, T>());
+            decoding.await.map_err(|e| Failure::internal(format!("internal error while decoding: {e}")))?
+        };
+        match decoded.await {
+            Ok(Decoded { value, ignored, share }) => {
+                ignored.into_iter().for_each(note_ignored);
+                hold(share);
                 Ok(Self(value, PhantomData))
             }
             Err(failure) => Err(Refused::<D>::from(failure).into_response()),
         }
     }
+}
+
+/// A decoded body.
+struct Decoded<T> {
+    value: T,
+    /// Its fields that nobody knows.
+    ignored: Vec<String>,
+    /// The memory that it has.
+    share: Share,
 }
 
 tokio::task_local! {
@@ -138,6 +151,17 @@ fn cost(body: &[u8]) -> usize {
 pub(crate) struct Received {
     pub(crate) bytes: Bytes,
     share: Share,
+}
+
+impl Received {
+    fn decode<D: ErrorForm, T: DeserializeOwned>(mut self) -> Result<Decoded<T>, Failure> {
+        self.share.take(cost(&self.bytes))?;
+        let (value, ignored) = decode::<D, T>(&self.bytes)?;
+        let (bytes, mut share) = (self.bytes.len(), self.share);
+        drop(self.bytes);
+        share.give_back(bytes);
+        Ok(Decoded { value, ignored, share })
+    }
 }
 
 /// The whole body, unless it is too long or there is no room for it; decompressed, if it says that it is compressed.

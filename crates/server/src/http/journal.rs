@@ -14,7 +14,9 @@ use hyper::body::{Frame, SizeHint};
 use super::Dialect;
 use crate::canonical::Failure;
 use crate::ids;
-use crate::remote::VIA as VIA_HEADER;
+
+/// The header that names the servers that a request came through.
+pub(crate) const VIA_HEADER: &str = "puna-via";
 
 /// Longest name that a client may give a request, in letters.
 const MAX_ID: usize = 128;

@@ -1,17 +1,16 @@
-//! What stands between the network and the routes: connections, access rules, path rules, bodies.
+//! What stands between the network and the door: connections, hosts, bodies, answers, the log.
 
 mod body;
 mod client;
 mod dialect;
-pub(crate) mod door;
 mod ending;
 pub(crate) mod hosts;
 pub(crate) mod journal;
 mod lingering;
 pub mod listen;
 pub(crate) mod multipart;
-pub(crate) mod paths;
 pub(crate) mod patient;
+pub(crate) mod peer;
 mod reply;
 pub(crate) mod room;
 pub mod serve;
@@ -19,10 +18,10 @@ pub mod serve;
 mod tests;
 pub mod tls;
 
-pub(crate) use body::{Json, Pieces, note_ignored, read_body};
+pub(crate) use body::{Ignored, Json, Pieces, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
-pub(crate) use journal::current_via;
+pub(crate) use journal::{VIA_HEADER, current_via};
 pub(crate) use reply::{
     Anthropic, ErrorForm, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };

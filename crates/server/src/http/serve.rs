@@ -18,9 +18,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::door::Peer;
 use super::ending::Ending;
 use super::patient::Patient;
+use super::peer::Peer;
 use super::tls::{MAX_HANDSHAKES, Tls};
 
 /// How long a client may take to send the head of a request.

@@ -23,11 +23,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub(crate) use places::{Place, in_messages, in_openai};
 
-use crate::app::App;
 use crate::canonical::Failure;
 use crate::config::Config;
-use crate::dialect::check_images;
-use crate::names::Name;
 
 /// Bytes of an image at most.
 const BYTES: usize = 20 << 20;
@@ -64,16 +61,6 @@ pub(crate) fn is_link(text: &str) -> bool {
     let begins =
         |scheme: &str| text.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
     begins("http://") || begins("https://")
-}
-
-/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees; else
-/// those stay where they are, for the dialect to refuse.
-pub(crate) async fn fill(app: &App, model: &str, places: Vec<Place<'_>>) -> Result<(), Failure> {
-    let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
-    let name = Name::to_run(model)?;
-    let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
-    check_images(&model, places.len())?;
-    links.fetch_all(places).await
 }
 
 /// Why an image was not fetched.

@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use super::operation::{Body, Content, Operation, SchemaOf, State};
 use super::operations;
 use crate::http::Dialect;
-use crate::http::paths::Route;
 use crate::keys::Access;
+use crate::table::Route;
+use crate::version::VERSION;
 
 /// Where the schemas are.
 const COMPONENTS: &str = "#/components/schemas/";
@@ -25,7 +26,7 @@ once decompressed. Names of fields are matched exactly, else in any case; `null`
 nobody looked at are named in the answer's header `X-Puna-Ignored`, 32 of them at most.";
 
 /// The document, by the routes that there are.
-pub(super) fn document(routes: &[Route]) -> Value {
+pub(crate) fn document(routes: &[Route]) -> Value {
     let mut types = Types::new();
     let mut paths = Map::new();
     for operation in operations::all() {
@@ -48,7 +49,7 @@ pub(super) fn document(routes: &[Route]) -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "Puna",
-            "version": crate::VERSION,
+            "version": VERSION,
             "description": ABOUT,
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },

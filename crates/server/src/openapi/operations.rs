@@ -10,7 +10,7 @@ use super::shapes::{
     WebFetch, WebSearch,
 };
 use crate::http::Dialect;
-use crate::http::paths::Route;
+use crate::table::Route;
 
 /// The whole table.
 pub(crate) fn all() -> Vec<Operation> {
@@ -239,8 +239,13 @@ fn openai() -> Vec<Operation> {
             .object::<CountedResponse>("Their number.")
             .loads(),
         id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
-            .object::<Response>("The response.")
-            .parameter("query", "stream", "Anything but `true`, which is refused: the response is told as a whole.", r#"{"type": "boolean"}"#)
+            .answer(
+                200,
+                "The response; with `stream` the events that told of it.",
+                &[Content::Json(of::<Response>), Content::Events(of::<ResponseEvent>)],
+            )
+            .parameter("query", "stream", "Tell the events of its stream again.", r#"{"type": "boolean"}"#)
+            .parameter("query", "starting_after", "With `stream`, only events behind that of this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
             .errors(&[400, 404]),
         id(Operation::delete("/v1/responses/{id}", "delete_response", "Forget a response"))
             .object::<DeletedResponse>("It is forgotten.")

@@ -17,6 +17,7 @@ use super::lines::{Lines, error_text};
 use crate::canonical::Failure;
 use crate::config::Config;
 use crate::end::End;
+use crate::http::VIA_HEADER;
 use crate::lock::lock;
 
 /// How long a connection may take to be made.
@@ -27,9 +28,6 @@ const AWAY: Duration = Duration::from_secs(10);
 
 /// Letters of another server's error that are shown.
 const SHOWN: usize = 2000;
-
-/// The header that names the servers that a request came through.
-pub(crate) const VIA: &str = "puna-via";
 
 /// What is known about other servers.
 pub(crate) struct Remotes {
@@ -132,7 +130,7 @@ impl Upstream {
             let busy = Busy { remotes: self.remotes.clone(), base: host.base.clone() };
             let asked = Instant::now();
             let mut request = http.post(format!("{}{path}", host.base)).json(&body);
-            request = request.header(ACCEPT_ENCODING, "identity").header(VIA, self.trail());
+            request = request.header(ACCEPT_ENCODING, "identity").header(VIA_HEADER, self.trail());
             if let Some(key) = &host.key {
                 request = request.bearer_auth(key);
             }

@@ -26,7 +26,7 @@ use puna_store::Model;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-pub(crate) use ask::{Remotes, VIA};
+pub(crate) use ask::Remotes;
 pub(crate) use openai::has_option;
 
 use crate::canonical::{Event, Failure, Generate, Task};

@@ -21,10 +21,7 @@ use crate::runner::protocol::CALLS_MAX;
 
 /// Path and body of a generation.
 pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
-    let (stored, options) = (&generate.model.messages, options(&generate.options));
-    let format = generate.format.as_ref().map(format);
-    let (logprobs, top_logprobs) = (generate.logprobs.is_some(), generate.logprobs.unwrap_or(0) as i64);
-    let off = |switch: bool| (!switch).then_some(false);
+    let stored = &generate.model.messages;
     let (messages, tools) = match &generate.input {
         Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
         Input::Prompt(Prompt { tokens: Some(_), .. }) => {
@@ -35,32 +32,7 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
             let message = Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
             (conversation(generate, prompt.system.as_deref(), &[message]), Vec::new())
         }
-        Input::Prompt(prompt) => {
-            let system = prompt.system.clone().or_else(|| generate.model.system.clone());
-            let request = GenerateRequest {
-                model: model.to_owned(),
-                prompt: prompt.text.clone(),
-                suffix: prompt.suffix.clone(),
-                system: system.filter(|_| !prompt.raw).unwrap_or_default(),
-                template: prompt.template.clone().unwrap_or_default(),
-                context: prompt
-                    .context
-                    .as_ref()
-                    .map(|context| context.iter().map(|t| i64::from(*t)).collect()),
-                stream: Some(true),
-                raw: prompt.raw,
-                format,
-                images: prompt.images.clone(),
-                options,
-                think: generate.think,
-                truncate: off(generate.truncate),
-                shift: off(generate.shift),
-                logprobs,
-                top_logprobs,
-                ..GenerateRequest::default()
-            };
-            return Ok(("/api/generate", json!(request)));
-        }
+        Input::Prompt(prompt) => return Ok(("/api/generate", json!(continuation(generate, prompt, model)))),
     };
     let request = ChatRequest {
         model: model.to_owned(),
@@ -69,17 +41,47 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
         tool_choice: Some(generate.tool_choice.clone()).filter(|choice| *choice != ToolChoice::Auto),
         parallel_tool_calls: off(generate.parallel_tool_calls),
         stream: Some(true),
-        format,
-        options,
+        format: generate.format.as_ref().map(format),
+        options: options(&generate.options),
         think: generate.think,
         chat_template_kwargs: Some(generate.variables.clone()).filter(|variables| !variables.is_empty()),
         truncate: off(generate.truncate),
         shift: off(generate.shift),
-        logprobs,
-        top_logprobs,
+        logprobs: generate.logprobs.is_some(),
+        top_logprobs: generate.logprobs.unwrap_or(0) as i64,
         ..ChatRequest::default()
     };
     Ok(("/api/chat", json!(request)))
+}
+
+/// A prompt to continue.
+fn continuation(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRequest {
+    let system = prompt.system.clone().or_else(|| generate.model.system.clone());
+    let context = prompt.context.as_ref();
+    GenerateRequest {
+        model: model.to_owned(),
+        prompt: prompt.text.clone(),
+        suffix: prompt.suffix.clone(),
+        system: system.filter(|_| !prompt.raw).unwrap_or_default(),
+        template: prompt.template.clone().unwrap_or_default(),
+        context: context.map(|context| context.iter().map(|t| i64::from(*t)).collect()),
+        stream: Some(true),
+        raw: prompt.raw,
+        format: generate.format.as_ref().map(format),
+        images: prompt.images.clone(),
+        options: options(&generate.options),
+        think: generate.think,
+        truncate: off(generate.truncate),
+        shift: off(generate.shift),
+        logprobs: generate.logprobs.is_some(),
+        top_logprobs: generate.logprobs.unwrap_or(0) as i64,
+        ..GenerateRequest::default()
+    }
+}
+
+/// A switch that is on where nothing is said.
+fn off(switch: bool) -> Option<bool> {
+    (!switch).then_some(false)
 }
 
 /// The options that somebody gave.

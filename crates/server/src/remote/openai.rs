@@ -87,6 +87,12 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     if let Some(count) = generate.logprobs {
         (body["logprobs"], body["top_logprobs"]) = (true.into(), count.into());
     }
+    thinking(&mut body, generate);
+    Ok(("/chat/completions", body))
+}
+
+/// Whether and how hard to think, and what else the template is told.
+fn thinking(body: &mut Value, generate: &Generate) {
     let mut variables = generate.variables.clone();
     match generate.think {
         None => {}
@@ -100,7 +106,6 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     if !variables.is_empty() {
         body["chat_template_kwargs"] = variables.into();
     }
-    Ok(("/chat/completions", body))
 }
 
 /// The options that somebody gave; all others are the other server's to choose.

@@ -13,7 +13,7 @@ use super::{chat, rfc3339};
 use crate::app::{App, key};
 use crate::canonical::Failure;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native, wishes_to_think};
-use crate::dialect::{Encoder, collect, has, respond, respond_when};
+use crate::dialect::{collect, has, respond_when};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
 use crate::links;
 use crate::names::Name;
@@ -30,23 +30,20 @@ pub(super) async fn messages(
     }
     let stop = request.stop_sequences.clone().unwrap_or_default();
     let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
-    let (model, stream) = (request.model.clone(), request.stream);
-    let encoder = move || MessagesEncoder::new(model.clone(), stop.clone(), searches);
-    let render_only = request.debug_render_only;
+    let (model, stream, render_only) = (request.model.clone(), request.stream, request.debug_render_only);
+    let encoder = move |()| MessagesEncoder::new(model, stop, searches);
     let (name, model, request) = checked(&app, request).await?;
-    if stream && !render_only {
-        let (key, spare, own) = (key(&model), encoder(), app.clone());
-        let ready = async move {
-            let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-            Ok((vec![prepared.streaming(true).start()], encoder()))
-        };
-        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
+    let key = (!render_only).then(|| key(&model));
+    let own = app.clone();
+    let started = async move {
+        let prepared = chat::prepare(&own, client, request, &name, &model).await?;
+        Ok(([prepared.streaming(stream).start().await], ()))
+    };
+    if stream {
+        return Ok(respond_when(&app, key, started, encoder).await?);
     }
-    let running = chat::prepare(&app, client, request, &name, &model).await?.streaming(stream).start();
-    match stream {
-        true => Ok(respond(vec![running], encoder()).await?),
-        false => Ok(encoder().whole(collect(running).await?)),
-    }
+    let ([running], ()) = started.await?;
+    Ok(encoder(()).whole(collect(running).await?))
 }
 
 /// `POST /v1/messages/count_tokens`
@@ -69,7 +66,7 @@ async fn checked(
         return Err(Failure::bad_request("model is required"));
     }
     let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
-    links::fill(app, &request.model, places).await?;
+    chat::fetch_images(app, &request.model, places).await?;
     let wishes = wishes_to_think(&request);
     let mut request = to_native(request)?;
     let (name, model) = chat::find(app, &request.model).await?;

@@ -11,8 +11,9 @@ use puna_store::Model;
 use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
-use crate::dialect::{self, collect, respond};
+use crate::dialect::{self, check_images, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
+use crate::links::Place;
 use crate::names::Name;
 use crate::remote::{has_option, note_unheard};
 
@@ -28,7 +29,7 @@ pub(super) async fn chat(
         note_unheard(&model, request.keep_alive);
     }
     if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
-        app.models().expire(key(&model));
+        app.models().expire(key(&model)).await;
         return Ok(encoder.empty("unload"));
     }
     let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
@@ -36,7 +37,7 @@ pub(super) async fn chat(
     if empty {
         return Ok(encoder.empty("load"));
     }
-    let running = prepared.start();
+    let running = prepared.start().await;
     if stream {
         return Ok(respond(vec![running], encoder).await?);
     }
@@ -53,6 +54,16 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
     Ok((name, model))
 }
 
+/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees; else
+/// those stay where they are, for the dialect to refuse.
+pub(super) async fn fetch_images(app: &App, model: &str, places: Vec<Place<'_>>) -> Result<(), Failure> {
+    let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
+    let name = Name::to_run(model)?;
+    let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
+    check_images(&model, places.len())?;
+    links.fetch_all(places).await
+}
+
 /// A chat whose model is in memory.
 pub(super) struct Prepared {
     loaded: Loaded,
@@ -60,8 +71,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn start(self) -> Running {
-        self.loaded.run(Task::Generate(self.generate))
+    pub(super) async fn start(self) -> Running {
+        self.loaded.run(Task::Generate(self.generate)).await
     }
 
     /// Has calls told of while their arguments come, if that is so.
@@ -74,16 +85,16 @@ impl Prepared {
     ///
     /// # Errors
     /// Together they would be too large.
-    pub(super) fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
+    pub(super) async fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
         let mut several = self.generate.several(answers)?;
         // The prompt's own are the same for all answers, and to score it is to compute it.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
-        self.loaded.run_all(several)
+        self.loaded.run_all(several).await
     }
 
     /// Counts the prompt's tokens instead.
     pub(super) async fn count(self) -> Result<u64, Failure> {
-        match self.loaded.run(Task::Count(self.generate)).end().await? {
+        match self.loaded.run(Task::Count(self.generate)).await.end().await? {
             Event::Counted(tokens) => Ok(tokens),
             _ => Err(Failure::internal("the model runner counted nothing")),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
-use puna_store::{FileTemplate, Hooks, ModelName, ModelRef, Source, Store, StoreError};
+use puna_store::{Hooks, ModelName, ModelRef, Source, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
@@ -15,7 +15,9 @@ use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
 use crate::http::{Json, Native, Refused, note_ignored};
 use crate::options;
+use crate::runner::{check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
+use crate::version::OLLAMA_VERSION;
 
 pub(super) async fn create(
     State(app): State<App>,
@@ -107,24 +109,11 @@ pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
 fn hooks() -> Hooks<'static> {
     Hooks {
         check_template: Some(&check_template),
-        check_model: Some(&crate::runner::check_model),
+        check_model: Some(&check_model),
         detect_template: Some(&detect_template),
-        version: Some(crate::OLLAMA_VERSION),
+        version: Some(OLLAMA_VERSION),
         ..Hooks::default()
     }
-}
-
-pub(crate) fn detect_template(file: &FileTemplate) -> Option<puna_store::NamedTemplate> {
-    let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
-    Some(puna_store::NamedTemplate {
-        name: found.name.to_owned(),
-        template: found.source.to_owned(),
-        stop: found.stop.iter().map(|&text| text.to_owned()).collect(),
-    })
-}
-
-fn check_template(text: &str) -> Result<(), String> {
-    crate::runner::check_template(text)
 }
 
 /// Something that cannot be made is the client's fault, a store that cannot be written is not.

@@ -28,8 +28,7 @@ pub(super) async fn embed(
         EmbedInput::from_value(&request.input).ok_or_else(|| Failure::bad_request("invalid input type"))?;
     let wanted = Wanted {
         inputs: inputs.0.into_iter().map(EmbedText::Text).collect(),
-        truncate: request.truncate,
-        cuts: true,
+        too_long: request.truncate.map_or(TooLong::Cut, TooLong::Asked),
         options: request.options,
         keep_alive: request.keep_alive,
     };
@@ -58,10 +57,9 @@ pub(super) async fn embeddings(
     }
     let name = Name::to_run(&request.model)?;
     let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
-    let (options, keep_alive) = (request.options, request.keep_alive);
-    let answer =
-        vectors(&app, client, &name, Wanted { inputs, truncate: None, cuts: false, options, keep_alive })
-            .await?;
+    let (options, keep_alive, too_long) = (request.options, request.keep_alive, TooLong::Refuse);
+    let wanted = Wanted { inputs, too_long, options, keep_alive };
+    let answer = vectors(&app, client, &name, wanted).await?;
     let first = answer.vectors.into_iter().next().unwrap_or_default();
     let embedding = first.into_iter().map(f64::from).collect();
     Ok(json(StatusCode::OK, &EmbeddingsResponse { embedding }))
@@ -70,12 +68,20 @@ pub(super) async fn embeddings(
 /// Texts that are to become vectors.
 pub(super) struct Wanted {
     pub(super) inputs: Vec<EmbedText>,
-    /// Whether what is too long may be cut, if that was said,
-    pub(super) truncate: Option<bool>,
-    /// and if it was not.
-    pub(super) cuts: bool,
+    pub(super) too_long: TooLong,
     pub(super) options: Option<Map<String, Value>>,
     pub(super) keep_alive: Option<KeepAlive>,
+}
+
+/// What is done with a text that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TooLong {
+    /// It is cut, as nobody said otherwise.
+    Cut,
+    /// It is refused, likewise.
+    Refuse,
+    /// What the request says: whether it is cut.
+    Asked(bool),
 }
 
 /// Vectors as the model's pooling gives them.
@@ -114,7 +120,8 @@ pub(super) async fn vectors(
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
     let (load, run) = app.options(&model, wanted.options.as_ref()).await?;
-    let fields = [("keep_alive", wanted.keep_alive.is_some()), ("truncate", wanted.truncate.is_some())];
+    let asked = matches!(wanted.too_long, TooLong::Asked(_));
+    let fields = [("keep_alive", wanted.keep_alive.is_some()), ("truncate", asked)];
     app.remotes().note_lost(&model, &fields, wanted.options.as_ref(), |_| false);
     if wanted.inputs.is_empty() {
         note_unheard(&model, wanted.keep_alive);
@@ -124,9 +131,9 @@ pub(super) async fn vectors(
         return Ok(Vectors::default());
     }
     let (num_ctx, given) = (run.num_ctx, run.given);
-    let embed =
-        Embed { inputs: wanted.inputs, truncate: wanted.truncate.unwrap_or(wanted.cuts), num_ctx, given };
-    finish(loaded.run(Task::Embed(embed))).await
+    let truncate = matches!(wanted.too_long, TooLong::Cut | TooLong::Asked(true));
+    let embed = Embed { inputs: wanted.inputs, truncate, num_ctx, given };
+    finish(loaded.run(Task::Embed(embed)).await).await
 }
 
 async fn finish(mut running: Running) -> Result<Vectors, Failure> {

@@ -1,9 +1,12 @@
 //! `POST /api/generate`
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::KeepAlive;
 use puna_api::native::GenerateRequest;
+use puna_store::Model;
 
 use crate::app::{App, Loaded, key};
 use crate::canonical::{Failure, Generate, Task};
@@ -12,6 +15,7 @@ use crate::dialect::{self, collect, respond};
 use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
 use crate::remote::{has_option, note_unheard};
+use crate::scheduler::{Key, LoadOptions};
 
 pub(super) async fn generate(
     State(app): State<App>,
@@ -21,10 +25,14 @@ pub(super) async fn generate(
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder { model: request.model.clone(), with_context };
-    Ok(match start(&app, client, request).await? {
-        Started::Nothing(reason) => encoder.empty(reason),
-        Started::Ready(loaded, generate) => {
-            let running = loaded.run(Task::Generate(generate));
+    Ok(match check(&app, request).await? {
+        Checked::Unloaded => encoder.empty("unload"),
+        Checked::Load(needed) => {
+            needed.load(&app, client).await?;
+            encoder.empty("load")
+        }
+        Checked::Generate(needed, generate) => {
+            let running = needed.load(&app, client).await?.run(Task::Generate(generate)).await;
             match stream {
                 true => respond(vec![running], encoder).await?,
                 false => encoder.whole(collect(running).await?),
@@ -33,16 +41,37 @@ pub(super) async fn generate(
     })
 }
 
-/// What became of a request.
-pub(super) enum Started {
-    /// Nothing is to be generated: `load` or `unload`.
-    Nothing(&'static str),
-    /// The model is in memory.
-    Ready(Loaded, Box<Generate>),
+/// What a request asks for.
+pub(super) enum Checked {
+    /// That its model leaves, which was seen to.
+    Unloaded,
+    /// That it comes, and nothing is generated.
+    Load(Needed),
+    Generate(Needed, Box<Generate>),
 }
 
-/// Checks a request in the original's order and waits for the model.
-pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -> Result<Started, Failure> {
+/// The model that a request needs.
+pub(super) struct Needed {
+    model: Arc<Model>,
+    load: LoadOptions,
+    num_ctx: Option<u32>,
+    keep_alive: Option<KeepAlive>,
+}
+
+impl Needed {
+    /// What it is told apart by.
+    pub(super) fn key(&self) -> Key {
+        key(&self.model)
+    }
+
+    /// Waits for it.
+    pub(super) async fn load(self, app: &App, client: Client) -> Result<Loaded, Failure> {
+        app.load(&self.model, (self.load, self.num_ctx), self.keep_alive, client).await
+    }
+}
+
+/// Checks a request in the original's order.
+pub(super) async fn check(app: &App, request: GenerateRequest) -> Result<Checked, Failure> {
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let missing = |name: &str| format!("model '{name}' not found");
     if request.model.is_empty() {
@@ -50,16 +79,17 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     }
     let name = Name::to_run(&request.model)?;
     let model = app.find(&name, || missing(&name.given)).await?;
-    if request.prompt.is_empty() {
-        note_unheard(&model, request.keep_alive);
+    let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
+    if empty {
+        note_unheard(&model, keep_alive);
     }
-    if request.prompt.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
-        app.models().expire(key(&model));
-        return Ok(Started::Nothing("unload"));
+    if empty && keep_alive.is_some_and(KeepAlive::is_zero) {
+        app.models().expire(key(&model)).await;
+        return Ok(Checked::Unloaded);
     }
     native::check_generate(&request, &model, &name)?;
     let (load, run) = app.options(&model, request.options.as_ref()).await?;
-    let (empty, keep_alive, num_ctx) = (request.prompt.is_empty(), request.keep_alive, run.num_ctx);
+    let num_ctx = run.num_ctx;
     let fields = [
         ("keep_alive", keep_alive.is_some()),
         ("truncate", request.truncate.is_some()),
@@ -67,9 +97,9 @@ pub(super) async fn start(app: &App, client: Client, request: GenerateRequest) -
     ];
     app.remotes().note_lost(&model, &fields, request.options.as_ref(), has_option);
     let generate = native::generate(request, &model, run, app.config())?;
-    let loaded = app.load(&model, (load, num_ctx), keep_alive, client).await?;
-    if empty {
-        return Ok(Started::Nothing("load"));
-    }
-    Ok(Started::Ready(loaded, Box::new(generate)))
+    let needed = Needed { model, load, num_ctx, keep_alive };
+    Ok(match empty {
+        true => Checked::Load(needed),
+        false => Checked::Generate(needed, Box::new(generate)),
+    })
 }

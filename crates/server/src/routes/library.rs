@@ -125,9 +125,9 @@ pub(super) async fn delete(
     if done.is_ok() {
         // Nobody could ask for its end by name any more.
         let running = app.models().list().await.into_iter();
-        running
-            .filter(|model| model.about.name.eq_ignore_ascii_case(&deleted))
-            .for_each(|model| app.models().expire(model.key));
+        for model in running.filter(|model| model.about.name.eq_ignore_ascii_case(&deleted)) {
+            app.models().expire(model.key).await;
+        }
     }
     match done {
         Ok(Deleted { kept: None }) => Ok(StatusCode::OK.into_response()),

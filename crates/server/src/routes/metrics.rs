@@ -1,7 +1,5 @@
 //! `GET /metrics`: what the server has done and does, in the text form of Prometheus.
 
-use std::fmt::{Display, Write};
-
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -9,8 +7,10 @@ use axum::response::{IntoResponse, Response};
 use crate::app::App;
 use crate::figures::{Count, Figures, Histogram, OfModel, Outcome};
 use crate::manager::{OfRunners, Runners};
+use crate::prometheus::{self, COUNTER, GAUGE, Text};
 use crate::runner::protocol::Pulse;
 use crate::scheduler::Unload;
+use crate::version::VERSION;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {
     let runners = app.models().runners().await;
@@ -21,29 +21,13 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
             Err(error) => tracing::warn!(%error, "the registry's figures cannot be had"),
         }
     }
-    ([(header::CONTENT_TYPE, METRICS)], text).into_response()
-}
-
-/// The form of the figures.
-pub(crate) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// Figures of the registry in that form.
-pub(crate) fn figures_text(figures: &[puna_mirror::Figure]) -> String {
-    let mut out = Text::default();
-    for figure in figures {
-        out.family(figure.name, figure.kind, figure.help);
-        for (labels, value) in &figure.samples {
-            let labels: Vec<_> = labels.iter().map(|(label, of)| (*label, of.as_str())).collect();
-            out.sample("", &labels, value);
-        }
-    }
-    out.0
+    ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
 }
 
 fn text(figures: &Figures, runners: &Runners) -> String {
     let mut out = Text::default();
     out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
-    out.sample("", &[("version", crate::VERSION)], 1);
+    out.sample("", &[("version", VERSION)], 1);
     out.family("puna_http_requests_total", COUNTER, "Requests by route, method and status of the answer.");
     for (answered, count) in figures.answers() {
         let status = answered.status.to_string();
@@ -56,7 +40,7 @@ fn text(figures: &Figures, runners: &Runners) -> String {
     requests(&mut out, figures);
     runners_counts(&mut out, runners);
     runners_now(&mut out, runners);
-    out.0
+    out.end()
 }
 
 /// What is counted by the requested model.
@@ -178,48 +162,6 @@ fn runners_now(out: &mut Text, runners: &Runners) {
             sums.into_iter().for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
         }
     }
-}
-
-const COUNTER: &str = "counter";
-const GAUGE: &str = "gauge";
-
-/// The text so far, and the name of the present family. Writing to a string does not fail.
-#[derive(Default)]
-struct Text(String, &'static str);
-
-impl Text {
-    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
-        self.1 = name;
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
-        let _ = write!(self.0, "{}{suffix}", self.1);
-        for (i, (label, of)) in labels.iter().enumerate() {
-            let _ = write!(self.0, "{}{label}=\"{}\"", if i == 0 { '{' } else { ',' }, escaped(of));
-        }
-        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
-    }
-
-    /// A value of a model, with another label unless that is empty.
-    fn of_model(&mut self, model: &str, label: &str, of: &str, value: u64) {
-        let labels = [("model", model), (label, of)];
-        self.sample("", if label.is_empty() { &labels[..1] } else { &labels }, value);
-    }
-
-    fn histogram(&mut self, model: &str, histogram: &Histogram) {
-        let at_most = histogram.at_most();
-        for (bound, count) in &at_most {
-            let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".into() };
-            self.sample("_bucket", &[("model", model), ("le", &bound)], count);
-        }
-        self.sample("_sum", &[("model", model)], histogram.sum());
-        self.sample("_count", &[("model", model)], at_most.last().map_or(0, |(_, all)| *all));
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

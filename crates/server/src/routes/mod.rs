@@ -5,7 +5,8 @@ mod audio;
 mod blobs;
 mod chat;
 mod cloud;
-pub(crate) mod create;
+mod create;
+mod description;
 mod embed;
 mod generate;
 mod library;
@@ -24,14 +25,12 @@ mod transfer;
 mod upkeep;
 
 pub use library::stored_models;
-pub(crate) use metrics::{METRICS, figures_text};
 
 use axum::routing::{delete, get, post};
 
-use crate::http::paths::Route;
 use crate::http::{Dialect, Native, OpenAi};
 use crate::keys::{Access, Scope};
-use crate::openapi;
+use crate::table::Route;
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
 pub(crate) fn all() -> Vec<Route> {
@@ -49,8 +48,8 @@ pub(crate) fn all() -> Vec<Route> {
     const DELETE: &[&str] = &["DELETE"];
     vec![
         Route::new(OLLAMA, OPEN, "/", READ, get(root::root)),
-        Route::new(PUNA, OPEN, "/openapi.json", READ, get(openapi::document)),
-        Route::new(PUNA, OPEN, "/docs", READ, get(openapi::page)),
+        Route::new(PUNA, OPEN, "/openapi.json", READ, get(description::document)),
+        Route::new(PUNA, OPEN, "/docs", READ, get(description::page)),
         Route::new(PUNA, OPEN, "/health", GET, get(root::health)),
         Route::new(PUNA, ADMIN, "/metrics", GET, get(metrics::metrics)),
         Route::new(OLLAMA, OPEN, "/api/version", READ, get(root::version)),

@@ -1,11 +1,12 @@
 //! Routes of OpenAI's dialect.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::GenerateRequest;
 use puna_api::openai::{
     ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData, EmbeddingList,
     EmbeddingUsage, Model, ModelList,
@@ -13,18 +14,17 @@ use puna_api::openai::{
 use puna_store::Entry;
 use serde_json::Value;
 
-use super::embed::{Wanted, shorten_all, vectors};
-use super::generate::{self, Started};
+use super::embed::{TooLong, Wanted, shorten_all, vectors};
+use super::generate::{self, Checked};
 use super::{anthropic, chat};
 use crate::app::{App, key, store_failure};
 use crate::canonical::{EmbedText, Failure};
 use crate::dialect::openai::completions::{self, CompletionEncoder};
 use crate::dialect::openai::{self, ChatEncoder, to_native};
-use crate::dialect::{self, Encoder, collect_all, respond, respond_when};
+use crate::dialect::{self, Encoder, collect_all, respond_when};
 use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
 use crate::links;
 use crate::names::Name;
-use crate::scheduler::Key;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat_completions(
@@ -33,7 +33,7 @@ pub(super) async fn chat_completions(
     Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
     let places = links::in_openai(request.messages.iter_mut().map(|message| &mut message.content));
-    links::fill(&app, &request.model, places).await?;
+    chat::fetch_images(&app, &request.model, places).await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;
@@ -46,21 +46,19 @@ pub(super) async fn chat_completions(
     if sounds {
         return Err(Failure::bad_request("model does not support audio input").into());
     }
-    let encoder = move |name: &Name| ChatEncoder::new(name.given.clone(), include_usage, answers);
-    if stream && !request.debug_render_only {
-        let (key, spare, own) = (key(&model), encoder(&name), app.clone());
-        let ready = async move {
-            let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-            Ok((prepared.streaming(true).start_several(answers)?, encoder(&name)))
-        };
-        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
+    let key = (!request.debug_render_only).then(|| key(&model));
+    let given = name.given.clone();
+    let encoder = move |()| ChatEncoder::new(given, include_usage, answers);
+    let own = app.clone();
+    let started = async move {
+        let prepared = chat::prepare(&own, client, request, &name, &model).await?;
+        Ok((prepared.streaming(stream).start_several(answers).await?, ()))
+    };
+    if stream {
+        return Ok(respond_when(&app, key, started, encoder).await?);
     }
-    let prepared = chat::prepare(&app, client, request, &name, &model).await?;
-    let running = prepared.streaming(stream).start_several(answers)?;
-    match stream {
-        true => Ok(respond(running, encoder(&name)).await?),
-        false => Ok(encoder(&name).whole(collect_all(running).await?)),
-    }
+    let (running, ()) = started.await?;
+    Ok(encoder(()).whole(collect_all(running).await?))
 }
 
 /// `POST /v1/completions`
@@ -72,61 +70,37 @@ pub(super) async fn completions(
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let (request, wanted) = completions::to_native(request)?;
-    let model = request.model.clone();
-    if stream && !request.prompt.is_empty() && !request.debug_render_only {
-        return Ok(stream_completions(&app, client, request, wanted, include_usage).await?);
-    }
-    let (loaded, first) = match generate::start(&app, client, request).await? {
-        Started::Nothing(reason) => {
-            return Ok(CompletionEncoder::new(model, include_usage, wanted, Vec::new()).empty(reason));
+    let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.debug_render_only);
+    let all = wanted.clone();
+    let encoder = move |read| CompletionEncoder::new(model, include_usage, all, read);
+    let (needed, first) = match generate::check(&app, request).await? {
+        Checked::Unloaded => return Ok(encoder(Vec::new()).empty("unload")),
+        Checked::Load(needed) => {
+            needed.load(&app, client).await?;
+            return Ok(encoder(Vec::new()).empty("load"));
         }
-        Started::Ready(loaded, first) => (loaded, first),
+        Checked::Generate(needed, first) => (needed, first),
     };
-    let mut read = Vec::new();
-    for (i, tokens) in wanted.unread() {
-        read.push((i, loaded.text(tokens).await?));
-    }
-    let running = loaded.run_all(wanted.generations(&first)?)?;
-    let encoder = CompletionEncoder::new(model, include_usage, wanted, read);
+    let key = (!render_only).then(|| needed.key());
+    let own = app.clone();
+    let started = async move {
+        let loaded = needed.load(&own, client).await?;
+        let mut read = Vec::new();
+        for (i, tokens) in wanted.unread() {
+            read.push((i, loaded.text(tokens).await?));
+        }
+        Ok((loaded.run_all(wanted.generations(&first)?).await?, read))
+    };
     if stream {
-        return Ok(respond(running, encoder).await?);
+        return Ok(respond_when(&app, key, started, encoder).await?);
     }
+    let (running, read) = started.await?;
+    let encoder = encoder(read);
     let all = collect_all(running).await?;
     Ok(match all.first().and_then(|first| first.rendered.clone()) {
         Some(prompt) => encoder.rendered(prompt),
         None => encoder.whole(all),
     })
-}
-
-/// The stream of completions of a prompt that is not empty.
-async fn stream_completions(
-    app: &App,
-    client: Client,
-    request: GenerateRequest,
-    wanted: completions::Wanted,
-    include_usage: bool,
-) -> Result<Response, Failure> {
-    let model = request.model.clone();
-    // One that is not there is `start`'s to refuse.
-    let stored = match Name::to_run(&model) {
-        Ok(name) => app.find(&name, String::new).await.ok(),
-        Err(_) => None,
-    };
-    let key = stored.map_or_else(|| Key(String::new()), |stored| key(&stored));
-    let (spare, own) = (ChatEncoder::new(model.clone(), false, 1), app.clone());
-    let ready = async move {
-        let Started::Ready(loaded, first) = generate::start(&own, client, request).await? else {
-            return Err(Failure::internal("a prompt that is not empty was taken for none"));
-        };
-        let mut read = Vec::new();
-        for (i, tokens) in wanted.unread() {
-            read.push((i, loaded.text(tokens).await?));
-        }
-        let running = loaded.run_all(wanted.generations(&first)?)?;
-        Ok((running, CompletionEncoder::new(model, include_usage, wanted, read)))
-    };
-    // A failure looks the same in all chunks of the dialect.
-    respond_when(app, key, ready, |failure| spare.broken(failure)).await
 }
 
 /// `POST /v1/embeddings`
@@ -160,7 +134,7 @@ pub(super) async fn embeddings(
         return Err(Failure::not_found("model '' not found").into());
     }
     let name = Name::to_run(&request.model)?;
-    let wanted = Wanted { inputs, truncate: None, cuts: true, options: None, keep_alive: None };
+    let wanted = Wanted { inputs, too_long: TooLong::Cut, options: None, keep_alive: None };
     let mut answer = vectors(&app, client, &name, wanted).await?;
     shorten_all(&mut answer.vectors, request.dimensions);
     let usage = EmbeddingUsage {

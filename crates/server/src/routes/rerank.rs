@@ -27,7 +27,8 @@ pub(super) async fn rerank<D: ErrorForm>(
     let keep_alive = request.keep_alive;
     let task = Rank { num_ctx: run.num_ctx, ..task(request)? };
     let documents = wish.return_documents.then(|| task.documents.clone());
-    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(Task::Rank(task));
+    let loaded = app.load(&model, (load, run.num_ctx), keep_alive, client).await?;
+    let mut running = loaded.run(Task::Rank(task)).await;
     let Event::Ranked(ranked) = running.end().await? else {
         return Err(Failure::internal("the model runner sent no scores").into());
     };

@@ -3,6 +3,7 @@
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use bytes::Bytes;
 use puna_api::native::{ChatRequest, Message};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
@@ -10,9 +11,9 @@ use serde_json::{Value, json};
 use super::chat;
 use crate::app::{App, key};
 use crate::canonical::Failure;
-use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, to_native};
-use crate::dialect::{Encoder, collect, respond, respond_when};
-use crate::http::{Client, Json, OpenAi, Owner, Refused, json_plain, note_ignored};
+use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, replay, to_native};
+use crate::dialect::{collect, respond_when};
+use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
 use crate::links;
 
 /// `POST /v1/responses`
@@ -31,24 +32,20 @@ pub(super) async fn create(
     let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
     let (stream, empty) = (request.stream, native.messages.is_empty());
-    if stream && !empty && !request.debug_render_only {
-        let (key, spare, own) = (key(&model), ResponseEncoder::new(request.clone(), None), app.clone());
-        let ready = async move {
-            let prepared = chat::prepare(&own, client, native, &name, &model).await?;
-            Ok((vec![prepared.streaming(true).start()], ResponseEncoder::new(request, keep)))
-        };
-        return Ok(respond_when(&app, key, ready, |failure| spare.broken(failure)).await?);
-    }
-    let prepared = chat::prepare(&app, client, native, &name, &model).await?;
-    let encoder = ResponseEncoder::new(request, keep);
+    let key = (!request.debug_render_only).then(|| key(&model));
+    let encoder = move |()| ResponseEncoder::new(request, keep);
+    let own = app.clone();
+    let prepared = async move { chat::prepare(&own, client, native, &name, &model).await };
     if empty {
-        return Ok(encoder.empty());
+        prepared.await?;
+        return Ok(encoder(()).empty());
     }
-    let running = prepared.streaming(stream).start();
-    match stream {
-        true => Ok(respond(vec![running], encoder).await?),
-        false => Ok(encoder.whole(collect(running).await?)),
+    let started = async move { Ok(([prepared.await?.streaming(stream).start().await], ())) };
+    if stream {
+        return Ok(respond_when(&app, key, started, encoder).await?);
     }
+    let ([running], ()) = started.await?;
+    Ok(encoder(()).whole(collect(running).await?))
 }
 
 /// `POST /v1/responses/input_tokens`
@@ -85,7 +82,7 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
             .filter(|(field, _)| matches!(field.as_str(), "content" | "output"))
             .map(|(_, value)| value)
     });
-    links::fill(app, &request.model, links::in_openai(contents)).await?;
+    chat::fetch_images(app, &request.model, links::in_openai(contents)).await?;
     let native = to_native(request, &earlier)?;
     // What was said is in there; the answer repeats the rest.
     request.input = Value::Null;
@@ -114,13 +111,20 @@ pub(super) async fn retrieve(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refused<OpenAi>> {
-    if query.iter().flat_map(|query| query.split('&')).any(|part| matches!(part, "stream=true" | "stream=1"))
-    {
-        let text = "stream: a response that was kept is told as a whole: leave stream out";
-        return Err(Failure::bad_request(text).into());
-    }
+    let of_query = |name: &str| {
+        let mut fields = query.iter().flat_map(|query| query.split('&')).filter_map(|of| of.split_once('='));
+        fields.find(|(field, _)| *field == name).map(|(_, value)| value)
+    };
+    let stream = matches!(of_query("stream"), Some("true" | "1"));
+    let after = of_query("starting_after").map(str::parse).transpose();
+    let after =
+        after.map_err(|_| Failure::bad_request("starting_after must be the sequence_number of an event"))?;
     let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
-    Ok(json_plain(StatusCode::OK, &kept.response))
+    if !stream {
+        return Ok(json_plain(StatusCode::OK, &kept.response));
+    }
+    let events = Ok(Bytes::from(replay(&kept, after)));
+    Ok(http::stream(Wire::NamedSse, tokio_stream::iter([events])))
 }
 
 /// `DELETE /v1/responses/…`

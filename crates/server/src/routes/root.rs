@@ -6,7 +6,7 @@ use puna_api::native::VersionResponse;
 use serde_json::json as value;
 
 use crate::http::json;
-use crate::{OLLAMA_VERSION, VERSION};
+use crate::version::{OLLAMA_VERSION, VERSION};
 
 /// `GET /`: health checks of many tools compare the text.
 pub(super) async fn root() -> Response {

@@ -65,7 +65,7 @@ async fn run(
 ) -> Result<(Event, Times), Failure> {
     let (_, model) = chat::find(app, model).await?;
     let (load, run) = app.options(&model, options.as_ref()).await?;
-    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task);
+    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;
     let event = running.end().await?;
     Ok((event, Times::of(&running)))
 }

@@ -23,6 +23,7 @@ use super::protocol::{
 use crate::canonical::{Done, Event, Failure, Task};
 use crate::http::room::Share;
 use crate::lock::lock;
+use crate::places::{self, Place, Receiver, Sender};
 use crate::scheduler::Exit;
 
 /// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
@@ -37,6 +38,12 @@ const PIECES: u32 = 4;
 
 /// How long a runner may take to say what it is doing, where somebody wants to know now.
 const REFRESH: Duration = Duration::from_millis(200);
+
+/// Tasks and questions that wait to be sent.
+const PLACES: usize = 256;
+
+/// Bytes of a task that is written where it is sent.
+const LARGE: usize = 256 << 10;
 
 /// How long a runner whose connection has ended may take to end itself.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -60,7 +67,9 @@ pub(crate) type OnNotice = Box<dyn Fn(Notice) + Send + Sync>;
 pub(crate) struct Link(Arc<Shared>);
 
 struct Shared {
-    out: mpsc::UnboundedSender<Outgoing>,
+    /// Tasks and questions wait for a place: a runner that reads nothing gets no more of them, and who gives up meanwhile
+    /// leaves nothing behind. What belongs to a task that had one follows it without.
+    out: Sender<Outgoing>,
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
     pulse: Mutex<Pulse>,
@@ -92,7 +101,7 @@ impl Link {
     /// Begins to speak with a runner that was just started. One whose model is busy with a single step for longer than
     /// `step_timeout` is ended.
     pub(crate) fn new(launched: Launched, step_timeout: Option<Duration>, on_notice: OnNotice) -> Self {
-        let (out, outgoing) = mpsc::unbounded_channel();
+        let (out, outgoing) = places::channel(PLACES);
         let link = Self(Arc::new(Shared {
             out,
             tasks: Mutex::default(),
@@ -143,8 +152,11 @@ impl Link {
     /// Asks what it is doing, and waits a moment for the answer.
     pub(crate) async fn refresh(&self) {
         let beats = self.0.beats.notified();
-        self.send(ToRunner::Beat);
-        let _ = timeout(REFRESH, beats).await;
+        let answered = async {
+            self.0.out.send((ToRunner::Beat, None)).await;
+            beats.await;
+        };
+        let _ = timeout(REFRESH, answered).await;
     }
 
     /// What it said last about itself. What it has done is at least what finished generations tell, which come sooner.
@@ -155,7 +167,12 @@ impl Link {
 
     /// Has a task of a client done, and holds its memory until the runner has taken it. The runner gives it up when the
     /// events are dropped.
-    pub(crate) fn submit_holding(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+    pub(crate) async fn submit_holding(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+        let place = self.0.out.place().await;
+        self.submit_at(place, client, task, share)
+    }
+
+    fn submit_at(&self, place: Place, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
         // parts), calls that come all at once (begun, with arguments, whole) with text between them, and an error that
@@ -166,7 +183,8 @@ impl Link {
             Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
             None => {
                 tasks.open.insert(id, Open { events: tx, share: share.clone() });
-                self.send_holding(ToRunner::Submit { id, client, task }, share);
+                // A runner that is gone has told its tasks so.
+                self.0.out.put(place, (ToRunner::Submit { id, client, task }, share));
             }
         }
         drop(tasks);
@@ -174,12 +192,7 @@ impl Link {
     }
 
     fn send(&self, message: ToRunner) {
-        self.send_holding(message, None);
-    }
-
-    fn send_holding(&self, message: ToRunner, share: Option<Arc<Share>>) {
-        // A runner that is gone has told its tasks so.
-        let _ = self.0.out.send((message, share));
+        self.0.out.push((message, None));
     }
 
     fn deliver(&self, id: u64, event: Event) {
@@ -226,22 +239,22 @@ fn counts(done: &Done) -> Counts {
 
 /// Sends messages until nobody can give any more. A task that is too large costs its own request an error, and nobody else
 /// anything.
-async fn send_all(
-    mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    mut write: OwnedWriteHalf,
-    link: Weak<Shared>,
-) {
+async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, link: Weak<Shared>) {
     while let Some((message, _held)) = outgoing.recv().await {
-        let bytes = match (frame(&message), message) {
+        let task = match &message {
+            ToRunner::Submit { id, .. } => Some(*id),
+            _ => None,
+        };
+        let bytes = match (framed(message).await, task) {
             (Ok(bytes), _) => bytes,
-            (Err(error), ToRunner::Submit { id, .. }) => {
+            (Err(error), Some(id)) => {
                 if let Some(shared) = link.upgrade() {
                     let text = format!("the request is too large for the model runner: {error}");
                     Link(shared).deliver(id, Event::Error(Failure::new(413, text)));
                 }
                 continue;
             }
-            (Err(error), _) => {
+            (Err(error), None) => {
                 tracing::error!(%error, "a message to a runner could not be written");
                 continue;
             }
@@ -251,6 +264,17 @@ async fn send_all(
             tracing::debug!(%error, "a message to a runner could not be sent");
             return;
         }
+    }
+}
+
+/// A message as it is sent. One that is large is written where nobody else waits meanwhile.
+async fn framed(message: ToRunner) -> io::Result<Vec<u8>> {
+    match &message {
+        ToRunner::Submit { task, .. } if task.text_bytes() > LARGE => {
+            let writing = tokio::task::spawn_blocking(move || frame(&message));
+            writing.await.map_err(io::Error::other)?
+        }
+        _ => frame(&message),
     }
 }
 
@@ -412,7 +436,8 @@ impl Events {
 #[cfg(test)]
 impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
-        self.submit_holding(client, task, None)
+        let place = futures_util::FutureExt::now_or_never(self.0.out.place()).expect("a place is free");
+        self.submit_at(place, client, task, None)
     }
 }
 
@@ -451,6 +476,38 @@ mod tests {
         assert_eq!([after(0), after(2), after(3600), after(2)], [Ok(()), Ok(()), Ok(()), Ok(())]);
         let told = (0..30).find_map(|_| after(2).err());
         assert!(told.unwrap().contains("busy with a single step"), "it hangs all the same");
+    }
+
+    #[tokio::test]
+    async fn a_runner_that_reads_nothing_gets_so_many_tasks_and_loses_none() {
+        let (stream, theirs) = UnixStream::pair().unwrap();
+        let (kill, _killed) = oneshot::channel();
+        let exit = Box::pin(std::future::pending());
+        let link = Link::new(Launched { pid: 0, stream, kill, exit }, None, Box::new(|_| ()));
+        let task = || Task::Detokenize(vec![12345; 2000]);
+        let mut waiting = Vec::new();
+        while let Ok(events) = timeout(Duration::from_millis(50), link.submit_holding(1, task(), None)).await
+        {
+            waiting.push(events);
+            assert!(waiting.len() < 4 * PLACES, "there is no end to it");
+        }
+        let count = waiting.len() as u64;
+        assert!(waiting.len() >= PLACES);
+        // What gives a task up needs no place.
+        drop(waiting);
+        let mut read = BufReader::new(theirs);
+        let (mut submitted, mut cancelled) = (Vec::new(), Vec::new());
+        while (cancelled.len() as u64) < count {
+            match read_async::<ToRunner>(&mut read).await.unwrap().unwrap() {
+                ToRunner::Submit { id, .. } => submitted.push(id),
+                ToRunner::Cancel(id) => cancelled.push(id),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(submitted, (1..=count).collect::<Vec<_>>());
+        cancelled.sort_unstable();
+        assert_eq!(cancelled, submitted);
+        let _events = link.submit(1, task());
     }
 
     #[tokio::test(start_paused = true)]

@@ -68,3 +68,13 @@ pub(crate) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
 pub(crate) fn check_template(text: &str) -> Result<(), String> {
     puna_prompt::Template::parse(puna_prompt::Kind::Go, text).map(drop).map_err(|e| e.to_string())
 }
+
+/// The template that the program knows by what stands in a file of weights.
+pub(crate) fn detect_template(file: &puna_store::FileTemplate) -> Option<puna_store::NamedTemplate> {
+    let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
+    Some(puna_store::NamedTemplate {
+        name: found.name.to_owned(),
+        template: found.source.to_owned(),
+        stop: found.stop.iter().map(|&text| text.to_owned()).collect(),
+    })
+}

@@ -106,6 +106,12 @@ impl Scheduler {
         self.runs.iter().filter(|(_, run)| run.state != State::Stopping).map(one).collect()
     }
 
+    /// Whether a plan is held against the machine's memory at the next event: else what [`Event::Memory`] said does not matter.
+    /// After [`Event::Planned`] it always is.
+    pub fn weighs_memory(&self) -> bool {
+        self.runs.values().any(|run| run.state == State::Waiting)
+    }
+
     /// Requests that wait for a model.
     pub fn waiting(&self) -> usize {
         self.queue.len()

@@ -2,6 +2,7 @@
 
 mod contexts;
 mod fairness;
+mod memory;
 mod room;
 
 use std::time::Duration;

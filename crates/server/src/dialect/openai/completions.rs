@@ -1,5 +1,7 @@
 //! OpenAI's older dialect of single texts.
 
+use std::sync::Arc;
+
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
@@ -217,7 +219,7 @@ pub(crate) struct CompletionEncoder {
     id: String,
     model: String,
     include_usage: bool,
-    wanted: Wanted,
+    wanted: Arc<Wanted>,
     /// What each prompt is repeated as.
     echoes: Vec<Echo>,
     /// How much of it each generation has told the tokens of.
@@ -236,7 +238,7 @@ impl CompletionEncoder {
     pub(crate) fn new(
         model: String,
         include_usage: bool,
-        wanted: Wanted,
+        wanted: Arc<Wanted>,
         read: Vec<(usize, String)>,
     ) -> Self {
         let echo = |prompt: &Wish| match prompt {

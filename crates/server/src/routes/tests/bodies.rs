@@ -1,5 +1,8 @@
 //! Bodies that are compressed, forms, or hold more than is understood; and the small routes.
 
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use super::*;
@@ -45,6 +48,70 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     let gzip = Request::post("/api/chat").header("content-encoding", "gzip").body(Body::empty()).unwrap();
     let answer = b.send(gzip).await;
     assert!(answer.status == 400 && answer.body.contains("Content-Encoding gzip"), "{}", answer.body);
+}
+
+/// What was heard of `/health` from a large body's last byte to its answer.
+struct Beside {
+    asked: usize,
+    /// The longest time that an answer took.
+    longest: Duration,
+    whole: Duration,
+    answer: Answer,
+}
+
+/// Sends a large body, and asks all the while how the server is, on one thread.
+async fn beside(path: &str, text: String) -> Beside {
+    const PIECE: usize = 64 << 10;
+    let (b, text, come) = (Bench::new(), bytes::Bytes::from(text), Arc::<AtomicBool>::default());
+    let (length, last) = (text.len(), come.clone());
+    let pieces = (0..length).step_by(PIECE).map(move |at| {
+        last.store(at + PIECE >= length, Ordering::Relaxed);
+        Ok::<_, std::io::Error>(text.slice(at..length.min(at + PIECE)))
+    });
+    let body = Body::from_stream(futures_util::stream::iter(pieces));
+    let large = b.send(Request::post(path).body(body).unwrap());
+    tokio::pin!(large);
+    let (mut asked, mut longest, mut begun) = (0, Duration::ZERO, None);
+    loop {
+        let before = Instant::now();
+        tokio::select! {
+            biased;
+            answer = &mut large => {
+                let whole = begun.map_or(Duration::ZERO, |begun: Instant| begun.elapsed());
+                return Beside { asked, longest, whole, answer };
+            }
+            health = b.get("/health") => assert_eq!(health.status, 200),
+        }
+        match begun {
+            Some(_) => (asked, longest) = (asked + 1, longest.max(before.elapsed())),
+            None => begun = come.load(Ordering::Relaxed).then(Instant::now),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn nobody_waits_while_a_large_body_is_decoded() {
+    // Broken at its end, so that there is nothing to do but to decode it.
+    let text = format!(r#"{{"model": "cria", "prompt": "{}" "#, "x".repeat(100_000_000));
+    let beside = beside("/api/generate", text).await;
+    assert_eq!(beside.answer.status, 400, "{}", beside.answer.body);
+    assert!(beside.asked > 10, "{}", beside.asked);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
+    let text = "x".repeat(50_000_000);
+    let beside =
+        beside("/api/chat", chat(json!({"messages": [{"role": "user", "content": text}]})).to_string());
+    let Beside { asked, longest, whole, answer } = beside.await;
+    // What is written is more than a message of the tests may have.
+    assert!(
+        answer.status == 413 && answer.body.contains("too large for the model runner"),
+        "{}",
+        answer.body
+    );
+    assert!(asked > 10 && 4 * longest < whole, "{asked} answers, {longest:?} of {whole:?}");
 }
 
 #[tokio::test]

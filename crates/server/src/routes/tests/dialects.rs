@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::{Answer, Bench};
 use crate::http::Dialect;
-use crate::http::paths::Route;
 use crate::keys::{Access, KeyFile, Scope};
 use crate::routes;
+use crate::table::Route;
 
 /// Whether an error has the form of a dialect.
 fn is_of(dialect: Dialect, error: &Value) -> bool {

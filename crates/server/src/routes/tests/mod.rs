@@ -7,12 +7,14 @@ mod description;
 mod dialects;
 mod embeddings;
 mod images;
+mod making;
 mod metrics;
 mod mutations;
 mod openai;
 mod prompts;
 mod remote;
 mod rerank;
+mod residents;
 mod responses;
 mod transfer;
 mod waiting;
@@ -28,8 +30,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::config::Config;
-use crate::http::door::Door;
+use crate::door::Door;
 use crate::keys::guard::Guard;
+use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 struct Bench {
@@ -71,7 +74,7 @@ impl Bench {
         let guard = Guard::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
         Self {
-            door: Door::new(app, guard.into(), ([127, 0, 0, 1], 11434).into(), None),
+            door: Door::new(app, routes::all(), guard.into(), ([127, 0, 0, 1], 11434).into(), None),
             fake,
             _models: models,
         }
@@ -145,20 +148,6 @@ async fn every_request_has_a_name_and_a_client_may_give_it() {
 }
 
 #[tokio::test]
-async fn contexts_of_different_size_share_a_runner() {
-    let b = Bench::new();
-    for num_ctx in [json!(512), json!(4096), json!(4), json!(null)] {
-        let answer =
-            b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": num_ctx}}))).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
-    }
-    assert_eq!(b.fake.started.load(Ordering::Relaxed), 1);
-    let ps = b.get("/api/ps").await.json();
-    assert_eq!(ps["models"][0]["context_length"], 2048, "what the model was trained with: {ps}");
-    assert!(ps["models"][0].get("state").is_none(), "only before it takes requests");
-}
-
-#[tokio::test]
 async fn a_path_is_the_same_however_it_is_escaped() {
     let b = Bench::new();
     for path in ["/api/%67enerate", "/api%2fgenerate"] {
@@ -167,25 +156,6 @@ async fn a_path_is_the_same_however_it_is_escaped() {
             b.post(path, json!({"model": "cria", "prompt": "hi", "stream": false, "options": short})).await;
         assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
     }
-}
-
-#[tokio::test]
-async fn a_model_that_is_deleted_leaves_memory() {
-    let b = Bench::new();
-    b.post("/api/create", json!({"model": "gone", "from": "cria", "stream": false})).await;
-    let short = json!({"num_predict": 1});
-    let asked = json!({"model": "gone", "prompt": "hi", "keep_alive": -1, "stream": false, "options": short});
-    assert_eq!(b.post("/api/generate", asked).await.status, StatusCode::OK);
-    assert_eq!(b.get("/api/ps").await.json()["models"][0]["name"], "gone:latest");
-    let request = Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
-    assert_eq!(b.send(request.unwrap()).await.status, StatusCode::OK);
-    for _ in 0..200 {
-        if b.get("/api/ps").await.json()["models"] == json!([]) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{}", b.get("/api/ps").await.body);
 }
 
 #[tokio::test]
@@ -281,28 +251,6 @@ async fn streams_and_single_answers_say_the_same() {
 }
 
 #[tokio::test]
-async fn models_are_loaded_and_unloaded_on_demand() {
-    let b = Bench::new();
-    let load = b.post("/api/generate", json!({"model": "CRIA", "keep_alive": "90s"})).await.json();
-    assert_eq!(
-        (&load["model"], &load["done_reason"], &load["response"]),
-        (&json!("CRIA"), &json!("load"), &json!(""))
-    );
-    let ps = b.get("/api/ps").await.json();
-    assert_eq!(ps["models"][0]["name"], "cria:latest");
-    let expires: jiff::Timestamp = ps["models"][0]["expires_at"].as_str().unwrap().parse().unwrap();
-    let left = expires.as_second() - jiff::Timestamp::now().as_second();
-    assert!((85..=91).contains(&left), "{left}");
-    let unload = b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await.json();
-    assert_eq!(
-        (&unload["done_reason"], &unload["message"]),
-        (&json!("unload"), &json!({"role": "assistant", "content": ""}))
-    );
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(b.get("/api/ps").await.json(), json!({"models": []}));
-}
-
-#[tokio::test]
 async fn names_that_are_wrong_or_unknown_have_their_texts() {
     let b = Bench::new();
     let error = async |path: &str, body: Value| {
@@ -361,114 +309,6 @@ async fn bodies_that_are_no_requests_are_refused_and_the_server_goes_on() {
 }
 
 #[tokio::test]
-async fn a_model_larger_than_memory_is_refused_with_the_numbers() {
-    let b = Bench::new();
-    b.fake.need.store(1 << 50, Ordering::Relaxed);
-    let answer = b.post("/api/chat", chat(json!({}))).await;
-    assert_eq!(answer.status, 500);
-    let error = answer.json()["error"].as_str().unwrap().to_owned();
-    assert!(
-        error.starts_with("model requires more system memory (1024.0 TiB) than is available ("),
-        "{error}"
-    );
-}
-
-#[tokio::test]
-async fn a_load_that_fails_is_an_error_and_the_next_one_works() {
-    let b = Bench::new();
-    b.fake.broken.store(true, Ordering::Relaxed);
-    let answer = b.post("/api/chat", chat(json!({}))).await;
-    assert_eq!(answer.status, 500);
-    assert!(answer.json()["error"].as_str().unwrap().contains("the fake is broken"));
-    b.fake.broken.store(false, Ordering::Relaxed);
-    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
-}
-
-#[tokio::test]
-async fn a_runner_that_dies_in_an_answer_ends_it_with_an_error_and_the_next_request_works() {
-    let b = Bench::new();
-    let body = chat(json!({"options": {"num_predict": 1_000_000}}));
-    let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
-    let response = b.door.answer(request).await;
-    assert_eq!(response.status(), 200);
-    let mut body = response.into_body();
-    body.frame().await.unwrap().unwrap();
-    b.fake.crash();
-    let rest = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
-    let last: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
-    assert!(last["error"].as_str().unwrap().starts_with("model runner has unexpectedly stopped"), "{last}");
-    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
-    assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
-}
-
-#[tokio::test]
-async fn a_model_that_hangs_is_ended_with_an_error_and_the_next_request_works() {
-    let b = Bench::with(|config| config.step_timeout = Some(Duration::from_millis(300)));
-    b.fake.hangs.store(true, Ordering::Relaxed);
-    let answer = b.post("/api/chat", chat(json!({}))).await;
-    b.fake.hangs.store(false, Ordering::Relaxed);
-    assert_eq!(answer.status, 500);
-    let error = answer.json()["error"].as_str().unwrap().to_owned();
-    assert!(error.contains("busy with a single step"), "{error}");
-    assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
-    assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
-}
-
-#[tokio::test]
-async fn names_of_the_same_weights_are_all_found_among_what_is_loaded() {
-    let b = Bench::new();
-    assert_eq!(b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await.status, 200);
-    for name in ["cria", "twin", "cria", "twin"] {
-        let short = json!({"num_predict": 1});
-        let asked = json!({"model": name, "prompt": "hi", "stream": false, "options": short});
-        assert_eq!(b.post("/api/generate", asked).await.status, 200);
-        let ps = b.get("/api/ps").await.json();
-        let models = ps["models"].as_array().unwrap();
-        let names: Vec<_> = models.iter().map(|model| (&model["name"], &model["also"])).collect();
-        let also = if name == "cria" && names[0].1.is_null() { Value::Null } else { json!(["twin:latest"]) };
-        assert_eq!(names, [(&json!("cria:latest"), &also)], "they share one place: {ps}");
-    }
-}
-
-#[tokio::test]
-async fn a_client_that_leaves_stops_its_generation_and_its_keep_alive_starts() {
-    let b = Bench::new();
-    let body = chat(json!({"options": {"num_predict": 1_000_000}, "keep_alive": 0}));
-    let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
-    let mut body = b.door.answer(request).await.into_body();
-    body.frame().await.unwrap().unwrap();
-    drop(body);
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let after = b.fake.generated.load(Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(b.fake.generated.load(Ordering::Relaxed), after);
-    assert_eq!(b.get("/api/ps").await.json(), json!({"models": []}), "with nobody left it was unloaded");
-}
-
-#[tokio::test]
-async fn blobs_are_uploaded_once_and_checked() {
-    let b = Bench::new();
-    let digest = format!("sha256:{}", puna_store::Digest::of(b"abc").hex());
-    let path = format!("/api/blobs/{digest}");
-    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 404);
-    let upload = async |path: &str, body: &'static str| {
-        b.send(Request::post(path).body(Body::from(body)).unwrap()).await
-    };
-    let wrong = upload(&path, "abd").await;
-    assert_eq!(wrong.status, 400);
-    assert!(
-        wrong.json()["error"]
-            .as_str()
-            .unwrap()
-            .starts_with(&format!("digest mismatch, expected \"{digest}\""))
-    );
-    assert_eq!(upload(&path, "abc").await.status, 201);
-    assert_eq!(upload(&path, "abc").await.status, 200);
-    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 200);
-    assert_eq!(upload("/api/blobs/sha256:00", "").await.json()["error"], "invalid digest format");
-}
-
-#[tokio::test]
 async fn bodies_that_do_not_arrive_are_waited_for_only_so_long() {
     let b = Bench::new();
     let blob = format!("/api/blobs/sha256:{}", puna_store::Digest::of(b"abc").hex());
@@ -479,60 +319,6 @@ async fn bodies_that_do_not_arrive_are_waited_for_only_so_long() {
         assert_eq!(answer.json()["error"], "the request body did not arrive in time");
     }
     assert_eq!(b.with_headers("HEAD", &blob, &[]).await.status, 404);
-}
-
-#[tokio::test]
-async fn models_are_made_copied_and_deleted() {
-    let b = Bench::new();
-    let made = b.post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."})).await;
-    assert_eq!(made.lines().last().unwrap(), &json!({"status": "success"}));
-    let show = b.post("/api/show", json!({"model": "mine"})).await.json();
-    assert_eq!(show["system"], "Be brief.");
-    assert_eq!(
-        b.post("/api/copy", json!({"source": "mine", "destination": "me/other:v1"})).await.status,
-        200
-    );
-    let tags = b.get("/api/tags").await.json();
-    assert!(tags["models"].as_array().unwrap().iter().any(|m| m["name"] == "me/other:v1"));
-    let delete = async |model: &str| {
-        let body = Body::from(json!({"model": model}).to_string());
-        b.send(Request::delete("/api/delete").body(body).unwrap()).await
-    };
-    assert_eq!(delete("mine").await.status, 200);
-    assert_eq!(delete("mine").await.json()["error"], "model 'mine' not found");
-    let nothing = b.post("/api/create", json!({"model": "x"})).await;
-    assert_eq!(
-        (nothing.status.as_u16(), &nothing.json()["error"]),
-        (400, &json!("neither 'from' or 'files' was specified"))
-    );
-    let empty = b.post("/api/create", json!({"model": "x", "files": {}})).await;
-    assert_eq!(empty.json()["error"], "unknown type");
-}
-
-#[tokio::test]
-async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
-    let b = Bench::new();
-    let error = async |parameters: Value| {
-        let answer =
-            b.post("/api/create", json!({"model": "m", "from": "cria", "parameters": parameters})).await;
-        assert_eq!(answer.status, 400, "{}", answer.body);
-        answer.json()["error"].as_str().unwrap().to_owned()
-    };
-    assert!(
-        error(json!({"repeat_penalty": -1})).await.contains("'repeat_penalty': Value must be finite and")
-    );
-    assert_eq!(
-        error(json!({"num_batch": 0})).await,
-        "option \"num_batch\" is out of range: 0 is not between 1 and 4294967295"
-    );
-    assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
-    assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
-    assert_eq!(error(json!({"num_ctx": -5})).await, "parameter 'num_ctx' must be at least 1, but is -5");
-    assert!(error(json!({"top_p": 1.5})).await.contains("between 0 and 1"));
-    let renderer = b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
-    assert!(renderer.status == 400 && renderer.body.contains("unknown renderer"), "{}", renderer.body);
-    let requires = b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
-    assert!(requires.status == 400 && requires.body.contains("requires version 99.0.0"), "{}", requires.body);
 }
 
 #[tokio::test]

@@ -60,15 +60,28 @@ async fn a_response_goes_on_from_one_that_was_kept() {
 }
 
 #[tokio::test]
-async fn a_kept_response_is_no_stream() {
+async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
     let b = Bench::new();
-    let kept = respond(&b, json!({})).await.json();
+    let told = respond(&b, json!({"stream": true})).await;
+    let events: Vec<&str> =
+        told.body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect();
+    let data =
+        |event: &str| -> Value { serde_json::from_str(event.split_once("\ndata: ").unwrap().1).unwrap() };
+    let kept = data(events.last().unwrap())["response"].clone();
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
     assert_eq!(b.get(&format!("{path}?stream=false&include=x")).await.json(), kept);
-    let refused = b.get(&format!("{path}?stream=true")).await;
-    let error = &refused.json()["error"];
-    assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
-    assert!(error["message"].as_str().unwrap().ends_with("leave stream out"), "{error}");
+    let again = b.get(&format!("{path}?stream=true")).await;
+    assert_eq!((again.status.as_u16(), again.header("content-type")), (200, "text/event-stream"));
+    assert_eq!(again.body, events.concat());
+    let rest = b.get(&format!("{path}?stream=true&starting_after=4")).await;
+    assert_eq!(rest.body, events[5..].concat());
+    let refused = b.get(&format!("{path}?stream=true&starting_after=x")).await;
+    assert!(refused.status == 400 && refused.body.contains("starting_after must be"), "{}", refused.body);
+    assert_eq!(b.get("/v1/responses/resp_0?stream=true").await.status, 404);
+    // One that was answered as a whole has events, too.
+    let whole = respond(&b, json!({})).await.json();
+    let told = b.get(&format!("/v1/responses/{}?stream=true", whole["id"].as_str().unwrap())).await;
+    assert_eq!(data(told.body.trim_end().rsplit("\n\n").next().unwrap())["response"], whole);
 }
 
 #[tokio::test]

@@ -11,10 +11,12 @@ use puna_api::native::{DebugInfo, Message, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
+use super::items::{Kind, Told, done, whole};
+use super::replay::push;
 use super::tools::Form;
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::waiting::Reading;
-use crate::dialect::{Collected, Encoder, Times, push_named};
+use crate::dialect::{Collected, Encoder, Times};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
 use crate::kept::{Kept, Responses};
@@ -38,6 +40,8 @@ pub(crate) struct ResponseEncoder {
     sequence: u64,
     /// Items that are complete.
     output: Vec<Value>,
+    /// The bytes of the pieces in which each came.
+    pieces: Vec<Vec<usize>>,
     open: Option<Open>,
     /// What the model said in all, for those who go on from here.
     said: Message,
@@ -51,15 +55,10 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+    /// The bytes of its pieces.
+    pieces: Vec<usize>,
     /// The id and the function of a call, else empty.
     call: (String, String),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Reasoning,
-    Message,
-    Call,
 }
 
 impl ResponseEncoder {
@@ -73,6 +72,7 @@ impl ResponseEncoder {
             started: false,
             sequence: 0,
             output: Vec::new(),
+            pieces: Vec::new(),
             open: None,
             said: Message::text("assistant", ""),
             complete: None,
@@ -161,11 +161,11 @@ impl ResponseEncoder {
         json_plain(StatusCode::OK, &response)
     }
 
-    fn send(&mut self, kind: &str, mut event: Value, out: &mut Vec<u8>) {
-        event["type"] = kind.into();
-        event["sequence_number"] = self.sequence.into();
-        self.sequence += 1;
-        push_named(kind, &event, out);
+    fn send(&mut self, told: impl IntoIterator<Item = Told>, out: &mut Vec<u8>) {
+        for told in told {
+            push(told, self.sequence, out);
+            self.sequence += 1;
+        }
     }
 
     fn start(&mut self, out: &mut Vec<u8>) {
@@ -174,8 +174,9 @@ impl ResponseEncoder {
         }
         self.started = true;
         let response = self.response("in_progress", None);
-        self.send("response.created", value!({"response": response}), out);
-        self.send("response.in_progress", value!({"response": response}), out);
+        for name in ["response.created", "response.in_progress"] {
+            self.send([(name, value!({"response": response}))], out);
+        }
     }
 
     /// Begins an item of a kind, unless one of it is open.
@@ -185,19 +186,12 @@ impl ResponseEncoder {
         }
         self.close(out);
         let (id, index) = (ids::new(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
-        let item = match kind {
-            Kind::Message => message(&id, "in_progress", None),
-            _ => value!({"id": id, "type": "reasoning", "summary": []}),
-        };
-        self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
-        let (name, place, part) = match kind {
-            Kind::Message => ("response.content_part.added", "content_index", part("")),
-            _ => ("response.reasoning_summary_part.added", "summary_index", summary("")),
-        };
-        let mut event = value!({"item_id": id, "output_index": index, "part": part});
-        event[place] = 0.into();
-        self.send(name, event, out);
-        self.open = Some(Open { kind, id, text: String::new(), call: Default::default() });
+        self.open_item(kind, index, id, Default::default(), out);
+    }
+
+    fn open_item(&mut self, kind: Kind, index: usize, id: String, call: (String, String), out: &mut Vec<u8>) {
+        self.send(kind.begun(index, &id, &call), out);
+        self.open = Some(Open { kind, id, text: String::new(), pieces: Vec::new(), call });
     }
 
     fn piece(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
@@ -207,62 +201,34 @@ impl ResponseEncoder {
         let index = self.output.len();
         let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
         open.text.push_str(text);
-        let id = open.id.clone();
+        open.pieces.push(text.len());
+        let delta = kind.delta(index, &open.id, text);
         match kind {
-            Kind::Reasoning => {
-                self.said.thinking.push_str(text);
-                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "delta": text});
-                self.send("response.reasoning_summary_text.delta", event, out);
-            }
-            Kind::Message => {
-                self.said.content.push_str(text);
-                let event = value!({
-                    "item_id": id, "output_index": index, "content_index": 0, "delta": text, "logprobs": [],
-                });
-                self.send("response.output_text.delta", event, out);
-            }
-            Kind::Call => {
-                let delta = value!({"item_id": id, "output_index": index, "delta": text});
-                self.send("response.function_call_arguments.delta", delta, out);
-            }
+            Kind::Reasoning => self.said.thinking.push_str(text),
+            Kind::Message => self.said.content.push_str(text),
+            Kind::Call => {}
         }
+        self.send([delta], out);
     }
 
     /// Ends the open item, if there is one.
     fn close(&mut self, out: &mut Vec<u8>) {
-        let Some(Open { kind, id, text, call }) = self.open.take() else { return };
-        let index = self.output.len();
-        let item = match kind {
-            Kind::Reasoning => {
-                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "text": text});
-                self.send("response.reasoning_summary_text.done", event, out);
-                let part = summary(&text);
-                let event = value!({"item_id": id, "output_index": index, "summary_index": 0, "part": part});
-                self.send("response.reasoning_summary_part.done", event, out);
-                value!({"id": id, "type": "reasoning", "summary": [part], "encrypted_content": text})
-            }
-            Kind::Message => {
-                let place = |field: &str, value: Value| {
-                    let mut event = value!({"item_id": id, "output_index": index, "content_index": 0});
-                    event[field] = value;
-                    event
-                };
-                let mut done = place("text", value!(text));
-                done["logprobs"] = value!([]);
-                self.send("response.output_text.done", done, out);
-                self.send("response.content_part.done", place("part", part(&text)), out);
-                message(&id, "completed", Some(&text))
-            }
+        let Some(Open { kind, id, text, pieces, call }) = self.open.take() else { return };
+        let status = match kind {
             // One that is complete is ended by its own event.
-            Kind::Call => function_call(&id, "incomplete", &call, &text),
+            Kind::Call => "incomplete",
+            Kind::Reasoning | Kind::Message => {
+                self.send(kind.ended(self.output.len(), &id, &text), out);
+                "completed"
+            }
         };
-        self.item_done(item, out);
+        self.item_done(kind.item(&id, status, &call, &text), pieces, out);
     }
 
-    fn item_done(&mut self, item: Value, out: &mut Vec<u8>) {
-        let index = self.output.len();
-        self.send("response.output_item.done", value!({"output_index": index, "item": item}), out);
+    fn item_done(&mut self, item: Value, pieces: Vec<usize>, out: &mut Vec<u8>) {
+        self.send([done(self.output.len(), &item)], out);
         self.output.push(item);
+        self.pieces.push(pieces);
     }
 
     fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
@@ -278,33 +244,18 @@ impl ResponseEncoder {
             self.begin_call(call.id.clone(), call.function.name.clone(), out);
             self.piece(Kind::Call, &Value::Object(call.function.arguments.clone()).to_string(), out);
         }
-        if let Some(Open { id, text, call, .. }) = self.open.take() {
-            let index = self.output.len();
-            let done = value!({"item_id": id, "output_index": index, "arguments": text});
-            self.send("response.function_call_arguments.done", done, out);
-            self.item_done(function_call(&id, "completed", &call, &text), out);
+        if let Some(Open { kind, id, text, pieces, call }) = self.open.take() {
+            self.send(kind.ended(self.output.len(), &id, &text), out);
+            self.item_done(kind.item(&id, "completed", &call, &text), pieces, out);
         }
     }
 
     /// A call of a tool that is no function, which is known only as a whole.
     fn other(&mut self, form: Form, call: &ToolCall, out: &mut Vec<u8>) {
         self.close(out);
-        let (id, index) = (ids::new(form.prefix()), self.output.len());
-        let complete = form.item(&id, call);
-        let text = complete.get("input").cloned();
-        let mut begun = complete.clone();
-        begun["status"] = "in_progress".into();
-        if text.is_some() {
-            begun["input"] = "".into();
-        }
-        self.send("response.output_item.added", value!({"output_index": index, "item": begun}), out);
-        if let Some(text) = text {
-            let delta = value!({"item_id": id, "output_index": index, "delta": text});
-            self.send("response.custom_tool_call_input.delta", delta, out);
-            let done = value!({"item_id": id, "output_index": index, "input": text});
-            self.send("response.custom_tool_call_input.done", done, out);
-        }
-        self.item_done(complete, out);
+        let item = form.item(&ids::new(form.prefix()), call);
+        self.send(whole(self.output.len(), &item), out);
+        self.item_done(item, Vec::new(), out);
     }
 
     /// Begins the item of a call, if it is one of a function.
@@ -313,10 +264,7 @@ impl ResponseEncoder {
             return;
         }
         self.close(out);
-        let (id, index, call) = (ids::new("fc_"), self.output.len(), (call_id, name));
-        let item = function_call(&id, "in_progress", &call, "");
-        self.send("response.output_item.added", value!({"output_index": index, "item": item}), out);
-        self.open = Some(Open { kind: Kind::Call, id, text: String::new(), call });
+        self.open_item(Kind::Call, self.output.len(), ids::new("fc_"), (call_id, name), out);
     }
 
     fn empty_message(&mut self, out: &mut Vec<u8>) {
@@ -329,25 +277,28 @@ impl ResponseEncoder {
         if self.output.is_empty() {
             self.empty_message(out);
         }
-        let status = match done.reason {
-            Reason::Length => "incomplete",
-            Reason::Stop => "completed",
+        let (status, name) = match done.reason {
+            Reason::Length => ("incomplete", "response.incomplete"),
+            Reason::Stop => ("completed", "response.completed"),
         };
         let mut response = self.response(status, Some(done));
         if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.said));
-            let kept = Kept { owner, response: response.clone(), messages };
+            let pieces = std::mem::take(&mut self.pieces);
+            let kept = Kept { owner, response: response.clone(), messages, pieces };
             // One that is too large is not there later.
             response["store"] = responses.put(&self.id, kept).into();
         }
-        self.send(&format!("response.{status}"), value!({"response": response}), out);
+        self.send([(name, value!({"response": response}))], out);
         self.complete = Some(response);
     }
 
     fn fail(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        // It is not kept.
+        self.stored = false;
         let mut response = self.response("failed", None);
         response["error"] = value!({"code": "server_error", "message": failure.message});
-        self.send("response.failed", value!({"response": response}), out);
+        self.send([("response.failed", value!({"response": response}))], out);
     }
 }
 
@@ -365,26 +316,6 @@ fn usage(done: &Done) -> Value {
         usage[name] = count.into();
     }
     usage
-}
-
-fn message(id: &str, status: &str, text: Option<&str>) -> Value {
-    let content: Vec<_> = text.map(part).into_iter().collect();
-    value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
-}
-
-/// The item of a call, with the call's own id and its function.
-fn function_call(id: &str, status: &str, (call_id, name): &(String, String), arguments: &str) -> Value {
-    value!({
-        "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
-    })
-}
-
-fn part(text: &str) -> Value {
-    value!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-}
-
-fn summary(text: &str) -> Value {
-    value!({"type": "summary_text", "text": text})
 }
 
 /// A tool as answers repeat it: what was not said is null.

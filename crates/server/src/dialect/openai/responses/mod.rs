@@ -1,11 +1,14 @@
 //! OpenAI's newer dialect: items in, items out, and responses that are kept to go on from.
 
 mod answer;
+mod items;
+mod replay;
 mod request;
 #[cfg(test)]
 mod tests;
 mod tools;
 
 pub(crate) use answer::{Keep, ResponseEncoder};
+pub(crate) use replay::replay;
 pub(crate) use request::to_native;
 pub(crate) use tools::left_out;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction, ToolChoice};
 use serde_json::{Value, json};
 
-use super::{Keep, ResponseEncoder, left_out, to_native};
+use super::{Keep, ResponseEncoder, left_out, replay, to_native};
 use crate::canonical::{Done, Event, Failure, Piece, Reason};
 use crate::dialect::{Encoder, Times};
 use crate::http::Owner;
@@ -218,11 +218,7 @@ fn stream(given: impl IntoIterator<Item = Event>, keep: Option<Keep>) -> Vec<Val
 
 /// What events come to.
 fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> Vec<Value> {
-    let mut out = Vec::new();
-    for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(given) {
-        encoder.encode(0, event, Times::default(), &mut out);
-    }
-    let text = String::from_utf8(out).unwrap();
+    let text = text(encoder, given);
     let one = |(number, event): (usize, &str)| {
         let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
         let data: Value = serde_json::from_str(data).unwrap();
@@ -230,6 +226,15 @@ fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>)
         data
     };
     text.strip_suffix("\n\n").unwrap().split("\n\n").enumerate().map(one).collect()
+}
+
+/// The same as it is sent.
+fn text(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> String {
+    let mut out = Vec::new();
+    for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(given) {
+        encoder.encode(0, event, Times::default(), &mut out);
+    }
+    String::from_utf8(out).unwrap()
 }
 
 fn kinds(events: &[Value]) -> Vec<&str> {
@@ -294,10 +299,12 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
 
 #[test]
 fn a_response_that_breaks_off_has_failed() {
-    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], None);
+    let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
+    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], Some(keep));
     let end = got.last().unwrap();
     assert_eq!((&end["type"], &end["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(end["response"]["error"], json!({"code": "server_error", "message": "broken"}));
+    assert_eq!(end["response"]["store"], false, "nobody finds it later");
 }
 
 #[test]
@@ -327,4 +334,51 @@ fn what_is_kept_is_the_conversation_with_the_answer() {
     let said = &kept.messages[1];
     assert_eq!((said.role.as_str(), said.thinking.as_str(), said.content.as_str()), ("assistant", "hm", "a"));
     assert_eq!(said.tool_calls[0].id, "call_1");
+}
+
+#[test]
+fn a_kept_response_is_told_again_as_its_stream_told_it() {
+    let tools = json!([{"type": "custom", "name": "c"}, {"type": "local_shell"}]);
+    let body = json!({"model": "m", "input": "x", "tools": tools, "instructions": "Be brief.", "metadata": {"a": "b"}});
+    let named = |name: &str, arguments: Value| {
+        let arguments = arguments.as_object().unwrap().clone();
+        let function = ToolCallFunction { index: 0, name: name.into(), arguments };
+        Event::ToolCall(ToolCall { id: format!("call_{name}"), function })
+    };
+    let begins = |id: &str, name: &str| Event::CallBegins { id: id.into(), name: name.into(), index: 0 };
+    let arguments = |text: &str| Event::CallArguments(text.into());
+    let answers = [
+        vec![done(Reason::Stop)],
+        vec![
+            Event::Thinking(piece("h")),
+            Event::Thinking(piece("m ä")),
+            Event::Content(piece("é")),
+            Event::Content(piece("b")),
+            call(),
+            begins("call_g", "g"),
+            arguments("{\"a\""),
+            arguments(":1}"),
+            named("g", json!({"a": 1})),
+            named("c", json!({"input": "a\nb"})),
+            named("local_shell", json!({"command": ["ls"]})),
+            done(Reason::Stop),
+        ],
+        vec![Event::Content(piece("a")), begins("call_g", "g"), arguments("{\"a"), done(Reason::Length)],
+    ];
+    for given in answers {
+        let responses = Arc::<Responses>::default();
+        let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
+        let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
+        let told = text(&mut encoder, given);
+        let last = told.trim_end().rsplit("\ndata: ").next().unwrap();
+        let last: Value = serde_json::from_str(last).unwrap();
+        let kept = responses.get(last["response"]["id"].as_str().unwrap(), Owner(None)).unwrap();
+        let again = |after| String::from_utf8(replay(&kept, after)).unwrap();
+        assert_eq!(again(None), told);
+        let events: Vec<_> = told.split_inclusive("\n\n").collect();
+        for after in [0, 3, events.len() - 1, 1000] {
+            let rest = events.get(after + 1..).unwrap_or_default().concat();
+            assert_eq!(again(Some(after as u64)), rest, "after {after}");
+        }
+    }
 }

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use puna_api::schema::OPTION;
 use serde_json::Value;
 
-use super::known::{IGNORED, REFUSED};
+use super::ignored::IGNORED;
+use super::refused::REFUSED;
 use super::{Bench, document, resolved};
 use crate::http::Dialect;
 use crate::openapi::operation::{Body, Operation, State};

@@ -1,13 +1,17 @@
 //! The OpenAPI document against the routes: what it says of fields is tried.
 
-mod known;
+mod ignored;
 mod manual;
+mod refused;
 
 use std::collections::BTreeSet;
 
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Map, Value, json};
+
+use ignored::IGNORED;
+use refused::REFUSED;
 
 use super::Bench;
 use crate::openapi::operation::{self, Operation, State};
@@ -231,7 +235,7 @@ async fn examples_work_and_fields_that_are_required_are() {
 async fn what_nobody_looks_at_is_named() {
     let b = Bench::new();
     let operations = operations::all();
-    for (path, fields) in known::IGNORED {
+    for (path, fields) in IGNORED {
         let operation = operations.iter().find(|o| o.path == *path && o.method == "POST").unwrap();
         for field in *fields {
             let mut body = json!({"model": "../x"});
@@ -259,7 +263,7 @@ fn set(body: &mut Value, path: &str) {
 async fn what_is_refused_is_refused_in_these_words() {
     let b = Bench::new();
     let mut wrong = Vec::new();
-    for refusal in known::REFUSED {
+    for refusal in REFUSED {
         let body: Value =
             serde_json::from_str(refusal.body).unwrap_or_else(|e| panic!("{}: {e}", refusal.body));
         let answer = b.post(refusal.path, body).await;

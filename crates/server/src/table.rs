@@ -3,8 +3,8 @@
 use axum::http::{HeaderMap, Method, Uri};
 use axum::routing::MethodRouter;
 
-use super::Dialect;
 use crate::app::App;
+use crate::http::Dialect;
 use crate::keys::Access;
 
 /// Who may come, the dialect that is spoken, a path pattern, its methods (in the order of the `Allow` header) and its handler.

@@ -2,7 +2,7 @@
 //!
 //! In this order: origins (CORS), `Host` header, path and method, API key; then the route, whose panics end here.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -17,23 +17,21 @@ use http_body_util::BodyExt;
 use puna_mirror::{Mirror, MirrorError, unescaped};
 use tower::ServiceExt;
 
-use super::Dialect;
-use super::body::Ignored;
-use super::client::{Client, Owner};
-use super::hosts::{Host, judge, machine_name};
-use super::journal::{Entry, KeyName};
-use super::paths::{Table, Verdict, respelt};
-use super::room::{Held, Room};
-use super::serve::Desk;
 use crate::app::App;
 use crate::canonical::Failure;
 use crate::config::origins::Origins;
 use crate::figures::Figures;
+use crate::http::hosts::{Host, judge, machine_name};
+use crate::http::journal::{Entry, KeyName};
+use crate::http::peer::{host, is_local, peer};
+use crate::http::room::{Held, Room};
+use crate::http::serve::Desk;
+use crate::http::{Client, Dialect, Ignored, Owner};
 use crate::keys::Access;
 use crate::keys::guard::{Guard, Refusal};
 use crate::mirror::Registry;
 use crate::panics::text_of;
-use crate::routes;
+use crate::table::{Route, Table, Verdict, respelt};
 
 /// Headers that pages may send.
 const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\
@@ -55,7 +53,7 @@ struct Inner {
     figures: Arc<Figures>,
     origins: Origins,
     /// Whether `Host` headers are looked at: only on loopback addresses.
-    guarded: bool,
+    judges_hosts: bool,
     machine: String,
     guard: Arc<Guard>,
     room: Room,
@@ -63,21 +61,26 @@ struct Inner {
 }
 
 impl Door {
-    /// The door of a server that listens at `listen`.
-    pub(crate) fn new(app: App, guard: Arc<Guard>, listen: SocketAddr, registry: Option<Registry>) -> Self {
-        let routes = routes::all();
+    /// The door to routes, of a server that listens at `listen`.
+    pub(crate) fn new(
+        app: App,
+        routes: Vec<Route>,
+        guard: Arc<Guard>,
+        listen: SocketAddr,
+        registry: Option<Registry>,
+    ) -> Self {
         let table = Table::of(&routes);
         let figures = app.figures().clone();
         let origins = app.config().origins.clone();
         let router =
             routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
-        let guarded = listen.ip().is_loopback();
+        let judges_hosts = listen.ip().is_loopback();
         Self(Arc::new(Inner {
             router: router.with_state(app),
             table,
             figures,
             origins,
-            guarded,
+            judges_hosts,
             machine: machine_name(),
             guard,
             room: Room::default(),
@@ -138,7 +141,7 @@ impl Door {
     }
 
     async fn inside(&self, mut request: Request, path: &str, verdict: &Verdict) -> Response {
-        if self.0.guarded {
+        if self.0.judges_hosts {
             match judge(host(&request), &self.0.machine) {
                 Host::Foreign => {
                     let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
@@ -277,24 +280,6 @@ async fn caught(dialect: Dialect, what: &str, answer: impl Future<Output = Respo
     }
 }
 
-/// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
-/// machine's, nobody behind a proxy.
-pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
-    let forwarded =
-        ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
-    peer(request).is_loopback()
-        && !matches!(judge(host(request), machine), Host::Foreign)
-        && !forwarded.iter().any(|name| request.headers().contains_key(*name))
-}
-
-/// The address at the other end of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-pub(crate) fn peer(request: &Request) -> IpAddr {
-    request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
-}
-
 /// A refusal in the form of the route's dialect.
 fn refused(dialect: Dialect, Refusal { failure, retry_after }: Refusal) -> Response {
     let status = failure.status;
@@ -314,12 +299,6 @@ enum Origin {
     Same,
     Allowed(HeaderValue),
     Refused,
-}
-
-/// The host that is asked for: that of a whole address in the first line goes before the header (RFC 9112, 3.2.2).
-fn host(request: &Request) -> &str {
-    let header = || request.headers().get(header::HOST).map(|h| h.to_str().unwrap_or("?"));
-    request.uri().authority().map(|a| a.as_str()).or_else(header).unwrap_or_default()
 }
 
 fn preflight() -> Response {
