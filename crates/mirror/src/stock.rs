@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_store::Digest;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::access::{Holder, Right, is_in};
 use crate::error::MirrorError;
@@ -180,15 +181,17 @@ impl Stock {
         self.uploading.cancel(library, name, id).await
     }
 
-    /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have.
-    pub(crate) async fn has_room(
+    /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have. Nobody else's is judged as long as what
+    /// this gives is held.
+    pub(crate) async fn turn_for(
         &self,
         library: &dyn Library,
         name: &Repository,
         manifest: &Manifest,
-    ) -> Result<(), MirrorError> {
+    ) -> Result<Option<OwnedMutexGuard<()>>, MirrorError> {
         let namespace = name.namespace();
-        let Some(quota) = self.quota(namespace) else { return Ok(()) };
+        let Some(quota) = self.quota(namespace) else { return Ok(None) };
+        let turn = self.uploading.turn(namespace).await;
         let held = self.held(library, namespace, false).await?;
         let new = manifest.blobs.iter().filter(|blob| !held.contains_key(&blob.digest));
         let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
@@ -201,7 +204,8 @@ impl Stock {
                 )));
             }
         }
-        fits(namespace, quota, sum(&held), sum(&new))
+        fits(namespace, quota, sum(&held), sum(&new))?;
+        Ok(Some(turn))
     }
 
     /// The blobs of a namespace: those that its manifests need, and with `pushed` those that were brought a short while ago.

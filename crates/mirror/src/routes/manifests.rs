@@ -75,7 +75,8 @@ impl Mirror {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
-        self.stock().has_room(self.library(), &name, &manifest).await?;
+        // Until the manifest counts: two at once would each find the room that there is for one.
+        let _turn = self.stock().turn_for(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         let replaced = self.library().put_manifest(&name, &of, manifest).await?;
         let notes = self.library().notes();
