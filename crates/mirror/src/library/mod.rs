@@ -100,8 +100,8 @@ pub trait Library: Send + Sync + 'static {
     fn holdings(&self) -> Answer<'_, Vec<Holding>>;
 
     /// What was asked others for.
-    fn fetches(&self) -> Fetches {
-        Fetches::default()
+    fn fetches(&self) -> BoxFuture<'_, Fetches> {
+        Box::pin(std::future::ready(Fetches::default()))
     }
 
     /// How many blobs were found damaged, and put away.

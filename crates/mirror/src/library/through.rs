@@ -12,6 +12,7 @@ mod tests;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use puna_registry::{Registry, RegistryError};
 use puna_store::{Digest, Entry, ModelName, Store};
 
@@ -225,7 +226,7 @@ impl Library for Through {
                 let Some(name) = Repository::of_model(model) else { continue };
                 let (tag, whose) = (model.tag().to_owned(), Whose::Registry);
                 let (digest, size) = (coming.digest(), coming.size());
-                let completed = Some(coming.completed(&self.0.registry, &self.0.store));
+                let completed = Some(coming.completed(&self.0.registry, &self.0.store).await);
                 shown.push(Shown { name, tag, digest, size, completed, whose, written: None });
             }
             Ok(shown)
@@ -244,16 +245,19 @@ impl Library for Through {
         self.0.library.tags(name)
     }
 
-    fn fetches(&self) -> Fetches {
-        let (mut fetches, coming) = {
-            let fetches = lock(&self.0.fetches);
-            (*fetches, self.0.tags.all_coming())
-        };
-        fetches.refused = self.0.gate.refused();
-        fetches.running = coming.len() as u64;
-        let arrived = |coming: &Coming| coming.arrived(&self.0.registry, &self.0.store);
-        fetches.bytes += coming.iter().map(arrived).sum::<u64>();
-        fetches
+    fn fetches(&self) -> BoxFuture<'_, Fetches> {
+        Box::pin(async move {
+            let (mut fetches, coming) = {
+                let fetches = lock(&self.0.fetches);
+                (*fetches, self.0.tags.all_coming())
+            };
+            fetches.refused = self.0.gate.refused();
+            fetches.running = coming.len() as u64;
+            for one in &coming {
+                fetches.bytes += one.arrived(&self.0.registry, &self.0.store).await;
+            }
+            fetches
+        })
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {

@@ -136,7 +136,7 @@ impl Mirror {
     /// The library does not answer.
     pub async fn watched(&self) -> Result<Vec<Figure>, MirrorError> {
         let mut figures = self.figures().all();
-        let fetches = self.library().fetches();
+        let fetches = self.library().fetches().await;
         figures.extend([
             Figure::counter(
                 "puna_mirror_hits_total",
