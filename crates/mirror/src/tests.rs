@@ -310,3 +310,31 @@ async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
     assert_eq!(bench.ask("GET", path, Body::empty()).await.2, model.2);
     assert_eq!(bench.refusal("DELETE", path, Body::empty()).await.0, 403);
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_blob_that_is_pushed_again_keeps_its_file() {
+    use std::os::unix::fs::MetadataExt;
+
+    let bench = bench(Vec::new());
+    let digest = bench.blob("library/x", b"weights").await;
+    let text = manifest_of(true, digest, 7);
+    assert_eq!(bench.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
+    let pushed = bench.dir.path().join("puna-registry/blobs").join(digest.file_name());
+    let stored = bench.dir.path().join("blobs").join(digest.file_name());
+    let inode = |path| std::fs::metadata(path).unwrap().ino();
+    assert_eq!(inode(&pushed), inode(&stored));
+    // Old enough to be cleared away, had nobody pushed it.
+    let old = std::time::SystemTime::now() - Duration::from_secs(30 * 60 * 60);
+    std::fs::File::options().append(true).open(&pushed).unwrap().set_modified(old).unwrap();
+    bench.blob("other/x", b"weights").await;
+    assert_eq!(inode(&pushed), inode(&stored), "one file with two names");
+    bench.mirror.library().tidy().await.unwrap();
+    assert!(pushed.exists(), "it waits for its manifest as if it had just come");
+    assert_eq!(std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap().count(), 0);
+    // One that was damaged is replaced.
+    std::fs::remove_file(&pushed).unwrap();
+    std::fs::write(&pushed, b"WEIGHTS").unwrap();
+    bench.blob("other/x", b"weights").await;
+    assert_eq!(std::fs::read(&pushed).unwrap(), b"weights");
+}

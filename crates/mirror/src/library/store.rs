@@ -55,7 +55,8 @@ impl Folder {
             return Ok((0, 0));
         }
         let _changes = self.changes()?;
-        let needed = self.needed()?;
+        let mut needed = self.needed()?;
+        needed.extend(self.just_brought()?);
         let (mut removed, mut bytes) = (0, 0);
         for name in folder::names(&self.blobs())? {
             let path = self.blobs().join(&name);
@@ -70,6 +71,22 @@ impl Folder {
         self.forget_brought()?;
         self.forget_damaged()?;
         Ok((removed, bytes))
+    }
+
+    /// Blobs that may wait for a manifest, though their files may be older than that.
+    fn just_brought(&self) -> Result<Vec<Digest>, MirrorError> {
+        let mut brought = Vec::new();
+        for folder in folder::names(&self.brought())? {
+            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let dir = self.brought().join(&folder);
+            for mark in folder::names(&dir)? {
+                if age(&dir.join(&mark)).is_some_and(|age| age <= GRACE) {
+                    let held = Holding::of_mark(name.clone(), &mark);
+                    brought.extend(held.into_iter().flat_map(|held| held.blobs).map(|(digest, _)| digest));
+                }
+            }
+        }
+        Ok(brought)
     }
 
     /// Removes damaged blobs once somebody has had the time to look at them.
