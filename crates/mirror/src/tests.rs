@@ -338,3 +338,37 @@ async fn a_blob_that_is_pushed_again_keeps_its_file() {
     bench.blob("other/x", b"weights").await;
     assert_eq!(std::fs::read(&pushed).unwrap(), b"weights");
 }
+
+#[tokio::test]
+async fn a_quota_looks_at_its_own_namespace_alone() {
+    let bench = bench(team());
+    // Something of somebody else's that cannot be read.
+    let broken = bench.dir.path().join("puna-registry/repositories/other+x/manifests");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
+    assert!(bench.mirror.library().holdings().await.is_err());
+    let digest = bench.blob("Team/x", &[1; 600]).await;
+    let text = manifest_of(false, digest, 600);
+    assert_eq!(bench.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
+    assert_eq!(bench.part(&bench.upload("TEAM/y").await, &[2; 500]).await, 413);
+    assert_eq!(bench.part(&bench.upload("team/y").await, &[2; 400]).await, 202);
+}
+
+#[tokio::test]
+async fn the_page_is_not_looked_for_anew_by_each_who_sees_it() {
+    let bench = bench(Vec::new());
+    let page =
+        async || String::from_utf8(bench.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap();
+    let text = manifest_of(false, bench.blob("a/b", b"weights").await, 7);
+    assert_eq!(bench.ask("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await.0, 201);
+    assert!(page().await.contains("a/b:v1"));
+    // As another mirror of the same folder writes it.
+    let tags = bench.dir.path().join("puna-registry/repositories/a+b/tags");
+    std::fs::copy(tags.join("v1"), tags.join("v2")).unwrap();
+    let kept = page().await;
+    assert!(kept.contains("a/b:v1") && !kept.contains("a/b:v2"));
+    // What changes here is seen at once, and everything with it.
+    assert_eq!(bench.ask("DELETE", "/v2/a/b/manifests/v1", Body::empty()).await.0, 202);
+    let anew = page().await;
+    assert!(!anew.contains("a/b:v1") && anew.contains("a/b:v2"));
+}

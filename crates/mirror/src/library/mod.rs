@@ -99,6 +99,9 @@ pub trait Library: Send + Sync + 'static {
     /// All manifests with the blobs that they need, and blobs that were brought a short while ago, in no order.
     fn holdings(&self) -> Answer<'_, Vec<Holding>>;
 
+    /// The same of one namespace, whose case does not count.
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>>;
+
     /// What was asked others for.
     fn fetches(&self) -> BoxFuture<'_, Fetches> {
         Box::pin(std::future::ready(Fetches::default()))

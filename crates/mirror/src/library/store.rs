@@ -116,22 +116,23 @@ impl Folder {
         Ok(())
     }
 
-    /// All manifests, and blobs that were brought a short while ago.
-    fn holdings(&self) -> Result<Vec<Holding>, MirrorError> {
+    /// The manifests of some repositories, and blobs that were brought there a short while ago.
+    fn holdings(&self, is_wanted: impl Fn(&Repository) -> bool) -> Result<Vec<Holding>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: Entry| {
+            let name = Repository::of_model(&entry.name).filter(&is_wanted)?;
             let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
-            let (name, manifest) = (Repository::of_model(&entry.name)?, Some(entry.digest));
+            let manifest = Some(entry.digest);
             let (children, subject, written) = (Vec::new(), None, Some(entry.modified));
             Some(Holding { name, manifest, blobs, is_model: true, children, subject, written })
         };
         let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
         for folder in folder::names(&self.repositories())? {
-            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let Some(name) = Repository::of_folder(&folder).filter(&is_wanted) else { continue };
             holdings.extend(self.kept_of(&name)?);
         }
         for folder in folder::names(&self.brought())? {
-            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let Some(name) = Repository::of_folder(&folder).filter(&is_wanted) else { continue };
             let marks = folder::names(&self.brought().join(&folder))?;
             holdings.extend(marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark)));
         }
@@ -219,7 +220,12 @@ impl Library for StoreLibrary {
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
-        Box::pin(self.with(Folder::holdings))
+        Box::pin(self.with(|folder| folder.holdings(|_| true)))
+    }
+
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
+        let namespace = namespace.to_owned();
+        Box::pin(self.with(move |folder| folder.holdings(|name| name.is_in(&namespace))))
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

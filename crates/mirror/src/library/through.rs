@@ -85,6 +85,18 @@ impl Through {
     }
 }
 
+impl Inner {
+    /// What is on its way. What is made of files is nobody's to see before it is here.
+    fn coming(&self) -> Vec<Holding> {
+        let held = |coming| {
+            let Coming::Blobs(pending) = coming else { return None };
+            let name = Repository::of_model(&pending.of.model)?;
+            Some(Holding::of_manifest(name, &pending.manifest, None))
+        };
+        self.tags.all_coming().into_iter().filter_map(held).collect()
+    }
+}
+
 /// An error of fetching. What is amiss here is no upstream's fault.
 pub(super) fn broken(error: RegistryError) -> MirrorError {
     match error {
@@ -263,12 +275,15 @@ impl Library for Through {
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
         Box::pin(async move {
             let mut holdings = self.0.library.holdings().await?;
-            for coming in self.0.tags.all_coming() {
-                // What is made of files is nobody's to see before it is here.
-                let Coming::Blobs(pending) = &coming else { continue };
-                let name = Repository::of_model(&pending.of.model);
-                holdings.extend(name.map(|name| Holding::of_manifest(name, &pending.manifest, None)));
-            }
+            holdings.extend(self.0.coming());
+            Ok(holdings)
+        })
+    }
+
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
+        Box::pin(async move {
+            let mut holdings = self.0.library.holdings_in(namespace).await?;
+            holdings.extend(self.0.coming().into_iter().filter(|held| held.name.is_in(namespace)));
             Ok(holdings)
         })
     }

@@ -81,7 +81,7 @@ impl Mirror {
         let replaced = self.library().put_manifest(&name, &of, manifest).await?;
         let notes = self.library().notes();
         self.history().came(notes, &name, &of, digest, By::Push, replaced.as_ref()).await;
-        self.stock().changed().await;
+        self.stock().changed();
         let mut response = bare(StatusCode::CREATED);
         let headers = response.headers_mut();
         headers.insert(header::LOCATION, value(&format!("/v2/{name}/manifests/{digest}")));
@@ -97,7 +97,7 @@ impl Mirror {
         if !self.library().remove_manifest(&name, &of).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });
         }
-        self.stock().changed().await;
+        self.stock().changed();
         tracing::info!(repository = %name, reference = %of, "removed");
         Ok::<Response, _>(bare(StatusCode::ACCEPTED))
     }
