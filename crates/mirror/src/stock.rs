@@ -70,7 +70,7 @@ impl<T> Kept<T> {
     /// What is known, unless it is older than that, or something has changed here since; else what `look` finds.
     async fn get<F>(
         &self,
-        changes: &AtomicU64,
+        changes: impl Fn() -> u64,
         age: Duration,
         look: impl FnOnce() -> F,
     ) -> Result<Arc<T>, MirrorError>
@@ -78,7 +78,7 @@ impl<T> Kept<T> {
         F: Future<Output = Result<T, MirrorError>>,
     {
         let mut kept = self.0.lock().await;
-        let (now, before) = (Instant::now(), changes.load(Relaxed));
+        let (now, before) = (Instant::now(), changes());
         if let Some(look) = &*kept
             && look.changes == before
             && look.at.elapsed() < age
@@ -118,7 +118,7 @@ impl Stock {
 
     /// What the library holds, or held a while ago.
     async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Vec<Holding>>, MirrorError> {
-        self.holdings.get(&self.changes, age, || library.holdings()).await
+        self.holdings.get(|| self.changes(library), age, || library.holdings()).await
     }
 
     /// The same of a namespace, as new as a quota must know it.
@@ -132,12 +132,16 @@ impl Stock {
             namespaces.retain(|_, kept| Arc::strong_count(kept) > 1 || kept.is_younger(RECENT));
             namespaces.entry(namespace.to_ascii_lowercase()).or_default().clone()
         };
-        kept.get(&self.changes, NEWEST, || library.holdings_in(namespace)).await
+        kept.get(|| self.changes(library), NEWEST, || library.holdings_in(namespace)).await
     }
 
     /// All tags, or those of a moment ago: whoever looks at the page does so again and again.
     pub(crate) async fn shown(&self, library: &dyn Library) -> Result<Arc<Vec<Shown>>, MirrorError> {
-        self.shown.get(&self.changes, SHOWN, || library.shown()).await
+        self.shown.get(|| self.changes(library), SHOWN, || library.shown()).await
+    }
+
+    fn changes(&self, library: &dyn Library) -> u64 {
+        self.changes.load(Relaxed) + library.fetches_begun_and_ended()
     }
 
     /// A manifest or blob came or went.

@@ -107,6 +107,11 @@ pub trait Library: Send + Sync + 'static {
         Box::pin(std::future::ready(Fetches::default()))
     }
 
+    /// How often something that was asked others for began to come, or has come. What there is has changed then.
+    fn fetches_begun_and_ended(&self) -> u64 {
+        0
+    }
+
     /// How many blobs were found damaged, and put away.
     fn lost(&self) -> u64 {
         0

@@ -9,6 +9,7 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ struct Inner {
     rest: Duration,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
+    /// Downloads of models that have begun, and that have ended.
+    moves: AtomicU64,
 }
 
 impl Through {
@@ -70,6 +73,7 @@ impl Through {
             strays: Strays::default(),
             rest: REST,
             fetches: Mutex::default(),
+            moves: AtomicU64::default(),
         }))
     }
 
@@ -270,6 +274,10 @@ impl Library for Through {
             }
             fetches
         })
+    }
+
+    fn fetches_begun_and_ended(&self) -> u64 {
+        self.0.moves.load(Relaxed)
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -67,6 +68,7 @@ impl Inner {
     pub(super) fn begin(&self, coming: Coming) {
         lock(&self.fetches).misses += 1;
         self.tags.begin(coming);
+        self.moves.fetch_add(1, Relaxed);
     }
 
     /// Notes that it has come, and which model of the store it has replaced, if one.
@@ -96,6 +98,7 @@ impl Inner {
         fetches.failures += u64::from(matches!(state, State::Rests(..)));
         tag.set(state);
         self.tags.end(model);
+        self.moves.fetch_add(1, Relaxed);
     }
 
     /// Fetches what is pending.
