@@ -165,3 +165,19 @@ def wide_cria(path):
     keys = keys[:at] + struct.pack("<I", 0) + keys[at + 4 :]
     path.write_bytes(gguf((count, keys), wide))
     return path
+
+
+def test_an_architecture_that_is_not_known_is_told_before_its_tokenizer(there, here, tmp_path):
+    # Neither is known here; another program on the same folder of models may know both.
+    file = tmp_path / "other.gguf"
+    file.write_bytes((REPOSITORY / "tests/data/zoo/llama-f16.gguf").read_bytes().replace(b"llama", b"other"))
+    done = puna("create", "other", "-f", "-", env=here, input=f"FROM {file}\n", check=True)
+    assert "warning" in done.stderr and "other" in done.stderr and "tokenizer" not in done.stderr, done.stderr
+    assert "other:latest" in [m.model for m in there.client().list().models]
+
+
+def test_an_importance_matrix_that_is_none_is_named(here, tmp_path):
+    file = tmp_path / "matrix.dat"
+    file.write_bytes(b"none")
+    done = puna("create", "bad", "-f", "-", "-q", "Q4_K_M", "--imatrix", file, env=here, input=f"FROM {wide_cria(tmp_path / 'wide.gguf')}\n")
+    assert done.returncode == 1 and f"{file}: " in done.stderr and "sha256" not in done.stderr.splitlines()[-1], done.stderr

@@ -1,12 +1,19 @@
 """Ollama's client against a Puna whose registry is a mirror; what Ollama's own downloader and uploader send is in test_mirror.py,
 request by request."""
 import json
+import re
 
 import ollama
 import pytest
 
 from conftest import DATA, Puna
 from test_mirror import mirror  # noqa: F401 — a fixture
+
+
+def received(mirror):
+    """Bytes of uploads that a mirror has taken."""
+    [line] = re.findall(r"^puna_mirror_received_bytes_total (\d+)$", mirror.get("/metrics")[1].decode(), re.M)
+    return int(line)
 
 
 def test_a_client_of_ollamas_has_a_mirror_as_its_registry(mirror, tmp_path):
@@ -18,7 +25,10 @@ def test_a_client_of_ollamas_has_a_mirror_as_its_registry(mirror, tmp_path):
         client.copy("cria", "team/cria")
         assert [line.status for line in client.push("team/cria", stream=True)][-1] == "success"
         made = client.create("team/polite", from_="team/cria", system="You are polite.")
+        before = received(it)
         assert made.status == "success" and client.push("team/polite").status == "success"
+        # What was created of another model is there already, and not sent again: the weights alone are larger.
+        assert 0 < received(it) - before < 100_000
         for name in ("team/cria", "team/polite"):
             client.delete(name)
             with pytest.raises(ollama.ResponseError):
@@ -32,7 +42,6 @@ def test_a_client_of_ollamas_has_a_mirror_as_its_registry(mirror, tmp_path):
         assert client.create("team/own", files={"m.gguf": blob}).status == "success" and client.push("team/own").status == "success"
         with pytest.raises(ollama.ResponseError, match="file does not exist"):
             client.pull("team/absent")
-        # What was created of another model is mounted there, not sent again.
         assert json.loads(it.get("/v2/_catalog")[1])["repositories"] == ["team/cria", "team/own", "team/polite"]
     finally:
         server.kill()

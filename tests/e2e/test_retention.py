@@ -126,9 +126,10 @@ def test_a_pull_goes_on_though_its_model_is_removed(mirror):
         assert image(it, "team/thing", [layer], tag) == 201
     it.stop()
     age(it, 2)
-    # The blob's own day is over, too.
-    for path in models(it).glob("puna-registry/*/*"):
-        os.utime(path, (1, 1))
+    # The blob's own day is over, too, and that of who brought it.
+    for pattern in ("*/*", "brought/*/*"):
+        for path in models(it).glob(f"puna-registry/{pattern}"):
+            os.utime(path, (1, 1))
     it.start()
     with contextlib.closing(socket.create_connection(("127.0.0.1", it.port), timeout=30)) as s:
         s.sendall(f"GET /v2/team/thing/blobs/{digest(data)} HTTP/1.1\r\nHost: {it.host}\r\nConnection: close\r\n\r\n".encode())

@@ -107,3 +107,21 @@ def test_a_server_that_cannot_have_tls_does_not_start(tmp_path):
     assert "tls.key" in error(OLLAMA_HOST=address, PUNA_TLS_CERTIFICATE=absent)
     assert "there is no certificate: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
     assert "write https:// or neither" in error(OLLAMA_HOST=f"http://{address}", **both)
+
+
+def test_a_hosts_own_authority_is_trusted_for_it_alone(tmp_path):
+    certify(tmp_path)
+    server = Secure(tmp_path, PUNA_TLS_CERTIFICATE=tmp_path / "puna.pem", PUNA_TLS_KEY=tmp_path / "puna.key", PUNA_MIRROR_SERVE="on")
+    try:
+        trusted = server.env | {"OLLAMA_HOST": server.url, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+        puna("cp", "cria", "mine", env=trusted, check=True)
+        settings = tmp_path / "puna.toml"
+        client = environment(tmp_path / "client", PUNA_CONFIG=settings)
+        name = f"localhost:{server.port}/library/mine"
+        for host, is_trusted in ((f"localhost:{server.port}", True), ("other.intra", False)):
+            settings.write_text(f'[registry.hosts."{host}"]\nca = "{tmp_path / "ca.pem"}"\n')
+            done = puna("pull", name, env=client)
+            assert (done.returncode == 0) == is_trusted, done
+            assert is_trusted or "certificate" in done.stderr, done
+    finally:
+        server.kill()

@@ -281,10 +281,8 @@ impl Access {
         }
         // What strangers sign is not remembered: they could fill the memory with it.
         let Some(holder) = self.keys.by_public(&public) else { return Ok(None) };
-        match self.is_new(&asked("nonce")) {
-            true => Ok(Some(holder)),
-            false => Err(refused("was used before")),
-        }
+        self.first_time(&asked("nonce"), Duration::from_secs(2 * SKEW))?;
+        Ok(Some(holder))
     }
 
     /// Whether `scheme://host` is where clients find this registry, as far as that was said.
@@ -295,14 +293,28 @@ impl Access {
         self.names.is_empty() || self.names.iter().any(|name| bare(name) == bare(host))
     }
 
-    /// Whether a signed request comes for the first time.
-    fn is_new(&self, nonce: &str) -> bool {
-        if nonce.is_empty() || nonce.len() > MAX_NONCE {
-            return false;
+    /// Refuses a signed request that has come before. That is remembered for a while, after which its time is too old.
+    fn first_time(&self, nonce: &str, remembered: Duration) -> Result<(), MirrorError> {
+        let refused =
+            |why: &str| Err(MirrorError::Unauthorized(format!("the signature of this request {why}")));
+        match nonce.len() {
+            0 => return refused("has no nonce"),
+            1..=MAX_NONCE => {}
+            _ => return refused(&format!("has a nonce of more than {MAX_NONCE} bytes")),
         }
         let mut nonces = lock(&self.nonces);
-        nonces.retain(|_, at| at.elapsed() < Duration::from_secs(2 * SKEW));
-        nonces.len() < MAX_NONCES && nonces.insert(nonce.to_owned(), Instant::now()).is_none()
+        nonces.retain(|_, at| at.elapsed() < remembered);
+        if nonces.contains_key(nonce) {
+            return refused("was used before");
+        }
+        if nonces.len() >= MAX_NONCES {
+            return Err(MirrorError::TooMany(format!(
+                "{MAX_NONCES} signed requests came within {} minutes, and no more are told apart: come back later",
+                remembered.as_secs() / 60
+            )));
+        }
+        nonces.insert(nonce.to_owned(), Instant::now());
+        Ok(())
     }
 
     /// The path of a blob that anybody may read who was told it.
@@ -450,6 +462,26 @@ mod tests {
         let token = access.token(&head).unwrap();
         assert_eq!(access.named(&token).as_deref(), Some("reader"));
         assert!(access.token(&head).unwrap_err().to_string().contains("was used before"));
+    }
+
+    #[test]
+    fn more_signed_requests_than_are_remembered_are_told_to_come_later() {
+        let access = access();
+        let hour = Duration::from_secs(60 * 60);
+        for n in 0..MAX_NONCES {
+            access.first_time(&n.to_string(), hour).unwrap();
+        }
+        let full = access.first_time("new", hour).unwrap_err();
+        assert_eq!(full.code(), (429, "TOOMANYREQUESTS"), "{full}");
+        // One that was seen is still known.
+        let again = access.first_time("7", hour).unwrap_err();
+        assert!(again.to_string().contains("was used before"), "{again}");
+        // What is old makes room.
+        access.first_time("new", Duration::ZERO).unwrap();
+        for (nonce, why) in [(String::new(), "has no nonce"), ("x".repeat(129), "more than 128 bytes")] {
+            let refused = access.first_time(&nonce, hour).unwrap_err();
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
     }
 
     #[test]

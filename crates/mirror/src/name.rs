@@ -42,6 +42,11 @@ impl Repository {
         self.0.rsplit_once('/').map_or(&self.0, |(namespace, _)| namespace)
     }
 
+    /// Whether it is in a namespace, whose case does not count.
+    pub(crate) fn is_in(&self, namespace: &str) -> bool {
+        self.namespace().eq_ignore_ascii_case(namespace)
+    }
+
     /// The name of a folder for it. Not every system has folders with a colon.
     pub(crate) fn folder(&self) -> String {
         self.0.replace('/', "+").replace(':', "=")

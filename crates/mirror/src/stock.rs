@@ -5,15 +5,17 @@
 //! manifest there. So a blob is his to see when a manifest that he may read needs it, or when he has brought its bytes.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_store::Digest;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::access::{Holder, Right, is_in};
 use crate::error::MirrorError;
 use crate::figures::Figure;
-use crate::library::{Holding, Library, UploadId};
+use crate::library::{Holding, Library, Shown, UploadId};
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
@@ -23,6 +25,8 @@ use crate::uploading::{Room, Uploading};
 const RECENT: Duration = Duration::from_secs(10);
 /// The same where a quota may refuse something.
 const NEWEST: Duration = Duration::from_millis(500);
+/// The same for people, whom a page shows it.
+const SHOWN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 /// How long somebody who could see a blob may fetch more of it without being judged again.
 const SEEN: Duration = Duration::from_secs(60);
 /// Blobs that are remembered as seen.
@@ -45,11 +49,63 @@ pub(crate) struct Use {
     pub(crate) quota: u64,
 }
 
+/// Something that takes a while to find out, as it was a moment ago. It is found out for everybody who waits for it together.
+struct Kept<T>(tokio::sync::Mutex<Option<Look<T>>>);
+
+/// What was found out.
+struct Look<T> {
+    at: Instant,
+    /// How many changes there had been before.
+    changes: u64,
+    found: Arc<T>,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self(tokio::sync::Mutex::default())
+    }
+}
+
+impl<T> Kept<T> {
+    /// What is known, unless it is older than that, or something has changed here since; else what `look` finds.
+    async fn get<F>(
+        &self,
+        changes: impl Fn() -> u64,
+        age: Duration,
+        look: impl FnOnce() -> F,
+    ) -> Result<Arc<T>, MirrorError>
+    where
+        F: Future<Output = Result<T, MirrorError>>,
+    {
+        let mut kept = self.0.lock().await;
+        let (now, before) = (Instant::now(), changes());
+        if let Some(look) = &*kept
+            && look.changes == before
+            && look.at.elapsed() < age
+        {
+            return Ok(look.found.clone());
+        }
+        let found = Arc::new(look().await?);
+        *kept = Some(Look { at: now, changes: before, found: found.clone() });
+        Ok(found)
+    }
+
+    /// Whether something younger is known, or just being found out.
+    fn is_younger(&self, age: Duration) -> bool {
+        self.0.try_lock().map_or(true, |kept| kept.as_ref().is_some_and(|look| look.at.elapsed() < age))
+    }
+}
+
 /// Knows what the library holds.
 #[derive(Default)]
 pub(crate) struct Stock {
     quotas: Vec<Quota>,
-    holdings: tokio::sync::Mutex<Option<(Instant, Arc<Vec<Holding>>)>>,
+    /// How often manifests or blobs have come or gone.
+    changes: AtomicU64,
+    holdings: Kept<Vec<Holding>>,
+    /// Of namespaces that have a quota: what one of them has need not be looked for among all.
+    namespaces: Mutex<HashMap<String, Arc<Kept<Vec<Holding>>>>>,
+    shown: Kept<Vec<Shown>>,
     /// Blobs that a holder was found to see.
     seen: Mutex<HashMap<(String, Digest), Instant>>,
     uploading: Arc<Uploading>,
@@ -62,20 +118,35 @@ impl Stock {
 
     /// What the library holds, or held a while ago.
     async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Vec<Holding>>, MirrorError> {
-        let mut known = self.holdings.lock().await;
-        if let Some((at, holdings)) = &*known
-            && at.elapsed() < age
-        {
-            return Ok(holdings.clone());
-        }
-        let holdings = Arc::new(library.holdings().await?);
-        *known = Some((Instant::now(), holdings.clone()));
-        Ok(holdings)
+        self.holdings.get(|| self.changes(library), age, || library.holdings()).await
+    }
+
+    /// The same of a namespace, as new as a quota must know it.
+    async fn holdings_in(
+        &self,
+        library: &dyn Library,
+        namespace: &str,
+    ) -> Result<Arc<Vec<Holding>>, MirrorError> {
+        let kept = {
+            let mut namespaces = lock(&self.namespaces);
+            namespaces.retain(|_, kept| Arc::strong_count(kept) > 1 || kept.is_younger(RECENT));
+            namespaces.entry(namespace.to_ascii_lowercase()).or_default().clone()
+        };
+        kept.get(|| self.changes(library), NEWEST, || library.holdings_in(namespace)).await
+    }
+
+    /// All tags, or those of a moment ago: whoever looks at the page does so again and again.
+    pub(crate) async fn shown(&self, library: &dyn Library) -> Result<Arc<Vec<Shown>>, MirrorError> {
+        self.shown.get(|| self.changes(library), SHOWN, || library.shown()).await
+    }
+
+    fn changes(&self, library: &dyn Library) -> u64 {
+        self.changes.load(Relaxed) + library.fetches_begun_and_ended()
     }
 
     /// A manifest or blob came or went.
-    pub(crate) async fn changed(&self) {
-        *self.holdings.lock().await = None;
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Relaxed);
     }
 
     /// Whether somebody may know of a blob that is here.
@@ -143,7 +214,7 @@ impl Stock {
         let namespace = name.namespace();
         let Some(quota) = self.quota(namespace) else {
             library.finish(name, id, digest).await?;
-            self.changed().await;
+            self.changed();
             return Ok(());
         };
         let there = library.uploaded(name, id).await?;
@@ -158,7 +229,7 @@ impl Stock {
             return Err(refused);
         }
         let made = library.finish(name, id, digest).await;
-        self.changed().await;
+        self.changed();
         if made.is_err()
             && let Ok(there) = library.uploaded(name, id).await
         {
@@ -180,15 +251,17 @@ impl Stock {
         self.uploading.cancel(library, name, id).await
     }
 
-    /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have.
-    pub(crate) async fn has_room(
+    /// Refuses a manifest whose blobs, which are here, would be more than its namespace may have. Nobody else's is judged as long as what
+    /// this gives is held.
+    pub(crate) async fn turn_for(
         &self,
         library: &dyn Library,
         name: &Repository,
         manifest: &Manifest,
-    ) -> Result<(), MirrorError> {
+    ) -> Result<Option<OwnedMutexGuard<()>>, MirrorError> {
         let namespace = name.namespace();
-        let Some(quota) = self.quota(namespace) else { return Ok(()) };
+        let Some(quota) = self.quota(namespace) else { return Ok(None) };
+        let turn = self.uploading.turn(namespace).await;
         let held = self.held(library, namespace, false).await?;
         let new = manifest.blobs.iter().filter(|blob| !held.contains_key(&blob.digest));
         let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
@@ -201,7 +274,8 @@ impl Stock {
                 )));
             }
         }
-        fits(namespace, quota, sum(&held), sum(&new))
+        fits(namespace, quota, sum(&held), sum(&new))?;
+        Ok(Some(turn))
     }
 
     /// The blobs of a namespace: those that its manifests need, and with `pushed` those that were brought a short while ago.
@@ -211,10 +285,8 @@ impl Stock {
         namespace: &str,
         pushed: bool,
     ) -> Result<HashMap<Digest, u64>, MirrorError> {
-        let holdings = self.holdings(library, NEWEST).await?;
-        let counts = |held: &&Holding| {
-            held.name.namespace().eq_ignore_ascii_case(namespace) && (pushed || held.manifest.is_some())
-        };
+        let holdings = self.holdings_in(library, namespace).await?;
+        let counts = |held: &&Holding| pushed || held.manifest.is_some();
         Ok(holdings.iter().filter(counts).flat_map(|held| held.blobs.iter().copied()).collect())
     }
 

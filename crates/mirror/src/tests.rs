@@ -13,6 +13,7 @@ use futures_util::stream;
 use http_body_util::BodyExt;
 use puna_store::{Digest, Store};
 
+use crate::manifest::OCI_MANIFEST;
 use crate::{History, Mirror, NoKeys, Quota, Settings, StoreLibrary};
 
 struct Bench {
@@ -27,8 +28,13 @@ fn bench(quotas: Vec<Quota>) -> Bench {
 
 /// The same of a folder that is there.
 fn on(dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
-    let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap())));
-    let settings = Settings { push: true, quotas, ..Settings::default() };
+    of(Arc::new(Store::open(dir.path()).unwrap()), dir, quotas)
+}
+
+/// The same of a store.
+fn of(store: Arc<Store>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
+    let library = Arc::new(StoreLibrary::new(store));
+    let settings = Settings { push: true, delete: true, quotas, ..Settings::default() };
     let history = History::new().unwrap();
     Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings, history).unwrap(), dir }
 }
@@ -73,6 +79,14 @@ impl Bench {
         let said: serde_json::Value = serde_json::from_slice(&body).unwrap();
         let said = |field: &str| said["errors"][0][field].as_str().unwrap().to_owned();
         (status, said("code"), said("message"))
+    }
+
+    /// Pushes a blob whole.
+    async fn blob(&self, name: &str, bytes: &[u8]) -> Digest {
+        let path = self.upload(name).await;
+        assert_eq!(self.part(&path, bytes).await, 202);
+        assert_eq!(self.end(&path, bytes).await, 201);
+        Digest::of(bytes)
     }
 
     /// The path of a new upload.
@@ -219,4 +233,142 @@ async fn a_page_of_no_size_is_refused_in_the_words_of_the_rules() {
         assert_eq!((status, code.as_str()), (400, "PAGINATION_NUMBER_INVALID"), "{path}");
     }
     assert_eq!(bench.ask("GET", "/v2/_catalog?n=0", Body::empty()).await.0, 200);
+}
+
+/// The text of an image or, with Ollama's media types, of a model that has one layer.
+fn manifest_of(is_model: bool, digest: Digest, size: usize) -> String {
+    let (of_all, of_layer) = match is_model {
+        true => (puna_store::media::MANIFEST, puna_store::media::MODEL),
+        false => (OCI_MANIFEST, "application/octet-stream"),
+    };
+    format!(
+        r#"{{"schemaVersion":2,"mediaType":"{of_all}","layers":[{{"mediaType":"{of_layer}","digest":"{digest}","size":{size}}}]}}"#
+    )
+}
+
+#[tokio::test]
+async fn manifests_at_once_have_no_more_than_the_quota_together() {
+    let bench = bench(team());
+    let mut texts = Vec::new();
+    for n in 0..8 {
+        // Brought elsewhere, so that nothing of the team's is taken before the manifests come.
+        texts.push(manifest_of(n % 2 == 0, bench.blob("other/x", &[n; 600]).await, 600));
+    }
+    let paths: Vec<_> = (0..8).map(|n| format!("/v2/team/x/manifests/t{n}")).collect();
+    let puts = paths.iter().zip(&texts).map(|(path, text)| bench.ask("PUT", path, Body::from(text.clone())));
+    let mut put: Vec<u16> = join_all(puts).await.iter().map(|put| put.0).collect();
+    put.sort_unstable();
+    assert_eq!(put, [201, 413, 413, 413, 413, 413, 413, 413]);
+}
+
+#[tokio::test]
+async fn a_refused_model_leaves_nothing_in_the_store() {
+    let bench = bench(Vec::new());
+    let digest = bench.blob("library/x", b"weights").await;
+    // Its size is not what the manifest says.
+    let text = manifest_of(true, digest, 6);
+    let (status, code, _) = bench.refusal("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await;
+    assert_eq!((status, code.as_str()), (400, "MANIFEST_INVALID"));
+    let stored = bench.dir.path().join("blobs").join(digest.file_name());
+    assert!(!stored.exists(), "a blob of no model");
+    // One that nobody has: what is there of it is not kept either, and what the store had before stays.
+    std::fs::write(&stored, b"weights").unwrap();
+    let missing = Digest::of(b"nobody's");
+    let layer = |digest, size| format!(r#"{{"mediaType":"x","digest":"{digest}","size":{size}}}"#);
+    let text =
+        format!(r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{},{}]}}"#, layer(digest, 7), layer(missing, 8));
+    std::fs::remove_dir_all(bench.dir.path().join("puna-registry/blobs")).unwrap();
+    let (status, code, _) = bench.refusal("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await;
+    assert_eq!((status, code.as_str()), (400, "MANIFEST_BLOB_UNKNOWN"));
+    assert!(stored.exists() && !bench.dir.path().join("puna-registry/blobs").exists());
+}
+
+#[tokio::test]
+async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
+    let others = tempfile::tempdir().unwrap();
+    {
+        let there =
+            of(Arc::new(Store::open(others.path()).unwrap()), tempfile::tempdir().unwrap(), Vec::new());
+        let digest = there.blob("library/x", b"weights").await;
+        let text = manifest_of(true, digest, 7);
+        assert_eq!(there.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap().with_others([others.path().to_owned()]);
+    let bench = of(Arc::new(store), dir, Vec::new());
+    let path = "/v2/library/x/manifests/latest";
+    let model = bench.ask("GET", path, Body::empty()).await;
+    assert_eq!(model.0, 200);
+    let image = manifest_of(false, bench.blob("library/x", b"image").await, 5);
+    let (status, _, said) = bench.ask("PUT", path, Body::from(image.clone())).await;
+    assert_eq!(status, 201, "{said:?}");
+    assert_eq!(bench.ask("GET", path, Body::empty()).await.2, image);
+    let shown = bench.mirror.library().shown().await.unwrap();
+    assert_eq!(shown.len(), 1, "what is hidden is not shown: {shown:?}");
+    // Without the image the model is seen again, and that cannot be removed here.
+    assert_eq!(bench.ask("DELETE", path, Body::empty()).await.0, 202);
+    assert_eq!(bench.ask("GET", path, Body::empty()).await.2, model.2);
+    assert_eq!(bench.refusal("DELETE", path, Body::empty()).await.0, 403);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_blob_that_is_pushed_again_keeps_its_file() {
+    use std::os::unix::fs::MetadataExt;
+
+    let bench = bench(Vec::new());
+    let digest = bench.blob("library/x", b"weights").await;
+    let text = manifest_of(true, digest, 7);
+    assert_eq!(bench.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
+    let pushed = bench.dir.path().join("puna-registry/blobs").join(digest.file_name());
+    let stored = bench.dir.path().join("blobs").join(digest.file_name());
+    let inode = |path| std::fs::metadata(path).unwrap().ino();
+    assert_eq!(inode(&pushed), inode(&stored));
+    // Old enough to be cleared away, had nobody pushed it.
+    let old = std::time::SystemTime::now() - Duration::from_secs(30 * 60 * 60);
+    std::fs::File::options().append(true).open(&pushed).unwrap().set_modified(old).unwrap();
+    bench.blob("other/x", b"weights").await;
+    assert_eq!(inode(&pushed), inode(&stored), "one file with two names");
+    bench.mirror.library().tidy().await.unwrap();
+    assert!(pushed.exists(), "it waits for its manifest as if it had just come");
+    assert_eq!(std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap().count(), 0);
+    // One that was damaged is replaced.
+    std::fs::remove_file(&pushed).unwrap();
+    std::fs::write(&pushed, b"WEIGHTS").unwrap();
+    bench.blob("other/x", b"weights").await;
+    assert_eq!(std::fs::read(&pushed).unwrap(), b"weights");
+}
+
+#[tokio::test]
+async fn a_quota_looks_at_its_own_namespace_alone() {
+    let bench = bench(team());
+    // Something of somebody else's that cannot be read.
+    let broken = bench.dir.path().join("puna-registry/repositories/other+x/manifests");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
+    assert!(bench.mirror.library().holdings().await.is_err());
+    let digest = bench.blob("Team/x", &[1; 600]).await;
+    let text = manifest_of(false, digest, 600);
+    assert_eq!(bench.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
+    assert_eq!(bench.part(&bench.upload("TEAM/y").await, &[2; 500]).await, 413);
+    assert_eq!(bench.part(&bench.upload("team/y").await, &[2; 400]).await, 202);
+}
+
+#[tokio::test]
+async fn the_page_is_not_looked_for_anew_by_each_who_sees_it() {
+    let bench = bench(Vec::new());
+    let page =
+        async || String::from_utf8(bench.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap();
+    let text = manifest_of(false, bench.blob("a/b", b"weights").await, 7);
+    assert_eq!(bench.ask("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await.0, 201);
+    assert!(page().await.contains("a/b:v1"));
+    // As another mirror of the same folder writes it.
+    let tags = bench.dir.path().join("puna-registry/repositories/a+b/tags");
+    std::fs::copy(tags.join("v1"), tags.join("v2")).unwrap();
+    let kept = page().await;
+    assert!(kept.contains("a/b:v1") && !kept.contains("a/b:v2"));
+    // What changes here is seen at once, and everything with it.
+    assert_eq!(bench.ask("DELETE", "/v2/a/b/manifests/v1", Body::empty()).await.0, 202);
+    let anew = page().await;
+    assert!(!anew.contains("a/b:v1") && anew.contains("a/b:v2"));
 }

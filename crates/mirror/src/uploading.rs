@@ -39,7 +39,7 @@ struct Upload {
 
 impl Upload {
     fn is_of(&self, namespace: &str) -> bool {
-        self.name.namespace().eq_ignore_ascii_case(namespace)
+        self.name.is_in(namespace)
     }
 
     /// Whether it is given up where others need the room that it takes. Who sent a part that broke off has most often begun anew: few clients go on.

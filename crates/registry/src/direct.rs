@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::Registry;
 use crate::address::shown;
-use crate::blocking::blocking;
+use crate::blocking::{at_work, blocking};
 use crate::download::What;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
@@ -95,8 +95,19 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
-        let work = store.work();
-        tell(&report, Progress::status("pulling manifest")).await;
+        at_work(store, self.pull_found(store, file, options, &report)).await?;
+        tell(&report, Progress::status("success")).await;
+        Ok(())
+    }
+
+    async fn pull_found(
+        &self,
+        store: &Arc<Store>,
+        file: &FileUrl,
+        options: &Options,
+        report: &Report,
+    ) -> Result<(), RegistryError> {
+        tell(report, Progress::status("pulling manifest")).await;
         let (asked, at) = (file.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
         let endpoint = Endpoint::of_url(self.settings(), &file.url)?;
@@ -116,10 +127,8 @@ impl Registry {
         if !blocking(move || Ok(is_made_of(&at, &wanted.1, &wanted.0)?)).await? {
             let what =
                 What { key, verified: file.digest.is_some(), total: found.total, url: file.url.clone() };
-            self.make_of_file(store, &session, name, what, origin, options, &report).await?;
+            self.make_of_file(store, &session, name, what, origin, options, report).await?;
         }
-        drop(work);
-        tell(&report, Progress::status("success")).await;
         Ok(())
     }
 

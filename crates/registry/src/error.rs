@@ -105,6 +105,10 @@ pub enum RegistryError {
     BundleWrite(String),
     #[error("{0} is a model of another server: there is nothing of it here to take along")]
     NothingToBundle(String),
+    #[error(
+        "{proxy:?} is no address of a proxy: {cause}; set {variable} (or ALL_PROXY) to one, such as http://proxy:3128"
+    )]
+    Proxy { variable: &'static str, proxy: String, cause: String },
     #[error("cannot set up connections: {0}")]
     Setup(String),
     #[error("the download was cancelled")]
@@ -168,7 +172,7 @@ impl RegistryError {
     /// Whether its words are of files and settings of this machine, which are nobody else's business.
     pub fn is_of_this_machine(&self) -> bool {
         match self {
-            Self::Setup(_) | Self::NoCredentials { .. } => true,
+            Self::Setup(_) | Self::Proxy { .. } | Self::NoCredentials { .. } => true,
             Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
                 error.is_of_this_machine()
             }

@@ -1,6 +1,7 @@
 //! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use crate::lock::lock;
 use crate::proof::no_token;
 use crate::rate::Limit;
 use crate::retry::{Retry, Trouble};
-use crate::settings::{Options, Progress, Report, Settings, WAITING};
+use crate::settings::{Options, Progress, Report, Settings, WAITING, without_user};
 use crate::tls;
 
 /// Redirects that are followed.
@@ -41,6 +42,8 @@ const MIRROR_ATTEMPTS: u32 = 3;
 const NO_TLS: &str = "InvalidContentType";
 /// What the other side shows is no certificate, or one that nobody trusts, or not any more.
 const UNTRUSTED: &str = "invalid peer certificate";
+/// Letters of a proxy's address that are shown.
+const MAX_PROXY: usize = 200;
 /// Addresses of this machine, which no proxy leads to.
 const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 
@@ -69,12 +72,26 @@ fn connections(settings: &Settings, ca: Option<&Path>, connect: Duration) -> Res
     let direct = format!("{THIS_MACHINE},{}", settings.proxies.direct);
     let direct = || NoProxy::from_string(&direct);
     if let Some(proxy) = &settings.proxies.http {
-        builder = builder.proxy(Proxy::http(proxy).map_err(setup)?.no_proxy(direct()));
+        let to = Proxy::http(proxy).map_err(|e| bad_proxy("HTTP_PROXY", proxy, &e))?;
+        builder = builder.proxy(to.no_proxy(direct()));
     }
     if let Some(proxy) = &settings.proxies.https {
-        builder = builder.proxy(Proxy::https(proxy).map_err(setup)?.no_proxy(direct()));
+        let to = Proxy::https(proxy).map_err(|e| bad_proxy("HTTPS_PROXY", proxy, &e))?;
+        builder = builder.proxy(to.no_proxy(direct()));
     }
     builder.build().map_err(setup)
+}
+
+/// Whether an address is one that no proxy leads to.
+fn is_this_machine(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// A proxy that is none. What it was to be shown stays secret.
+fn bad_proxy(variable: &'static str, proxy: &str, error: &reqwest::Error) -> RegistryError {
+    let proxy = plain(without_user(proxy), MAX_PROXY);
+    RegistryError::Proxy { variable, proxy, cause: root_cause(error) }
 }
 
 /// What is asked.
@@ -317,7 +334,7 @@ impl Session {
             let stalled = |_| stalled(&ask.method, url, patience);
             tokio::time::timeout(patience, sent).await.map_err(stalled)?
         };
-        let response = answer.map_err(|e| transport(&ask.method, url, &e))?;
+        let response = answer.map_err(|e| self.unconnected(transport(&ask.method, url, &e), url, &e))?;
         let encoding = response.headers().get(CONTENT_ENCODING).and_then(|v| v.to_str().ok());
         match encoding.map(str::trim) {
             None | Some("" | "identity") => Ok(response),
@@ -325,6 +342,26 @@ impl Session {
                 url: shown(url),
                 what: format!("the answer is compressed ({}), which was not asked for", plain(encoding, 20)),
             }),
+        }
+    }
+
+    /// An error of sending, which names the proxy that may be the matter.
+    fn unconnected(&self, error: RegistryError, url: &Url, sent: &reqwest::Error) -> RegistryError {
+        let proxies = &self.settings().proxies;
+        let (variable, proxy) = match url.scheme() {
+            "https" => ("HTTPS_PROXY", &proxies.https),
+            _ => ("HTTP_PROXY", &proxies.http),
+        };
+        match (error, proxy) {
+            (RegistryError::Transport { method, url: shown, cause }, Some(proxy))
+                if sent.is_connect() && !is_this_machine(url) =>
+            {
+                let proxy = plain(without_user(proxy), MAX_PROXY);
+                let cause =
+                    format!("{cause} (by the proxy {proxy} of {variable}, unless NO_PROXY names the host)");
+                RegistryError::Transport { method, url: shown, cause }
+            }
+            (error, _) => error,
         }
     }
 

@@ -8,10 +8,13 @@
 //!
 //! The SHA-256 of a large file is the digest of its blob, so that everything is verified, and shared with other models.
 
+use std::fmt;
+
 use puna_store::{DEFAULT_TAG, Digest, PartName};
 use reqwest::header::LINK;
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::json;
 
 use crate::error::RegistryError;
@@ -22,6 +25,10 @@ use crate::packaging::{Origin, check_name};
 const MAX_PAGE: usize = 16 << 20;
 /// Pages of a listing at most.
 const MAX_PAGES: usize = 64;
+/// Files of weights in a listing at most.
+const MAX_FILES: usize = 20_000;
+/// Bytes of a file's path at most.
+const MAX_PATH: usize = 1024;
 /// Files of one model at most.
 const MAX_PARTS: u32 = 999;
 /// What is tried where no quantization is asked for.
@@ -118,12 +125,15 @@ impl Session {
         let commit = commit.filter(is_commit).ok_or_else(|| wrong("it names no commit"))?;
         let mut next = api(&["tree", &commit]);
         next.query_pairs_mut().append_pair("recursive", "true");
-        let mut listed: Vec<Listed> = Vec::new();
+        let mut files: Vec<HubFile> = Vec::new();
         for _ in 0..MAX_PAGES {
             let (link, bytes) = self.get_listing(next.clone()).await?;
-            listed.extend(self.json::<Vec<Listed>>(&bytes)?);
+            files.extend(self.json::<Page>(&bytes)?.0);
+            if files.len() > MAX_FILES {
+                return Err(wrong(&format!("it has more than {MAX_FILES} files of weights")));
+            }
             let Some(link) = link else {
-                let files = files(listed);
+                files.sort_by(|a, b| a.path.cmp(&b.path));
                 return Ok(HubModel { commit, files: choose(&files, self.name().tag())? });
             };
             next = self.next_hop(&next, &link)?;
@@ -162,20 +172,44 @@ fn next_page(response: &Response) -> Option<String> {
     rest.contains("rel=\"next\"").then(|| address.to_owned())
 }
 
-/// The large files with good names.
-fn files(listed: Vec<Listed>) -> Vec<HubFile> {
-    let file = |listed: Listed| {
-        let lfs = listed.lfs.filter(|_| listed.kind == "file")?;
-        check_name(&listed.path).ok().filter(|name| *name == listed.path)?;
-        Some(HubFile {
-            digest: lfs.oid.parse().or_else(|_| format!("sha256:{}", lfs.oid).parse()).ok()?,
-            path: listed.path,
-            size: lfs.size,
-        })
-    };
-    let mut files: Vec<HubFile> = listed.into_iter().filter_map(file).collect();
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    files
+/// What a page of a listing has that a model may be made of. The rest of it is never kept: there are repositories of a million files.
+struct Page(Vec<HubFile>);
+
+impl<'de> Deserialize<'de> for Page {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(Entries)
+    }
+}
+
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Page;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of files")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Page, A::Error> {
+        let mut files = Vec::new();
+        while let Some(entry) = entries.next_element::<Listed>()? {
+            // One more than there may be, so that it is seen that there are too many.
+            files.extend(file(entry).filter(|_| files.len() <= MAX_FILES));
+        }
+        Ok(Page(files))
+    }
+}
+
+/// A large file of weights with a good name.
+fn file(listed: Listed) -> Option<HubFile> {
+    let lfs = listed.lfs.filter(|_| listed.kind == "file")?;
+    let is_wanted = listed.path.len() <= MAX_PATH && listed.path.to_ascii_lowercase().ends_with(".gguf");
+    check_name(&listed.path).ok().filter(|name| is_wanted && *name == listed.path)?;
+    Some(HubFile {
+        digest: lfs.oid.parse().or_else(|_| format!("sha256:{}", lfs.oid).parse()).ok()?,
+        path: listed.path,
+        size: lfs.size,
+    })
 }
 
 /// The files of the model that a tag asks for: its parts, and the projector of images or sound that is nearest to it.
@@ -277,6 +311,28 @@ mod tests {
         assert_eq!(choice(&split, "Q4").unwrap(), split[..2], "by folder");
         assert!(choice(&split, "F16").unwrap_err().contains("no m-F16-00002-of-00002.gguf"));
         assert!(choice(&["m-00001-of-99999.gguf"], "latest").unwrap_err().contains("one of 99999 files"));
+    }
+
+    #[test]
+    fn of_a_listing_only_files_of_weights_are_kept() {
+        let page = |n: usize, path: &str| {
+            let entry = format!(
+                r#"{{"type":"file","path":"{path}","lfs":{{"oid":"{}","size":9}},"other":[1,{{}}]}}"#,
+                Digest::of(path.as_bytes()).hex()
+            );
+            let text = format!("[{}]", vec![entry; n].join(","));
+            serde_json::from_str::<Page>(&text).unwrap().0.len()
+        };
+        assert_eq!(page(10, "a/m-Q4_K_M.GGUF"), 10);
+        for other in ["model.safetensors", "data/0001.parquet", "../m.gguf"] {
+            assert_eq!(page(1000, other), 0, "{other}");
+        }
+        assert_eq!(page(1, &format!("{}.gguf", "x".repeat(MAX_PATH))), 0);
+        assert_eq!(
+            page(MAX_FILES + 100, "m.gguf"),
+            MAX_FILES + 1,
+            "no more than show that they are too many"
+        );
     }
 
     #[test]

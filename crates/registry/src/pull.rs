@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use puna_store::{Digest, ModelName, ModelRef, Store};
 use reqwest::Url;
+use tokio::sync::mpsc::error::TrySendError;
 
 use crate::Registry;
-use crate::blocking::blocking;
+use crate::blocking::{at_work, blocking};
 use crate::download::What;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
@@ -19,6 +20,9 @@ use crate::packaging::{Made, Package, is_made_of};
 use crate::rate::Limit;
 use crate::settings::{Options, Progress, Report, tell};
 use crate::space::{on_disk, room};
+
+/// What is said before blobs go that only the replaced model had.
+const REMOVING: &str = "removing unused layers";
 
 impl Registry {
     /// Fetches a model into the store, or brings a stored one up to date. Dropping the future cancels it; what has arrived
@@ -33,9 +37,7 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
-        let work = store.work();
-        let spent = self.pull_model(store, reference, options, &report).await?;
-        drop(work);
+        let spent = at_work(store, self.pull_model(store, reference, options, &report)).await?;
         self.clear(store, spent).await?;
         tell(&report, Progress::status("success")).await;
         Ok(())
@@ -82,13 +84,21 @@ impl Registry {
         tell(report, Progress::status("verifying sha256 digest")).await;
         tell(report, Progress::status("writing manifest")).await;
         let (at, to) = (store.clone(), report.clone());
-        blocking(move || {
+        let untold = blocking(move || {
+            let mut untold = None;
+            // The store is locked by then, for which nobody waits who only does not read.
             let mut removing = || {
-                let _ = to.blocking_send(Progress::status("removing unused layers"));
+                if let Err(TrySendError::Full(line)) = to.try_send(Progress::status(REMOVING)) {
+                    untold = Some(line);
+                }
             };
-            Ok(at.store_manifest(&name, &bytes, options.keep_unused, &mut removing)?)
+            at.store_manifest(&name, &bytes, options.keep_unused, &mut removing)?;
+            Ok(untold)
         })
         .await?;
+        if let Some(line) = untold {
+            tell(report, line).await;
+        }
         Ok(Vec::new())
     }
 
@@ -159,12 +169,16 @@ impl Registry {
     }
 
     /// Bytes of blobs that are here, or arriving.
-    pub fn completed(&self, store: &Store, blobs: &[(Digest, u64)]) -> u64 {
-        let here = |(digest, size): &(Digest, u64)| match store.has_blob(digest) {
-            true => *size,
-            false => self.downloads().completed(store, *digest).min(*size),
+    pub async fn completed(&self, store: &Arc<Store>, blobs: &[(Digest, u64)]) -> u64 {
+        let (at, blobs) = (store.clone(), blobs.to_vec());
+        let judged = move || Ok(blobs.into_iter().map(|blob| (blob, at.has_blob(&blob.0))).collect());
+        // A panic of that leaves nothing counted.
+        let judged: Vec<_> = blocking(judged).await.unwrap_or_default();
+        let here = |((digest, size), is_here): ((Digest, u64), bool)| match is_here {
+            true => size,
+            false => self.downloads().completed(store, digest).min(size),
         };
-        blobs.iter().map(here).fold(0, u64::saturating_add)
+        judged.into_iter().map(here).fold(0, u64::saturating_add)
     }
 
     /// The manifest, from the first who has it, and everybody who may have its blobs from there on.

@@ -98,7 +98,7 @@ impl fmt::Debug for Proxies {
 }
 
 /// The host of an address, and what follows it.
-fn without_user(address: &str) -> &str {
+pub(crate) fn without_user(address: &str) -> &str {
     let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
     bare.rsplit_once('@').map_or(bare, |(_, host)| host)
 }

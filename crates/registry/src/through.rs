@@ -9,7 +9,7 @@ use puna_store::{Digest, Entry, Manifest, ModelRef, Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::Registry;
-use crate::blocking::blocking;
+use crate::blocking::{at_work, blocking};
 use crate::download::{State, What};
 use crate::error::RegistryError;
 use crate::file::read_at;
@@ -87,12 +87,14 @@ impl Found {
     /// # Errors
     /// Of the registry or the store. What has arrived stays, and is gone on from the next time.
     pub async fn fetch(&self, store: &Arc<Store>) -> Result<Option<Entry>, RegistryError> {
-        let _work = store.work();
-        let _kept = self.fetch_blobs(store).await?;
-        let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
-        blocking(move || {
-            let name = store.spelled(&name)?;
-            Ok(store.store_manifest(&name, &bytes, true, &mut || ())?)
+        at_work(store, async {
+            let _kept = self.fetch_blobs(store).await?;
+            let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
+            blocking(move || {
+                let name = store.spelled(&name)?;
+                Ok(store.store_manifest(&name, &bytes, true, &mut || ())?)
+            })
+            .await
         })
         .await
     }
@@ -110,11 +112,11 @@ impl Found {
     }
 
     /// Bytes of its blobs that are here.
-    pub fn completed(&self, store: &Store) -> u64 {
+    pub async fn completed(&self, store: &Arc<Store>) -> u64 {
         let blobs = self.manifest.blobs().map(|layer| (layer.digest, layer.size));
         let (there, here): (Vec<_>, Vec<_>) = blobs.partition(|(digest, _)| self.elsewhere.contains(digest));
         let there = there.into_iter().map(|(_, size)| size).fold(0, u64::saturating_add);
-        self.registry.completed(store, &here).saturating_add(there)
+        self.registry.completed(store, &here).await.saturating_add(there)
     }
 
     /// The download of a blob of it, which begins unless it runs; `None` if it has no such blob.
@@ -138,8 +140,8 @@ impl FoundBlob {
     }
 
     /// Bytes of it that are here.
-    pub fn completed(&self, store: &Store) -> u64 {
-        self.registry.completed(store, &[(self.digest, self.size)])
+    pub async fn completed(&self, store: &Arc<Store>) -> u64 {
+        self.registry.completed(store, &[(self.digest, self.size)]).await
     }
 
     /// The download of it, which begins unless it runs.

@@ -139,10 +139,10 @@ pub enum StoreError {
     )]
     NotADraft { kind: String },
     #[error(
-        "ADAPTER names a file that is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`, or a folder with \
+        "ADAPTER names {file}, which is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`, or a folder with \
          adapter_config.json and adapter_model.safetensors"
     )]
-    NotAnAdapter,
+    NotAnAdapter { file: String },
     #[error(
         "FROM names an adapter alone: name the model that it is made for with FROM, and the adapter with ADAPTER"
     )]
@@ -201,7 +201,7 @@ impl StoreError {
                 | BadRemote(_)
                 | ManyDrafts { .. }
                 | NotADraft { .. }
-                | NotAnAdapter
+                | NotAnAdapter { .. }
                 | AdapterAlone
                 | AdapterArchitecture { .. }
                 | ManyModels { .. }

@@ -60,6 +60,7 @@ mod tests;
 mod transfer;
 mod uploads;
 mod verify;
+mod work;
 
 pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
@@ -92,7 +93,8 @@ pub use requantize::{
     requantize_part, unmatched, write_imatrix,
 };
 pub use stamp::{Stamp, same_file};
-pub use store::{Deleted, Entry, Place, Store, Work, default_root};
+pub use store::{Deleted, Entry, Place, Store, default_root};
 pub use transfer::{BlobLock, Partial};
 pub use uploads::UploadNote;
 pub use verify::{Aside, Damage, Unusable};
+pub use work::Work;

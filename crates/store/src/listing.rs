@@ -323,7 +323,8 @@ impl Scan {
         Ok(scan)
     }
 
-    fn of(manifests: &Path) -> Result<Self, StoreError> {
+    /// All of it.
+    pub(crate) fn of(manifests: &Path) -> Result<Self, StoreError> {
         let mut scan = Self::default();
         scan.folder(manifests, &mut Vec::new())?;
         scan.models.sort();

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
@@ -18,7 +18,7 @@ use crate::name::ModelName;
 use crate::prune::GRACE;
 use crate::silent::Silent;
 use crate::stamp::Stamp;
-use crate::transfer::is_held;
+use crate::work::Pins;
 
 /// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
 /// may be open on one folder.
@@ -26,7 +26,7 @@ pub struct Store {
     root: PathBuf,
     /// Folders of the same layout whose models and blobs count too, but that are never written.
     others: Vec<PathBuf>,
-    pins: Mutex<Pins>,
+    pub(crate) pins: Arc<Mutex<Pins>>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
     /// Blobs' files in the other folders that are damaged, and by what they are known again.
@@ -37,51 +37,6 @@ pub struct Store {
     pub(crate) silent: Silent,
     /// What the files of models say, by their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
-}
-
-/// Blobs that must not be cleared away.
-#[derive(Default)]
-struct Pins {
-    /// What this process has stored or taken over for models whose manifest is still to come.
-    pinned: HashSet<Digest>,
-    /// What somebody needs no more while somebody else is at work, who may have pinned it too.
-    released: Vec<Digest>,
-    works: usize,
-    /// The files by which others see those works.
-    locks: HashSet<PathBuf>,
-}
-
-/// Somebody at work on a model: what was pinned stays so until it is dropped. Other processes see by a file that is locked that
-/// somebody is, and by its time since when.
-pub struct Work<'a> {
-    store: &'a Store,
-    lock: Option<WorkLock>,
-}
-
-/// The file of one who is at work.
-struct WorkLock {
-    path: PathBuf,
-    file: File,
-}
-
-impl Drop for WorkLock {
-    fn drop(&mut self) {
-        // Of one that ends otherwise it stays, and nobody holds it any more.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-impl Drop for Work<'_> {
-    fn drop(&mut self) {
-        let mut pins = self.store.pins();
-        pins.works -= 1;
-        self.lock.iter().for_each(|lock| _ = pins.locks.remove(&lock.path));
-        if pins.works == 0 {
-            for digest in std::mem::take(&mut pins.released) {
-                pins.pinned.remove(&digest);
-            }
-        }
-    }
 }
 
 /// Troubles that are remembered as reported.
@@ -155,7 +110,7 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        let (others, pins, shunned) = (Vec::new(), Mutex::default(), Mutex::default());
+        let (others, pins, shunned) = (Vec::new(), Arc::default(), Mutex::default());
         let (told, listed, silent) = (Mutex::default(), Memory::default(), Silent::default());
         Ok(Self { root, others, pins, told, shunned, listed, silent, facts: Mutex::default() })
     }
@@ -448,10 +403,7 @@ impl Store {
         let pins = self.pins();
         let mut done = HashSet::new();
         for layer in manifest.blobs() {
-            if used.contains(&layer.digest)
-                || pins.pinned.contains(&layer.digest)
-                || !done.insert(layer.digest)
-            {
+            if used.contains(&layer.digest) || pins.has(&layer.digest) || !done.insert(layer.digest) {
                 continue;
             }
             let path = self.own_blob_path(&layer.digest);
@@ -504,84 +456,6 @@ impl Store {
     /// The lock that writers of one folder share, also across processes. Held until it is dropped.
     pub(crate) fn lock(&self) -> Result<File, StoreError> {
         files::lock_file(&self.root.join(files::TEMP_DIR).join("lock"))
-    }
-
-    fn pins(&self) -> MutexGuard<'_, Pins> {
-        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins work on a model. Several may need the same blob: what one of them releases goes when all are done.
-    pub fn work(&self) -> Work<'_> {
-        // Where that cannot be written, nothing can be cleared away either.
-        let lock = self.lock_work().ok();
-        let mut pins = self.pins();
-        pins.works += 1;
-        pins.locks.extend(lock.iter().map(|lock| lock.path.clone()));
-        drop(pins);
-        Work { store: self, lock }
-    }
-
-    fn lock_work(&self) -> io::Result<WorkLock> {
-        let dir = self.root.join(files::TEMP_DIR);
-        fs::create_dir_all(&dir)?;
-        let path = dir.join(files::TempFile::new_name() + files::WORK_SUFFIX);
-        let lock = WorkLock { file: File::options().write(true).create_new(true).open(&path)?, path };
-        lock.file.lock()?;
-        // By the clock of this machine, by which blobs are marked that are used.
-        lock.file.set_modified(SystemTime::now())?;
-        Ok(lock)
-    }
-
-    /// For how long the first of those processes has been at work that are now, this one among them; `None` where none is.
-    pub(crate) fn at_work(&self) -> Option<Duration> {
-        let own = (self.pins().works > 0).then_some(Duration::ZERO);
-        self.at_work_but(&HashSet::new()).or(own)
-    }
-
-    /// The same without this process, of whose work the blobs are known.
-    fn at_work_elsewhere(&self) -> Option<Duration> {
-        let own = self.pins().locks.clone();
-        self.at_work_but(&own)
-    }
-
-    fn at_work_but(&self, own: &HashSet<PathBuf>) -> Option<Duration> {
-        let age = |entry: io::Result<fs::DirEntry>| {
-            let entry =
-                entry.ok().filter(|e| e.file_name().to_string_lossy().ends_with(files::WORK_SUFFIX))?;
-            let path = Some(entry.path()).filter(|path| !own.contains(path))?;
-            let begun = entry.metadata().and_then(|meta| meta.modified()).ok()?;
-            is_held(&path).then(|| begun.elapsed().unwrap_or_default())
-        };
-        fs::read_dir(self.root.join(files::TEMP_DIR)).into_iter().flatten().filter_map(age).max()
-    }
-
-    /// Keeps a blob from being removed by this process until a manifest with it is written.
-    pub(crate) fn pin(&self, digest: &Digest) {
-        let mut pins = self.pins();
-        pins.pinned.insert(*digest);
-        pins.released.retain(|released| released != digest);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_pinned(&self, digest: &Digest) -> bool {
-        self.pins().pinned.contains(digest)
-    }
-
-    /// Whether somebody is at work who may have pinned a blob. An upload that nobody makes a model of stays pinned for ever.
-    pub(crate) fn is_worked_with(&self, digest: &Digest) -> bool {
-        let pins = self.pins();
-        pins.works > 0 && pins.pinned.contains(digest)
-    }
-
-    /// Lets go of blobs that were pinned.
-    pub(crate) fn release(&self, digests: impl IntoIterator<Item = Digest>) {
-        let mut pins = self.pins();
-        for digest in digests {
-            match pins.works {
-                0 => _ = pins.pinned.remove(&digest),
-                _ => pins.released.push(digest),
-            }
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
-use crate::listing::{foreign, read_entry};
+use crate::listing::{Scan, foreign, read_entry};
 use crate::manifest::{Layer, media};
 use crate::name::ModelName;
 use crate::store::{Place, Store};
@@ -68,9 +68,10 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn unusable(&self) -> Result<Vec<Unusable>, StoreError> {
-        let scan = self.scan(&Place::Own)?;
+        let scan = Scan::of(&self.manifests())?;
         let mut found = Vec::new();
-        for (name, path) in scan.models {
+        // What is no file, such as a link to itself, is no manifest either.
+        for (name, path) in scan.models.into_iter().filter(|(_, path)| !path.is_dir()) {
             let error = match read_entry(&name, &path, Place::Own) {
                 Ok(entry) if entry.manifest.last(media::MODEL).is_some() => continue,
                 // A model of another server has none.
@@ -85,7 +86,8 @@ impl Store {
             };
             found.push(Unusable { name: Some(name), error });
         }
-        found.extend(scan.foreign.into_iter().map(|path| Unusable { name: None, error: foreign(path) }));
+        let foreign_files = scan.foreign.into_iter().filter(|path| path.is_file());
+        found.extend(foreign_files.map(|path| Unusable { name: None, error: foreign(path) }));
         Ok(found)
     }
 
@@ -244,6 +246,24 @@ mod tests {
             let text = found.error.to_string();
             assert!(text.contains(&path.display().to_string()), "{text}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_manifest_that_is_a_link_to_itself_is_told() {
+        let (_dir, store, _) = store();
+        let name = ModelName::parse("m").unwrap();
+        let path = name.manifest_path(&store.manifests());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let found = store.unusable().unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, Some(name));
+        assert!(found[0].error.to_string().contains(&path.display().to_string()), "{}", found[0].error);
+        // One that leads nowhere may be of a disk that is not there.
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(path.with_extension("gone"), &path).unwrap();
+        assert_eq!(store.unusable().unwrap(), []);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
 use bytes::Bytes;
-use puna_store::{Digest, Entry, Place, Seen, StoreError};
+use puna_store::{Digest, Entry, ModelName, Place, Seen, StoreError};
 
 use super::folder::{self, Folder};
 use super::{Doomed, Holding, Shown, Whose, leaving};
@@ -91,17 +91,17 @@ impl Folder {
             && manifest.kind == Kind::Model
             && let Some(model) = name.model(tag)
         {
-            for blob in &manifest.blobs {
-                self.give_to_store(&blob.digest)?;
-            }
             let _changes = self.changes()?;
-            let model = self.store.spelled(&model)?;
-            let replaced = self.store.store_manifest(&model, &manifest.bytes, true, &mut || ());
-            let replaced = replaced.map_err(missing)?;
+            let replaced = self.put_model(&model, manifest)?;
             folder::remove(&self.tags(name).join(tag))?;
             return Ok(replaced);
         }
         let _changes = self.changes()?;
+        // All of them are looked for before any is kept.
+        let is_missing = |blob: &&Descriptor| !self.places(&blob.digest).iter().any(|path| path.is_file());
+        if let Some(blob) = manifest.blobs.iter().find(is_missing) {
+            return Err(MirrorError::ManifestBlobUnknown(blob.digest));
+        }
         for blob in &manifest.blobs {
             self.take_from_store(&blob.digest)?;
         }
@@ -111,9 +111,31 @@ impl Folder {
         }
         if let Reference::Tag(tag) = reference {
             self.write(&self.tags(name).join(tag), manifest.digest.to_string().as_bytes())?;
-            self.remove_model(name, tag)?;
+            self.remove_behind(name, tag)?;
         }
         Ok(None)
+    }
+
+    /// Makes a model of the store's of what was pushed; says which one it replaced. What the store was given for one that it refuses
+    /// it does not keep.
+    fn put_model(&self, model: &ModelName, manifest: &Manifest) -> Result<Option<Entry>, MirrorError> {
+        // Other processes see by it that blobs without a manifest are wanted.
+        let work = self.store.work();
+        let blobs = || manifest.blobs.iter().map(|blob| blob.digest);
+        let given: Vec<Digest> = blobs().filter(|digest| !self.store.has_blob(digest)).collect();
+        let stored = blobs().try_for_each(|digest| self.give_to_store(&digest)).and_then(|()| {
+            let model = self.store.spelled(model)?;
+            let replaced = self.store.store_manifest(&model, &manifest.bytes, true, &mut || ());
+            replaced.map_err(missing)
+        });
+        if stored.is_err() {
+            self.store.let_go(blobs());
+            drop(work);
+            if let Err(error) = self.store.remove_blobs(&given) {
+                tracing::warn!(%error, "blobs of a refused manifest stay in the store until unused ones are cleared away");
+            }
+        }
+        stored
     }
 
     fn remove_model(&self, name: &Repository, tag: &str) -> Result<bool, MirrorError> {
@@ -125,6 +147,14 @@ impl Folder {
         }
     }
 
+    /// Removes the model that a tag hides. One of a folder that is only read stays, and is seen again when the tag is gone.
+    fn remove_behind(&self, name: &Repository, tag: &str) -> Result<(), MirrorError> {
+        match self.remove_model(name, tag) {
+            Ok(_) | Err(MirrorError::Store(StoreError::OnlyRead { .. })) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes a tag, or a manifest with its tags.
     pub(crate) fn remove_manifest(
         &self,
@@ -133,9 +163,10 @@ impl Folder {
     ) -> Result<bool, MirrorError> {
         let _changes = self.changes()?;
         let removed = match reference {
-            Reference::Tag(tag) => {
-                folder::remove(&self.tags(name).join(tag))? | self.remove_model(name, tag)?
-            }
+            Reference::Tag(tag) => match folder::remove(&self.tags(name).join(tag))? {
+                true => self.remove_behind(name, tag).map(|()| true)?,
+                false => self.remove_model(name, tag)?,
+            },
             Reference::Digest(digest) => {
                 self.remove_kept(name, digest)? | self.remove_models(name, digest)?
             }
@@ -306,7 +337,8 @@ impl Folder {
             let (size, written) = (entry.size(), Some(entry.modified));
             Some(Shown { name, tag, digest: entry.digest, size, completed: None, whose, written })
         };
-        let mut shown: Vec<Shown> = models.filter_map(of_model).collect();
+        let is_seen = |shown: &Shown| !self.tags(&shown.name).join(&shown.tag).exists();
+        let mut shown: Vec<Shown> = models.filter_map(of_model).filter(is_seen).collect();
         for folder in folder::names(&self.repositories())? {
             let Some(name) = Repository::of_folder(&folder) else { continue };
             for tag in folder::names(&self.tags(&name))? {

@@ -99,9 +99,17 @@ pub trait Library: Send + Sync + 'static {
     /// All manifests with the blobs that they need, and blobs that were brought a short while ago, in no order.
     fn holdings(&self) -> Answer<'_, Vec<Holding>>;
 
+    /// The same of one namespace, whose case does not count.
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>>;
+
     /// What was asked others for.
-    fn fetches(&self) -> Fetches {
-        Fetches::default()
+    fn fetches(&self) -> BoxFuture<'_, Fetches> {
+        Box::pin(std::future::ready(Fetches::default()))
+    }
+
+    /// How often something that was asked others for began to come, or has come. What there is has changed then.
+    fn fetches_begun_and_ended(&self) -> u64 {
+        0
     }
 
     /// How many blobs were found damaged, and put away.

@@ -55,7 +55,8 @@ impl Folder {
             return Ok((0, 0));
         }
         let _changes = self.changes()?;
-        let needed = self.needed()?;
+        let mut needed = self.needed()?;
+        needed.extend(self.just_brought()?);
         let (mut removed, mut bytes) = (0, 0);
         for name in folder::names(&self.blobs())? {
             let path = self.blobs().join(&name);
@@ -70,6 +71,22 @@ impl Folder {
         self.forget_brought()?;
         self.forget_damaged()?;
         Ok((removed, bytes))
+    }
+
+    /// Blobs that may wait for a manifest, though their files may be older than that.
+    fn just_brought(&self) -> Result<Vec<Digest>, MirrorError> {
+        let mut brought = Vec::new();
+        for folder in folder::names(&self.brought())? {
+            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let dir = self.brought().join(&folder);
+            for mark in folder::names(&dir)? {
+                if age(&dir.join(&mark)).is_some_and(|age| age <= GRACE) {
+                    let held = Holding::of_mark(name.clone(), &mark);
+                    brought.extend(held.into_iter().flat_map(|held| held.blobs).map(|(digest, _)| digest));
+                }
+            }
+        }
+        Ok(brought)
     }
 
     /// Removes damaged blobs once somebody has had the time to look at them.
@@ -99,22 +116,23 @@ impl Folder {
         Ok(())
     }
 
-    /// All manifests, and blobs that were brought a short while ago.
-    fn holdings(&self) -> Result<Vec<Holding>, MirrorError> {
+    /// The manifests of some repositories, and blobs that were brought there a short while ago.
+    fn holdings(&self, is_wanted: impl Fn(&Repository) -> bool) -> Result<Vec<Holding>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: Entry| {
+            let name = Repository::of_model(&entry.name).filter(&is_wanted)?;
             let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
-            let (name, manifest) = (Repository::of_model(&entry.name)?, Some(entry.digest));
+            let manifest = Some(entry.digest);
             let (children, subject, written) = (Vec::new(), None, Some(entry.modified));
             Some(Holding { name, manifest, blobs, is_model: true, children, subject, written })
         };
         let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
         for folder in folder::names(&self.repositories())? {
-            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let Some(name) = Repository::of_folder(&folder).filter(&is_wanted) else { continue };
             holdings.extend(self.kept_of(&name)?);
         }
         for folder in folder::names(&self.brought())? {
-            let Some(name) = Repository::of_folder(&folder) else { continue };
+            let Some(name) = Repository::of_folder(&folder).filter(&is_wanted) else { continue };
             let marks = folder::names(&self.brought().join(&folder))?;
             holdings.extend(marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark)));
         }
@@ -202,7 +220,12 @@ impl Library for StoreLibrary {
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
-        Box::pin(self.with(Folder::holdings))
+        Box::pin(self.with(|folder| folder.holdings(|_| true)))
+    }
+
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
+        let namespace = namespace.to_owned();
+        Box::pin(self.with(move |folder| folder.holdings(|name| name.is_in(&namespace))))
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

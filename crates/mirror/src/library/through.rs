@@ -9,9 +9,11 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use puna_registry::{Registry, RegistryError};
 use puna_store::{Digest, Entry, ModelName, Store};
 
@@ -47,6 +49,8 @@ struct Inner {
     rest: Duration,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
+    /// Downloads of models that have begun, and that have ended.
+    moves: AtomicU64,
 }
 
 impl Through {
@@ -69,6 +73,7 @@ impl Through {
             strays: Strays::default(),
             rest: REST,
             fetches: Mutex::default(),
+            moves: AtomicU64::default(),
         }))
     }
 
@@ -81,6 +86,18 @@ impl Through {
                 model.host()
             ))),
         }
+    }
+}
+
+impl Inner {
+    /// What is on its way. What is made of files is nobody's to see before it is here.
+    fn coming(&self) -> Vec<Holding> {
+        let held = |coming| {
+            let Coming::Blobs(pending) = coming else { return None };
+            let name = Repository::of_model(&pending.of.model)?;
+            Some(Holding::of_manifest(name, &pending.manifest, None))
+        };
+        self.tags.all_coming().into_iter().filter_map(held).collect()
     }
 }
 
@@ -225,7 +242,7 @@ impl Library for Through {
                 let Some(name) = Repository::of_model(model) else { continue };
                 let (tag, whose) = (model.tag().to_owned(), Whose::Registry);
                 let (digest, size) = (coming.digest(), coming.size());
-                let completed = Some(coming.completed(&self.0.registry, &self.0.store));
+                let completed = Some(coming.completed(&self.0.registry, &self.0.store).await);
                 shown.push(Shown { name, tag, digest, size, completed, whose, written: None });
             }
             Ok(shown)
@@ -244,27 +261,37 @@ impl Library for Through {
         self.0.library.tags(name)
     }
 
-    fn fetches(&self) -> Fetches {
-        let (mut fetches, coming) = {
-            let fetches = lock(&self.0.fetches);
-            (*fetches, self.0.tags.all_coming())
-        };
-        fetches.refused = self.0.gate.refused();
-        fetches.running = coming.len() as u64;
-        let arrived = |coming: &Coming| coming.arrived(&self.0.registry, &self.0.store);
-        fetches.bytes += coming.iter().map(arrived).sum::<u64>();
-        fetches
+    fn fetches(&self) -> BoxFuture<'_, Fetches> {
+        Box::pin(async move {
+            let (mut fetches, coming) = {
+                let fetches = lock(&self.0.fetches);
+                (*fetches, self.0.tags.all_coming())
+            };
+            fetches.refused = self.0.gate.refused();
+            fetches.running = coming.len() as u64;
+            for one in &coming {
+                fetches.bytes += one.arrived(&self.0.registry, &self.0.store).await;
+            }
+            fetches
+        })
+    }
+
+    fn fetches_begun_and_ended(&self) -> u64 {
+        self.0.moves.load(Relaxed)
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
         Box::pin(async move {
             let mut holdings = self.0.library.holdings().await?;
-            for coming in self.0.tags.all_coming() {
-                // What is made of files is nobody's to see before it is here.
-                let Coming::Blobs(pending) = &coming else { continue };
-                let name = Repository::of_model(&pending.of.model);
-                holdings.extend(name.map(|name| Holding::of_manifest(name, &pending.manifest, None)));
-            }
+            holdings.extend(self.0.coming());
+            Ok(holdings)
+        })
+    }
+
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
+        Box::pin(async move {
+            let mut holdings = self.0.library.holdings_in(namespace).await?;
+            holdings.extend(self.0.coming().into_iter().filter(|held| held.name.is_in(namespace)));
             Ok(holdings)
         })
     }

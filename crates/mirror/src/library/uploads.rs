@@ -325,17 +325,22 @@ impl Session {
         if found != digest {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
         }
+        // Who brought the bytes may name them in a manifest, until when they stay.
+        let brought = folder.brought().join(self.repository()?.folder());
+        let mark = brought.join(mark_of(&digest, self.note.committed));
+        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
+        let made = File::create(&mark).and_then(|mark| mark.set_modified(SystemTime::now()));
+        made.map_err(io("write", &mark))?;
         let dir = folder.blobs();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         file.sync_all().map_err(io("write", &path))?;
         let target = folder.blob(&digest);
-        fs::rename(&path, &target).map_err(io("write", &target))?;
-        sync_dir(&dir);
-        // Who brought the bytes may name them in a manifest.
-        let brought = folder.brought().join(self.repository()?.folder());
-        let mark = brought.join(mark_of(&digest, self.note.committed));
-        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
-        File::create(&mark).map(drop).map_err(io("write", &mark))
+        // One that is there may have a second name in the store: a file in its place would take the space twice.
+        if !is_there(folder, &digest, self.note.committed)? {
+            fs::rename(&path, &target).map_err(io("write", &target))?;
+            sync_dir(&dir);
+        }
+        Ok(())
     }
 
     fn repository(&self) -> Result<Repository, MirrorError> {
@@ -347,6 +352,22 @@ impl Session {
         folder::remove(&self.note_path)?;
         Ok(())
     }
+}
+
+/// Whether a pushed blob is there already, with the bytes that it should have. What says that it was brought keeps it there.
+fn is_there(folder: &Folder, digest: &Digest, size: u64) -> Result<bool, MirrorError> {
+    let path = folder.blob(digest);
+    {
+        // Whoever just clears away may not have seen yet that it was brought.
+        let _changes = folder.changes()?;
+        if !fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size) {
+            return Ok(false);
+        }
+    }
+    // On a disk that does not give it back it is made anew.
+    Ok(File::open(&path)
+        .and_then(|mut file| Digest::of_reader(&mut file))
+        .is_ok_and(|(found, _)| found == *digest))
 }
 
 /// Refuses what would fill the disk.

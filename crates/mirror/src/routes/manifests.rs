@@ -75,12 +75,13 @@ impl Mirror {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
-        self.stock().has_room(self.library(), &name, &manifest).await?;
+        // Until the manifest counts: two at once would each find the room that there is for one.
+        let _turn = self.stock().turn_for(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         let replaced = self.library().put_manifest(&name, &of, manifest).await?;
         let notes = self.library().notes();
         self.history().came(notes, &name, &of, digest, By::Push, replaced.as_ref()).await;
-        self.stock().changed().await;
+        self.stock().changed();
         let mut response = bare(StatusCode::CREATED);
         let headers = response.headers_mut();
         headers.insert(header::LOCATION, value(&format!("/v2/{name}/manifests/{digest}")));
@@ -96,7 +97,7 @@ impl Mirror {
         if !self.library().remove_manifest(&name, &of).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });
         }
-        self.stock().changed().await;
+        self.stock().changed();
         tracing::info!(repository = %name, reference = %of, "removed");
         Ok::<Response, _>(bare(StatusCode::ACCEPTED))
     }

@@ -136,7 +136,7 @@ impl Mirror {
     /// The library does not answer.
     pub async fn watched(&self) -> Result<Vec<Figure>, MirrorError> {
         let mut figures = self.figures().all();
-        let fetches = self.library().fetches();
+        let fetches = self.library().fetches().await;
         figures.extend([
             Figure::counter(
                 "puna_mirror_hits_total",
@@ -223,7 +223,7 @@ impl Mirror {
     async fn retain(&self) -> Result<Retained, MirrorError> {
         let retained = retain(self.library(), self.history(), &self.0.retention, false).await?;
         if !retained.removals.is_empty() {
-            self.stock().changed().await;
+            self.stock().changed();
             self.figures().retired(retained.removals.len() as u64, retained.bytes());
             self.library().tidy().await?;
         }

@@ -71,8 +71,8 @@ impl Pulls {
 impl Mirror {
     pub(super) async fn page(&self, head: &Parts, holder: Option<&Holder>) -> Answered {
         let may = |name: &Repository| holder.is_none_or(|holder| holder.may(Right::Read, Some(name)));
-        let mut shown = self.library().shown().await?;
-        shown.retain(|entry| may(&entry.name));
+        let shown = self.stock().shown(self.library()).await?;
+        let mut shown: Vec<&Shown> = shown.iter().filter(|entry| may(&entry.name)).collect();
         shown.sort_by(|a, b| (&a.name, &a.tag).cmp(&(&b.name, &b.tag)));
         let (fetched, here): (Vec<_>, Vec<_>) =
             shown.into_iter().partition(|entry| entry.completed.is_some());
@@ -114,17 +114,17 @@ fn how(host: &str, secure: bool) -> String {
     )
 }
 
-fn fetching(entries: &[Shown]) -> String {
-    let row = |entry: &Shown| {
+fn fetching(entries: &[&Shown]) -> String {
+    let row = |entry: &&Shown| {
         let (done, all) = (entry.completed.unwrap_or(0), entry.size);
         format!("<tr><td>{}<td>{} of {}<td>{} %", label(entry), bytes(done), bytes(all), percent(done, all))
     };
     table("Being fetched", "<th>Model<th>Bytes<th>", entries.iter().map(row).collect())
 }
 
-fn listed(entries: &[Shown], history: &History) -> String {
+fn listed(entries: &[&Shown], history: &History) -> String {
     let now = history.now();
-    let row = |entry: &Shown| {
+    let row = |entry: &&Shown| {
         let (label, size, digest) = (label(entry), bytes(entry.size), entry.digest.short());
         let pulled = history.last_pull(&entry.name, &entry.tag, &entry.digest);
         let pulled = pulled.map(|at| ago(Duration::from_secs(now.saturating_sub(at)))).unwrap_or_default();

@@ -14,6 +14,18 @@ const WAIT: Duration = Duration::from_millis(1500);
 pub fn mirror() -> Result<String> {
     let found = announced(WAIT)?;
     let configured = Config::from_env()?.registry_mirrors;
+    let stdin = std::io::stdin();
+    let mut asked = stdin.is_terminal().then(|| stdin.lock());
+    choose(found, &configured, asked.as_mut(), &mut std::io::stderr())
+}
+
+/// One that is configured, or that somebody says yes to; nobody can where there is no terminal.
+fn choose(
+    found: Vec<Announced>,
+    configured: &[String],
+    terminal: Option<&mut impl BufRead>,
+    screen: &mut impl Write,
+) -> Result<String> {
     let is_configured = |mirror: &&Announced| configured.iter().any(|known| same(known, &mirror.address));
     if let Some(known) = found.iter().find(is_configured) {
         return Ok(known.address.clone());
@@ -21,19 +33,19 @@ pub fn mirror() -> Result<String> {
     let Some(first) = found.first() else {
         bail!("no mirror announces itself on this network: name one by --mirror ADDRESS")
     };
-    if !std::io::stdin().is_terminal() {
+    let Some(terminal) = terminal else {
         bail!(
             "{} at {} announces itself as a mirror, which anybody on the network can do: if you trust it, say --mirror {}",
             first.name,
             first.address,
             first.address
         );
-    }
+    };
     for mirror in &found {
-        eprint!("Use the mirror {} at {}? [y/N] ", mirror.name, mirror.address);
-        std::io::stderr().flush()?;
+        write!(screen, "Use the mirror {} at {}? [y/N] ", mirror.name, mirror.address)?;
+        screen.flush()?;
         let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer)?;
+        terminal.read_line(&mut answer)?;
         if matches!(answer.trim(), "y" | "Y" | "yes") {
             return Ok(mirror.address.clone());
         }
@@ -51,7 +63,38 @@ fn same(configured: &str, found: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::same;
+    use super::*;
+
+    /// What comes of the mirrors that are found, and what was asked; `None` for the answers: there is no terminal.
+    fn chosen(configured: &[&str], answers: Option<&str>) -> (Result<String, String>, String) {
+        let one = |n: u8| Announced { name: format!("m{n}"), address: format!("http://10.0.0.{n}:5000") };
+        let configured: Vec<String> = configured.iter().map(|text| (*text).to_owned()).collect();
+        let (mut answers, mut screen) = (answers.map(str::as_bytes), Vec::new());
+        let chosen = choose(vec![one(1), one(2)], &configured, answers.as_mut(), &mut screen);
+        (chosen.map_err(|error| error.to_string()), String::from_utf8(screen).unwrap())
+    }
+
+    #[test]
+    fn a_mirror_that_was_found_is_used_only_when_somebody_says_so() {
+        let (first, second) = ("http://10.0.0.1:5000", "http://10.0.0.2:5000");
+        let (none, asked) = chosen(&[], None);
+        assert!(none.unwrap_err().contains(&format!("--mirror {first}")) && asked.is_empty());
+        for (answers, address) in [("y\n", first), ("n\nyes\n", second), ("\nY\n", second)] {
+            let (chosen, asked) = chosen(&[], Some(answers));
+            assert_eq!(chosen.as_deref(), Ok(address), "{answers:?}");
+            assert!(asked.contains(&format!("Use the mirror m1 at {first}? [y/N] ")), "{asked}");
+        }
+        for answers in ["", "\n\n", "n\nn\n", "yep\nno\n"] {
+            let (none, asked) = chosen(&[], Some(answers));
+            assert!(none.unwrap_err().contains("no mirror was chosen"), "{answers:?}");
+            assert!(
+                asked.contains(&format!("Use the mirror m2 at {second}?")),
+                "each is asked about: {asked}"
+            );
+        }
+        // One that the configuration names needs no question.
+        assert_eq!(chosen(&["10.0.0.2:5000"], Some("n\nn\n")), (Ok(second.to_owned()), String::new()));
+    }
 
     #[test]
     fn a_mirror_is_known_with_and_without_its_scheme() {

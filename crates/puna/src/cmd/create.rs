@@ -58,6 +58,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             // Needed for this one time.
             give(&service, file, false, &mut display).await?;
         }
+        let given: Vec<LocalFile> = plan.files.iter().chain(&imatrix).cloned().collect();
         let mut request = request(args, plan);
         request.imatrix = imatrix.map(|file| file.digest.to_string()).unwrap_or_default();
         let created = async { display.follow(service.client().create(&request).await?).await };
@@ -73,11 +74,25 @@ pub fn run(args: &CreateArgs) -> Result<()> {
                      pulled: {error}"
                 )
             }
-            created => Ok(created?),
+            Err(error) => match with_names(&error.to_string(), &given) {
+                Some(text) => bail!(text),
+                None => Err(error.into()),
+            },
+            Ok(()) => Ok(()),
         }
     })?;
     display.done();
     Ok(())
+}
+
+/// What a server says of files, with the names that they have here: it has some of them by their digests alone. `None` where it speaks of no
+/// digest of theirs.
+fn with_names(text: &str, files: &[LocalFile]) -> Option<String> {
+    let named = files.iter().fold(text.to_owned(), |text, file| {
+        let name = file.path.display().to_string();
+        text.replace(&file.digest.file_name(), &name).replace(&file.digest.to_string(), &name)
+    });
+    (named != text).then_some(named)
 }
 
 /// A line of the store's as the server would send it.
@@ -244,5 +259,23 @@ fn request(args: &CreateArgs, plan: LocalPlan) -> CreateRequest {
         parser: text(made.parser),
         requires: text(made.requires),
         ..CreateRequest::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_store::Digest;
+
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_of_a_digest_is_said_of_the_file() {
+        let file = |path: &str| LocalFile { path: path.into(), digest: Digest::of(path.as_bytes()), size: 1 };
+        let files = [file("a/weights.gguf"), file("matrix.gguf")];
+        let [weights, matrix] = [&files[0], &files[1]].map(|file| file.digest);
+        let said = format!("{}: not an importance matrix; blob {weights} is whole", matrix.file_name());
+        let named = "matrix.gguf: not an importance matrix; blob a/weights.gguf is whole";
+        assert_eq!(with_names(&said, &files).as_deref(), Some(named));
+        assert_eq!(with_names(&format!("blob {} is missing", Digest::of(b"x")), &files), None);
     }
 }

@@ -5,6 +5,7 @@ mod auth;
 mod hostile;
 mod hub;
 mod mirrors;
+mod proxies;
 mod pull;
 mod push;
 mod resume;

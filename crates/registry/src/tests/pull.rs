@@ -1,6 +1,9 @@
 //! Pulls that go well, from registries of every style.
 
+use futures_util::FutureExt;
+
 use super::*;
+use crate::FileUrl;
 
 #[tokio::test]
 async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
@@ -262,4 +265,67 @@ async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
+    let [old, new] =
+        [1, 2].map(|n| Model::of(&[(media::MODEL, noise(9000, n).into()), (media::CONFIG, "{}".into())]));
+    let current = Arc::new(Mutex::new(old));
+    let served = current.clone();
+    let server = Server::start(move |seen| served.lock().unwrap().answer(&seen)).await;
+    let bench = Bench::new();
+    bench.pull_ok(&server.model()).await;
+    *current.lock().unwrap() = new.clone();
+    let (report, mut lines) = mpsc::channel(1);
+    let (registry, store, name) =
+        (bench.registry.clone(), bench.store.clone(), ModelRef::parse(&server.model()).unwrap());
+    let pulled = name.clone();
+    let pull = tokio::spawn(async move {
+        let options = Options { insecure: true, ..Options::default() };
+        registry.pull(&store, &pulled, &options, report).await
+    });
+    while lines.recv().await.unwrap().status != "verifying sha256 digest" {}
+    // The next line fills the channel, and there is no room for what is said before blobs go.
+    let is_new = || bench.store.get(&name.name).unwrap().digest == Digest::of(&new.manifest);
+    while !is_new() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let store = bench.store.clone();
+    let other = tokio::task::spawn_blocking(move || store.remove_blobs(&[Digest::of(b"other")]));
+    tokio::time::timeout(Duration::from_secs(20), other).await.expect("the store is free").unwrap().unwrap();
+    let mut rest = Vec::new();
+    while let Some(line) = lines.recv().await {
+        rest.push(line.status);
+    }
+    assert_eq!(rest, ["writing manifest", "removing unused layers", "success"]);
+    pull.await.unwrap().unwrap();
+    bench.assert_has(&new, &server.model());
+}
+
+#[test]
+fn nobody_who_answers_waits_for_the_disk() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let model = Model::new(3000);
+        let server = Server::of(&model).await;
+        let bench = Bench::new();
+        let reference = ModelRef::parse(&server.model()).unwrap();
+        let options = Options { insecure: true, ..Options::default() };
+        let found = bench.registry.look(&reference, &options).await.unwrap();
+        let file = FileUrl::parse(&format!("http://{}/m.gguf", server.host)).unwrap().unwrap();
+        let (report, _lines) = mpsc::channel(100);
+        // The one thread that may wait for the disk is busy.
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let (registry, store) = (&bench.registry, &bench.store);
+        assert!(registry.pull(store, &reference, &options, report.clone()).now_or_never().is_none());
+        assert!(registry.pull_file(store, &file, &options, report).now_or_never().is_none());
+        assert!(found.fetch(store).now_or_never().is_none());
+        assert!(found.completed(store).now_or_never().is_none());
+        assert!(!bench.root().exists(), "nothing was written by this thread");
+        drop(go);
+        let _ = busy.await;
+    });
 }

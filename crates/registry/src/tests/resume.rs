@@ -3,6 +3,8 @@
 use std::fs;
 
 use super::*;
+use crate::file::file_number;
+use crate::sum::Sum;
 
 /// Serves the weights slowly, so that there is time to interrupt.
 async fn slow(model: &Model) -> Server {
@@ -82,30 +84,74 @@ async fn ollamas_bookkeeping_is_understood() {
 #[tokio::test]
 async fn what_ollama_would_read_adds_up_at_any_moment() {
     let model = Model::new(8 << 20);
-    let server = slow(&model).await;
-    let bench = Bench::with(|settings| settings.streams = 3);
-    let name = server.model();
-    let watch = async {
+    let mut looks = 0;
+    // As often as it takes to have looked at downloads in progress.
+    while looks < 20 {
+        let server = slow(&model).await;
+        let bench = Bench::with(|settings| settings.streams = 3);
+        let name = server.model();
         let partial = bench.store.partial(&model.weights).unwrap();
-        let mut looks = 0;
-        while looks < 20 {
-            tokio::time::sleep(Duration::from_millis(4)).await;
-            let (mut total, mut files) = (0u64, 0);
-            let Ok(parts) = partial.parts() else { break };
-            for n in parts {
-                let Ok(text) = fs::read_to_string(partial.part(n)) else { continue };
-                let note: serde_json::Value = serde_json::from_str(&text).expect("whole at any moment");
-                total += note["Size"].as_u64().unwrap();
-                files += 1;
+        let watch = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(4)).await;
+                let (mut total, mut files) = (0u64, 0);
+                for n in partial.parts().unwrap() {
+                    let Ok(text) = fs::read_to_string(partial.part(n)) else { continue };
+                    let note: serde_json::Value = serde_json::from_str(&text).expect("whole at any moment");
+                    total += note["Size"].as_u64().unwrap();
+                    files += 1;
+                }
+                if files >= 8 {
+                    looks += 1;
+                    assert!(total >= 8 << 20, "{total}");
+                }
             }
-            if files >= 8 {
-                looks += 1;
-                assert!(total >= 8 << 20, "{total}");
-            }
+        };
+        tokio::select! {
+            _ = bench.pull_ok(&name) => {}
+            () = watch => {}
         }
-    };
-    let _ =
-        tokio::time::timeout(Duration::from_secs(5), async { tokio::join!(watch, bench.pull(&name)) }).await;
+        bench.assert_has(&model, &name);
+    }
+}
+
+/// An interrupted download of 3 MiB, of which one is noted as here and its bytes are zeros, and the sum that the right bytes have.
+fn verified(bench: &Bench, model: &Model, is_of_this_file: bool) {
+    let partial = bench.store.partial(&model.weights).unwrap();
+    let file = fs::File::create(partial.data()).unwrap();
+    file.set_len(3 << 20).unwrap();
+    for n in 0..3u64 {
+        let completed = if n == 0 { 1 << 20 } else { 0 };
+        let note =
+            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        fs::write(partial.part(n), note).unwrap();
+    }
+    let mut sum = Sum::default();
+    sum.update(&model.blobs[&model.weights.to_string()][..1 << 20]);
+    let number = file_number(&file).unwrap() + u64::from(!is_of_this_file);
+    partial.write_sum(&serde_json::to_vec(&sum.save(number).unwrap()).unwrap()).unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn what_an_interrupted_download_has_verified_is_not_read_again() {
+    let model = Model::new(3 << 20);
+    let server = Server::of(&model).await;
+    let bench = Bench::new();
+    verified(&bench, &model, true);
+    bench.pull_ok(&server.model()).await;
+    assert_eq!(asked(&server, &model), 2 << 20);
+    // Whoever had read them would have found them wrong.
+    let blob = fs::read(bench.store.blob_path(&model.weights)).unwrap();
+    assert!(blob[..1 << 20].iter().all(|byte| *byte == 0));
+    assert_eq!(blob[1 << 20..], model.blobs[&model.weights.to_string()][1 << 20..]);
+
+    // The sum of another file says nothing of this one.
+    let bench = Bench::new();
+    verified(&bench, &model, false);
+    bench.pull_ok(&server.model()).await;
+    bench.assert_has(&model, &server.model());
+    assert_eq!(asked(&server, &model), (2 + 2 + 3) << 20);
 }
 
 #[tokio::test]

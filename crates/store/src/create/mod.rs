@@ -207,7 +207,10 @@ impl Draft {
             let files = files::adapter_layers(store, &request.adapters, model, progress)?;
             for SourceFile { layer, is_new, .. } in files {
                 if layer.media_type != media::ADAPTER {
-                    return Err(StoreError::NotAnAdapter);
+                    let is_it = |digest: &str| digest.parse() == Ok(layer.digest);
+                    let named = request.adapters.iter().find(|(_, digest)| is_it(digest));
+                    let file = named.map_or("a file".to_owned(), |(name, _)| crate::name::shown(name));
+                    return Err(StoreError::NotAnAdapter { file });
                 }
                 self.layers.push(DraftLayer { layer, is_new, status: None });
             }

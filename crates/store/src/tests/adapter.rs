@@ -53,7 +53,10 @@ fn what_cannot_be_an_adapter_of_a_model_is_refused_when_it_is_made() {
     let model = kit.upload(1).digest;
     let other = kit.store.add_blob(&adapter("qwen3", 1.0)).unwrap().digest;
     let refused = |request: &CreateRequest| kit.create("m", request).unwrap_err();
-    assert_eq!(refused(&with_adapters(from_model("cria"), &[model])), StoreError::NotAnAdapter);
+    assert_eq!(
+        refused(&with_adapters(from_model("cria"), &[model])),
+        StoreError::NotAnAdapter { file: "0.gguf".into() }
+    );
     assert_eq!(refused(&from_files(&[("l.gguf", other)])), StoreError::AdapterAlone);
     let error = refused(&with_adapters(from_model("cria"), &[other]));
     assert_eq!(

@@ -170,13 +170,15 @@ impl ObjectLibrary {
         Ok(folders.iter().filter_map(|name| Repository::of_folder(name)).collect())
     }
 
-    /// Something of each manifest there is. All folders are listed before: a repository alone has too few manifests to ask for many
+    /// Something of each manifest that some repositories have. All folders are listed before: a repository alone has too few manifests to ask for many
     /// at a time.
-    pub(super) async fn of_all_manifests<T>(
+    pub(super) async fn of_manifests<T>(
         &self,
+        is_wanted: impl Fn(&Repository) -> bool,
         work: impl Fn(Repository, Manifest, SystemTime) -> T,
     ) -> Result<Vec<T>, MirrorError> {
-        let names = self.all_repositories().await?;
+        let mut names = self.all_repositories().await?;
+        names.retain(is_wanted);
         let list = |name: Repository| async move {
             let entries = self.bucket.entries(&self.folder(&name).join("manifests")).await?;
             Ok(Some(entries.into_iter().map(move |entry| (name.clone(), entry))))

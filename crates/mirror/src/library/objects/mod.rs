@@ -237,7 +237,18 @@ impl ObjectLibrary {
     /// The blobs of all manifests.
     async fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
         let blobs = |_, kept: Manifest, _| kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>();
-        Ok(self.of_all_manifests(blobs).await?.into_iter().flatten().collect())
+        Ok(self.of_manifests(|_| true, blobs).await?.into_iter().flatten().collect())
+    }
+
+    /// What some repositories have.
+    async fn held_by(&self, is_wanted: impl Fn(&Repository) -> bool) -> Result<Vec<Holding>, MirrorError> {
+        let holding = |name, kept: Manifest, written| Holding::of_manifest(name, &kept, Some(written));
+        let mut holdings = self.of_manifests(&is_wanted, holding).await?;
+        for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
+            let name = Repository::of_folder(&folder).filter(&is_wanted);
+            holdings.extend(name.and_then(|name| Holding::of_mark(name, &mark)));
+        }
+        Ok(holdings)
     }
 }
 
@@ -394,15 +405,11 @@ impl Library for ObjectLibrary {
     }
 
     fn holdings(&self) -> Answer<'_, Vec<Holding>> {
-        Box::pin(async move {
-            let holding = |name, kept: Manifest, written| Holding::of_manifest(name, &kept, Some(written));
-            let mut holdings = self.of_all_manifests(holding).await?;
-            for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
-                let name = Repository::of_folder(&folder);
-                holdings.extend(name.and_then(|name| Holding::of_mark(name, &mark)));
-            }
-            Ok(holdings)
-        })
+        Box::pin(self.held_by(|_| true))
+    }
+
+    fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
+        Box::pin(self.held_by(move |name| name.is_in(namespace)))
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

@@ -155,6 +155,21 @@ async fn manifests_and_tags_are_the_same_at_every_mirror() {
 }
 
 #[tokio::test]
+async fn what_a_namespace_has_is_found_without_a_look_at_others() {
+    let (service, one, _) = two_mirrors();
+    let name = Repository::parse("Team/thing").unwrap();
+    let manifest = manifest_of(&push(&one, &name, b"weights").await);
+    one.put_manifest(&name, &Reference::Tag("v1".into()), manifest.clone()).await.unwrap();
+    let broken = format!("office/models/repositories/other+x/manifests/{}", Digest::of(b"x").hex());
+    service.put(&Path::from(broken), "no manifest".into()).await.unwrap();
+    assert!(one.holdings().await.is_err());
+    let held = one.holdings_in("team").await.unwrap();
+    let manifests: Vec<_> = held.iter().map(|held| (held.name.clone(), held.manifest)).collect();
+    assert_eq!(manifests, [(name.clone(), Some(manifest.digest)), (name, None)], "and what was brought");
+    assert_eq!(one.holdings_in("thing").await.unwrap(), []);
+}
+
+#[tokio::test]
 async fn a_blob_that_two_push_at_a_time_is_kept_once() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();

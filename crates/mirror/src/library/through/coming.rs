@@ -92,16 +92,16 @@ impl Coming {
     }
 
     /// Those that are here.
-    pub(super) fn completed(&self, registry: &Registry, store: &Store) -> u64 {
+    pub(super) async fn completed(&self, registry: &Registry, store: &Arc<Store>) -> u64 {
         self.of().seen(match self {
-            Self::Blobs(pending) => pending.found.completed(store),
-            Self::Files(making) => registry.completed(store, &making.files),
+            Self::Blobs(pending) => pending.found.completed(store).await,
+            Self::Files(making) => registry.completed(store, &making.files).await,
         })
     }
 
     /// Those that have been brought.
-    pub(super) fn arrived(&self, registry: &Registry, store: &Store) -> u64 {
-        self.completed(registry, store).saturating_sub(self.of().first)
+    pub(super) async fn arrived(&self, registry: &Registry, store: &Arc<Store>) -> u64 {
+        self.completed(registry, store).await.saturating_sub(self.of().first)
     }
 
     /// All of it has come, and may have gone on to where it stays.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -56,7 +57,7 @@ impl Inner {
         };
         let found = found.without(self.elsewhere(&manifest).await?);
         tracing::info!(model = %wish.model, digest = %manifest.digest, "fetching");
-        let of = Of::new(&wish, said, found.completed(&self.store));
+        let of = Of::new(&wish, said, found.completed(&self.store).await);
         let pending = Arc::new(Pending { of, found, manifest: manifest.clone() });
         self.begin(Coming::Blobs(pending.clone()));
         tokio::spawn(self.clone().bring(tag.clone(), pending, permit));
@@ -67,6 +68,7 @@ impl Inner {
     pub(super) fn begin(&self, coming: Coming) {
         lock(&self.fetches).misses += 1;
         self.tags.begin(coming);
+        self.moves.fetch_add(1, Relaxed);
     }
 
     /// Notes that it has come, and which model of the store it has replaced, if one.
@@ -76,7 +78,7 @@ impl Inner {
     }
 
     /// It is here, or does not come: then nobody tries that again for a while.
-    pub(super) fn end(&self, tag: &Tag, coming: &Coming, fetched: Result<(), MirrorError>) {
+    pub(super) async fn end(&self, tag: &Tag, coming: &Coming, fetched: Result<(), MirrorError>) {
         let Of { model, said, .. } = coming.of();
         let state = match fetched {
             Ok(()) => {
@@ -89,13 +91,14 @@ impl Inner {
                 State::Rests(Instant::now(), Why::Failed(error))
             }
         };
-        let arrived = coming.arrived(&self.registry, &self.store);
+        let arrived = coming.arrived(&self.registry, &self.store).await;
         // Whoever counts sees all of it or nothing.
         let mut fetches = lock(&self.fetches);
         fetches.bytes += arrived;
         fetches.failures += u64::from(matches!(state, State::Rests(..)));
         tag.set(state);
         self.tags.end(model);
+        self.moves.fetch_add(1, Relaxed);
     }
 
     /// Fetches what is pending.
@@ -108,7 +111,7 @@ impl Inner {
         let fetched = fetched.catch_unwind().await;
         let fetched = fetched.unwrap_or_else(|panic| Err(MirrorError::of_panic(&*panic)));
         let fetched = fetched.map_err(|error| of_model(&pending.of.model, error));
-        self.end(&tag, &Coming::Blobs(pending), fetched);
+        self.end(&tag, &Coming::Blobs(pending), fetched).await;
     }
 
     /// Fetches a model to where it stays, and says which one of the store it replaced. Another packaging than Ollama's is kept as it came, where no Ollama looks: whoever asks for

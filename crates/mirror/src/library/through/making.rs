@@ -54,7 +54,8 @@ impl Inner {
             Err(why) => return self.give_up(tag, wish, why),
         };
         tracing::info!(model = %wish.model, "fetching files, of which one model is made");
-        let of = Of::new(&wish, said, self.registry.completed(&self.store, &files.files));
+        let here = self.registry.completed(&self.store, &files.files).await;
+        let of = Of::new(&wish, said, here);
         let (say, end) = watch::channel(None);
         let Files { reference, options, origin, files } = files;
         let making = Arc::new(Making { of, origin, files, end });
@@ -82,7 +83,7 @@ impl Inner {
         let made = made.catch_unwind().await;
         let made = made.unwrap_or_else(|panic| Err(MirrorError::of_panic(&*panic)));
         let made = made.map_err(|error| of_model(&reference.name, error));
-        self.end(&tag, &Coming::Files(making), made.clone());
+        self.end(&tag, &Coming::Files(making), made.clone()).await;
         say.send_replace(Some(made));
     }
 

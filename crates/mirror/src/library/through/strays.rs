@@ -186,12 +186,13 @@ impl Inner {
         found: Arc<FoundBlob>,
         permit: Arc<Permit>,
     ) {
-        let first = found.completed(&self.store);
+        let first = found.completed(&self.store).await;
         let fetched = found.fetch(&self.store).await;
         drop(permit);
+        let arrived = found.completed(&self.store).await.saturating_sub(first);
         {
             let mut fetches = lock(&self.fetches);
-            fetches.bytes += found.completed(&self.store).saturating_sub(first);
+            fetches.bytes += arrived;
             fetches.failures += u64::from(fetched.is_err());
         }
         let state = match fetched {

@@ -43,7 +43,7 @@ async fn blobs_of_what_another_mirror_has_handed_out_are_fetched() {
     }
     one.settle().await;
     assert_eq!(other.blob("library/m", b"{}", Asker::Anybody).await, Ok(Some(b"{}".to_vec())));
-    assert_eq!(other.through.fetches().bytes, weights.len() as u64);
+    assert_eq!(other.through.fetches().await.bytes, weights.len() as u64);
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn what_is_known_of_nothing_but_a_blob_is_bounded_as_models_are() {
     bench.settle().await;
     assert_eq!(bench.blob("library/m", &weights, Asker::Known).await, Ok(Some(weights.to_vec())));
     bench.settle().await;
-    assert_eq!(bench.through.fetches().refused, 2);
+    assert_eq!(bench.through.fetches().await.refused, 2);
 }
 
 #[tokio::test]
@@ -133,11 +133,11 @@ async fn what_a_bucket_has_of_another_tag_is_not_fetched_again() {
     let bench = Bench::in_bucket(&upstream, HOUR);
     bench.given("library/m").await;
     bench.settle().await;
-    let bytes = bench.through.fetches().bytes;
+    let bytes = bench.through.fetches().await.bytes;
     assert_eq!(bench.given("library/n").await, other);
     bench.settle().await;
     assert_eq!(upstream.asked("/v2/library/n/blobs/"), 0);
-    assert_eq!(bench.through.fetches().bytes, bytes);
+    assert_eq!(bench.through.fetches().await.bytes, bytes);
     assert_eq!(bench.given("library/n").await, other);
     assert_eq!(upstream.asked("/v2/library/n/manifests/"), 2, "fresh is 0 here");
 }

@@ -1,0 +1,94 @@
+//! Proxies between here and the registries, and what is set for single hosts.
+
+use tokio::io::AsyncReadExt;
+
+use super::*;
+use crate::Proxies;
+use crate::hosts::Host;
+
+/// A host that is nowhere but behind a proxy.
+const FAR: &str = "hub.test/test/m";
+
+fn through(http: Option<&str>, https: Option<&str>, direct: &str) -> Bench {
+    let [http, https] = [http, https].map(|proxy| proxy.map(str::to_owned));
+    Bench::with(|settings| settings.proxies = Proxies { http, https, direct: direct.to_owned() })
+}
+
+#[tokio::test]
+async fn a_registry_is_asked_through_the_proxy() {
+    let model = Model::new(3000);
+    let proxy = Server::of(&model).await;
+    let bench = through(Some(&format!("http://{}", proxy.host)), None, "other.test");
+    bench.pull_ok(FAR).await;
+    bench.assert_has(&model, FAR);
+    assert!(proxy.seen().iter().all(|seen| seen.header("host") == "hub.test"));
+}
+
+#[tokio::test]
+async fn what_no_proxy_names_and_this_machine_are_asked_directly() {
+    let model = Model::new(3000);
+    let (proxy, near) = (Server::of(&model).await, Server::of(&model).await);
+    for direct in ["hub.test", ".test", "*"] {
+        let bench = through(Some(&format!("http://{}", proxy.host)), None, direct);
+        // Nobody has this name.
+        bench.pull(FAR).await.0.unwrap_err();
+        bench.pull_ok(&near.model()).await;
+        bench.assert_has(&model, &near.model());
+    }
+    assert_eq!(proxy.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn a_registry_with_tls_is_asked_through_a_tunnel() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = format!("http://anna:secret@{}", listener.local_addr().unwrap());
+    let bench = through(None, Some(&proxy), "");
+    let (report, _lines) = mpsc::channel(100);
+    let (registry, store) = (bench.registry.clone(), bench.store.clone());
+    let pull = tokio::spawn(async move {
+        registry.pull(&store, &ModelRef::parse(FAR).unwrap(), &Options::default(), report).await
+    });
+    let mut asked = vec![0; 1000];
+    let n = listener.accept().await.unwrap().0.read(&mut asked).await.unwrap();
+    let asked = String::from_utf8_lossy(&asked[..n]).to_lowercase();
+    assert!(asked.starts_with("connect hub.test:443 http/1.1"), "{asked}");
+    assert!(asked.contains("proxy-authorization: basic yw5uytpzzwnyzxq="), "{asked}");
+    pull.abort();
+}
+
+#[tokio::test]
+async fn a_proxy_that_cannot_be_used_is_named_without_its_password() {
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let refused = |proxy: String| async move { through(Some(&proxy), None, "").pull_err(FAR).await };
+    let said = refused(format!("http://anna:secret@{gone}")).await;
+    assert!(said.contains(&format!("by the proxy {gone} of HTTP_PROXY")), "{said}");
+    assert!(!said.contains("secret") && !said.contains("anna"), "{said}");
+    let said = refused("http://anna:secret@no proxy".into()).await;
+    assert!(
+        said.contains("\"no proxy\" is no address of a proxy") && said.contains("set HTTP_PROXY"),
+        "{said}"
+    );
+    assert!(!said.contains("secret"), "{said}");
+}
+
+#[tokio::test]
+async fn a_hosts_own_limit_holds_for_it_alone() {
+    let model = Model::new(300_000);
+    let (slow, fast) = (Server::of(&model).await, Server::of(&model).await);
+    let bench = Bench::with(|settings| {
+        let host = Host { limit_rate: Some(200_000), ..Host::default() };
+        settings.hosts.set(&slow.host, host);
+    });
+    let timed = async |server: &Server| {
+        let begun = std::time::Instant::now();
+        bench.pull_ok(&server.model()).await;
+        begun.elapsed()
+    };
+    // The other one first, whose blobs are another store's then.
+    let (fast, slow) = (timed(&fast).await, {
+        bench.store.delete(&ModelRef::parse(&fast.model()).unwrap().name).unwrap();
+        timed(&slow).await
+    });
+    assert!(slow > Duration::from_secs(1), "{slow:?}");
+    assert!(fast < slow, "{fast:?}");
+}
