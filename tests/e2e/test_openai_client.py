@@ -132,6 +132,14 @@ def test_responses_stream(client):
         assert stream.until_done().get_final_response().output_text == "Paris."
 
 
+def test_the_stream_of_a_kept_response_is_told_again(client):
+    told = list(respond(client, stream=True))
+    id = told[-1].response.id
+    assert list(client.responses.retrieve(id, stream=True)) == told
+    middle = len(told) // 2
+    assert list(client.responses.retrieve(id, stream=True, starting_after=told[middle].sequence_number)) == told[middle + 1 :]
+
+
 def test_responses_go_on_from_kept_ones(client):
     first = respond(client, reasoning={"effort": "none"})
     again = respond(client, input="And of Italy?", previous_response_id=first.id, reasoning={"effort": "none"})
