@@ -22,7 +22,11 @@ pub(crate) async fn at_work<T>(
     let mut working = Working(blocking(move || Ok(Some(at.work()))).await?);
     let done = doing.await;
     let work = working.0.take();
-    blocking(move || Ok(drop(work))).await?;
+    blocking(move || {
+        drop(work);
+        Ok(())
+    })
+    .await?;
     done
 }
 
