@@ -7,7 +7,8 @@ import re
 import socket
 
 from conftest import wait_for
-from test_mirror import digest, figures, image, mirror, storage, through, upstream  # noqa: F401 (fixtures)
+from test_mirror import digest, figures, image, mirror, storage  # noqa: F401 (fixtures)
+from test_mirror_through import through, upstream  # noqa: F401 (a fixture)
 
 DAY = 24 * 60 * 60
 MODEL, CONFIG = "application/vnd.ollama.image.model", "application/vnd.docker.container.image.v1+json"

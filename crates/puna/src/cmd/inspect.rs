@@ -142,8 +142,35 @@ fn text(
     memory: &Memory,
 ) -> String {
     let meta = file.gguf.metadata();
-    let mut rows: Vec<[String; 2]> = Vec::new();
-    let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
+    let mut out = format::section("Model", &facts_rows(file, facts, capabilities, memory));
+    if let Some(translation) = file.view.translation() {
+        out.push_str(&format::section("Translated", &translated_rows(translation)));
+    }
+    out.push_str(&format::section("Tensor types", &type_rows(file.gguf.tensors())));
+    if args.kv {
+        let rows: Vec<_> = meta.iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]).collect();
+        out.push_str(&format::section("Keys", &rows));
+    }
+    if args.tensors {
+        let row = |t: &TensorInfo| {
+            let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
+            vec![
+                t.name.to_string(),
+                t.ty.name().to_owned(),
+                format!("[{}]", shape.join(" ")),
+                format::bytes(t.size),
+            ]
+        };
+        out.push_str(&format::section("Tensors", &file.gguf.tensors().iter().map(row).collect::<Vec<_>>()));
+    }
+    out
+}
+
+/// What the file says of the model.
+fn facts_rows(file: &ModelFile, facts: &Facts, capabilities: &[String], memory: &Memory) -> Vec<Vec<String>> {
+    let meta = file.gguf.metadata();
+    let mut rows = Vec::new();
+    let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
     row(
         "file",
         file.path.as_ref().map_or_else(|| "in this program".into(), |path| path.display().to_string()),
@@ -163,48 +190,34 @@ fn text(
     row("chat template", template.unwrap_or_else(|| "none".into()));
     row("capabilities", capabilities.join(", "));
     row("memory", memory_text(memory, facts));
-    let mut out = format::section("Model", &rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>());
-    if let Some(translation) = file.view.translation() {
-        let list =
-            |what: &str, items: &[String]| vec![what.to_owned(), items.len().to_string(), items.join(" ")];
-        let rows = [
-            vec!["form".into(), String::new(), translation.form.to_owned()],
-            vec!["architecture".into(), String::new(), format!("{} → {}", translation.from, translation.to)],
-            vec!["tensors renamed".into(), translation.renamed.len().to_string(), String::new()],
-            list("keys added", &translation.added),
-            list("keys changed", &translation.changed),
-            list("keys left out", &translation.removed),
-            vec!["tensors left out".into(), translation.dropped.len().to_string(), String::new()],
-        ];
-        out.push_str(&format::section("Translated", &rows));
-    }
+    rows
+}
+
+/// What was read as the standard has it.
+fn translated_rows(translation: &Translation) -> Vec<Vec<String>> {
+    let list = |what: &str, items: &[String]| vec![what.to_owned(), items.len().to_string(), items.join(" ")];
+    vec![
+        vec!["form".into(), String::new(), translation.form.to_owned()],
+        vec!["architecture".into(), String::new(), format!("{} → {}", translation.from, translation.to)],
+        vec!["tensors renamed".into(), translation.renamed.len().to_string(), String::new()],
+        list("keys added", &translation.added),
+        list("keys changed", &translation.changed),
+        list("keys left out", &translation.removed),
+        vec!["tensors left out".into(), translation.dropped.len().to_string(), String::new()],
+    ]
+}
+
+/// How many tensors there are of each type, and their bytes.
+fn type_rows(tensors: &[TensorInfo]) -> Vec<Vec<String>> {
     let mut types = BTreeMap::<&str, (u64, u64)>::new();
-    for tensor in file.gguf.tensors() {
+    for tensor in tensors {
         let entry = types.entry(tensor.ty.name()).or_default();
         *entry = (entry.0 + 1, entry.1 + tensor.size);
     }
-    let rows: Vec<_> = types
-        .into_iter()
-        .map(|(name, (count, bytes))| vec![name.to_owned(), count.to_string(), format::bytes(bytes)])
-        .collect();
-    out.push_str(&format::section("Tensor types", &rows));
-    if args.kv {
-        let rows: Vec<_> = meta.iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]).collect();
-        out.push_str(&format::section("Keys", &rows));
-    }
-    if args.tensors {
-        let row = |t: &TensorInfo| {
-            let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
-            vec![
-                t.name.to_string(),
-                t.ty.name().to_owned(),
-                format!("[{}]", shape.join(" ")),
-                format::bytes(t.size),
-            ]
-        };
-        out.push_str(&format::section("Tensors", &file.gguf.tensors().iter().map(row).collect::<Vec<_>>()));
-    }
-    out
+    let row = |(name, (count, bytes)): (&str, (u64, u64))| {
+        vec![name.to_owned(), count.to_string(), format::bytes(bytes)]
+    };
+    types.into_iter().map(row).collect()
 }
 
 fn memory_text(memory: &Memory, facts: &Facts) -> String {

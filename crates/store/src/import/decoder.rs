@@ -269,32 +269,15 @@ fn fused<'a>(
             outputs.push(Output::rows(name, TensorType::F32, vec![experts, both / 2], bias.clone(), order));
         }
     }
-    for (part, there) in [("gate_up", "gate_up_proj"), ("down", "down_proj")] {
-        let (step, halves) =
-            if part == "down" { (1, &[(0, "down")][..]) } else { (2, &[(0, "gate"), (1, "up")][..]) };
+    for (there, halves) in
+        [("gate_up_proj", &[(0, "gate"), (1, "up")][..]), ("down_proj", &[(0, "down")][..])]
+    {
+        let step = halves.len() as u64;
         if let Some(blocks) = weights.take(&format!("{prefix}.{there}_blocks")) {
             let of = format!("{prefix}.{there}_scales");
             let scales = weights.take(&of).ok_or(ImportError::TensorMissing { name: of })?;
-            let [experts, rows, count, sixteen] = dims(&blocks)?;
-            let want = vec![experts, rows, count];
-            if sixteen != 16 || blocks.entry.dtype != Dtype::U8 || scales.entry.dtype != Dtype::U8 {
-                return Err(blocks.bad_type().into());
-            }
-            if scales.entry.shape != want {
-                let (name, found) = (scales.entry.name.clone(), scales.entry.shape.clone());
-                return Err(ImportError::TensorShape { name, found, want }.into());
-            }
             for &(first, half) in halves {
-                outputs.push(Output {
-                    name: name(half),
-                    ty: TensorType::MXFP4,
-                    shape: vec![experts, rows / step, count * 32],
-                    content: Content::Mxfp4 {
-                        blocks: blocks.clone(),
-                        scales: scales.clone(),
-                        order: Order::Every { step, first },
-                    },
-                });
+                outputs.push(packed(name(half), &blocks, &scales, Order::Every { step, first })?);
             }
         } else if let Some(tensor) = weights.take(&format!("{prefix}.{there}")) {
             let [experts, rows, columns] = dims(&tensor)?;
@@ -313,6 +296,31 @@ fn fused<'a>(
         }
     }
     Ok(())
+}
+
+/// Some rows of experts whose weights come packed: sixteen bytes for a block of 32, and their scales apart.
+fn packed<'a>(
+    name: String,
+    blocks: &Tensor<'a>,
+    scales: &Tensor<'a>,
+    order: Order,
+) -> Result<Output<'a>, StoreError> {
+    let [experts, rows, count, sixteen] = dims(blocks)?;
+    if sixteen != 16 || blocks.entry.dtype != Dtype::U8 || scales.entry.dtype != Dtype::U8 {
+        return Err(blocks.bad_type().into());
+    }
+    let want = vec![experts, rows, count];
+    if scales.entry.shape != want {
+        let (name, found) = (scales.entry.name.clone(), scales.entry.shape.clone());
+        return Err(ImportError::TensorShape { name, found, want }.into());
+    }
+    let step = if let Order::Every { step, .. } = order { step } else { 1 };
+    Ok(Output {
+        name,
+        ty: TensorType::MXFP4,
+        shape: vec![experts, rows / step, count * 32],
+        content: Content::Mxfp4 { blocks: blocks.clone(), scales: scales.clone(), order },
+    })
 }
 
 /// The dimensions of a tensor that must have so many.

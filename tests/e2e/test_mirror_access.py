@@ -1,0 +1,145 @@
+"""Who may do what at a mirror, and how much a namespace may have: keys, signatures, quotas."""
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from conftest import puna, wait_for
+from test_mirror import artifact, call, digest, image, listing, mirror, storage  # noqa: F401 (fixtures)
+
+
+def test_keys_open_namespaces_to_ollamas_key_and_to_passwords(mirror, home, tmp_path):
+    it = mirror()
+    skopeo = shutil.which("skopeo")
+    puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
+    # Without a key there is one now that nobody has shown.
+    other = it.cli("key", "add", "ci", "--scope", "models", "--namespace", "team-*", check=True).stdout.strip()
+    assert wait_for(lambda: it.get("/v2/")[0] == 401)
+    refused = puna("push", "--insecure", f"{it.host}/anna/cria", env=home)
+    assert refused.returncode == 1 and "not authorized" in refused.stderr
+    public = pathlib.Path(home["HOME"]) / ".ollama/id_ed25519.pub"
+    it.cli("key", "add", "anna", "--scope", "models", "--namespace", "anna", "--public-key", public, check=True)
+    assert wait_for(lambda: puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 0, 5)
+    puna("rm", f"{it.host}/anna/cria", env=home, check=True)
+    puna("pull", "--insecure", f"{it.host}/anna/cria", env=home, check=True)
+    puna("cp", "cria", f"{it.host}/bert/cria", env=home, check=True)
+    assert puna("push", "--insecure", f"{it.host}/bert/cria", env=home).returncode == 1
+    # The other one sees its own namespace alone.
+    shown = it.send("GET", "/v2/_catalog", headers={"Authorization": f"Bearer {other}"})
+    assert shown == (200, b'{"repositories":[]}')
+    assert it.send("GET", "/v2/anna/cria/tags/list", headers={"x-api-key": other})[0] == 403
+    if skopeo:
+        there = artifact(tmp_path / "there")
+        to = ("copy", "--dest-tls-verify=false", "--dest-creds", f"anybody:{other}", f"dir:{there}")
+        call(skopeo, *to, f"docker://{it.host}/team-a/thing:v1")
+        assert subprocess.run([skopeo, *to, f"docker://{it.host}/anna/thing:v1"], capture_output=True).returncode != 0
+    log = it.log.read_text()
+    assert other not in log
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_blobs_of_others_are_not_to_be_had_by_their_digest(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(**env)
+    secret, own = os.urandom(5000), os.urandom(6000)
+    key = lambda name, *scope: it.cli("key", "add", name, "--scope", "models", *scope, check=True).stdout.strip()
+    anna, bert, all_of_them = key("anna", "--namespace", "anna"), key("bert", "--namespace", "bert"), key("all")
+    assert wait_for(lambda: (it.ask("GET", "/v2/")[0], it.ask("GET", "/v2/", key=all_of_them)[0]) == (401, 200))
+    assert image(it, "anna/model", [secret], key=anna) == 201
+    blob = lambda of, data: f"/v2/{of}/blobs/{digest(data)}"
+    assert it.ask("GET", blob("anna/model", secret), key=anna)[2] == secret
+    # Through his own repository, mounted there, asked about, and named in a manifest.
+    assert image(it, "bert/mine", [own], key=bert) == 201
+    for method in ("GET", "HEAD"):
+        assert it.ask(method, blob("bert/mine", secret), key=bert)[0] == 404
+        assert it.ask(method, blob("anna/model", secret), key=bert)[0] == 403
+    assert it.ask("POST", f"/v2/bert/mine/blobs/uploads/?mount={digest(secret)}&from=anna/model", key=bert)[0] == 202
+    assert it.ask("POST", f"/v2/bert/mine/blobs/uploads/?digest={digest(secret)}", key=bert)[0] == 202
+    status, _, body = it.ask("PUT", "/v2/bert/mine/manifests/theft", listing([secret]), key=bert)
+    assert (status, json.loads(body)["errors"][0]["code"]) == (400, "MANIFEST_BLOB_UNKNOWN")
+    assert it.ask("GET", blob("bert/mine", own), key=bert)[2] == own
+    # Who has the bytes may bring them, and keys without namespaces see all.
+    assert image(it, "bert/mine", [secret], "same", key=bert) == 201
+    assert it.ask("GET", blob("bert/mine", secret), key=bert)[2] == secret
+    assert it.ask("POST", f"/v2/other/x/blobs/uploads/?mount={digest(own)}&from=bert/mine", key=all_of_them)[0] == 201
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_namespace_has_no_more_than_its_quota(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_QUOTAS="team-*=10KB, other=1TB", PUNA_MIRROR_DELETE=1, **env)
+    one, two, three = os.urandom(6000), os.urandom(3000), os.urandom(2000)
+    assert image(it, "team-a/x", [one, two]) == 201
+    assert image(it, "team-a/y", [one]) == 201, "a blob counts once"
+    path = it.location("POST", "/v2/team-a/x/blobs/uploads/")
+    status, _, body = it.ask("PUT", f"{path}?digest={digest(three)}", three)
+    error = json.loads(body)["errors"][0]
+    assert (status, error["code"]) == (413, "DENIED") and all(part in error["message"] for part in ("team-a", "10000", "9000", "2000")), error
+    # Without a length, and in a manifest that lies about it.
+    assert image(it, "team-b/x", [three]) == 201 == image(it, "free/x", [three])
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 413
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three], size=1))[0] == 400
+    assert "team-a<td>9.0 kB of 10.0 kB<td>90 %" in it.get("/mirror")[1].decode()
+    assert it.ask("DELETE", f"/v2/team-a/x/manifests/{digest(listing([one, two]))}")[0] == 202
+    assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 201
+
+
+def chunked(it, method, path, pieces):
+    """The status of a request whose body does not say how long it is."""
+    with socket.create_connection(("127.0.0.1", it.port), timeout=30) as s:
+        s.sendall(f"{method} {path} HTTP/1.1\r\nHost: {it.host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        for piece in pieces:
+            s.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+        answer = s.recv(1 << 16)
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_quota_holds_for_uploads_that_do_not_say_how_long_they_are(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_QUOTAS="team=10KB", **env)
+    path = it.location("POST", "/v2/team/x/blobs/uploads/")
+    assert chunked(it, "PATCH", path, [os.urandom(3000)] * 4) == 413
+    assert it.ask("GET", path)[0] == 404
+    assert not [p for p in it.home.glob(".ollama/models/puna-registry/uploads/*")]
+
+
+def test_signatures_for_other_names_count_for_nothing(mirror, home):
+    it = mirror()
+    it.kill()
+    it.env["PUNA_MIRROR_NAMES"] = f"models.example, {it.host}"
+    it.start()
+    puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
+    # The key is made when a registry first wants proof.
+    it.cli("key", "add", "other", "--scope", "models", check=True)
+    assert wait_for(lambda: it.get("/v2/")[0] == 401)
+    assert puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 1
+    public = pathlib.Path(home["HOME"]) / ".ollama/id_ed25519.pub"
+    it.cli("key", "add", "anna", "--scope", "models", "--namespace", "anna", "--public-key", public, check=True)
+    assert wait_for(lambda: puna("push", "--insecure", f"{it.host}/anna/cria", env=home).returncode == 0, 5)
+    it.kill()
+    it.env["PUNA_MIRROR_NAMES"] = "models.example"
+    it.start()
+    puna("cp", "cria", f"{it.host}/anna/other", env=home, check=True)
+    refused = puna("push", "--insecure", f"{it.host}/anna/other", env=home)
+    assert refused.returncode == 1 and "mirror.names" in refused.stderr, refused.stderr
+
+
+def test_keys_are_for_namespaces_that_can_be(mirror):
+    it = mirror()
+    for bad in ("../x", "a//b", "a b", "*x", ""):
+        refused = it.cli("key", "add", "k", "--namespace", bad)
+        assert refused.returncode == 1 and "is no namespace" in refused.stderr, refused
+    assert it.get("/v2/")[0] == 200, "no key was made"
+
+
+def test_a_registry_beside_a_server_says_why_it_lets_nobody_in(fresh):
+    server = fresh(PUNA_MIRROR_SERVE=1)
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        status, body = server.send("GET", "/v2/", headers=headers)
+        assert status == 403 and json.loads(body)["errors"][0]["code"] == "DENIED", body
+        assert server.send("GET", "/api/version", headers=headers) == (403, b"")
