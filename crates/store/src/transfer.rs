@@ -277,7 +277,7 @@ impl Store {
         self.spelling(name)
     }
 
-    /// The tags of which there are models of a name, whose own tag does not count.
+    /// The tags of which there are models of a name, whose own tag does not count, in all folders.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -286,7 +286,8 @@ impl Store {
             ModelName::from_parts(name.host(), name.namespace(), name.model(), other.tag())
                 .is_ok_and(|wanted| wanted.same(other))
         };
-        Ok(self.names()?.into_iter().filter(same).map(|other| other.tag().to_owned()).collect())
+        let models = self.list()?.into_iter().filter(|entry| !entry.is_embedded() && same(&entry.name));
+        Ok(models.map(|entry| entry.name.tag().to_owned()).collect())
     }
 
     /// Takes a file over as the blob of a digest that was compared with its content: by a second name where the file
