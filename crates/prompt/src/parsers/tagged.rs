@@ -5,7 +5,7 @@ use super::call::{CallError, Out};
 use super::early::Form;
 use super::pending::{Brackets, Found, Pending};
 use super::tools::Tools;
-use super::{Grammar, Stage, closing, is_free_of};
+use super::{Grammar, Stage, Style, closing, is_free_of};
 
 /// What a family's output looks like.
 #[derive(Debug, Clone)]
@@ -445,6 +445,15 @@ impl Grammar for Tagged {
         };
         let call = self.call_tag().filter(|_| think.call_ends);
         is_free_of(piece, call.into_iter().chain([think.close.as_ref()]))
+    }
+
+    fn values(&self) -> Option<(Style, Vec<String>)> {
+        let calls = self.rules.calls.as_ref()?;
+        let (style, mut barred) = calls.body.values()?;
+        if let End::Tag(tag) = &calls.end {
+            barred.push(tag.to_string());
+        }
+        Some((style, barred))
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {
