@@ -47,7 +47,8 @@ pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
 pub use parsers::{
-    Arguments, CallError, CallForm, Frame, OutputParser, ParserInput, Part, Stage, Style, ValueKind, Written,
+    Arguments, CallError, CallForm, Frame, JsonPrefix, OutputParser, ParserInput, Part, Stage, Style,
+    ValueKind, Written,
 };
 pub use renderers::Renderer;
 pub use template::{Kind, Template};

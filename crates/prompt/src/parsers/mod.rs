@@ -13,6 +13,7 @@ mod families;
 mod forced;
 mod generic;
 mod pending;
+mod prefix;
 mod shapes;
 mod tagged;
 mod tools;
@@ -24,6 +25,7 @@ use call::Out;
 pub use call::{CallError, Part};
 pub use forced::{Arguments, CallForm};
 use pending::Pending;
+pub use prefix::JsonPrefix;
 pub(crate) use shapes::Found;
 pub use written::{Frame, Style, ValueKind, Written};
 

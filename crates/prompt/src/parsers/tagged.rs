@@ -336,7 +336,11 @@ impl Tagged {
         }
         let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank && read.is_ok());
         let blank = std::mem::take(&mut self.blank);
-        out.calls(read, || format!("{blank}{}{}", calls.open, &text.rest()[..length + closing]));
+        let whole = &text.rest()[..length + closing];
+        out.calls(read, |given| match given {
+            0 => format!("{blank}{}{whole}", calls.open),
+            given => whole[given..].to_owned(),
+        });
         text.take(length + closing);
         self.go(if in_section { State::Section } else { State::Answer }, trim)
     }
@@ -391,7 +395,10 @@ impl Tagged {
             }),
         };
         let blank = std::mem::take(&mut self.blank);
-        out.calls(read, || format!("{blank}{}{all}", calls.open));
+        out.calls(read, |given| match given {
+            0 => format!("{blank}{}{all}", calls.open),
+            given => all[given..].to_owned(),
+        });
         self.go(State::Answer, true);
     }
 

@@ -141,7 +141,7 @@ impl Laguna {
         };
         match self.read(&inside).ok().filter(|call| self.tools.has(&call.name)) {
             Some(call) => {
-                out.calls(Ok(vec![call]), String::new);
+                out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
                 self.go(State::Opening, true)
             }
@@ -177,7 +177,7 @@ impl Laguna {
         let call = serde_json::from_str(&json).ok().and_then(|value| object_call(value, &self.tools).ok());
         match call.map(|call| self.named(call)).filter(|call| self.tools.has(&call.name)) {
             Some(call) => {
-                out.calls(Ok(vec![call]), String::new);
+                out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
                 text.take(length);
                 self.go(State::Opening, true)
@@ -203,7 +203,7 @@ impl Laguna {
             _ => return false,
         };
         let read = self.read(&inside).map(|call| vec![call]);
-        out.calls(read, || format!("{CALL}{inside}{END_CALL}"));
+        out.calls(read, |_| format!("{CALL}{inside}{END_CALL}"));
         self.go(State::Opening, true)
     }
 
