@@ -70,7 +70,7 @@ fn pattern(
     };
     let text = || value.as_str().ok_or_else(|| format!("{keyword} must be a string, but is {value}"));
     Ok(Some(match keyword {
-        "const" => (literals(&[value.clone()]), value == ""),
+        "const" => (literals(std::slice::from_ref(value)), value == ""),
         "enum" => {
             let values = value.as_array().ok_or_else(|| format!("enum must be a list, but is {value}"))?;
             (literals(values), values.iter().any(|value| value == ""))
