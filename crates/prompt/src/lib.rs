@@ -46,7 +46,10 @@ pub use jinja::JinjaTemplate;
 pub use limits::{Bound, SOURCE_BYTES_MAX};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
-pub use parsers::{CallError, CallForm, OutputParser, ParserInput, Part, Stage};
+pub use parsers::{
+    Arguments, CallError, CallForm, Frame, JsonPrefix, OutputParser, ParserInput, Part, Stage, Style,
+    ValueKind, Written,
+};
 pub use renderers::Renderer;
 pub use template::{Kind, Template};
 pub use thinking::ThinkTags;

@@ -39,7 +39,10 @@ mod truncate;
 mod vocab;
 
 pub use candidates::Candidate;
-pub use grammar::{CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling, lark_json};
+pub use grammar::{
+    BareText, CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling, lark_json,
+    pattern_without,
+};
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
 pub use sampler::Sampler;

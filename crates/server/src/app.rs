@@ -479,3 +479,35 @@ impl Running {
         self.load
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::runner::tests::{Fake, FakeLauncher};
+
+    #[tokio::test]
+    async fn models_that_see_have_a_floor_of_contexts() {
+        let models = tempfile::tempdir().unwrap();
+        for automatic in [None, Some(128), Some(4096)] {
+            let mut config = Config::with_models(models.path());
+            config.context_length = automatic;
+            let app = App::new(config, Arc::new(FakeLauncher(Arc::<Fake>::default()))).unwrap();
+            let mut blind = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
+            // What the model itself wants would count, too.
+            blind.params.clear();
+            let mut seeing = blind.clone();
+            let facts = puna_store::Facts { vision: true, ..(*seeing.facts).clone() };
+            seeing.facts = facts.into();
+            for asked in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
+                let given = asked.map(|tokens| json!({"num_ctx": tokens}).as_object().unwrap().clone());
+                let wanted = asked.or(automatic);
+                let of = async |model: &Model| app.options(model, given.as_ref()).await.unwrap().1.num_ctx;
+                assert_eq!(of(&blind).await, wanted);
+                // What nobody asked for stays nobody's.
+                assert_eq!(of(&seeing).await, wanted.map(|tokens| tokens.max(VISION_CONTEXT)));
+            }
+        }
+    }
+}

@@ -19,8 +19,8 @@ pub enum Part {
     Call(FunctionCall),
     /// Text that was meant as a call, or broke off in one, and cannot be read. One that has begun is over.
     Malformed {
-        /// The text, tags included; empty where a call that has begun is none, and its text may still become something else,
-        /// and where calls before it in its list were given.
+        /// The text, tags included, or what of it stands behind calls of its list that were given; empty where a call that has
+        /// begun is none, and its text may still become something else.
         text: String,
         /// Why.
         error: CallError,
@@ -130,16 +130,17 @@ impl Out {
         }
     }
 
-    /// Adds calls with their numbers, or the text that they cannot be read from.
+    /// Adds calls with their numbers, or the text that they cannot be read from, behind so many bytes of what was followed.
     pub(super) fn calls(
         &mut self,
         calls: Result<Vec<FunctionCall>, CallError>,
-        text: impl FnOnce() -> String,
+        text: impl FnOnce(usize) -> String,
     ) {
         let told = self.early.as_ref();
+        let given = told.map_or(0, Early::given_bytes);
         match calls {
             Ok(calls) if told.is_some_and(|told| !told.is_told_of(&calls)) => {
-                self.malformed(text(), CallError::Changed);
+                self.malformed(text(given), CallError::Changed);
             }
             Ok(calls) => {
                 let given = self.renew().map_or(0, |told| told.given());
@@ -149,15 +150,13 @@ impl Out {
                     self.parts.push(Part::Call(call));
                 }
             }
-            Err(error) => self.malformed(text(), error),
+            Err(error) => self.malformed(text(given), error),
         }
     }
 
     pub(super) fn malformed(&mut self, text: String, error: CallError) {
-        let given = self.renew().map_or(0, |told| told.given());
-        // What was given of it would come twice.
-        let text = if given > 0 { String::new() } else { text };
-        if given > 0 || !text.is_empty() {
+        let told = self.renew().is_some_and(|told| told.given() > 0 || told.has_told());
+        if told || !text.is_empty() {
             self.parts.push(Part::Malformed { text, error });
         }
     }

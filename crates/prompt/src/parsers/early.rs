@@ -1,7 +1,7 @@
 //! Calls that are told of while their arguments still come.
 //!
 //! A call whose arguments are JSON begins as soon as it is certain which tool it is of and where its arguments begin; from
-//! there on they pass as they are written. What was told is checked when the call is complete: the parser's own reading
+//! there on they pass as they are written, as long as they may become JSON. What was told is checked when the call is complete: the parser's own reading
 //! decides. Where it finds another call or none, such as behind a second `"name"`, the call is malformed, and what was told
 //! of it stays an unfinished one. Of a JSON list each call is given as soon as its object is complete; should the list turn out
 //! to be none, those that were given stay.
@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 
 use super::body::{NameJson, object_call};
 use super::pending::Brackets;
+use super::prefix::JsonPrefix;
 use super::tools::Tools;
 use crate::message::FunctionCall;
 
@@ -71,6 +72,10 @@ struct Open {
     /// Those of the arguments, then those of the object that holds them.
     brackets: Brackets,
     complete: bool,
+    /// What was told is no more than the beginning of JSON.
+    json: JsonPrefix,
+    /// What comes now is not told.
+    broken: bool,
 }
 
 impl Open {
@@ -112,7 +117,15 @@ impl Early {
             Head::Begins { name, at } => {
                 news.push(News::Begun(name.clone()));
                 let (told, brackets) = (String::new(), Brackets::default());
-                self.state = State::Open(Open { name, told, at, brackets, complete: false });
+                self.state = State::Open(Open {
+                    name,
+                    told,
+                    at,
+                    brackets,
+                    complete: false,
+                    json: JsonPrefix::default(),
+                    broken: false,
+                });
                 true
             }
         }
@@ -137,7 +150,9 @@ impl Early {
         let length = end.unwrap_or(more.len());
         open.at += length;
         if !open.complete {
-            let arguments = more[..length].to_owned();
+            let good = if open.broken { 0 } else { open.json.push(&more[..length]) };
+            open.broken |= good < length;
+            let arguments = more[..good].to_owned();
             open.told.push_str(&arguments);
             news.extend((!arguments.is_empty()).then_some(News::Arguments(arguments)));
             open.complete = end.is_some();
@@ -176,6 +191,11 @@ impl Early {
     /// How many calls were given.
     pub(super) fn given(&self) -> usize {
         self.given.len()
+    }
+
+    /// How much of the text is calls that were given.
+    pub(super) fn given_bytes(&self) -> usize {
+        if self.given.is_empty() { 0 } else { self.from }
     }
 
     /// Whether what was given and told is the beginning of these calls.

@@ -272,7 +272,7 @@ impl Scan {
                     Brace::Other => {}
                 }
                 if self.tag == "[" && self.braces.list == Some(0) {
-                    self.finish_bracket(out);
+                    self.finish_bracket(at + 1, out);
                     return true;
                 }
             }
@@ -286,7 +286,7 @@ impl Scan {
             self.follow(to, out);
             self.object(to, out);
             if self.tag == "{" {
-                self.finish_bracket(out);
+                self.finish_bracket(0, out);
                 return true;
             }
         }
@@ -320,10 +320,12 @@ impl Scan {
         (self.named, self.names_seen) = (None, 0);
     }
 
-    /// Brackets balance: with calls in them the rest is nothing, without they were the answer.
-    fn finish_bracket(&mut self, out: &mut Out) {
+    /// Brackets balance, of which so many bytes are left: with calls in them the rest is nothing, without they were the answer.
+    fn finish_bracket(&mut self, left: usize, out: &mut Out) {
         if self.calls > 0 {
             self.state = Search::Done;
+            let left = self.text.take(left).to_owned();
+            Self::left_over(&left, out);
             self.text.take_all();
         } else {
             self.state = Search::Over;
@@ -341,7 +343,12 @@ impl Scan {
             return;
         };
         self.calls += 1;
-        out.calls(Ok(vec![call(name, given)]), String::new);
+        // Objects before it that were none.
+        if let Some(at) = self.text.rest()[..from].find('{') {
+            let text = self.text.rest()[at..from].trim_end().to_owned();
+            out.malformed(text, CallError::Form("a tool's name and a JSON object"));
+        }
+        out.calls(Ok(vec![call(name, given)]), |_| String::new());
         let bracket = self.tag == "[";
         self.text.take(to);
         self.named = None;
@@ -413,16 +420,23 @@ impl Scan {
         hits.into_iter().find(|hit| !matches!(hit, Hit::Nothing)).unwrap_or(Hit::Nothing)
     }
 
+    /// Of what follows calls only an object may have been meant as one.
+    fn left_over(rest: &str, out: &mut Out) {
+        if let Some(at) = rest.find('{') {
+            out.malformed(rest[at..].to_owned(), CallError::Form("a tool's name and a JSON object"));
+        }
+    }
+
     /// The text has ended among calls.
     fn rest(&mut self, out: &mut Out) {
         let rest = self.text.take_all();
-        if self.is_bracket() {
-            if self.calls == 0 {
-                out.content(&rest);
-            }
+        if self.is_bracket() && self.calls > 0 {
+            Self::left_over(&rest, out);
+        } else if self.is_bracket() {
+            out.content(&rest);
         } else if self.calls == 0 {
             out.malformed(rest, CallError::Form("a tool's name and a JSON object"));
-        } else if let Some(at) = rest.find(&self.tag) {
+        } else if let Some(at) = rest.find(&self.tag).into_iter().chain(rest.find('{')).min() {
             out.malformed(rest[at..].to_owned(), CallError::Form("a tool's name and a JSON object"));
         }
     }

@@ -13,17 +13,21 @@ mod families;
 mod forced;
 mod generic;
 mod pending;
+mod prefix;
 mod shapes;
 mod tagged;
 mod tools;
+mod written;
 
 use serde_json::Value as Json;
 
 use call::Out;
 pub use call::{CallError, Part};
-pub use forced::CallForm;
+pub use forced::{Arguments, CallForm};
 use pending::Pending;
+pub use prefix::JsonPrefix;
 pub(crate) use shapes::Found;
+pub use written::{Frame, Style, ValueKind, Written};
 
 use crate::message::{FunctionCall, Message, Think};
 use crate::{Template, ThinkTags};
@@ -94,6 +98,11 @@ trait Grammar: std::fmt::Debug + Send {
 
     /// Texts of special tokens that must be left in the output for this parser.
     fn preserved(&self) -> Vec<String>;
+
+    /// How calls write the values of their arguments where these are no JSON object, and what no value can hold.
+    fn values(&self) -> Option<(Style, Vec<String>)> {
+        None
+    }
 
     fn boxed(&self) -> Box<dyn Grammar>;
 }

@@ -11,6 +11,7 @@ use super::body::{Body, NameJson, Pairs, Text, Xml};
 use super::families::{self, deepseek, gemma};
 use super::tagged::{Calls, End, Rules, Start, Tagged, Thought};
 use super::tools::Tools;
+use super::written::whole_tags;
 use super::{Grammar, OutputParser, ParserInput, Part};
 use crate::chat::{Chat, render};
 use crate::message::{FunctionCall, Message, ToolCall};
@@ -264,21 +265,33 @@ pub(super) fn tools() -> [Json; 1] {
 /// What a template writes behind the message of a user for a call, with and without a result of it, and for an answer that
 /// is still to come.
 pub(super) fn written_answers(template: &Template) -> Option<(Vec<String>, String)> {
-    let tools = tools();
-    let header = after_user(template, &[Message::new("user", USER)], &tools)?;
-    Some((written_calls(template, &tools).collect(), header))
+    written_with(template, &tools(), &arguments())
+}
+
+/// The same for a call with these arguments of the tool among `tools`.
+pub(super) fn written_with(
+    template: &Template,
+    tools: &[Json],
+    arguments: &Map<String, Json>,
+) -> Option<(Vec<String>, String)> {
+    let header = after_user(template, &[Message::new("user", USER)], tools)?;
+    Some((written_calls(template, tools, arguments).collect(), header))
 }
 
 /// What a template writes behind the message of a user for a call, with and without a result of it.
 fn written_call(template: &Template, tools: &[Json]) -> Option<String> {
-    written_calls(template, tools).next()
+    written_calls(template, tools, &arguments()).next()
 }
 
-fn written_calls(template: &Template, tools: &[Json]) -> impl Iterator<Item = String> {
+fn written_calls(
+    template: &Template,
+    tools: &[Json],
+    arguments: &Map<String, Json>,
+) -> impl Iterator<Item = String> {
     let mut call = Message::new("assistant", "");
     call.tool_calls = vec![ToolCall {
         id: "abcDEF123".into(),
-        function: FunctionCall { index: 0, name: TOOL.into(), arguments: arguments() },
+        function: FunctionCall { index: 0, name: TOOL.into(), arguments: arguments.clone() },
     }];
     let result = Message {
         tool_name: Some(TOOL.into()),
@@ -308,6 +321,11 @@ fn after_user(template: &Template, messages: &[Message], tools: &[Json]) -> Opti
 
 /// Does a grammar find the call, and nothing else?
 pub(super) fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
+    reads_with(grammar, text, &arguments())
+}
+
+/// The same for a call with these arguments.
+pub(super) fn reads_with(grammar: Box<dyn Grammar>, text: &str, arguments: &Map<String, Json>) -> bool {
     let mut parser = OutputParser::new(grammar);
     let mut parts = parser.push(text);
     parts.extend(parser.finish());
@@ -315,7 +333,7 @@ pub(super) fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
         Part::Call(call) => Some(call),
         _ => None,
     });
-    let good = calls.next().is_some_and(|call| call.name == TOOL && call.arguments == arguments());
+    let good = calls.next().is_some_and(|call| call.name == TOOL && call.arguments == *arguments);
     good && calls.next().is_none()
 }
 
@@ -335,11 +353,7 @@ pub(super) fn answer_of<'t>(written: &'t str, header: &str) -> Option<&'t str> {
     let common = written.char_indices().zip(header.chars()).find(|((_, a), b)| a != b);
     let mut from = common.map_or_else(|| written.len().min(header.len()), |((at, _), _)| at);
     // A tag may begin as another does.
-    if let Some(at) = written[..from].rfind(['<', '['])
-        && !written[at..from].contains(['>', ']'])
-    {
-        from = at;
-    }
+    from = whole_tags(&written[..from]);
     written.get(from..)
 }
 

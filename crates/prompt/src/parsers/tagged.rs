@@ -5,7 +5,7 @@ use super::call::{CallError, Out};
 use super::early::Form;
 use super::pending::{Brackets, Found, Pending};
 use super::tools::Tools;
-use super::{Grammar, Stage, closing, is_free_of};
+use super::{Grammar, Stage, Style, closing, is_free_of};
 
 /// What a family's output looks like.
 #[derive(Debug, Clone)]
@@ -336,7 +336,11 @@ impl Tagged {
         }
         let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank && read.is_ok());
         let blank = std::mem::take(&mut self.blank);
-        out.calls(read, || format!("{blank}{}{}", calls.open, &text.rest()[..length + closing]));
+        let whole = &text.rest()[..length + closing];
+        out.calls(read, |given| match given {
+            0 => format!("{blank}{}{whole}", calls.open),
+            given => whole[given..].to_owned(),
+        });
         text.take(length + closing);
         self.go(if in_section { State::Section } else { State::Answer }, trim)
     }
@@ -391,7 +395,10 @@ impl Tagged {
             }),
         };
         let blank = std::mem::take(&mut self.blank);
-        out.calls(read, || format!("{blank}{}{all}", calls.open));
+        out.calls(read, |given| match given {
+            0 => format!("{blank}{}{all}", calls.open),
+            given => all[given..].to_owned(),
+        });
         self.go(State::Answer, true);
     }
 
@@ -445,6 +452,15 @@ impl Grammar for Tagged {
         };
         let call = self.call_tag().filter(|_| think.call_ends);
         is_free_of(piece, call.into_iter().chain([think.close.as_ref()]))
+    }
+
+    fn values(&self) -> Option<(Style, Vec<String>)> {
+        let calls = self.rules.calls.as_ref()?;
+        let (style, mut barred) = calls.body.values()?;
+        if let End::Tag(tag) = &calls.end {
+            barred.push(tag.to_string());
+        }
+        Some((style, barred))
     }
 
     fn boxed(&self) -> Box<dyn Grammar> {

@@ -50,40 +50,115 @@ impl Tools {
 
     /// The value that a text stands for, by the types that the tool declares for the argument: with none it is a string.
     pub(super) fn value(&self, tool: &str, argument: &str, text: &str) -> Json {
-        let property =
-            self.parameters(tool).and_then(|p| p.get("properties")).and_then(|all| all.get(argument));
-        typed(text, &property.map(types).unwrap_or_default())
+        typed(text, &self.types(tool, argument))
     }
 
     /// Is the argument declared as a string and as nothing else?
     pub(super) fn is_text(&self, tool: &str, argument: &str) -> bool {
-        let property =
-            self.parameters(tool).and_then(|p| p.get("properties")).and_then(|all| all.get(argument));
-        property.is_some_and(|property| types(property) == ["string"])
+        self.types(tool, argument) == ["string"]
+    }
+
+    fn types(&self, tool: &str, argument: &str) -> Vec<&str> {
+        let mut found = Vec::new();
+        if let Some(root) = self.parameters(tool) {
+            let schemas = Schemas { root };
+            if let Some(property) = schemas.property(root, argument, 0) {
+                schemas.types(property, 0, &mut found);
+            }
+        }
+        found
     }
 }
 
-/// The types that a property declares, or all those under `anyOf`.
-fn types(property: &Json) -> Vec<&str> {
-    fn of(schema: &Json) -> Vec<&str> {
-        match schema.get("type") {
-            Some(Json::String(one)) => vec![one],
-            Some(Json::Array(all)) => all.iter().filter_map(Json::as_str).collect(),
-            _ => Vec::new(),
+/// Schemas refer to each other, and stand in each other, so deep.
+const DEPTH: usize = 32;
+
+/// Parts of one schema that say something of the same value.
+const PARTS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
+
+/// What a schema says of types.
+struct Schemas<'t> {
+    root: &'t Json,
+}
+
+impl<'t> Schemas<'t> {
+    fn target(&self, schema: &Json) -> Option<&'t Json> {
+        self.root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
+    }
+
+    fn parts(schema: &'t Json) -> impl Iterator<Item = &'t Json> {
+        PARTS.iter().filter_map(|key| schema.get(*key)?.as_array()).flatten()
+    }
+
+    /// The schema of an argument.
+    fn property(&self, schema: &'t Json, name: &str, depth: usize) -> Option<&'t Json> {
+        if depth == DEPTH {
+            return None;
+        }
+        let own = schema.get("properties").and_then(|all| all.get(name));
+        let other = || {
+            let inside = self.target(schema).into_iter().chain(Self::parts(schema));
+            inside.filter_map(|part| self.property(part, name, depth + 1)).next()
+        };
+        own.or_else(other).or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
+    }
+
+    /// The types that a property declares, or all those under `anyOf`.
+    fn types(&self, schema: &'t Json, depth: usize, found: &mut Vec<&'t str>) {
+        let before = found.len();
+        if depth < DEPTH {
+            let inside = self.target(schema).into_iter().chain(Self::parts(schema));
+            inside.for_each(|part| self.types(part, depth + 1, found));
+        }
+        if found.len() > before {
+            return;
+        }
+        let own: Vec<&str> = match (schema.get("type"), schema.get("enum"), schema.get("const")) {
+            (Some(Json::String(one)), ..) => vec![one],
+            (Some(Json::Array(all)), ..) => all.iter().filter_map(Json::as_str).collect(),
+            (_, Some(Json::Array(values)), _) => values.iter().map(type_of).collect(),
+            (.., Some(value)) => vec![type_of(value)],
+            _ => hinted(schema).into_iter().collect(),
+        };
+        for name in own {
+            if !found.contains(&name) {
+                found.push(name);
+            }
         }
     }
-    match property.get("anyOf").and_then(Json::as_array) {
-        Some(any) if !any.is_empty() => any.iter().flat_map(of).collect(),
-        _ => of(property),
+}
+
+fn type_of(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "boolean",
+        Json::Number(number) if number.is_f64() => "number",
+        Json::Number(_) => "integer",
+        Json::String(_) => "string",
+        Json::Array(_) => "array",
+        Json::Object(_) => "object",
+    }
+}
+
+/// The type that a schema means which names none, by what it says of its values.
+fn hinted(schema: &Json) -> Option<&'static str> {
+    let says = |keys: &[&str]| keys.iter().any(|key| schema.get(*key).is_some());
+    match () {
+        () if says(&["properties", "additionalProperties"]) => Some("object"),
+        () if says(&["items", "prefixItems"]) => Some("array"),
+        () if says(&["minimum", "maximum", "multipleOf"]) => Some("number"),
+        () => None,
     }
 }
 
 /// The first type that fits counts: null, boolean, integer, number, array, object; anything is a string.
 fn typed(text: &str, types: &[&str]) -> Json {
+    let may_be = |name: &str| types.contains(&name);
+    // Only in a string does white space around it mean something.
+    let text = if types.is_empty() || may_be("string") { text } else { text.trim() };
     if text.eq_ignore_ascii_case("null") {
         return Json::Null;
     }
-    let may_be = |name: &str| types.contains(&name);
     if may_be("boolean") {
         if text.eq_ignore_ascii_case("true") {
             return Json::Bool(true);
@@ -96,6 +171,12 @@ fn typed(text: &str, types: &[&str]) -> Json {
         && let Ok(number) = text.parse::<i64>()
     {
         return number.into();
+    }
+    if may_be("integer")
+        && text.strip_prefix('-').unwrap_or(text).bytes().all(|b| b.is_ascii_digit())
+        && let Ok(number @ Json::Number(_)) = serde_json::from_str(text)
+    {
+        return number;
     }
     if may_be("number")
         && let Some(number) = number(text)

@@ -186,7 +186,7 @@ fn times(least: u32, most: Option<u32>) -> String {
 }
 
 /// A character for any place of a pattern, also between the slashes of Lark.
-fn escaped(c: char) -> String {
+pub(super) fn escaped(c: char) -> String {
     match c.is_ascii_alphanumeric() {
         true => c.to_string(),
         false => format!("\\x{{{:x}}}", u32::from(c)),

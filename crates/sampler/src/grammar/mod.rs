@@ -15,6 +15,7 @@ mod reason;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod text;
 mod trial;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use llguidance::{Matcher, ParserFactory};
 use reason::{NOTHING, reason};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+pub use text::{BareText, pattern_without};
 
 /// Bytes of a constraint at most. The largest schemas in use are about half of it.
 pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;

@@ -1,6 +1,7 @@
 mod gbnf;
 mod limits;
 mod schemas;
+mod texts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};

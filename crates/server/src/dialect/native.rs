@@ -141,7 +141,12 @@ fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), Failure>
 
 /// Whether older tokens make room: as asked, else as the model's family can.
 fn shift(asked: Option<bool>, model: &Model) -> bool {
-    asked.unwrap_or(model.facts.architecture != "deepseek2")
+    let details = model.details();
+    let cannot = |family: &str| family == "deepseek2";
+    let cannot = cannot(&model.facts.architecture)
+        || cannot(&details.family)
+        || details.families.iter().flatten().any(|family| cannot(family));
+    asked.unwrap_or(!cannot)
 }
 
 /// The time, as it stands in answers.
@@ -292,5 +297,35 @@ impl Encoder for ChatEncoder {
     fn rendered(&self, prompt: String) -> Response {
         let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
         json(StatusCode::OK, &ChatResponse { debug_info, message: Message::default(), ..self.object() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_store::Store;
+
+    use super::*;
+
+    #[test]
+    fn older_tokens_make_room_as_asked_or_as_the_family_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
+        let of = |family: &str, families: Option<&[&str]>| {
+            let mut model = model.clone();
+            model.config.model_family = family.into();
+            let families = families.map(|all| all.iter().map(|name| (*name).to_owned()).collect());
+            model.config.model_families = families;
+            model
+        };
+        for (model, unset) in [
+            (model.clone(), true),
+            (of("deepseek2", None), false),
+            (of("llama", Some(&["llama", "deepseek2"])), false),
+            (of("deepseek3", Some(&["deepseek3"])), true),
+        ] {
+            let family = model.details();
+            assert_eq!(shift(None, &model), unset, "{family:?}");
+            assert!(shift(Some(true), &model) && !shift(Some(false), &model), "{family:?}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use puna_api::base64_encode;
 use puna_api::native::{Image, Logprob, Message, Think, ToolCall, ToolCallFunction, ToolChoice, TopLogprob};
+use puna_prompt::JsonPrefix;
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
@@ -194,8 +195,14 @@ struct Call {
     id: String,
     /// The other server's number of it.
     number: i64,
+    /// Empty while it is not known.
     name: String,
     arguments: String,
+    /// The client was told that it begins.
+    begun: bool,
+    /// What of the arguments is told.
+    json: JsonPrefix,
+    told: usize,
 }
 
 /// What came of an answer so far.
@@ -204,6 +211,7 @@ struct Reader<'a> {
     logprobs: bool,
     stream_calls: bool,
     call: Option<Call>,
+    /// Numbers that calls were given so far, also those that broke off.
     calls: usize,
     finish: Option<String>,
     stop: Option<String>,
@@ -228,14 +236,23 @@ pub(super) async fn read(
         usage: Value::Null,
     };
     let mut first = None;
-    while let Some(chunk) = answer.lines.event().await? {
+    let failed = loop {
+        let chunk = match answer.lines.event().await {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => break None,
+            Err(failure) => break Some(failure),
+        };
         first.get_or_insert_with(|| answer.asked.elapsed());
         if let Some(text) = error_text(&chunk) {
-            return Err(answer.failure(&text));
+            break Some(answer.failure(&text));
         }
-        reader.chunk(&chunk).await?;
+        reader.chunk(&chunk).await;
+    };
+    // Also of an answer that fails: what came of a call is told.
+    reader.end_call().await;
+    if let Some(failure) = failed {
+        return Err(failure);
     }
-    reader.end_call().await?;
     let Some(finish) = reader.finish else {
         return Err(Failure::new(502, "the remote server ended its answer before it was complete"));
     };
@@ -263,13 +280,13 @@ impl Reader<'_> {
         let _ = self.to.send(event).await;
     }
 
-    async fn chunk(&mut self, chunk: &Value) -> Result<(), Failure> {
+    async fn chunk(&mut self, chunk: &Value) {
         if chunk["usage"].is_object() {
             self.usage = chunk["usage"].clone();
         }
         let choice = &chunk["choices"][0];
         if choice.is_null() {
-            return Ok(());
+            return;
         }
         // A server that does not stream sends whole messages.
         let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
@@ -285,18 +302,17 @@ impl Reader<'_> {
             self.send(Event::Content(Piece { text: said.unwrap_or_default(), logprobs })).await;
         }
         for (at, part) in delta["tool_calls"].as_array().into_iter().flatten().enumerate() {
-            self.call(part, at).await?;
+            self.call(part, at).await;
         }
         if let Some(finish) = text(&choice["finish_reason"]) {
             self.finish = Some(finish);
             self.stop = text(&choice["stop_reason"]);
         }
-        Ok(())
     }
 
     /// A piece of a call: its number and perhaps its id and name come first, then more and more of its arguments. Some
     /// servers repeat id or name, or leave the number out, or send the call whole.
-    async fn call(&mut self, part: &Value, at: usize) -> Result<(), Failure> {
+    async fn call(&mut self, part: &Value, at: usize) {
         let number = part["index"].as_i64().unwrap_or(at as i64);
         let id = part["id"].as_str().filter(|id| !id.is_empty());
         let name = part["function"]["name"].as_str().filter(|name| !name.is_empty());
@@ -305,21 +321,10 @@ impl Reader<'_> {
             open.number == number && (id.is_none_or(|id| id == open.id) || name.is_none())
         });
         if !goes_on {
-            self.end_call().await?;
-            let name =
-                name.ok_or_else(|| Failure::new(502, "the remote server calls a function without a name"))?;
-            if self.calls >= CALLS_MAX {
-                return Err(Failure::new(
-                    502,
-                    format!("the remote server makes more than {CALLS_MAX} calls"),
-                ));
-            }
+            self.end_call().await;
             let id = id.map_or_else(ids::call, str::to_owned);
-            if self.stream_calls {
-                let (id, name) = (id.clone(), name.to_owned());
-                self.send(Event::CallBegins { id, index: self.calls, name }).await;
-            }
-            self.call = Some(Call { id, number, name: name.to_owned(), arguments: String::new() });
+            let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
+            self.call = Some(Call { id, number, name, arguments, begun: false, json, told: 0 });
         }
         let piece = match &part["function"]["arguments"] {
             Value::String(text) => text.clone(),
@@ -327,29 +332,61 @@ impl Reader<'_> {
             // An object where a text should be.
             other => other.to_string(),
         };
-        if let Some(open) = self.call.as_mut().filter(|_| !piece.is_empty()) {
-            open.arguments.push_str(&piece);
-            if self.stream_calls {
-                self.send(Event::CallArguments(piece)).await;
+        if let Some(open) = &mut self.call {
+            if let Some(name) = name.filter(|_| open.name.is_empty()) {
+                name.clone_into(&mut open.name);
             }
+            open.arguments.push_str(&piece);
         }
-        Ok(())
+        self.tell_call().await;
     }
 
-    async fn end_call(&mut self) -> Result<(), Failure> {
-        let Some(Call { id, name, arguments, .. }) = self.call.take() else { return Ok(()) };
-        let arguments = match arguments.trim() {
-            "" => Map::new(),
-            text => serde_json::from_str(text).map_err(|error| {
-                let text =
-                    format!("the remote server calls {name} with arguments that are no JSON object: {error}");
-                Failure::new(502, text)
-            })?,
+    /// Tells of the open call as far as it has come, once it is known of what it is: more of its arguments, as long as they
+    /// may become JSON.
+    async fn tell_call(&mut self) {
+        let (stream, number) = (self.stream_calls && self.calls < CALLS_MAX, self.calls);
+        let Some(call) = self.call.as_mut().filter(|call| stream && !call.name.is_empty()) else { return };
+        let mut events = Vec::new();
+        if !std::mem::replace(&mut call.begun, true) {
+            let (id, name) = (call.id.clone(), call.name.clone());
+            events.push(Event::CallBegins { id, index: number, name });
+        }
+        let more = &call.arguments[call.told..];
+        let good = call.json.push(more);
+        if good > 0 {
+            events.push(Event::CallArguments(more[..good].to_owned()));
+        }
+        call.told += good;
+        for event in events {
+            self.send(event).await;
+        }
+    }
+
+    /// Gives the open call. One that is none comes as text.
+    async fn end_call(&mut self) {
+        let Some(Call { id, name, arguments, begun, .. }) = self.call.take() else { return };
+        let read = match arguments.trim() {
+            "" => Ok(Map::new()),
+            text => serde_json::from_str(text).map_err(|error| error.to_string()),
         };
-        let function = ToolCallFunction { index: self.calls as i64, name, arguments };
-        self.calls += 1;
-        self.send(Event::ToolCall(ToolCall { id, function })).await;
-        Ok(())
+        let read = read.and_then(|arguments| match name.as_str() {
+            "" => Err("it has no name".to_owned()),
+            _ if !begun && self.calls >= CALLS_MAX => Err(format!("there are more than {CALLS_MAX}")),
+            _ => Ok(arguments),
+        });
+        let index = self.calls as i64;
+        self.calls += usize::from(begun || read.is_ok());
+        match read {
+            Ok(arguments) => {
+                let function = ToolCallFunction { index, name, arguments };
+                self.send(Event::ToolCall(ToolCall { id, function })).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a remote server's tool call cannot be read; its text is passed on");
+                let text = format!("{{\"name\":{},\"arguments\":{arguments}}}", Value::from(name));
+                self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
+            }
+        }
     }
 }
 
@@ -414,5 +451,90 @@ pub(super) fn checked(embedded: Embedded) -> Result<Embedded, Failure> {
     match embedded.vectors.iter().all(is_vector) {
         true => Ok(embedded),
         false => Err(Failure::new(502, "the remote server sent no vector for some of the texts")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes of these pieces of calls, and how the stream ends.
+    async fn events(parts: &[Value], stream_calls: bool) -> Vec<Event> {
+        let (to, mut from) = tokio::sync::mpsc::channel(4 * CALLS_MAX);
+        let (finish, stop, usage) = (None, None, Value::Null);
+        let mut reader =
+            Reader { to: &to, logprobs: false, stream_calls, call: None, calls: 0, finish, stop, usage };
+        for part in parts {
+            reader.chunk(&json!({"choices": [{"delta": {"tool_calls": [part]}}]})).await;
+        }
+        reader.end_call().await;
+        drop(to);
+        let mut all = Vec::new();
+        while let Some(event) = from.recv().await {
+            all.push(event);
+        }
+        all
+    }
+
+    fn text(events: &[Event]) -> String {
+        let text = |event: &Event| match event {
+            Event::Content(piece) => piece.text.clone(),
+            _ => String::new(),
+        };
+        events.iter().map(text).collect()
+    }
+
+    fn calls(events: &[Event]) -> Vec<(String, i64)> {
+        let call = |event: &Event| match event {
+            Event::ToolCall(call) => Some((call.function.name.clone(), call.function.index)),
+            _ => None,
+        };
+        events.iter().filter_map(call).collect()
+    }
+
+    #[tokio::test]
+    async fn calls_that_cannot_be_read_come_as_text_however_they_are_cut() {
+        let good = json!({"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}});
+        for bad in ["{\"a\": bad}", "{\"a\": \"b", "[1]", "{\"a\"", "nothing"] {
+            for cut in 0..=bad.len() {
+                for stream in [false, true] {
+                    let parts = [
+                        json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": &bad[..cut]}}),
+                        json!({"index": 0, "function": {"arguments": &bad[cut..]}}),
+                        good.clone(),
+                    ];
+                    let all = events(&parts, stream).await;
+                    assert_eq!(text(&all), format!("{{\"name\":\"f\",\"arguments\":{bad}}}"));
+                    assert_eq!(calls(&all), [("g".to_owned(), i64::from(stream))], "no two have one number");
+                    let told = |event: &Event| match event {
+                        Event::CallArguments(text) => text.clone(),
+                        _ => String::new(),
+                    };
+                    let told: String = all.iter().map(told).collect();
+                    let told = told.strip_suffix("{}").unwrap_or(&told);
+                    assert!(bad.starts_with(told) && !told.contains("bad") && !told.contains("[1"), "{told}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_begins_once_its_name_is_known_and_without_one_it_is_text() {
+        let late = [
+            json!({"index": 0, "id": "a", "function": {"arguments": "{\"x\":"}}),
+            json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": " 1}"}}),
+        ];
+        let all = events(&late, true).await;
+        assert!(matches!(&all[0], Event::CallBegins { name, .. } if name == "f"), "{all:?}");
+        assert!(matches!(&all[1], Event::CallArguments(text) if text == "{\"x\": 1}"), "{all:?}");
+        assert_eq!((calls(&all), text(&all)), (vec![("f".to_owned(), 0)], String::new()));
+        let all = events(&late[..1], true).await;
+        assert_eq!((all.len(), text(&all)), (1, "{\"name\":\"\",\"arguments\":{\"x\":}".to_owned()));
+        let many: Vec<Value> = (0..CALLS_MAX + 2)
+            .map(|i| json!({"index": i, "id": i.to_string(), "function": {"name": "f", "arguments": "{}"}}))
+            .collect();
+        let all = events(&many, true).await;
+        let rest = "{\"name\":\"f\",\"arguments\":{}}".repeat(2);
+        assert_eq!((calls(&all).len(), text(&all)), (CALLS_MAX, rest));
     }
 }

@@ -28,8 +28,6 @@ pub(super) struct Answer {
     handle: Handle,
     generator: Arc<dyn Generator>,
     parser: Option<OutputParser>,
-    /// The answer has a form.
-    formed: bool,
     /// Calls so far.
     calls: usize,
     /// Numbers that calls were given so far, also those that broke off.
@@ -67,7 +65,6 @@ impl Answer {
             handle,
             generator,
             parser,
-            formed: false,
             calls: 0,
             numbers: 0,
             one_call: false,
@@ -115,12 +112,6 @@ impl Answer {
     pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
         self.dropped_messages = messages as u64;
         self.cut_tokens = tokens as u64;
-        self
-    }
-
-    /// Remembers whether the answer has a form.
-    pub(super) fn with_form(mut self, formed: bool) -> Self {
-        self.formed = formed;
         self
     }
 
@@ -197,20 +188,8 @@ impl Answer {
                     listened &= self.handle.send(Event::ToolCall(wire_call(call, id, number)));
                     continue;
                 }
-                // What was sent of it is all that there is.
-                Part::Malformed { text, error } if begun.is_some() => {
-                    let (task, bytes) = (self.handle.id, text.len());
-                    tracing::warn!(task, %error, bytes, "a tool call that was begun cannot be read; it breaks off");
-                    continue;
-                }
                 Part::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
-                }
-                // An answer that has a form cannot have this before it; one that had to be a call is nothing else.
-                Part::Malformed { text, error } if self.formed && self.forced.is_none() => {
-                    let (task, bytes) = (self.handle.id, text.len());
-                    tracing::warn!(task, %error, bytes, "a tool call cannot be read and is left out");
-                    continue;
                 }
                 Part::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");

@@ -1,14 +1,17 @@
 //! A call that the request demands: the form of the answer is that of the call.
 
 use puna_api::native::{Tool, ToolChoice};
-use puna_prompt::{CallForm, OutputParser, Part};
+mod schemas;
+mod written;
+
+use puna_prompt::{Arguments, CallForm, OutputParser, Part, ValueKind};
 use puna_sampler::{Constraint, lark_json};
 use serde_json::{Value, json};
 
 use crate::canonical::Failure;
 
-/// The constraint of an answer that is a call of one of some tools, or of several. Arguments that the model writes in another
-/// form than JSON are left to it. `tags` are control tokens that may stand in a call, with their texts.
+/// The constraint of an answer that is a call of one of some tools, or of several. `tags` are control tokens that may stand in
+/// a call, with their texts.
 pub(super) fn constraint(
     form: &CallForm,
     tools: &[&Tool],
@@ -19,16 +22,20 @@ pub(super) fn constraint(
     let names: Vec<String> = (0..tools.len()).map(|i| format!("c{i}")).collect();
     lark += &format!("call: {}\n", names.join(" | "));
     for (i, tool) in tools.iter().enumerate() {
-        let before = literal(&format!("{}{}{}", form.before, tool.name(), form.between), tags);
-        let Some(after) = &form.after else {
-            let others: String = tags.iter().map(|(_, id)| format!(" | <[{id}]>")).collect();
-            lark += &format!("c{i}: {before} (/(?s:.)+/{others})*\n");
-            continue;
-        };
-        let arguments = parameters(tool).map_err(|e| unfit(tool, &e))?;
-        let arguments = lark_json(&arguments).map_err(|e| unfit(tool, &e.to_string()))?;
-        let after = literal(after, tags);
-        lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
+        let schema = parameters(tool).map_err(|e| unfit(tool, &e))?;
+        let before = format!("{}{}", form.before, tool.name());
+        match &form.arguments {
+            Arguments::Object { between, after } => {
+                let arguments = lark_json(&schema).map_err(|e| unfit(tool, &e.to_string()))?;
+                let (before, after) = (literal(&(before + between), tags), literal(after, tags));
+                lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
+            }
+            Arguments::Written(written) => {
+                let rules = written::rules(&format!("a{i}"), i, written, &schema, tags);
+                lark += &format!("c{i}: {} a{i}\n", literal(&before, tags));
+                lark += &rules.map_err(|e| unfit(tool, &e))?;
+            }
+        }
     }
     Ok(Constraint::Lark(lark))
 }
@@ -64,16 +71,18 @@ fn unfit(tool: &Tool, reason: &str) -> Failure {
     ))
 }
 
-/// Names the tool for which there is no grammar: the first of `suspects` whose parameters alone are refused.
+/// Names the tool for which there is no grammar: the first of `suspects` whose parameters alone are refused, by themselves or
+/// in the form of calls.
 pub(super) fn blame(
+    form: &CallForm,
     suspects: &[&Tool],
     error: &str,
     refused: impl Fn(&Constraint) -> Option<String>,
 ) -> Failure {
     for tool in suspects {
-        if let Ok(schema) = parameters(tool)
-            && let Some(reason) = refused(&Constraint::Schema(schema))
-        {
+        let Ok(schema) = parameters(tool) else { continue };
+        let alone = || constraint(form, &[*tool], false, &[]).ok().and_then(|alone| refused(&alone));
+        if let Some(reason) = refused(&Constraint::Schema(schema)).or_else(alone) {
             return unfit(tool, &reason);
         }
     }
@@ -88,25 +97,40 @@ pub(super) fn check_named(tools: &[Tool]) -> Result<(), Failure> {
     }
 }
 
-/// Refuses names that would not be read in a call as they are written.
+/// Refuses names of tools and of their arguments that would not be read in a call as they are written.
 pub(super) fn check_names(
     form: &CallForm,
     tools: &[&Tool],
     parser: impl Fn() -> Option<OutputParser>,
 ) -> Result<(), Failure> {
     let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
-    for name in tools.iter().map(|tool| tool.name()).filter(|name| !is_plain(name)) {
-        let call = format!("{}{name}{}{{}}", form.before, form.between);
-        let parts = form.after.as_ref().zip(parser()).map(|(after, mut parser)| {
-            let mut parts = parser.push(&(call + after));
-            parts.extend(parser.finish());
-            parts
-        });
-        let is_read = |part: &Part| matches!(part, Part::Call(call) if call.name == name);
-        if !parts.is_some_and(|parts| parts.iter().any(is_read)) {
-            return Err(Failure::bad_request(format!(
-                "tools: calls of this model cannot carry the name {name:?}; use letters, digits, _ and -"
-            )));
+    let reads = |tool: &str, rest: &str, argument: Option<&str>| {
+        let Some(mut parser) = parser() else { return false };
+        let mut parts = parser.push(&format!("{}{tool}{rest}", form.before));
+        parts.extend(parser.finish());
+        parts.iter().any(|part| match part {
+            Part::Call(call) => call.name == tool && call.arguments.keys().map(String::as_str).eq(argument),
+            _ => false,
+        })
+    };
+    let refused = |what: &str, name: &str| {
+        Failure::bad_request(format!(
+            "tools: calls of this model cannot carry {what} {name:?}; use letters, digits, _ and -"
+        ))
+    };
+    for tool in tools {
+        let none = match &form.arguments {
+            Arguments::Object { between, after } => format!("{between}{{}}{after}"),
+            Arguments::Written(written) => written.empty.clone(),
+        };
+        if !is_plain(tool.name()) && !reads(tool.name(), &none, None) {
+            return Err(refused("the name", tool.name()));
+        }
+        let (Arguments::Written(written), Ok(schema)) = (&form.arguments, parameters(tool)) else { continue };
+        for name in written::names(&schema).iter().filter(|name| !is_plain(name) || name.is_empty()) {
+            if !reads(tool.name(), &written.write(&[(name, ValueKind::Text, "x")]), Some(name)) {
+                return Err(refused("an argument of the name", name));
+            }
         }
     }
     Ok(())
@@ -119,6 +143,11 @@ pub(super) fn demanded<'t>(choice: &ToolChoice, tools: &'t [Tool]) -> Vec<&'t To
         ToolChoice::Required => tools.iter().collect(),
         ToolChoice::Named(name) => tools.iter().filter(|tool| tool.name() == name).collect(),
     }
+}
+
+/// A text for a place in a regular expression of Lark.
+fn regex(text: &str) -> String {
+    text.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect()
 }
 
 /// A text as Lark has it: control tokens by number, the rest quoted.
@@ -140,3 +169,6 @@ fn literal(text: &str, tags: &[(String, u32)]) -> String {
     }
     parts.join(" ")
 }
+
+#[cfg(test)]
+mod tests;

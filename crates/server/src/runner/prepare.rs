@@ -5,8 +5,8 @@ use std::sync::Arc;
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::{EngineError, Job};
 use puna_prompt::{
-    CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Template, Think,
-    ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
+    CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage, Template,
+    Think, ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
 };
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 use serde_json::Value;
@@ -91,7 +91,7 @@ impl Preparer {
         }
         let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
         check_prompt_logprobs(&task, tokens.tokens.len())?;
-        let parser = parser(&task, &text);
+        let parser = parser_of(&task, &text);
         let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let num_ctx = self.context(task.options.num_ctx);
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
@@ -109,7 +109,6 @@ impl Preparer {
         listening(&handle)?;
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
-            .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(beginning)
             .with_one_call(!task.parallel_tool_calls)
@@ -168,14 +167,19 @@ impl Preparer {
                 "tool_choice: the form in which this model's template writes calls cannot be demanded; use \"auto\"",
             )
         })?;
-        forced::check_names(&form, &tools, || parser_after(task, text, ""))?;
+        let answers = parser_of(task, text).is_some_and(|parser| parser.stage() != Stage::Thinking);
+        let form = if answers { form.without_thought_end(template.think_tags().as_ref()) } else { form };
+        // The names are read behind whatever the form begins with.
+        forced::check_names(&form, &tools, || {
+            parser_after(task, text, if answers { &text.prompt } else { "" })
+        })?;
         let constraint = forced::constraint(&form, &tools, task.parallel_tool_calls, tags)?;
         let grammar = self.generator.grammar(&constraint).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let suspects = if small { tools.as_slice() } else { &[] };
             // Each of them takes as long; nobody may be waiting any more.
             let refused = |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form).err());
-            forced::blame(suspects, &error, refused)
+            forced::blame(&form, suspects, &error, refused)
         })?;
         Ok(Some((grammar, form.before)))
     }
@@ -428,7 +432,7 @@ pub(super) fn told(error: EngineError) -> Failure {
 
 /// The parser of the model's output: the one that the model names, or what its template shows. Text without a template
 /// is the answer as it is.
-fn parser(task: &Generate, text: &Text) -> Option<OutputParser> {
+fn parser_of(task: &Generate, text: &Text) -> Option<OutputParser> {
     parser_after(task, text, &text.prompt)
 }
 

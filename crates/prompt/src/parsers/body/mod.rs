@@ -18,6 +18,7 @@ pub(super) use xml::Xml;
 
 use super::call::CallError;
 use super::tools::Tools;
+use super::written::Style;
 use crate::message::FunctionCall;
 
 /// A tag or separator: of a family's table, or found in a template.
@@ -57,6 +58,19 @@ impl Body {
             return Err(CallError::NoName);
         }
         Ok(calls)
+    }
+
+    /// How values are written where arguments are no JSON object, and what none of them can hold.
+    pub(super) fn values(&self) -> Option<(Style, Vec<String>)> {
+        let bare = |barred: &[&str]| (Style::Bare, barred.iter().map(|tag| (*tag).to_owned()).collect());
+        Some(match self {
+            Self::Json | Self::NameJson(_) => return None,
+            Self::Xml(form) => bare(&[&form.end]),
+            Self::Elements(mark) => bare(&[&format!("{mark}<")]),
+            Self::Pairs(tags) => bare(&tags.all()),
+            Self::Python => (Style::Json, Vec::new()),
+            Self::Gemma(form) => (Style::Quoted(form.quote.to_string()), vec![form.quote.to_string()]),
+        })
     }
 
     /// Its tags, which may be special tokens.

@@ -116,6 +116,16 @@ impl<'t> Reader<'t> {
                     'n' => text.push('\n'),
                     't' => text.push('\t'),
                     'r' => text.push('\r'),
+                    'b' => text.push('\u{8}'),
+                    'f' => text.push('\u{c}'),
+                    'u' => {
+                        let escape = escaped(&self.rest[at..]);
+                        let skipped = escape.and_then(|(_, length)| chars.nth(length - 3));
+                        match escape.zip(skipped) {
+                            Some(((c, _), _)) => text.push(c),
+                            None => text.extend(['\\', 'u']),
+                        }
+                    }
                     escaped @ ('\\' | '"' | '\'') => text.push(escaped),
                     other => text.extend(['\\', other]),
                 },
@@ -145,4 +155,18 @@ impl<'t> Reader<'t> {
             None => false,
         }
     }
+}
+
+/// The character that a text begins with as `\\u` and four digits, or two such for one of the rarer ones, and the length.
+fn escaped(text: &str) -> Option<(char, usize)> {
+    let unit = |from: usize| {
+        let digits = text.get(from..from + 6)?.strip_prefix("\\u")?;
+        u32::from_str_radix(digits.get(..4)?, 16).ok()
+    };
+    let first = unit(0)?;
+    if let Some(c) = char::from_u32(first) {
+        return Some((c, 6));
+    }
+    let low = unit(6).filter(|low| (0xdc00..0xe000).contains(low) && first < 0xdc00)?;
+    char::from_u32(0x10000 + ((first - 0xd800) << 10) + (low - 0xdc00)).map(|c| (c, 12))
 }

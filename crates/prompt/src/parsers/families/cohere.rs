@@ -95,7 +95,7 @@ impl Cohere {
         };
         self.state = State::Between;
         match Body::Json.read(&list, &self.tools) {
-            Ok(calls) => out.calls(Ok(calls), String::new),
+            Ok(calls) => out.calls(Ok(calls), |_| String::new()),
             Err(error) => self.rescue(&list, error, out),
         }
         true
@@ -110,7 +110,7 @@ impl Cohere {
             let object = &rest[at..at + length];
             let value = serde_json::from_str(object).map_err(|e| CallError::Json(e.to_string()));
             let read = value.and_then(|value| object_call(value, &self.tools)).map(|call| vec![call]);
-            out.calls(read, || object.to_owned());
+            out.calls(read, |_| object.to_owned());
             rest = &rest[at + length..];
             found = true;
         }

@@ -129,7 +129,9 @@ impl Functionary {
             Some(length) => {
                 let json = text.take(seen + length);
                 match serde_json::from_str(json) {
-                    Ok(arguments) => out.calls(Ok(vec![body::call(name.as_str(), arguments)]), String::new),
+                    Ok(arguments) => {
+                        out.calls(Ok(vec![body::call(name.as_str(), arguments)]), |_| String::new())
+                    }
                     Err(error) => out.malformed(whole(json), CallError::Json(error.to_string())),
                 }
                 (self.state, self.trim) = (State::Answer, true);

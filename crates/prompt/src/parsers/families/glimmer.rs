@@ -155,7 +155,7 @@ impl Glimmer {
         match self.read(&recipient, body.trim()) {
             // It was an answer after all.
             Err(_) if recipient.is_empty() => out.content(&body),
-            read => out.calls(read, || format!("to={recipient}{MESSAGE}{body}")),
+            read => out.calls(read, |_| format!("to={recipient}{MESSAGE}{body}")),
         }
         true
     }

@@ -110,7 +110,7 @@ impl Harmony {
         let name = recipient.strip_prefix("functions.").unwrap_or(&recipient);
         let arguments = serde_json::from_str(&json).map_err(|e| CallError::Json(e.to_string()));
         let read = arguments.map(|arguments| vec![call(self.declared(name), arguments)]);
-        out.calls(read, || format!("to={recipient}{MESSAGE}{json}"));
+        out.calls(read, |_| format!("to={recipient}{MESSAGE}{json}"));
         true
     }
 

@@ -4,7 +4,7 @@ use super::super::body::{Pairs, arguments, call, object_call, read_pairs};
 use super::super::call::{CallError, Out};
 use super::super::pending::{Brackets, Found, Pending};
 use super::super::tools::Tools;
-use super::super::{FunctionCall, Grammar, ParserInput, Stage};
+use super::super::{FunctionCall, Grammar, ParserInput, Stage, Style};
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
@@ -12,6 +12,7 @@ const CALL: &str = "<tool_call>";
 const END_CALL: &str = "</tool_call>";
 const USER: &str = "<user>";
 const END_USER: &str = "</user>";
+const PAIRS: [&str; 4] = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// Names that the model takes for others.
 const ALIASES: [(&str, &str); 4] =
@@ -140,7 +141,7 @@ impl Laguna {
         };
         match self.read(&inside).ok().filter(|call| self.tools.has(&call.name)) {
             Some(call) => {
-                out.calls(Ok(vec![call]), String::new);
+                out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
                 self.go(State::Opening, true)
             }
@@ -176,7 +177,7 @@ impl Laguna {
         let call = serde_json::from_str(&json).ok().and_then(|value| object_call(value, &self.tools).ok());
         match call.map(|call| self.named(call)).filter(|call| self.tools.has(&call.name)) {
             Some(call) => {
-                out.calls(Ok(vec![call]), String::new);
+                out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
                 text.take(length);
                 self.go(State::Opening, true)
@@ -202,7 +203,7 @@ impl Laguna {
             _ => return false,
         };
         let read = self.read(&inside).map(|call| vec![call]);
-        out.calls(read, || format!("{CALL}{inside}{END_CALL}"));
+        out.calls(read, |_| format!("{CALL}{inside}{END_CALL}"));
         self.go(State::Opening, true)
     }
 
@@ -268,13 +269,16 @@ impl Grammar for Laguna {
         (self.stage() == Stage::Thinking).then(|| format!("\n{END_THINK}\n\n"))
     }
 
+    fn values(&self) -> Option<(Style, Vec<String>)> {
+        Some((Style::Bare, PAIRS.iter().chain(&[END_CALL]).map(|tag| (*tag).to_owned()).collect()))
+    }
+
     fn boxed(&self) -> Box<dyn Grammar> {
         Box::new(self.clone())
     }
 
     fn preserved(&self) -> Vec<String> {
         let tags = [THINK, END_THINK, CALL, END_CALL, USER, END_USER];
-        let pairs = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
-        tags.iter().chain(&pairs).map(|tag| (*tag).to_owned()).collect()
+        tags.iter().chain(&PAIRS).map(|tag| (*tag).to_owned()).collect()
     }
 }

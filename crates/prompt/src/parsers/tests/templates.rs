@@ -85,14 +85,17 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
         let Ok(template) = Template::parse(Kind::Jinja, &source) else { continue };
         let tags = template.think_tags();
         let form = crate::CallForm::of(&template, None, tags.as_ref(), &ends);
-        let Some(crate::CallForm { before, between, after }) = form else {
+        let Some(crate::CallForm { before, arguments }) = form else {
             none.push(file);
             continue;
         };
-        let Some(after) = after else {
-            assert!(between.chars().all(|c| !c.is_alphanumeric()), "{file}: {between}");
-            free += 1;
-            continue;
+        let (between, after) = match arguments {
+            crate::Arguments::Object { between, after } => (between, after),
+            crate::Arguments::Written(written) => {
+                check_written(file, &template, &before, &written);
+                free += 1;
+                continue;
+            }
         };
         let tools =
             [serde_json::json!({"type": "function", "function": {"name": "tide_table", "parameters": {}}})];
@@ -104,6 +107,43 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
         json += 1;
     }
     assert!(json >= 23 && free >= 20, "{json} with JSON, {free} without, none of {none:?}");
+}
+
+/// Calls with values of all kinds, written as the template does, are read back.
+fn check_written(file: &str, template: &Template, before: &str, written: &crate::Written) {
+    use crate::ValueKind::*;
+    let properties = serde_json::json!({
+        "harbour": {"type": "string"}, "days": {"$ref": "#/$defs/days"}, "deep": {"type": "boolean"},
+        "none": {"type": ["string", "null"]}, "list": {"type": "array"}, "map": {"anyOf": [{"type": "object"}]},
+    });
+    let defs = serde_json::json!({"days": {"type": "integer"}});
+    let parameters = serde_json::json!({"type": "object", "properties": properties, "$defs": defs});
+    let function = serde_json::json!({"name": "tide_table", "parameters": parameters});
+    let tools = [serde_json::json!({"type": "function", "function": function})];
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    let (list, map) = match written.style {
+        crate::Style::Quoted(ref quote) => {
+            (format!("[1,{quote}a{quote}]"), format!("{{a:[{quote}b{quote}]}}"))
+        }
+        _ => ("[1, \"a\"]".to_owned(), "{\"a\": [\"b\"]}".to_owned()),
+    };
+    let all = [
+        ("harbour", Text, "Wick, {N}"),
+        ("days", Number, "2"),
+        ("deep", Boolean, "true"),
+        ("none", Null, "null"),
+        ("list", List, &list),
+        ("map", Object, &map),
+    ];
+    let expect = serde_json::json!({"harbour": "Wick, {N}", "days": 2, "deep": true, "none": null, "list": [1, "a"], "map": {"a": ["b"]}});
+    for range in [0..0, 0..1, 1..2, 0..2, 2..6, 0..6] {
+        let text = format!("{before}tide_table{}", written.write(&all[range.clone()]));
+        let tags = template.think_tags();
+        let whole = Whole::of(OutputParser::for_template(template, tags, &input), pieces(&text, 3));
+        let some = expect.as_object().unwrap().iter().skip(range.start).take(range.len());
+        let some: serde_json::Map<_, _> = some.map(|(key, value)| (key.clone(), value.clone())).collect();
+        assert_eq!(whole.calls, [("tide_table".to_owned(), Json::Object(some))], "{file}: {text}");
+    }
 }
 
 #[test]
@@ -170,7 +210,8 @@ fn recipients_of_functionary_get_what_is_theirs() {
     }
     let form =
         crate::CallForm::of(&template, None, None, &["<|eot_id|>".to_owned()]).expect("it writes calls");
-    assert_eq!((form.before.as_str(), form.between.as_str(), form.after.as_deref()), ("", "\n", Some("")));
+    let arguments = crate::Arguments::Object { between: "\n".into(), after: String::new() };
+    assert_eq!(form, crate::CallForm { before: String::new(), arguments });
 }
 
 #[test]

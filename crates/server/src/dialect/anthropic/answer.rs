@@ -27,7 +27,7 @@ pub(crate) struct MessagesEncoder {
     /// Blocks that were begun.
     blocks: usize,
     open: Option<Open>,
-    /// The client is to call something.
+    /// The client is to call something, of which all is told.
     called: bool,
     reading: Reading,
 }
@@ -190,7 +190,6 @@ impl MessagesEncoder {
         if self.searches && name == SEARCH {
             return;
         }
-        self.called = true;
         self.begin(value!({"type": "tool_use", "id": id, "name": name, "input": Map::new()}), out);
         self.open = Some(Open::Call(id));
     }
@@ -238,7 +237,10 @@ impl Encoder for MessagesEncoder {
             Event::CallArguments(text) if matches!(self.open, Some(Open::Call(_))) => {
                 self.delta(value!({"type": "input_json_delta", "partial_json": text}), out);
             }
-            Event::ToolCall(call) if self.open == Some(Open::Call(call.id.clone())) => self.close(out),
+            Event::ToolCall(call) if self.open == Some(Open::Call(call.id.clone())) => {
+                self.called = true;
+                self.close(out);
+            }
             Event::ToolCall(call) => self.calls(call, out),
             Event::Done(done) => self.end(&done, out),
             Event::Progress { done, total } => self.reading.progress(done, total, out),

@@ -34,6 +34,7 @@ pub(crate) struct ChatEncoder {
 #[derive(Debug, Clone, Default)]
 struct State {
     started: bool,
+    /// A call is complete.
     called: bool,
     /// The call whose arguments come: its id and its number.
     open: Option<(String, usize)>,
@@ -69,7 +70,6 @@ impl ChatEncoder {
 
     /// A call, or its beginning.
     fn call(&mut self, from: usize, call: ToolCall, out: &mut Vec<u8>) {
-        self.choices[from].called = true;
         let (content, tool_calls) = (Some(String::new()), vec![call]);
         self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
     }
@@ -149,6 +149,8 @@ impl Encoder for ChatEncoder {
                 self.delta(from, delta, logprobs, out);
             }
             Event::Content(Piece { text, logprobs }) => {
+                // A call that was open has broken off: this is its text.
+                self.choices[from].open = None;
                 self.delta(from, Delta { content: Some(text), ..Delta::default() }, logprobs, out);
             }
             Event::CallBegins { id, index, name } => {
@@ -163,11 +165,14 @@ impl Encoder for ChatEncoder {
                 let delta = Delta { tool_calls: vec![call], ..Delta::default() };
                 self.delta(from, delta, Vec::new(), out);
             }
-            Event::ToolCall(call) => match self.choices[from].open.take() {
-                // All of it was sent.
-                Some((id, _)) if id == call.id => {}
-                _ => self.call(from, wire_call(call), out),
-            },
+            Event::ToolCall(call) => {
+                self.choices[from].called = true;
+                match self.choices[from].open.take() {
+                    // All of it was sent.
+                    Some((id, _)) if id == call.id => {}
+                    _ => self.call(from, wire_call(call), out),
+                }
+            }
             Event::Done(done) => self.end(from, &done, out),
             Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
             Event::Error(failure) => push_failure(failure, out),

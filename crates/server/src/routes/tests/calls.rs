@@ -12,9 +12,17 @@ fn parameters() -> Value {
 
 /// The data of a stream's events.
 async fn events(path: &str, says: &str, body: Value) -> Vec<Value> {
+    events_of(&caller().await, path, says, body).await
+}
+
+async fn caller() -> Bench {
     let b = Bench::new();
     let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
     assert_eq!(b.post("/api/create", made).await.status, 200);
+    b
+}
+
+async fn events_of(b: &Bench, path: &str, says: &str, body: Value) -> Vec<Value> {
     *b.fake.says.lock().unwrap() = says.chars().map(String::from).collect();
     let answer = b.post(path, body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -64,10 +72,10 @@ async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
 }
 
 #[tokio::test]
-async fn a_chat_whose_call_breaks_off_ends_with_half_of_its_arguments() {
+async fn a_chat_whose_call_breaks_off_has_half_of_its_arguments_and_calls_nothing() {
     let (deltas, reason) = chat_deltas(BROKEN).await;
     let arguments: String = deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
-    assert_eq!((arguments.as_str(), reason), (r#"{"a": "#, json!("tool_calls")));
+    assert_eq!((arguments.as_str(), reason), (r#"{"a": "#, json!("stop")));
 }
 
 #[tokio::test]
@@ -79,7 +87,8 @@ async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
         let events = events("/v1/messages", &says, body.clone()).await;
         let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).collect::<Vec<_>>();
         let starts = of("content_block_start");
-        assert_eq!(starts.len(), if whole { 3 } else { 2 });
+        // What broke off is a text behind the call.
+        assert_eq!(starts.len(), 3);
         assert_eq!(of("content_block_stop").len(), starts.len());
         assert_eq!(
             (&starts[1]["content_block"]["type"], &starts[1]["content_block"]["input"]),
@@ -89,7 +98,8 @@ async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
         let pieces: Vec<&str> = deltas.map(|e| e["delta"]["partial_json"].as_str().unwrap()).collect();
         assert!(pieces.len() > 5);
         assert_eq!(pieces.concat(), if whole { r#"{"a": 1}"# } else { r#"{"a": "# });
-        assert_eq!(of("message_delta")[0]["delta"]["stop_reason"], "tool_use");
+        let reason = if whole { "tool_use" } else { "end_turn" };
+        assert_eq!(of("message_delta")[0]["delta"]["stop_reason"], reason);
     }
 }
 
@@ -103,10 +113,7 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
         let numbers: Vec<u64> = events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
         assert!(numbers.iter().copied().eq(0..numbers.len() as u64), "{numbers:?}");
         let added = of("response.output_item.added");
-        assert_eq!(
-            (added.len(), &added[0]["item"]["status"]),
-            (if whole { 2 } else { 1 }, &json!("in_progress"))
-        );
+        assert_eq!((added.len(), &added[0]["item"]["status"]), (2, &json!("in_progress")));
         let item = &added[0]["item"]["id"];
         let deltas =
             of("response.function_call_arguments.delta").into_iter().filter(|e| e["item_id"] == *item);
@@ -119,5 +126,107 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
         assert_eq!(of("response.function_call_arguments.done").len(), if whole { 2 } else { 0 });
         let last = events.last().unwrap();
         assert_eq!(last["response"]["output"].as_array().unwrap().len(), added.len());
+    }
+}
+
+/// What a stream comes to: its text, its calls with whether they are complete, and why it ended.
+fn gathered(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, String) {
+    let (mut text, mut calls, mut reason) = (String::new(), Vec::<(String, bool)>::new(), String::new());
+    let said = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    for event in events {
+        match path {
+            "/v1/chat/completions" => {
+                let choice = &event["choices"][0];
+                text += &said(&choice["delta"]["content"]);
+                for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                    if call["id"].is_string() {
+                        calls.push((String::new(), false));
+                    }
+                    assert_eq!(call["index"], calls.len() - 1);
+                    calls.last_mut().unwrap().0 += &said(&call["function"]["arguments"]);
+                }
+                reason += &said(&choice["finish_reason"]);
+            }
+            "/v1/messages" => {
+                text += &said(&event["delta"]["text"]);
+                if event["content_block"]["type"] == "tool_use" {
+                    calls.push((String::new(), false));
+                }
+                if event["delta"]["type"] == "input_json_delta" {
+                    calls.last_mut().unwrap().0 += &said(&event["delta"]["partial_json"]);
+                }
+                reason += &said(&event["delta"]["stop_reason"]);
+            }
+            _ => {
+                if event["type"] == "response.output_text.delta" {
+                    text += &said(&event["delta"]);
+                }
+                if event["type"] == "response.output_item.done" && event["item"]["type"] == "function_call" {
+                    calls.push((said(&event["item"]["arguments"]), event["item"]["status"] == "completed"));
+                }
+                reason += &said(&event["response"]["status"]);
+            }
+        }
+    }
+    for (arguments, complete) in &mut calls {
+        *complete |= serde_json::from_str::<Value>(arguments).is_ok();
+    }
+    (text, calls, reason)
+}
+
+#[tokio::test]
+async fn a_call_that_is_cut_at_any_byte_or_malformed_comes_as_text_in_every_dialect() {
+    let b = caller().await;
+    let function = json!({"name": "f", "parameters": parameters()});
+    let mut flat = function.clone();
+    flat["type"] = "function".into();
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let bodies = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "tools": [{"type": "function", "function": function}]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 99, "tools": [{"name": "f", "input_schema": parameters()}]}),
+        ),
+        ("/v1/responses", json!({"input": "hi", "tools": [flat]})),
+    ];
+    let cuts = (1..CALL.len()).map(|cut| CALL[..cut].to_owned());
+    let malformed = [
+        "{\"name\": \"f\", \"arguments\": {\"a\": bad}}",
+        "{\"name\": \"f\"",
+        "{\"name\": \"f\", \"arguments\": {}, \"name\": \"g\"}",
+        "bad",
+    ];
+    let malformed = malformed.map(|inside| format!("<tool_call>{inside}</tool_call>"));
+    for says in cuts.chain(malformed) {
+        for (path, body) in &bodies {
+            let mut body = body.clone();
+            (body["model"], body["stream"]) = ("caller".into(), true.into());
+            let (text, calls, reason) = gathered(path, &events_of(&b, path, &says, body.clone()).await);
+            assert_eq!(text, says, "{path}");
+            assert!(calls.len() <= 1, "{path} {says}: {calls:?}");
+            // What is told of arguments is always the beginning of JSON, and no call to be made.
+            assert!(
+                calls.iter().all(|(json, _)| r#"{"a": 1}"#.starts_with(json) || json == "{}"),
+                "{path} {says}: {calls:?}"
+            );
+            assert!(!reason.contains("tool"), "{path} {says}: {reason}");
+            // Whoever is not told early takes the later name.
+            if says.contains("\"g\"") {
+                continue;
+            }
+            body["stream"] = false.into();
+            let whole = b.post(path, body).await;
+            assert_eq!(whole.status, 200, "{path} {says}: {}", whole.body);
+            let whole: Value = serde_json::from_str(&whole.body).unwrap();
+            let told = match *path {
+                "/v1/chat/completions" => &whole["choices"][0]["message"]["content"],
+                "/v1/messages" => &whole["content"][0]["text"],
+                _ => &whole["output"][0]["content"][0]["text"],
+            };
+            assert_eq!(told, &json!(says), "{path}");
+        }
     }
 }

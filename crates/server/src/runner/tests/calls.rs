@@ -129,11 +129,24 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     assert_eq!(streamed(&events), [whole.clone(), half, whole]);
     assert_eq!(calls(&events).len(), 2);
     assert!(events.iter().filter(|event| matches!(event, Event::CallArguments(_))).count() > 15);
-    // What was begun is not told again as text.
-    assert!(!content(&events).contains("tool_call"), "{}", content(&events));
+    // What cannot be read is told as text as well, all of it.
+    assert_eq!(content(&events), format!("Hm.{broken} So"), "{}", content(&events));
     let plain = ask("qwen3", says).await;
     assert!(!plain.iter().any(|event| matches!(event, Event::CallBegins { .. } | Event::CallArguments(_))));
     assert!(content(&plain).contains(broken) && calls(&plain).len() == 2);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_comes_as_text_before_an_answer_that_has_a_form() {
+    let bad = "<tool_call>{bad</tool_call>";
+    for stream in [false, true] {
+        let says = format!("{bad}{{}}").chars().map(String::from).collect();
+        let events = ask_with("qwen3", says, |task| {
+            (task.format, task.stream_calls) =
+                (Some(puna_sampler::Constraint::Regex(fake::FORM.into())), stream);
+        });
+        assert_eq!(content(&events.await), format!("{bad}{{}}"));
+    }
 }
 
 #[tokio::test]
@@ -185,10 +198,10 @@ async fn every_call_of_a_list_comes_while_it_is_written() {
     assert_eq!(streamed(&events), [told(1), told(2), told(3)]);
     assert_eq!(calls(&events).len(), 3);
     assert!(content(&events).trim().is_empty(), "{}", content(&events));
-    // What breaks off behind complete ones is not told again as text.
+    // What breaks off behind complete ones is text, without them.
     let events = stream(format!("<tool_call>[{}, {}, {{\"name\": \"f\", \"arg", call(1), call(2))).await;
     assert_eq!((streamed(&events), calls(&events).len()), (vec![told(1), told(2)], 2));
-    assert!(content(&events).trim().is_empty(), "{}", content(&events));
+    assert_eq!(content(&events), "{\"name\": \"f\", \"arg");
 }
 
 #[tokio::test]

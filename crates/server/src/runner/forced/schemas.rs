@@ -1,0 +1,325 @@
+//! JSON Schemas taken apart: what a value may be, as a choice of plain schemas.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value, json};
+
+pub(super) type Schema = Map<String, Value>;
+
+/// Schemas refer to each other, and stand in each other, so deep.
+const DEPTH: usize = 32;
+/// Choices that a schema comes to at most.
+const CHOICES: usize = 64;
+
+/// Keywords that say something of an object which is not kept where arguments are written one by one.
+const NOT_KEPT: [&str; 14] = [
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "const",
+    "enum",
+];
+
+/// What is taken care of by itself.
+const ELSEWHERE: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"];
+
+/// What says nothing of values.
+const REMARKS: [&str; 11] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "discriminator",
+    "$comment",
+    "$schema",
+    "$id",
+];
+
+/// Types of JSON Schema. A number may be an integer.
+pub(super) const TYPES: [&str; 7] = ["string", "integer", "number", "boolean", "null", "array", "object"];
+
+/// One choice: plain schemas, without references and compositions, that hold at once.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Choice(pub(super) Vec<Schema>);
+
+impl Choice {
+    /// The types that a value may have; `None` where nothing is said of them.
+    pub(super) fn types(&self) -> Option<Vec<&'static str>> {
+        let mut all: Option<Vec<&'static str>> = None;
+        for schema in &self.0 {
+            let Some(own) = types(schema) else { continue };
+            all = Some(match all {
+                None => own,
+                Some(all) => all.into_iter().filter(|name| own.contains(name)).collect(),
+            });
+        }
+        all
+    }
+
+    fn and(&self, other: &Self) -> Self {
+        Self(self.0.iter().chain(&other.0).cloned().collect())
+    }
+
+    /// The same as one schema, for values of these types only.
+    pub(super) fn schema(&self, types: &[&str]) -> Value {
+        let only = |schema: &Schema| {
+            let mut schema = schema.clone();
+            schema.insert("type".into(), json!(types));
+            Value::Object(schema)
+        };
+        match self.0.as_slice() {
+            [] => json!({"type": types}),
+            [one] => only(one),
+            many => json!({"allOf": many.iter().map(only).collect::<Vec<_>>()}),
+        }
+    }
+}
+
+/// The types that a name stands for.
+fn named(name: &str) -> impl Iterator<Item = &'static str> {
+    TYPES.into_iter().filter(move |known| *known == name || (name == "number" && *known == "integer"))
+}
+
+/// The types that one schema allows: those that it names, or that what it says is about.
+fn types(schema: &Schema) -> Option<Vec<&'static str>> {
+    let of = |value: &Value| match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let listed = match (schema.get("enum"), schema.get("const")) {
+        (_, Some(value)) => Some(vec![of(value)]),
+        (Some(Value::Array(values)), _) => Some(values.iter().map(of).collect::<Vec<_>>()),
+        _ => None,
+    };
+    let declared: Option<Vec<&'static str>> = match schema.get("type") {
+        Some(Value::String(name)) => Some(named(name).collect()),
+        Some(Value::Array(names)) => {
+            let names: HashSet<&str> = names.iter().filter_map(Value::as_str).flat_map(named).collect();
+            Some(TYPES.into_iter().filter(|name| names.contains(name)).collect())
+        }
+        _ => None,
+    };
+    let says = |keys: &[&str]| keys.iter().any(|key| schema.contains_key(*key));
+    match (declared, listed) {
+        (Some(declared), Some(listed)) => {
+            Some(declared.into_iter().filter(|name| listed.contains(name)).collect())
+        }
+        (Some(types), None) => Some(types),
+        (None, Some(listed)) => Some(TYPES.into_iter().filter(|name| listed.contains(name)).collect()),
+        (None, None) if says(&["properties", "additionalProperties"]) => Some(vec!["object"]),
+        (None, None) if says(&["items", "prefixItems"]) => Some(vec!["array"]),
+        (None, None) if says(&["minimum", "maximum", "multipleOf"]) => Some(vec!["integer", "number"]),
+        (None, None) => None,
+    }
+}
+
+/// The schemas of one tool.
+pub(super) struct Schemas<'a> {
+    pub(super) root: &'a Value,
+}
+
+impl Schemas<'_> {
+    /// What a schema comes to.
+    pub(super) fn choices(&self, schema: &Value) -> Result<Vec<Choice>, String> {
+        self.choices_at(schema, 0)
+    }
+
+    fn choices_at(&self, schema: &Value, depth: usize) -> Result<Vec<Choice>, String> {
+        let map = match schema {
+            Value::Object(map) => map,
+            Value::Bool(true) => return Ok(vec![Choice::default()]),
+            Value::Bool(false) => return Ok(Vec::new()),
+            _ => return Err(format!("a schema was expected, but found {schema}")),
+        };
+        if depth == DEPTH {
+            return Err("its schemas refer to each other without an end".into());
+        }
+        let mut own = map.clone();
+        own.retain(|key, _| !REMARKS.contains(&key.as_str()) && !ELSEWHERE.contains(&key.as_str()));
+        let mut all = vec![Choice(if own.is_empty() { Vec::new() } else { vec![own] })];
+        let mut also = |more: Vec<Choice>| {
+            all = all.iter().flat_map(|one| more.iter().map(move |other| one.and(other))).collect();
+            if all.len() > CHOICES { Err(format!("it allows more than {CHOICES} forms")) } else { Ok(()) }
+        };
+        if let Some(name) = map.get("$ref") {
+            also(self.choices_at(self.target(name)?, depth + 1)?)?;
+        }
+        for part in list(map, "allOf") {
+            also(self.choices_at(part, depth + 1)?)?;
+        }
+        for keyword in ["anyOf", "oneOf"].into_iter().filter(|keyword| map.contains_key(*keyword)) {
+            let mut choices = Vec::new();
+            for part in list(map, keyword) {
+                choices.extend(self.choices_at(part, depth + 1)?);
+            }
+            also(choices)?;
+        }
+        Ok(all)
+    }
+
+    fn target(&self, name: &Value) -> Result<&Value, String> {
+        let target = name.as_str().and_then(|name| self.root.pointer(name.strip_prefix('#')?));
+        target.ok_or_else(|| format!("$ref {name} refers to nothing in it"))
+    }
+
+    /// The definitions that a schema within may refer to, put into it.
+    pub(super) fn with_definitions(&self, mut schema: Value) -> Value {
+        if !schema.to_string().contains("\"$ref\"") {
+            return schema;
+        }
+        for keyword in ["$defs", "definitions"] {
+            if let (Some(map), Some(definitions)) = (schema.as_object_mut(), self.root.get(keyword)) {
+                map.entry(keyword).or_insert_with(|| definitions.clone());
+            }
+        }
+        schema
+    }
+}
+
+fn list<'m>(map: &'m Schema, keyword: &str) -> impl Iterator<Item = &'m Value> {
+    map.get(keyword).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// An object whose properties are known.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Record {
+    /// In the order in which they are written.
+    pub(super) properties: Vec<(String, Value)>,
+    required: HashSet<String>,
+    /// The schema of other properties, where there may be any.
+    pub(super) more: Option<Value>,
+}
+
+impl Record {
+    /// What a choice says of an object. Properties that are not listed are none unless the schema says so, or lists none.
+    pub(super) fn of(choice: &Choice) -> Result<Self, String> {
+        let mut record = Self::default();
+        let (mut lists, mut others) = (false, Vec::new());
+        for schema in &choice.0 {
+            if let Some(keyword) = NOT_KEPT.iter().find(|keyword| schema.contains_key(**keyword)) {
+                return Err(format!("{keyword} of an object cannot be kept in this model's form of calls"));
+            }
+            lists |= schema.contains_key("properties");
+            for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten()
+            {
+                match record.properties.iter_mut().find(|(known, _)| known == name) {
+                    Some((_, known)) => *known = json!({"allOf": [known.clone(), property]}),
+                    None => record.properties.push((name.clone(), property.clone())),
+                }
+            }
+            record.required.extend(list(schema, "required").filter_map(Value::as_str).map(str::to_owned));
+            others.extend(schema.get("additionalProperties").map(|others| (others, schema)));
+        }
+        for name in choice.0.iter().flat_map(|schema| list(schema, "required")).filter_map(Value::as_str) {
+            if !record.properties.iter().any(|(known, _)| known == name) {
+                record.properties.push((name.to_owned(), json!({})));
+            }
+        }
+        for (others, schema) in &others {
+            let is_listed = |name: &str| schema.get("properties").is_some_and(|own| own.get(name).is_some());
+            let stranger = record.properties.iter().find(|(name, _)| !is_listed(name));
+            if let (false, Some((name, _))) = (**others == Value::Bool(true), stranger) {
+                return Err(format!(
+                    "additionalProperties shuts out or binds {name:?}, which stands elsewhere"
+                ));
+            }
+        }
+        record.more = match others.as_slice() {
+            [] if lists => None,
+            [] => Some(json!({})),
+            [(others, _)] => Some((*others).clone()).filter(|others| *others != Value::Bool(false)),
+            _ if others.iter().any(|(others, _)| **others == Value::Bool(false)) => None,
+            _ => Some(json!({"allOf": others.iter().map(|(others, _)| others).collect::<Vec<_>>()})),
+        };
+        Ok(record)
+    }
+
+    pub(super) fn is_required(&self, name: &str) -> bool {
+        self.required.contains(name)
+    }
+}
+
+/// The name of the schema of anything.
+const ANYTHING: &str = "puna-anything";
+
+/// Binds all strings in a schema to a pattern. What the schema says nothing about is bound as well.
+pub(super) fn bind_strings(mut schema: Value, pattern: &str) -> Value {
+    bind(&mut schema, pattern);
+    for keyword in ["$defs", "definitions"] {
+        let definitions = schema.get_mut(keyword).and_then(Value::as_object_mut);
+        definitions.into_iter().flat_map(Map::values_mut).for_each(|schema| bind(schema, pattern));
+    }
+    if schema.to_string().contains(ANYTHING) {
+        let anything = json!({"$ref": format!("#/$defs/{ANYTHING}")});
+        schema["$defs"][ANYTHING] = json!({"anyOf": [
+            {"type": ["number", "boolean", "null"]},
+            {"type": "string", "pattern": pattern},
+            {"type": "array", "items": anything},
+            {"type": "object", "patternProperties": {pattern: anything}, "additionalProperties": false},
+        ]});
+    }
+    schema
+}
+
+fn bind(schema: &mut Value, pattern: &str) {
+    let anything = || json!({"$ref": format!("#/$defs/{ANYTHING}")});
+    if *schema == Value::Bool(true) {
+        *schema = anything();
+    }
+    let Value::Object(map) = schema else { return };
+    for keyword in ["items", "additionalItems", "additionalProperties"] {
+        map.get_mut(keyword).into_iter().for_each(|schema| bind(schema, pattern));
+    }
+    for keyword in ["properties", "patternProperties"] {
+        let named = map.get_mut(keyword).and_then(Value::as_object_mut).into_iter();
+        named.flat_map(Map::values_mut).for_each(|schema| bind(schema, pattern));
+    }
+    for keyword in ["prefixItems", "anyOf", "oneOf", "allOf"] {
+        let listed = map.get_mut(keyword).and_then(Value::as_array_mut).into_iter();
+        listed.flatten().for_each(|schema| bind(schema, pattern));
+    }
+    let says = |keyword: &str| map.contains_key(keyword);
+    if ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"].into_iter().any(says) {
+        return;
+    }
+    let Some(types) = types(map) else {
+        *schema = json!({"allOf": [schema.clone(), anything()]});
+        return;
+    };
+    if types.contains(&"array") && !map.contains_key("items") && !map.contains_key("prefixItems") {
+        map.insert("items".into(), anything());
+    }
+    // Names are strings as well.
+    if types.contains(&"object") && !map.contains_key("properties") && !map.contains_key("patternProperties")
+    {
+        let others = map.get("additionalProperties").cloned().unwrap_or_else(anything);
+        if others != Value::Bool(false) {
+            map.insert("patternProperties".into(), json!({pattern: others}));
+            map.insert("additionalProperties".into(), false.into());
+        }
+    }
+    if types.contains(&"string") {
+        if map.contains_key("pattern") || map.contains_key("format") {
+            map.insert("allOf".into(), json!([{"pattern": pattern}]));
+        } else {
+            map.insert("pattern".into(), pattern.into());
+        }
+    }
+}
