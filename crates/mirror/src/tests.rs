@@ -301,7 +301,7 @@ async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
     assert_eq!(model.0, 200);
     // It is among the tags, and had by its digest.
     let tags = bench.ask("GET", "/v2/library/x/tags/list", Body::empty()).await;
-    assert_eq!((tags.0, tags.2), (200, br#"{"name":"library/x","tags":["latest"]}"#.to_vec()));
+    assert_eq!((tags.0, tags.2), (200, Bytes::from_static(br#"{"name":"library/x","tags":["latest"]}"#)));
     let by_digest = format!("/v2/library/x/manifests/{}", Digest::of(&model.2));
     assert_eq!(bench.ask("GET", &by_digest, Body::empty()).await.2, model.2);
     let image = manifest_of(false, bench.blob("library/x", b"image").await, 5);

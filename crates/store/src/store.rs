@@ -238,11 +238,6 @@ impl Store {
         }
     }
 
-    /// The names of all models of the own folder, in order.
-    pub(crate) fn names(&self) -> Result<Vec<ModelName>, StoreError> {
-        Ok(self.scan(&Place::Own)?.models.into_iter().map(|(name, _)| name).collect())
-    }
-
     /// Writes a manifest, under the store's lock, after a check that all its blobs are there; then removes the blobs
     /// that only the replaced manifest used, unless `keep_unused`.
     pub(crate) fn write_manifest(
