@@ -167,7 +167,7 @@ pub struct ResponseFormat {
 pub struct JsonSchema {
     /// A label, which changes nothing.
     pub name: String,
-    /// A schema is always kept exactly, whatever this says.
+    /// A schema is always kept, whatever this says; `true` also refuses a `oneOf` whose branches a text may fit at once.
     pub strict: Option<bool>,
     /// The schema itself.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]

@@ -115,7 +115,7 @@ pub struct ResponsesFormat {
     description: Option<String>,
     /// Of a `json_schema`: the schema.
     schema: Option<Map<String, Value>>,
-    /// Repeated in the answer: a schema is always kept exactly.
+    /// Repeated in the answer: a schema is always kept; `true` also refuses a `oneOf` whose branches a text may fit at once.
     strict: Option<bool>,
     /// Of a `regex`: the expression (Puna's addition).
     pattern: Option<String>,

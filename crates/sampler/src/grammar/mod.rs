@@ -7,6 +7,7 @@
 //! Constraints come from strangers: sizes are bounded here, the work of a step by `llguidance`'s own limits, and what
 //! cannot be enforced is refused rather than ignored.
 
+mod alternatives;
 mod bounds;
 mod gbnf;
 mod lark;
@@ -21,6 +22,7 @@ mod trial;
 use std::fmt;
 use std::sync::Arc;
 
+pub use alternatives::check_one_of;
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};

@@ -11,14 +11,14 @@ use super::{bounds, multiples};
 const WHITE_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Keywords that hold one schema.
-const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+pub(super) const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
 /// Keywords that hold a list of schemas.
-const LIST: [&str; 2] = ["prefixItems", "items"];
+pub(super) const LIST: [&str; 2] = ["prefixItems", "items"];
 /// Keywords that hold schemas of the same value. Where they stand beside each other, or beside `properties`, all of them
 /// hold at once, so that closing one would shut out the properties of the others.
-const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
+pub(super) const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
-const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+pub(super) const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 
 /// What may stand beside a list of names.
 const IN_NAMES: [&str; 3] = ["type", "title", "description"];

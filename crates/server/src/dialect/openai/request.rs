@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
 use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
+use puna_sampler::check_one_of;
 use serde_json::{Map, Value, json as value};
 
 use super::{stop_texts, whole_only};
@@ -47,12 +48,18 @@ fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
             let (pattern, grammar) = (format.pattern, format.grammar);
             Ok(Some(value!({ "type": kind, "pattern": pattern, "grammar": grammar })))
         }
-        "json_schema" => match format.json_schema.map(|s| s.schema) {
-            Some(schema @ Value::Object(_)) => Ok(Some(schema)),
-            None | Some(Value::Null) => Err(Failure::bad_request(
+        "json_schema" => match format.json_schema.map(|s| (s.schema, s.strict == Some(true))) {
+            Some((schema @ Value::Object(_), strict)) => {
+                if strict {
+                    let wrong = |error| format!("response_format: json_schema.schema: {error}");
+                    check_one_of(&schema).map_err(|error| Failure::bad_request(wrong(error)))?;
+                }
+                Ok(Some(schema))
+            }
+            None | Some((Value::Null, _)) => Err(Failure::bad_request(
                 "response_format: type json_schema needs the schema in json_schema.schema",
             )),
-            Some(other) => Err(Failure::bad_request(format!(
+            Some((other, _)) => Err(Failure::bad_request(format!(
                 "response_format: json_schema.schema must be an object, but is of type {}",
                 go_type(&other)
             ))),

@@ -356,6 +356,11 @@ async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}),
             "json_schema.schema must be an object",
         ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true,
+                "schema": {"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}}}),
+            "response_format: json_schema.schema: \"oneOf\" at #/items: a text could fit branch 0 and branch 1",
+        ),
     ] {
         let (status, text) = ask(extra).await;
         assert!(status == 400 && text.contains(want), "{status} {text}");

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
+use puna_sampler::check_one_of;
 use serde_json::{Map, Value, json as value};
 
 use super::tools::{self, Form};
@@ -79,7 +80,13 @@ fn format(format: &Value) -> Result<Option<Value>, Failure> {
     match (format["type"].as_str(), &format["schema"]) {
         (Some("json_object"), _) => Ok(Some(value!("json"))),
         (Some("regex" | "gbnf" | "lark"), _) => Ok(Some(format.clone())),
-        (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(schema.clone())),
+        (Some("json_schema"), schema @ Value::Object(_)) => {
+            if format["strict"] == true {
+                let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
+                check_one_of(schema).map_err(wrong)?;
+            }
+            Ok(Some(schema.clone()))
+        }
         (Some("json_schema"), _) => {
             Err(Failure::bad_request("text.format: type json_schema needs an object in schema"))
         }

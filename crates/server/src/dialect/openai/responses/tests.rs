@@ -35,6 +35,19 @@ fn items_become_messages() {
 }
 
 #[test]
+fn a_strict_schema_s_branches_exclude_each_other() {
+    let form = |strict: Value, other: &str| {
+        let schema = json!({"oneOf": [{"type": "string"}, {"type": other}]});
+        request(
+            json!({"text": {"format": {"type": "json_schema", "name": "n", "strict": strict, "schema": schema}}}),
+        )
+    };
+    assert!(form(json!(true), "integer").is_ok() && form(json!(false), "string").is_ok());
+    let error = form(json!(true), "string").unwrap_err();
+    assert!(error.starts_with("text.format: schema: \"oneOf\" at #: "), "{error}");
+}
+
+#[test]
 fn calls_their_results_and_thoughts_find_their_messages() {
     let got = input(json!([
         {"role": "user", "content": "x"},

@@ -1,0 +1,241 @@
+//! Whether the branches of a `oneOf` exclude each other, so that a text that fits one of them fits no other. Where they do
+//! they are the branches of an `anyOf`, which a grammar can hold a text to; where that cannot be told it cannot.
+
+use serde_json::Value;
+
+use super::schema::{LIST, NAMED, ONE, SAME};
+
+type Object = serde_json::Map<String, Value>;
+
+/// References and parts that are followed from one schema, one after the other.
+const MAX_REFERENCES: usize = 32;
+/// Comparisons of two schemas at most: schemas come from strangers.
+const MAX_COMPARED: usize = 200_000;
+/// Of a JSON value.
+const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
+
+/// Looks for a `oneOf` of which a text may fit more than one branch, for all that can be told from types, constants, lists of
+/// values and properties that an object must or must not have.
+///
+/// # Errors
+/// A sentence that names the keyword and its place, the branches, and what would tell them apart.
+pub fn check_one_of(schema: &Value) -> Result<(), String> {
+    Check { root: schema, compared: 0 }.schema(schema, "#")
+}
+
+struct Check<'a> {
+    root: &'a Value,
+    compared: usize,
+}
+
+impl<'a> Check<'a> {
+    fn schema(&mut self, schema: &'a Value, place: &str) -> Result<(), String> {
+        let Value::Object(map) = schema else { return Ok(()) };
+        if let Some(Value::Array(branches)) = map.get("oneOf") {
+            self.branches(branches, place)?;
+        }
+        for (keyword, value) in map {
+            let (keyword, place) = (keyword.as_str(), format!("{place}/{keyword}"));
+            match value {
+                Value::Object(_) if ONE.contains(&keyword) => self.schema(value, &place)?,
+                Value::Object(named) if NAMED.contains(&keyword) => {
+                    for (name, schema) in named {
+                        self.schema(schema, &format!("{place}/{name}"))?;
+                    }
+                }
+                Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
+                    for (i, schema) in list.iter().enumerate() {
+                        self.schema(schema, &format!("{place}/{i}"))?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn branches(&mut self, branches: &'a [Value], place: &str) -> Result<(), String> {
+        for (i, one) in branches.iter().enumerate() {
+            for (j, other) in branches.iter().enumerate().skip(i + 1) {
+                if self.exclude(one, other, MAX_REFERENCES) {
+                    continue;
+                }
+                return Err(format!(
+                    "\"oneOf\" at {place}: a text could fit branch {i} and branch {j} at once, which cannot be ruled out while it is written: \
+                     give them different types, or a required property whose \"const\" tells them apart, or use \"anyOf\""
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no value fits both schemas, for all that can be told. `depth`: of references and parts that are followed.
+    fn exclude(&mut self, one: &'a Value, other: &'a Value, depth: usize) -> bool {
+        self.compared += 1;
+        if depth == 0 || self.compared > MAX_COMPARED {
+            return false;
+        }
+        let (Value::Object(ours), Value::Object(theirs)) = (one, other) else {
+            // `false` fits nothing.
+            return *one == Value::Bool(false) || *other == Value::Bool(false);
+        };
+        list_different_values(ours, theirs)
+            || !types(ours).iter().any(|kind| types(theirs).contains(kind))
+            || self.exclude_by_property(ours, theirs, depth)
+            || self.exclude_by_property(theirs, ours, depth)
+            || self.parts_exclude(ours, other, depth)
+            || self.parts_exclude(theirs, one, depth)
+    }
+
+    /// Whether one schema requires a property that the other does not allow, or allows only with values that exclude its own.
+    fn exclude_by_property(&mut self, one: &'a Object, other: &'a Object, depth: usize) -> bool {
+        // Of values that are no objects, properties say nothing.
+        if types(one) != ["object"] || types(other) != ["object"] {
+            return false;
+        }
+        let closed = other.get("additionalProperties") == Some(&Value::Bool(false))
+            && !other.contains_key("patternProperties");
+        let property = |map: &'a Object, name: &str| map.get("properties").and_then(|all| all.get(name));
+        let required = one.get("required").and_then(Value::as_array).into_iter().flatten();
+        required.filter_map(Value::as_str).any(|name| match (property(one, name), property(other, name)) {
+            (_, None) => closed,
+            (Some(ours), Some(theirs)) => self.exclude(ours, theirs, depth - 1),
+            (None, Some(theirs)) => *theirs == Value::Bool(false),
+        })
+    }
+
+    /// Whether what a schema is made of excludes another: one of those parts that all hold, or each of those of which one does.
+    fn parts_exclude(&mut self, one: &'a Object, other: &'a Value, depth: usize) -> bool {
+        let referred = one.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
+        let referred = referred.and_then(|place| self.root.pointer(place));
+        if referred.is_some_and(|part| self.exclude(part, other, depth - 1)) {
+            return true;
+        }
+        let list = |keyword: &str| one.get(keyword).and_then(Value::as_array);
+        if list("allOf").is_some_and(|parts| parts.iter().any(|part| self.exclude(part, other, depth - 1))) {
+            return true;
+        }
+        let choices = ["anyOf", "oneOf"].into_iter().filter_map(list);
+        choices.into_iter().any(|parts| parts.iter().all(|part| self.exclude(part, other, depth - 1)))
+    }
+}
+
+/// The types that a value may have, for all that a schema itself says; whole numbers are numbers.
+fn types(schema: &Object) -> Vec<&str> {
+    let of_name =
+        |name: &str| TYPES.into_iter().find(|kind| *kind == if name == "integer" { "number" } else { name });
+    let said: Vec<&str> = match schema.get("type") {
+        Some(Value::String(name)) => of_name(name).into_iter().collect(),
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).filter_map(of_name).collect(),
+        _ => TYPES.to_vec(),
+    };
+    let Some(values) = values(schema) else { return said };
+    let listed = |kind: &&str| values.iter().any(|value| type_of(value) == *kind);
+    said.into_iter().filter(listed).collect()
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => TYPES[0],
+        Value::Bool(_) => TYPES[1],
+        Value::Number(_) => TYPES[2],
+        Value::String(_) => TYPES[3],
+        Value::Array(_) => TYPES[4],
+        Value::Object(_) => TYPES[5],
+    }
+}
+
+/// The values that a schema lists.
+fn values(schema: &Object) -> Option<&[Value]> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(list))) => Some(list),
+        _ => None,
+    }
+}
+
+/// Whether none of the values that one schema lists is among the other's.
+fn list_different_values(one: &Object, other: &Object) -> bool {
+    let (Some(ours), Some(theirs)) = (values(one), values(other)) else { return false };
+    !ours.iter().any(|value| theirs.iter().any(|other| are_same(value, other)))
+}
+
+/// Whether two values are the same: numbers are by what they come to.
+fn are_same(one: &Value, other: &Value) -> bool {
+    match (one.as_f64(), other.as_f64()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn error(schema: &Value) -> Option<String> {
+        check_one_of(schema).err()
+    }
+
+    #[test]
+    fn branches_that_exclude_each_other_are_told() {
+        let cat = json!({"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]});
+        let dog = json!({"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]});
+        let refs = json!([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]);
+        let closed = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name], "additionalProperties": false});
+        for branches in [
+            json!([{"type": "string"}, {"type": "integer"}, {"type": ["null", "boolean"]}]),
+            json!([{"const": 1}, {"enum": [2, "1", null]}]),
+            json!([cat, dog]),
+            json!([closed("a"), closed("b")]),
+            json!([{"allOf": [cat, {"title": "x"}]}, {"anyOf": [dog, {"type": "string"}]}]),
+            json!([false, true]),
+            json!([{"type": "string"}]),
+            refs.clone(),
+        ] {
+            let schema =
+                json!({"$defs": {"cat": cat, "dog": dog}, "properties": {"pet": {"oneOf": branches}}});
+            assert_eq!(error(&schema), None, "{schema}");
+        }
+        // A reference that leads on to another.
+        let schema = json!({"oneOf": refs, "$defs": {"cat": {"$ref": "#/$defs/c"}, "c": cat, "dog": dog}});
+        assert_eq!(error(&schema), None);
+    }
+
+    #[test]
+    fn branches_that_a_text_may_fit_at_once_are_refused_with_their_place() {
+        let open = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]});
+        let kind = |value: &str| json!({"type": "object", "properties": {"kind": {"const": value}}});
+        for branches in [
+            json!([{"type": "number"}, {"type": "integer"}]),
+            json!([{"const": 1}, {"enum": [1.0]}]),
+            json!([open("a"), open("b")]),
+            // Neither has to have it.
+            json!([kind("cat"), kind("dog")]),
+            json!([{"type": "string", "minLength": 2}, {"type": "string", "pattern": "^a"}]),
+            json!([{}, {"type": "string"}]),
+            json!([{"$ref": "#/$defs/loop"}, {"type": "string"}]),
+            json!([{"$ref": "#/nowhere"}, {"type": "string"}]),
+            json!([{"type": "null"}, {"type": "string"}, {"enum": ["a", null]}]),
+        ] {
+            let schema = json!({"$defs": {"loop": {"$ref": "#/$defs/loop"}}, "items": {"oneOf": branches}});
+            let error = error(&schema).unwrap_or_else(|| panic!("{schema}"));
+            assert!(error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"), "{error}");
+        }
+        // What only has the name of a keyword is none.
+        let names = json!({"properties": {"oneOf": {"type": "array"}}, "const": {"oneOf": [{}, {}]}});
+        assert_eq!(error(&names), None);
+    }
+
+    #[test]
+    fn hostile_schemas_take_bounded_time() {
+        let names: Vec<Value> =
+            (0..40).map(|n| json!({"$ref": format!("#/$defs/{}", (n + 1) % 40)})).collect();
+        let defs: Object =
+            (0..40).map(|n| (n.to_string(), json!({"allOf": names, "anyOf": names}))).collect();
+        let begun = std::time::Instant::now();
+        assert!(error(&json!({"oneOf": names, "$defs": defs})).is_some());
+        assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    }
+}
