@@ -188,13 +188,13 @@ impl Inner {
     ) {
         let first = found.completed(&self.store).await;
         let fetched = found.fetch(&self.store).await;
-        drop(permit);
         let arrived = found.completed(&self.store).await.saturating_sub(first);
         {
             let mut fetches = lock(&self.fetches);
             fetches.bytes += arrived;
             fetches.failures += u64::from(fetched.is_err());
         }
+        drop(permit);
         let state = match fetched {
             Ok(kept) => {
                 tracing::info!(%model, %digest, "fetched");
