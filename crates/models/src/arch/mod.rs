@@ -1,6 +1,7 @@
 //! The list of architectures.
 
 mod bert;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
@@ -25,6 +26,7 @@ pub(crate) struct Entry {
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bert", load: bert::load },
+    Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
