@@ -6,6 +6,7 @@ mod gemma2;
 mod gemma3;
 mod gpt_oss;
 mod llama;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -31,6 +32,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
