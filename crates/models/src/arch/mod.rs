@@ -5,6 +5,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
+mod granite;
 mod llama;
 mod olmo2;
 mod phi3;
@@ -31,7 +32,10 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
+    Entry { name: "granite", load: granite::load },
+    Entry { name: "granitemoe", load: granite::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "qwen2", load: qwen2::load },
