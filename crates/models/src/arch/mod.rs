@@ -1,6 +1,7 @@
 //! The list of architectures.
 
 mod bert;
+mod cohere;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -28,6 +29,8 @@ pub(crate) struct Entry {
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bert", load: bert::load },
+    Entry { name: "cohere2", load: cohere::load_2 },
+    Entry { name: "command-r", load: cohere::load_1 },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
