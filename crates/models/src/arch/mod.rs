@@ -5,6 +5,7 @@ mod cohere;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod glm4;
 mod gpt_oss;
 mod granite;
 mod llama;
@@ -29,11 +30,13 @@ pub(crate) struct Entry {
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bert", load: bert::load },
+    Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "glm4", load: glm4::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
