@@ -2,6 +2,7 @@
 
 mod bert;
 mod cohere;
+mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -33,6 +34,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
+    Entry { name: "exaone4", load: exaone4::load },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
