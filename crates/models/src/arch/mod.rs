@@ -14,6 +14,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod starcoder2;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -49,4 +50,5 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "starcoder2", load: starcoder2::load },
 ];
