@@ -14,6 +14,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod stablelm;
 mod starcoder2;
 
 use crate::error::ModelError;
@@ -50,5 +51,6 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder2", load: starcoder2::load },
 ];
