@@ -11,6 +11,7 @@ mod gpt_oss;
 mod granite;
 mod llama;
 mod olmo2;
+mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -47,6 +48,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "llama", load: llama::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "olmo2", load: olmo2::load },
+    Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
