@@ -2,6 +2,7 @@
 
 mod bert;
 mod cohere;
+mod ernie4_5;
 mod exaone4;
 mod gemma;
 mod gemma2;
@@ -38,6 +39,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
+    Entry { name: "ernie4_5", load: ernie4_5::load },
+    Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "exaone4", load: exaone4::load },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
