@@ -10,6 +10,7 @@ mod gemma3;
 mod glm4;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod llama;
 mod olmo2;
 mod phi2;
@@ -49,6 +50,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
+    Entry { name: "hunyuan-dense", load: hunyuan::load },
+    Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "llama", load: llama::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "olmo2", load: olmo2::load },
