@@ -17,6 +17,7 @@ mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -60,6 +61,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "seed_oss", load: seed_oss::load },
     Entry { name: "smollm3", load: smollm3::load },
     Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder2", load: starcoder2::load },
