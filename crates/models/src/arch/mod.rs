@@ -1,5 +1,6 @@
 //! The list of architectures.
 
+mod arcee;
 mod bert;
 mod cohere;
 mod ernie4_5;
@@ -37,6 +38,7 @@ pub(crate) struct Entry {
 
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
+    Entry { name: "arcee", load: arcee::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
