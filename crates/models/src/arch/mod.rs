@@ -13,6 +13,7 @@ mod gpt_oss;
 mod granite;
 mod hunyuan;
 mod llama;
+mod nemotron;
 mod olmo2;
 mod phi2;
 mod phi3;
@@ -57,6 +58,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "llama", load: llama::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
+    Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
