@@ -1,5 +1,6 @@
 //! The list of architectures.
 
+mod apertus;
 mod arcee;
 mod bert;
 mod cohere;
@@ -39,6 +40,7 @@ pub(crate) struct Entry {
 
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
+    Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "chatglm", load: glm4::load },
