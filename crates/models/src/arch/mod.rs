@@ -10,6 +10,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod gpt2;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
@@ -54,6 +55,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
+    Entry { name: "gpt2", load: gpt2::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
