@@ -12,6 +12,7 @@ mod gemma3;
 mod glm4;
 mod gpt2;
 mod gpt_oss;
+mod gptneox;
 mod granite;
 mod hunyuan;
 mod llama;
@@ -56,6 +57,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "gpt2", load: gpt2::load },
+    Entry { name: "gptneox", load: gptneox::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
