@@ -6,6 +6,7 @@ mod bert;
 mod cohere;
 mod ernie4_5;
 mod exaone4;
+mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -51,6 +52,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "exaone4", load: exaone4::load },
+    Entry { name: "falcon", load: falcon::load },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
