@@ -3,6 +3,7 @@
 mod apertus;
 mod arcee;
 mod bert;
+mod bloom;
 mod cohere;
 mod ernie4_5;
 mod exaone4;
@@ -46,6 +47,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
     Entry { name: "bert", load: bert::load },
+    Entry { name: "bloom", load: bloom::load },
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
