@@ -23,6 +23,7 @@ mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
 mod seed_oss;
 mod smollm3;
@@ -73,6 +74,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "qwen2", load: qwen2::load },
+    Entry { name: "qwen2moe", load: qwen2moe::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
     Entry { name: "seed_oss", load: seed_oss::load },
