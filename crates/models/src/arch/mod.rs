@@ -20,6 +20,7 @@ mod hunyuan;
 mod llama;
 mod nemotron;
 mod olmo2;
+mod olmoe;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -71,6 +72,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "olmo2", load: olmo2::load },
+    Entry { name: "olmoe", load: olmoe::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "qwen2", load: qwen2::load },
