@@ -5,6 +5,7 @@ mod arcee;
 mod bert;
 mod bloom;
 mod cohere;
+mod deepseek;
 mod ernie4_5;
 mod exaone4;
 mod falcon;
@@ -53,6 +54,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
+    Entry { name: "deepseek", load: deepseek::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "exaone4", load: exaone4::load },
