@@ -6,6 +6,7 @@ mod bert;
 mod bloom;
 mod cohere;
 mod deepseek;
+mod dots1;
 mod ernie4_5;
 mod exaone4;
 mod falcon;
@@ -49,12 +50,14 @@ pub(crate) struct Entry {
 pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
+    Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "bloom", load: bloom::load },
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
     Entry { name: "deepseek", load: deepseek::load },
+    Entry { name: "dots1", load: dots1::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "exaone4", load: exaone4::load },
