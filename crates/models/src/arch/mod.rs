@@ -14,6 +14,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4moe;
 mod gpt2;
 mod gpt_oss;
 mod gptneox;
@@ -66,6 +67,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "glm4", load: glm4::load },
+    Entry { name: "glm4moe", load: glm4moe::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "gpt2", load: gpt2::load },
     Entry { name: "gptneox", load: gptneox::load },
