@@ -21,6 +21,7 @@ mod gptneox;
 mod granite;
 mod hunyuan;
 mod llama;
+mod minimax_m2;
 mod nemotron;
 mod olmo2;
 mod olmoe;
@@ -77,6 +78,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "llama", load: llama::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
+    Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },
