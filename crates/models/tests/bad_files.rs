@@ -39,7 +39,7 @@ fn with(key: &str, value: impl Into<Value> + Clone) -> impl Fn(&mut Metadata) {
 #[test]
 fn an_unknown_architecture_is_named_with_the_known_ones() {
     let text = refused("llama", with("general.architecture", "quantum"), "");
-    assert!(text.starts_with("unknown architecture `quantum`; this version knows apertus, arcee"), "{text}");
+    assert!(text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"), "{text}");
 }
 
 #[test]

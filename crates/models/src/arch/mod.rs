@@ -1,5 +1,6 @@
 //! The list of architectures.
 
+mod afmoe;
 mod apertus;
 mod arcee;
 mod bert;
@@ -50,6 +51,7 @@ pub(crate) struct Entry {
 
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
+    Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
     Entry { name: "bailingmoe2", load: dots1::load },
