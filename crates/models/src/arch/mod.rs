@@ -22,6 +22,7 @@ mod gptneox;
 mod granite;
 mod hunyuan;
 mod llama;
+mod llama4;
 mod minimax_m2;
 mod nemotron;
 mod olmo2;
@@ -79,6 +80,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "llama4", load: llama4::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "nemotron", load: nemotron::load },
