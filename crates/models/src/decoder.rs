@@ -143,6 +143,8 @@ pub struct Decoder {
     pub logit_scale: f32,
     /// `cap · tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
+    /// Behind the last norm, one after the other.
+    pub projections: Vec<Linear>,
     /// From hidden states to the scores of a reranker.
     pub classifier: Option<Linear>,
 }
@@ -168,6 +170,7 @@ impl Decoder {
             head: w.head(table, hp.n_embd, hp.n_vocab)?,
             logit_scale: 1.0,
             logit_cap: None,
+            projections: Vec::new(),
             classifier: None,
         })
     }
@@ -268,7 +271,8 @@ impl Architecture for Decoder {
             x = self.layer(g, i, x, outputs_only);
         }
         g.set_layer(None);
-        self.norm.apply(g, "result_norm", x)
+        let x = self.norm.apply(g, "result_norm", x);
+        self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
     }
 
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {

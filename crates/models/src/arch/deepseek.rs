@@ -1,5 +1,5 @@
 //! DeepSeek (the first): a llama with dense layers first, then mixtures of many small experts, some of which every token uses.
-//! GGUF: `general.architecture = "deepseek"`.
+//! GGUF: `general.architecture = "deepseek"`, and `"bailingmoe"` for Ling, whose weights may sum to one.
 
 use puna_graph::*;
 
@@ -19,6 +19,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
+        normalise: keys.flag("expert_weights_norm")?,
         scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
         ..ExpertShape::read(keys, hidden)?
     };

@@ -1,5 +1,5 @@
 //! GPT-2: pre-norm decoder with layer norms, learned positions, fused projections and a GELU pair, all with biases.
-//! GGUF: `general.architecture = "gpt2"`.
+//! GGUF: `general.architecture = "gpt2"`, and `"starcoder"` for the first StarCoder, whose heads share one key.
 
 use puna_graph::*;
 

@@ -1,5 +1,5 @@
 //! Llama: pre-norm decoder, grouped-query attention with rotary pairs, SwiGLU or a mixture of experts (Mixtral).
-//! GGUF: `general.architecture = "llama"`; Mistral, SmolLM and many others publish in this form.
+//! GGUF: `general.architecture = "llama"`, `"internlm2"` and `"xverse"`; Mistral, SmolLM and many others publish in this form.
 
 use puna_graph::*;
 

@@ -9,11 +9,13 @@ mod cohere;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
+mod exaone;
 mod exaone4;
 mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma_embedding;
 mod glm4;
 mod glm4moe;
 mod gpt2;
@@ -24,6 +26,7 @@ mod hunyuan;
 mod llama;
 mod llama4;
 mod minimax_m2;
+mod mistral3;
 mod nemotron;
 mod olmo2;
 mod olmoe;
@@ -55,6 +58,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
+    Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "bloom", load: bloom::load },
@@ -65,9 +69,11 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "dots1", load: dots1::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
+    Entry { name: "exaone", load: exaone::load },
     Entry { name: "exaone4", load: exaone4::load },
     Entry { name: "falcon", load: falcon::load },
     Entry { name: "gemma", load: gemma::load },
+    Entry { name: "gemma-embedding", load: gemma_embedding::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "glm4", load: glm4::load },
@@ -79,15 +85,19 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
+    Entry { name: "internlm2", load: llama::load },
     Entry { name: "llama", load: llama::load },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minimax-m2", load: minimax_m2::load },
+    Entry { name: "mistral3", load: mistral3::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },
+    Entry { name: "orion", load: stablelm::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
+    Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen2moe", load: qwen2moe::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
@@ -95,5 +105,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "seed_oss", load: seed_oss::load },
     Entry { name: "smollm3", load: smollm3::load },
     Entry { name: "stablelm", load: stablelm::load },
+    Entry { name: "starcoder", load: gpt2::load },
     Entry { name: "starcoder2", load: starcoder2::load },
+    Entry { name: "xverse", load: llama::load },
 ];

@@ -1,6 +1,6 @@
 //! StableLM: layer norms with biases, part of each head turns, SwiGLU. The 12B form has no norm before SwiGLU, which then lies beside
 //! attention, and norms each head of query and key.
-//! GGUF: `general.architecture = "stablelm"`.
+//! GGUF: `general.architecture = "stablelm"`, and `"orion"`, where each head turns as a whole.
 
 use puna_graph::*;
 
