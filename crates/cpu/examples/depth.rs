@@ -41,17 +41,7 @@ impl Shape {
         let (q, k) = (self.heads * self.dim, self.kv_heads * self.dim);
         let qkv = [(0, q), (q, k), (q + k, k)].map(|(start, cols)| g.slice(x, start, cols));
         let (heads, kv_heads, dim) = (self.heads, self.kv_heads, self.dim);
-        let scale = 1.0 / (dim as f32).sqrt();
-        let spec = AttentionSpec {
-            heads,
-            kv_heads,
-            key_dim: dim,
-            value_dim: dim,
-            scale,
-            softcap: None,
-            mask,
-            sinks: None,
-        };
+        let spec = AttentionSpec { mask, ..AttentionSpec::causal(heads, kv_heads, dim, dim) };
         let mut sum = g.attention("attn", 0, qkv, spec);
         for layer in 1..LAYERS {
             let next = g.attention("attn", layer, qkv, spec);

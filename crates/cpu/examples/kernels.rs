@@ -184,7 +184,15 @@ fn attention(level: &Level) {
                         let (keys, values) = (rows(layout, at), rows(KvLayout::Rows, pages + at));
                         let after = (at + 1) % pages;
                         let next = rows(layout, after).data;
-                        let run = AttendRun { q: &q, keys, values, visible: &visible, next, softcap: None };
+                        let run = AttendRun {
+                            q: &q,
+                            keys,
+                            values,
+                            visible: &visible,
+                            falls: &[],
+                            next,
+                            softcap: None,
+                        };
                         (level.vector.attend)(&run, &mut state, &mut scratch);
                     }
                 };

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    BackendError, Capacity, LowRank, Mask, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
+    BackendError, Capacity, LowRank, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
 };
 
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
-use crate::ops::elementwise::{Add, GluRows, Map, Unary};
+use crate::ops::elementwise::{Add, GluRows, Map, Mul, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
@@ -138,13 +138,13 @@ impl Compiler<'_> {
         match *op {
             Op::Embed { table, index } => self.embed(table, index, out)?,
             Op::Linear { x, .. } => return self.linears(nodes, x),
-            Op::RmsNorm { x, w, eps, .. } => {
-                let (w, x) = (self.floats(Some(w))?, self.place(x));
-                self.push(NormRows { x, out, w, b: Vec::new(), eps, kind: NormKind::Rms });
+            Op::RmsNorm { x, w, eps, group } => {
+                let (w, x) = (self.floats(w)?, self.place(x));
+                self.push(NormRows { x, out, w, b: Vec::new(), eps, group, kind: NormKind::Rms });
             }
-            Op::LayerNorm { x, w, b, eps } => {
-                let (w, b, x) = (self.floats(Some(w))?, self.floats(b)?, self.place(x));
-                self.push(NormRows { x, out, w, b, eps, kind: NormKind::Layer });
+            Op::LayerNorm { x, w, b, eps, group } => {
+                let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.place(x));
+                self.push(NormRows { x, out, w, b, eps, group, kind: NormKind::Layer });
             }
             Op::Rope { x, head_dim, rope } => {
                 let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
@@ -154,17 +154,23 @@ impl Compiler<'_> {
             }
             Op::Attention { q, k, v, layer, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
-                if spec.mask != Mask::Full {
+                if spec.mask.is_cached() {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
                 let (work, partials) = (Work::default(), Shared::new(0));
-                self.push(Attend { q, k, v, out, layer, spec, sinks, work, partials });
+                let slopes = spec.slopes();
+                self.push(Attend { q, k, v, out, layer, spec, sinks, slopes, work, partials });
             }
             Op::Glu { kind, gate, up } => {
                 let (gate, up) = (self.place(gate), self.place(up));
                 self.push(GluRows { kind, gate, up, out });
             }
+            Op::Mul { x, by } => {
+                let (x, by) = (self.place(x), self.place(by));
+                self.push(Mul { x, by, out });
+            }
+            Op::Temper { x, by } => self.map(Unary::Temper(by), x, out),
             Op::Activate { kind, x } => self.map(Unary::Activate(kind), x, out),
             Op::Scale { x, by } => self.map(Unary::Scale(by), x, out),
             Op::Softcap { x, cap } => self.map(Unary::Softcap(cap), x, out),
@@ -320,6 +326,7 @@ impl Compiler<'_> {
         let gate = self.experts(spec.gate, spec.gate_bias)?;
         let up = self.experts(spec.up, spec.up_bias)?;
         let down = self.experts(spec.down, spec.down_bias)?;
+        let favour = self.floats(spec.favour)?;
         let slots = self.plan.capacity.rows(x.rows) * spec.used;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
@@ -346,7 +353,7 @@ impl Compiler<'_> {
             [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
         let state = self.state(spec.experts, slots, lengths)?;
         let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
-        let mixture = Arc::new(Mixture { spec, gate, up, down, x, router, out, q8, state });
+        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
         self.observe_experts(&mixture, false);

@@ -70,11 +70,11 @@ pub struct Linear {
 /// The weight of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// As long as what is normalised.
-    pub w: WeightId,
+    /// As long as what is normalised, or as all that is of a row; ones if absent.
+    pub w: Option<WeightId>,
     /// Only layer norms have one.
     pub b: Option<WeightId>,
-    /// Length of `w`.
+    /// Columns that are normalised together.
     pub dim: usize,
     /// Added to the mean square or the variance.
     pub eps: f32,
@@ -178,15 +178,16 @@ impl Graph {
         self.changes.get(&w).cloned().unwrap_or_default()
     }
 
-    /// RMS norm over groups as long as the weight: the whole row, or each head.
+    /// RMS norm over groups of columns: the whole row, or each head.
     pub fn rms_norm(&mut self, name: &'static str, n: &Norm, x: ValueId) -> ValueId {
         assert!(self.value(x).cols.is_multiple_of(n.dim));
         self.push_like(name, Op::RmsNorm { x, w: n.w, eps: n.eps, group: n.dim }, x)
     }
 
-    /// Layer norm over the row.
+    /// Layer norm over groups of columns: the whole row, or each head.
     pub fn layer_norm(&mut self, name: &'static str, n: &Norm, x: ValueId) -> ValueId {
-        self.push_like(name, Op::LayerNorm { x, w: n.w, b: n.b, eps: n.eps }, x)
+        assert!(self.value(x).cols.is_multiple_of(n.dim));
+        self.push_like(name, Op::LayerNorm { x, w: n.w, b: n.b, eps: n.eps, group: n.dim }, x)
     }
 
     /// Rotates heads of `head_dim` features.
@@ -236,6 +237,18 @@ impl Graph {
     pub fn add(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
         assert_eq!(self.value(a).cols, self.value(b).cols);
         self.push_like(name, Op::Add { a, b }, a)
+    }
+
+    /// `x · by`; `by` may have one column for the whole row.
+    pub fn mul(&mut self, name: &'static str, x: ValueId, by: ValueId) -> ValueId {
+        let cols = self.value(by).cols;
+        assert!(cols == 1 || cols == self.value(x).cols);
+        self.push_like(name, Op::Mul { x, by }, x)
+    }
+
+    /// `x` by what the token's position makes of it.
+    pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
+        self.push_like(name, Op::Temper { x, by }, x)
     }
 
     /// `by · x`.

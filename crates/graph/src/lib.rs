@@ -18,7 +18,7 @@ pub use backend::{
 pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};
 pub use ops::{
-    Activation, AttentionSpec, Changes, ExpertChanges, Gating, Glu, Index, LowRank, Mask, MoeSpec, Op, Rope,
-    RopeId, RopeKind, Rows, ValueId, WeightId,
+    Activation, AttentionSpec, Changes, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask, MoeSpec,
+    Op, Rope, RopeId, RopeKind, Rows, Temperature, ValueId, WeightId,
 };
 pub use plan::{Capacity, Place, Plan};

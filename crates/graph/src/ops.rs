@@ -81,8 +81,19 @@ pub enum Mask {
     Causal,
     /// The last `n` tokens up to and with itself.
     Window(u32),
+    /// The tokens of its own chunk of `n` positions up to and with itself.
+    Chunk(u32),
     /// Every token of its sequence: encoders. Nothing is cached.
     Full,
+    /// Tokens of its sequence up to `n` positions before or behind it: encoders. Nothing is cached.
+    Around(u32),
+}
+
+impl Mask {
+    /// Whether keys and values are kept for later steps, in which tokens see what came before.
+    pub fn is_cached(self) -> bool {
+        !matches!(self, Mask::Full | Mask::Around(_))
+    }
 }
 
 /// The form of an attention operation.
@@ -104,9 +115,30 @@ pub struct AttentionSpec {
     pub mask: Mask,
     /// One logit a query head that joins the softmax and contributes no value.
     pub sinks: Option<WeightId>,
+    /// Scores fall with the distance of key and query, in each head by another slope: the largest exponent of two
+    /// (Press et al., 2021). After the softcap.
+    pub alibi: Option<f32>,
 }
 
 impl AttentionSpec {
+    /// Causal attention of so many query heads on so many key heads of these features, with scores over their root.
+    pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        let (mask, softcap, sinks, alibi) = (Mask::Causal, None, None, None);
+        Self { heads, kv_heads, key_dim, value_dim, scale, softcap, mask, sinks, alibi }
+    }
+
+    /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
+    pub fn slopes(&self) -> Vec<f32> {
+        let Some(most) = self.alibi else { return Vec::new() };
+        let whole = 1 << self.heads.max(1).ilog2();
+        let slope = |head: usize| match head.checked_sub(whole) {
+            None => -most * (head + 1) as f32 / whole as f32,
+            Some(more) => -most / 2.0 * (2 * more + 1) as f32 / whole as f32,
+        };
+        (0..self.heads).map(|head| slope(head).exp2()).collect()
+    }
+
     /// What the cache keeps for a layer of this form.
     pub fn cache_layer(&self) -> CacheLayer {
         CacheLayer { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
@@ -124,6 +156,26 @@ pub enum Activation {
     GeluErf,
     /// `tanh(x)`.
     Tanh,
+    /// `σ(x)`.
+    Sigmoid,
+    /// `max(x, 0)²`.
+    ReluSquared,
+    /// `x` within `±limit`.
+    Clamp {
+        /// Bound.
+        limit: f32,
+    },
+    /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x` (Huang, 2024).
+    Xielu {
+        /// Of the square.
+        alpha_p: f32,
+        /// Of the exponential.
+        alpha_n: f32,
+        /// Slope at zero.
+        beta: f32,
+        /// Where the exponential is cut.
+        eps: f32,
+    },
 }
 
 /// Gated units: a function of the gate times the other half.
@@ -147,10 +199,19 @@ pub enum Glu {
 pub enum Gating {
     /// Softmax over all experts; the chosen keep their probabilities.
     Softmax,
-    /// Softmax over all experts; the chosen ones' probabilities are scaled to sum to one.
-    SoftmaxRenormalised,
     /// Softmax over the logits of the chosen only.
     SoftmaxOfChosen,
+    /// Each logit's own sigmoid.
+    Sigmoid,
+}
+
+/// Experts in groups of the same size, of which only the best are looked at: a group is as good as its two best experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token may choose from.
+    pub used: usize,
 }
 
 /// A change of a matrix by the product of two thin ones: `W + scale · up · down`. `W` itself stays as it is.
@@ -191,8 +252,16 @@ pub struct MoeSpec {
     pub used: usize,
     /// How weights come from the router's logits.
     pub gating: Gating,
+    /// Whether the chosen ones' weights are scaled to sum to one.
+    pub normalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// `[experts]`: added to the weights for choosing, and for that alone.
+    pub favour: Option<WeightId>,
+    /// Groups that limit the choice.
+    pub groups: Option<Groups>,
+    /// Whether the weight multiplies what the expert reads instead of its result.
+    pub weighs_input: bool,
     /// The experts' unit.
     pub glu: Glu,
     /// Width of an expert's hidden layer.
@@ -211,6 +280,17 @@ pub struct MoeSpec {
     pub down_bias: Option<WeightId>,
     /// Filled in when the mixture is recorded.
     pub changes: ExpertChanges,
+}
+
+/// Attention that becomes sharper with the position, see [`Op::Temper`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// Multiplies the logarithm.
+    pub scale: f32,
+    /// Positions of a stair.
+    pub floor: u32,
+    /// Added to the position.
+    pub offset: u32,
 }
 
 /// One operation and what it reads.
@@ -238,23 +318,25 @@ pub enum Op {
     RmsNorm {
         /// Input.
         x: ValueId,
-        /// As long as a group.
-        w: WeightId,
+        /// As long as a group, or as all of a row's groups together; ones if absent.
+        w: Option<WeightId>,
         /// Added to the mean square.
         eps: f32,
         /// Columns that are normalised together.
         group: usize,
     },
-    /// `(x - mean) / √(variance + eps) · w + b`.
+    /// `(x - mean) / √(variance + eps) · w + b` over groups of columns (a head, or the whole row).
     LayerNorm {
         /// Input.
         x: ValueId,
-        /// As long as a row.
-        w: WeightId,
-        /// As long as a row.
+        /// As long as a group, or as all of a row's groups together; ones if absent.
+        w: Option<WeightId>,
+        /// As long as `w`.
         b: Option<WeightId>,
         /// Added to the biased variance.
         eps: f32,
+        /// Columns that are normalised together.
+        group: usize,
     },
     /// Rotates each head by the token's position.
     Rope {
@@ -310,6 +392,20 @@ pub enum Op {
         /// Other.
         b: ValueId,
     },
+    /// `x · by`, of the same shape, or where `by` has one column with that for the whole row.
+    Mul {
+        /// Input.
+        x: ValueId,
+        /// Factors.
+        by: ValueId,
+    },
+    /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: sharper attention far into a context.
+    Temper {
+        /// Input.
+        x: ValueId,
+        /// How.
+        by: Temperature,
+    },
     /// `by · x`.
     Scale {
         /// Input.
@@ -345,6 +441,8 @@ impl Op {
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
             Op::Add { .. } => "add",
+            Op::Mul { .. } => "mul",
+            Op::Temper { .. } => "temper",
             Op::Scale { .. } => "scale",
             Op::Softcap { .. } => "softcap",
             Op::GatherOutputs { .. } => "gather_outputs",
@@ -360,6 +458,7 @@ impl Op {
             | Op::LayerNorm { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
+            | Op::Temper { x, .. }
             | Op::Scale { x, .. }
             | Op::Softcap { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None],
@@ -367,6 +466,7 @@ impl Op {
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None],
             Op::Add { a, b } => [Some(a), Some(b), None],
+            Op::Mul { x, by } => [Some(x), Some(by), None],
         };
         list.into_iter().flatten()
     }
@@ -378,11 +478,28 @@ impl Op {
             | Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Activate { x, .. }
+            | Op::Mul { x, .. }
+            | Op::Temper { x, .. }
             | Op::Scale { x, .. }
             | Op::Softcap { x, .. } => Some(x),
             Op::Add { a, .. } => Some(a),
             Op::Glu { gate, .. } => Some(gate),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_those_of_the_paper_also_where_heads_are_no_power_of_two() {
+        let slopes =
+            |heads| AttentionSpec { alibi: Some(8.0), ..AttentionSpec::causal(heads, heads, 4, 4) }.slopes();
+        assert_eq!(slopes(8), [1, 2, 3, 4, 5, 6, 7, 8].map(|n| (-(n as f32)).exp2()));
+        // Every other one of twice as many comes behind.
+        assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
+        assert!(AttentionSpec::causal(8, 8, 4, 4).slopes().is_empty());
     }
 }

@@ -187,7 +187,7 @@ mod tests {
         let mut g = Graph::new();
         let mut x = g.embed("embd", W, 64, Index::Token);
         for _ in 0..layers {
-            let h = g.rms_norm("norm", &Norm { w: W, b: None, dim: 64, eps: 1e-5 }, x);
+            let h = g.rms_norm("norm", &Norm { w: Some(W), b: None, dim: 64, eps: 1e-5 }, x);
             let gate_up = g.linear("gate_up", &Linear { w: W, scale: 1.0, bias: None, out: 512 }, h);
             let (gate, up) = (g.slice(gate_up, 0, 256), g.slice(gate_up, 256, 256));
             let h = g.glu("glu", Glu::Silu, gate, up);

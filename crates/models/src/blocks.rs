@@ -1,6 +1,8 @@
 //! Parts that files store in more than one form: projections of query, key and value, and feed-forward pairs.
 
-use puna_graph::{ExpertChanges, Gating, Glu, Graph, Linear, MoeSpec, ValueId};
+use puna_graph::{Activation, Glu, Graph, Linear, ValueId};
+
+pub use crate::experts::{Experts, Shared};
 
 use crate::error::ModelError;
 use crate::weights::Weights;
@@ -70,12 +72,23 @@ impl Mlp {
         ff: usize,
         kind: Glu,
     ) -> Result<Self, ModelError> {
-        let up = format!("{block}.ffn_up");
-        let gate_up = match w.opt_linear(&format!("{block}.ffn_gate"), n_embd, ff)? {
-            Some(gate) => GateUp::Split(gate, w.linear(&up, n_embd, ff)?),
-            None => GateUp::Fused(w.linear(&up, n_embd, 2 * ff)?),
+        Self::named(w, block, "", (n_embd, ff), kind)
+    }
+
+    /// The same with `end` behind each of the names.
+    pub fn named(
+        w: &mut Weights<'_>,
+        block: &str,
+        end: &str,
+        (n_embd, ff): (usize, usize),
+        kind: Glu,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{block}.ffn_{part}{end}");
+        let gate_up = match w.opt_linear(&name("gate"), n_embd, ff)? {
+            Some(gate) => GateUp::Split(gate, w.linear(&name("up"), n_embd, ff)?),
+            None => GateUp::Fused(w.linear(&name("up"), n_embd, 2 * ff)?),
         };
-        Ok(Self { gate_up, down: w.linear(&format!("{block}.ffn_down"), ff, n_embd)?, kind })
+        Ok(Self { gate_up, down: w.linear(&name("down"), ff, n_embd)?, kind })
     }
 
     /// The feed-forward part of a layer.
@@ -92,20 +105,45 @@ impl Mlp {
     }
 }
 
-/// A router and its experts.
+/// A feed-forward pair without a gate: up, a function of each element, down.
 #[derive(Debug, Clone)]
-pub struct Experts {
-    router: Linear,
-    spec: MoeSpec,
+pub struct Plain {
+    up: Linear,
+    down: Linear,
+    kind: Activation,
 }
 
-/// The feed-forward part of a layer of an architecture that has both forms.
+impl Plain {
+    /// Loads `ffn_up` and `ffn_down`.
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        ff: usize,
+        kind: Activation,
+    ) -> Result<Self, ModelError> {
+        let up = w.linear(&format!("{block}.ffn_up"), n_embd, ff)?;
+        Ok(Self { up, down: w.linear(&format!("{block}.ffn_down"), ff, n_embd)?, kind })
+    }
+
+    fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let hidden = g.linear("ffn_up", &self.up, x);
+        let hidden = g.activate("ffn_act", self.kind, hidden);
+        g.linear("ffn_out", &self.down, hidden)
+    }
+}
+
+/// The feed-forward part of a layer, in one of its forms.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
     /// One gated unit.
     Dense(Mlp),
-    /// A mixture of them.
+    /// One without a gate.
+    Plain(Plain),
+    /// A mixture of experts.
     Moe(Experts),
+    /// A mixture, and beside it an expert that every token uses.
+    Shared(Experts, Shared),
 }
 
 impl FeedForward {
@@ -113,74 +151,13 @@ impl FeedForward {
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(g, x),
+            Self::Plain(plain) => plain.forward(g, x),
             Self::Moe(experts) => experts.forward(g, x),
+            Self::Shared(experts, shared) => {
+                let y = experts.forward(g, x);
+                let beside = shared.forward(g, x);
+                g.add("ffn_out", y, beside)
+            }
         }
-    }
-}
-
-/// What an architecture decides about its experts.
-#[derive(Debug, Clone, Copy)]
-pub struct ExpertShape {
-    /// Number of experts.
-    pub experts: usize,
-    /// Experts a token uses.
-    pub used: usize,
-    /// Width of an expert.
-    pub hidden: usize,
-    /// How weights come from logits.
-    pub gating: Gating,
-    /// The experts' unit.
-    pub glu: Glu,
-}
-
-impl Experts {
-    /// Loads `ffn_gate_inp` and `ffn_{gate,up,down}_exps` with their optional biases.
-    pub fn load(
-        w: &mut Weights<'_>,
-        block: &str,
-        n_embd: usize,
-        shape: ExpertShape,
-    ) -> Result<Self, ModelError> {
-        let ExpertShape { experts, used, hidden, gating, glu } = shape;
-        if used == 0 || used > experts {
-            let reason = "must be between 1 and the number of experts";
-            return Err(ModelError::KeyValue {
-                key: "expert_used_count".into(),
-                value: used.to_string(),
-                reason,
-            });
-        }
-        let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
-        if ["gate", "up", "down"].iter().any(|part| w.has(&name(part, "scale"))) {
-            let what = format!("`{}`", name("*", "scale"));
-            return Err(ModelError::Unsupported {
-                what,
-                reason: "convert the experts to a format without it",
-            });
-        }
-        Ok(Self {
-            router: w.linear(&format!("{block}.ffn_gate_inp"), n_embd, experts)?,
-            spec: MoeSpec {
-                experts,
-                used,
-                gating,
-                scale: 1.0,
-                glu,
-                hidden,
-                gate: w.tensor(&name("gate", "weight"), &[n_embd, hidden, experts])?,
-                up: w.tensor(&name("up", "weight"), &[n_embd, hidden, experts])?,
-                down: w.tensor(&name("down", "weight"), &[hidden, n_embd, experts])?,
-                gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
-                up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
-                down_bias: w.opt(&name("down", "bias"), &[n_embd, experts])?,
-                changes: ExpertChanges::default(),
-            },
-        })
-    }
-
-    /// The feed-forward part of a layer.
-    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        let logits = g.linear("ffn_moe_logits", &self.router, x);
-        g.moe("ffn_moe_out", self.spec.clone(), x, logits)
     }
 }

@@ -1,6 +1,7 @@
 //! Hyper-parameters: the keys that most architectures read.
 
-use puna_gguf::Metadata;
+use puna_gguf::{Metadata, Value};
+use puna_graph::AttentionSpec;
 
 use crate::error::ModelError;
 
@@ -85,6 +86,41 @@ impl<'a> Keys<'a> {
         Ok(self.meta.opt_f32(&self.name(key))?)
     }
 
+    /// A number that may be absent, where zero says the same.
+    pub fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.opt_f32(key)?.filter(|&factor| factor != 0.0))
+    }
+
+    /// Yes or no; absent means no.
+    pub fn flag(&self, key: &str) -> Result<bool, ModelError> {
+        Ok(self.opt_bool(key)?.unwrap_or(false))
+    }
+
+    /// Yes or no, which may be absent.
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        Ok(self.meta.opt_bool(&self.name(key))?)
+    }
+
+    /// Width of the experts that every token uses together, from the key or their number and the width of one; zero for none.
+    pub fn shared_width(&self, hidden: usize) -> Result<usize, ModelError> {
+        let count = self.opt_count("expert_shared_count")?.unwrap_or(0);
+        let width = self.opt_count("expert_shared_feed_forward_length")?.filter(|&width| width > 0);
+        Ok(width.unwrap_or(count.saturating_mul(hidden)))
+    }
+
+    /// One number a layer, from a scalar or an array, of a key without the architecture's name.
+    pub fn numbers_per_layer(&self, key: &str, layers: usize) -> Result<Vec<f32>, ModelError> {
+        let numbers = match self.meta.get(key).and_then(Value::as_array) {
+            Some(_) => self.meta.f32s(key)?.unwrap_or_default(),
+            None => vec![self.meta.f32(key)?; layers],
+        };
+        if numbers.len() < layers {
+            let (key, value) = (key.to_owned(), format!("{} entries", numbers.len()));
+            return Err(ModelError::KeyValue { key, value, reason: "fewer entries than layers" });
+        }
+        Ok(numbers)
+    }
+
     /// A text that may be absent.
     pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         Ok(self.meta.opt_str(&self.name(key))?)
@@ -140,6 +176,22 @@ impl<'a> Keys<'a> {
 }
 
 impl Hparams {
+    /// Causal attention with the heads of layer `i`.
+    pub fn attention(&self, i: usize) -> AttentionSpec {
+        AttentionSpec::causal(self.heads[i], self.kv_heads[i], self.key_dim, self.value_dim)
+    }
+
+    /// Columns of query, key and value in layer `i`.
+    pub fn widths(&self, i: usize) -> [usize; 3] {
+        let (heads, kv_heads) = (self.heads[i], self.kv_heads[i]);
+        [heads * self.key_dim, kv_heads * self.key_dim, kv_heads * self.value_dim]
+    }
+
+    /// Width of the feed-forward part of layer `i`, zero where the file does not say.
+    pub fn ff(&self, i: usize) -> usize {
+        self.ff.get(i).copied().unwrap_or(0)
+    }
+
     /// Reads the common keys.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let n_embd = keys.count("embedding_length")?;

@@ -9,7 +9,9 @@
 mod adapter;
 mod arch;
 mod blocks;
+mod decoder;
 mod error;
+mod experts;
 mod hparams;
 mod model;
 mod rope;

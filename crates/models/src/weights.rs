@@ -85,9 +85,15 @@ impl<'a> Weights<'a> {
 
     /// A norm `NAME.weight [dim]` with an optional `NAME.bias`.
     pub fn norm(&mut self, name: &str, dim: usize, eps: f32) -> Result<Norm, ModelError> {
-        let w = self.tensor(&format!("{name}.weight"), &[dim])?;
-        let b = self.opt(&format!("{name}.bias"), &[dim])?;
-        Ok(Norm { w, b, dim, eps })
+        let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
+        self.opt_norm(name, &[dim], eps)?.ok_or_else(missing)
+    }
+
+    /// A norm over the first of these dimensions that may be absent: `NAME.weight` with an optional `NAME.bias`.
+    pub fn opt_norm(&mut self, name: &str, shape: &[usize], eps: f32) -> Result<Option<Norm>, ModelError> {
+        let Some(w) = self.opt(&format!("{name}.weight"), shape)? else { return Ok(None) };
+        let b = self.opt(&format!("{name}.bias"), shape)?;
+        Ok(Some(Norm { w: Some(w), b, dim: shape[0], eps }))
     }
 
     /// The output matrix: `output.weight`, else the token table.

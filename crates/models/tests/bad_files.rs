@@ -39,7 +39,7 @@ fn with(key: &str, value: impl Into<Value> + Clone) -> impl Fn(&mut Metadata) {
 #[test]
 fn an_unknown_architecture_is_named_with_the_known_ones() {
     let text = refused("llama", with("general.architecture", "quantum"), "");
-    assert!(text.starts_with("unknown architecture `quantum`; this version knows bert, gemma2"), "{text}");
+    assert!(text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"), "{text}");
 }
 
 #[test]
@@ -82,6 +82,39 @@ fn a_key_of_another_type_is_named_with_both_types() {
 fn more_used_experts_than_there_are_is_refused() {
     let text = refused("llama-moe", with("llama.expert_used_count", 1000u32), "");
     assert!(text.contains("expert_used_count"), "{text}");
+}
+
+#[test]
+fn a_choice_of_experts_that_cannot_be_made_is_refused() {
+    for (key, value) in
+        [("expert_group_count", 3u32), ("expert_group_used_count", 9), ("expert_gating_func", 9)]
+    {
+        let key = format!("bailingmoe2.{key}");
+        let text = refused("bailingmoe2", with(&key, value), "");
+        assert!(text.starts_with("key `bailingmoe2.expert_g"), "{key}: {text}");
+    }
+    let keep = |_: &mut Metadata| {};
+    let text = refused("qwen2moe", keep, "blk.1.ffn_up_shexp.weight");
+    assert!(text.contains("`blk.1.ffn_up_shexp.weight`"), "{text}");
+}
+
+#[test]
+fn what_an_architecture_alone_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for (name, tensor) in [
+        ("gpt2", "position_embd.weight"),
+        ("bloom", "token_embd_norm.weight"),
+        ("olmo2", "blk.0.post_ffw_norm.weight"),
+        ("cohere2", "blk.1.attn_norm.weight"),
+        ("afmoe", "blk.0.attn_gate.weight"),
+        ("hunyuan-dense", "blk.1.attn_k_norm.weight"),
+    ] {
+        assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
+    }
+    let text = refused("apertus", with("xielu.beta", "soft"), "");
+    assert!(text.contains("xielu.beta"), "{text}");
+    let text = refused("llama4", |meta| drop(meta.remove("llama4.interleave_moe_layer_step")), "");
+    assert!(text.contains("llama4.interleave_moe_layer_step"), "{text}");
 }
 
 #[test]

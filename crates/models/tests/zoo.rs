@@ -27,9 +27,13 @@ fn the_portable_level_meets_the_exact_tolerance_however_tokens_are_fed() {
 
 #[test]
 fn files_in_the_form_that_ollama_published_give_the_same_logits() {
-    for (form, name) in
-        [("full-gemma3", "gemma3"), ("full-gptoss", "gpt-oss"), ("full-gptoss-mxfp4", "gpt-oss-mxfp4")]
-    {
+    for (form, name) in [
+        ("full-gemma3", "gemma3"),
+        ("full-glmocr", "glm4"),
+        ("full-gptoss", "gpt-oss"),
+        ("full-gptoss-mxfp4", "gpt-oss-mxfp4"),
+        ("full-llama4", "llama4"),
+    ] {
         let file = zoo().join(format!("../compat/{form}.gguf"));
         let entry = Entry { file, ..Entry::load(name) };
         let rows = feed(&entry, "portable", "whole");
@@ -43,4 +47,23 @@ fn every_other_level_meets_the_tolerance_for_rounded_activations() {
     for level in puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated()).copied() {
         check(level.name, &["whole", "sevens", "one", "batch"]);
     }
+}
+
+#[test]
+fn embeddinggemma_in_the_form_that_ollama_published_gives_the_same_vector() {
+    let path = |end: &str| zoo().join(format!("../compat/full-embeddinggemma.{end}"));
+    let text = std::fs::read_to_string(path("json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let numbers = |key: &str| -> Vec<f64> {
+        json["reference"][key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    };
+    let tokens: Vec<u32> = numbers("tokens").iter().map(|&t| t as u32).collect();
+    let entry = Entry { file: path("gguf"), tokens, ..Entry::load("gemma-embedding") };
+    let rows = feed(&entry, "portable", "whole");
+    let want = numbers("embedding");
+    let mean = |i: usize| rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64;
+    let std = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
+    let worst = want.iter().enumerate().map(|(i, want)| (mean(i) - want).abs() / std).fold(0.0, f64::max);
+    let tolerance = json["reference"]["tolerance"].as_f64().unwrap();
+    assert!(rows[0].len() == want.len() && worst <= tolerance, "{worst:.1e} of {tolerance:.0e}");
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_graph::{
-    AttentionSpec, CacheLayer, Capacity, Glu, Graph, Index, KvType, Linear, Mask, Segment, WeightId,
-};
+use puna_graph::{AttentionSpec, CacheLayer, Capacity, Glu, Graph, Index, KvType, Linear, Segment, WeightId};
 use puna_quant::TensorType;
 
 use super::*;
@@ -35,16 +33,7 @@ fn weight(cols: usize, rows: usize) -> Weight {
 }
 
 fn spec() -> AttentionSpec {
-    AttentionSpec {
-        heads: HEADS,
-        kv_heads: HEADS / 2,
-        key_dim: HEAD,
-        value_dim: HEAD,
-        scale: 0.125,
-        softcap: None,
-        mask: Mask::Causal,
-        sinks: None,
-    }
+    AttentionSpec { scale: 0.125, ..AttentionSpec::causal(HEADS, HEADS / 2, HEAD, HEAD) }
 }
 
 fn graph() -> Graph {

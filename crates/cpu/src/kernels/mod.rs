@@ -326,10 +326,21 @@ pub struct AttendRun<'a> {
     pub values: KvRows<'a>,
     /// For each query row the first position that it sees and one past the last, counted from the run's first.
     pub visible: &'a [(usize, usize)],
+    /// How each query row's scores fall with distance (after the softcap), or nothing.
+    pub falls: &'a [Fall],
     /// The keys that come next, or nothing: a hint.
     pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
+}
+
+/// A score falls by `slope` for each position between its key and `from`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fall {
+    /// For each position.
+    pub slope: f32,
+    /// The query's position, counted from the run's first; it may lie outside.
+    pub from: f32,
 }
 
 impl AttendRun<'_> {
@@ -342,6 +353,7 @@ impl AttendRun<'_> {
         assert!(Some(self.q.len()) == g.checked_mul(self.keys.dim));
         assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
         assert!(state.max.len() == g && state.sum.len() == g);
+        assert!(self.falls.is_empty() || self.falls.len() == g);
         assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
     }
 }

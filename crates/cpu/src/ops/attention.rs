@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use puna_graph::{AttentionSpec, Mask, Place, Segment};
 
 use crate::cache::Kind;
-use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
+use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 use crate::memory::Shared;
 use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
@@ -125,6 +125,8 @@ pub struct Attend {
     pub layer: usize,
     pub spec: AttentionSpec,
     pub sinks: Vec<f32>,
+    /// By how much scores fall with each position of distance, a query head; or nothing.
+    pub slopes: Vec<f32>,
     pub work: Work,
     pub partials: Shared<f32>,
 }
@@ -215,8 +217,10 @@ fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.past + row, s.past + row + rows - 1);
     match mask {
         Mask::Full => (0, s.rows),
+        Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
         Mask::Causal => (0, last + 1),
         Mask::Window(w) => ((first + 1).saturating_sub(w as usize), last + 1),
+        Mask::Chunk(n) => (first - first % n as usize, last + 1),
     }
 }
 
@@ -224,8 +228,10 @@ fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
 fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
     match mask {
         Mask::Full => (0, s.rows),
+        Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
         Mask::Causal => (0, position + 1),
         Mask::Window(w) => ((position + 1).saturating_sub(w as usize), position + 1),
+        Mask::Chunk(n) => (position - position % n as usize, position + 1),
     }
 }
 
@@ -315,6 +321,7 @@ impl Attend {
         let (running, total) = rest.split_at_mut(block.kv_heads * each);
         self.scaled_queries(block, step, q);
         let mut visible = vec![(0, 0); rows];
+        let mut falls = Vec::new();
         total.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
         for (from, to) in spans(block.from, block.to) {
             running.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
@@ -337,8 +344,9 @@ impl Attend {
                     }
                     let next = if more { now.0.data } else { &[] };
                     let q = &q[head * rows * key_dim..][..rows * key_dim];
-                    let run =
-                        AttendRun { q, keys, values, visible: &visible, next, softcap: self.spec.softcap };
+                    self.falls(block, s, head, at, &mut falls);
+                    let (visible, falls, softcap) = (&visible[..], &falls[..], self.spec.softcap);
+                    let run = AttendRun { q, keys, values, visible, falls, next, softcap };
                     let mut state = results(&mut running[head * each..][..each], rows);
                     (step.level.vector.attend)(&run, &mut state, scratch);
                 }
@@ -357,10 +365,21 @@ impl Attend {
         }
     }
 
+    /// How scores of a key head's query rows fall, in the run of positions from `at` on.
+    fn falls(&self, block: Block, s: &Segment, head: usize, at: usize, falls: &mut Vec<Fall>) {
+        falls.clear();
+        let group = self.group();
+        let Some(slopes) = self.slopes.get((block.kv_head + head) * group..) else { return };
+        for row in 0..block.rows {
+            let from = (s.past + block.row + row) as f32 - at as f32;
+            falls.extend(slopes.iter().take(group).map(|&slope| Fall { slope, from }));
+        }
+    }
+
     /// Whether what is read was stored rotated; an encoder's own rows never are.
     fn is_rotated(&self, step: &Step<'_>, kind: Kind) -> bool {
         let dim = if kind == Kind::Key { self.spec.key_dim } else { self.spec.value_dim };
-        self.spec.mask != Mask::Full
+        self.spec.mask.is_cached()
             && step.cache.is_some_and(|cache| is_rotated(dim, cache.ty(kind).block_values()))
     }
 
@@ -401,7 +420,7 @@ impl Attend {
         to: usize,
     ) -> (KvRows<'a>, KvRows<'a>) {
         let rows = RUN.min(to - at);
-        if self.spec.mask == Mask::Full {
+        if !self.spec.mask.is_cached() {
             let own = |place: &Place, dim: usize| {
                 let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
                 // SAFETY: computed before a barrier; nobody writes keys and values now.
@@ -459,5 +478,31 @@ impl Attend {
         let (total, others) = partials.split_at_mut(len);
         others.chunks_exact_mut(len).for_each(|span| self.combine_heads(total, span, rows));
         self.finish(m.block, total, step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_looks_at_what_any_of_its_rows_sees() {
+        let s = Segment { first_row: 0, rows: 12, past: 9, pages: Vec::new() };
+        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
+            for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
+                let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
+                let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+                assert_eq!(Some(visible(mask, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
+        let s = Segment { first_row: 0, rows: 10, past: 0, pages: Vec::new() };
+        let seen = |mask, position| row_visible(mask, &s, position);
+        assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
+        assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
+        assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());
     }
 }

@@ -1,6 +1,6 @@
 //! Sums, scales, activations and gated units.
 
-use puna_graph::{Activation, Glu, Place};
+use puna_graph::{Activation, Glu, Place, Temperature};
 
 use crate::kernels::Level;
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
@@ -8,6 +8,7 @@ use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 /// What is done to each element.
 pub enum Unary {
     Activate(Activation),
+    Temper(Temperature),
     Scale(f32),
     Softcap(f32),
 }
@@ -24,6 +25,7 @@ unsafe impl Instruction for Map {
     fn name(&self) -> &'static str {
         match self.f {
             Unary::Activate(_) => "activate",
+            Unary::Temper(_) => "temper",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
         }
@@ -38,12 +40,68 @@ unsafe impl Instruction for Map {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
             match self.f {
-                Unary::Activate(Activation::Silu) => out.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp()),
-                Unary::Activate(Activation::GeluTanh) => (step.level.vector.gelu)(out),
-                Unary::Activate(Activation::GeluErf) => (step.level.vector.gelu_erf)(out),
-                Unary::Activate(Activation::Tanh) => out.iter_mut().for_each(|x| *x = x.tanh()),
+                Unary::Activate(kind) => activate(step.level, kind, out),
+                Unary::Temper(by) => {
+                    let by = temperature(by, step.input.positions[row]);
+                    out.iter_mut().for_each(|x| *x *= by);
+                }
                 Unary::Scale(by) => out.iter_mut().for_each(|x| *x *= by),
                 Unary::Softcap(cap) => out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()),
+            }
+        }
+    }
+}
+
+/// `x = f(x)`.
+fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
+    let each = |x: &mut [f32], f: &dyn Fn(f32) -> f32| x.iter_mut().for_each(|x| *x = f(*x));
+    match kind {
+        Activation::Silu => each(x, &|x| x / (1.0 + (-x).exp())),
+        Activation::GeluTanh => (level.vector.gelu)(x),
+        Activation::GeluErf => (level.vector.gelu_erf)(x),
+        Activation::Tanh => each(x, &f32::tanh),
+        Activation::Sigmoid => each(x, &|x| 1.0 / (1.0 + (-x).exp())),
+        Activation::ReluSquared => each(x, &|x| x.max(0.0) * x.max(0.0)),
+        Activation::Clamp { limit } => each(x, &|x| x.clamp(-limit, limit)),
+        Activation::Xielu { alpha_p, alpha_n, beta, eps } => each(x, &|x| {
+            let curve = if x > 0.0 { alpha_p * x * x } else { alpha_n * (x.min(eps).exp_m1() - x) };
+            curve + beta * x
+        }),
+    }
+}
+
+/// What a value of the token at `position` is multiplied by.
+fn temperature(by: Temperature, position: u32) -> f32 {
+    let stair = position.saturating_add(by.offset) / by.floor.max(1);
+    1.0 + by.scale * (stair as f32).ln_1p()
+}
+
+/// `x · by`.
+pub struct Mul {
+    pub x: Place,
+    /// As wide as `x`, or one column.
+    pub by: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for Mul {
+    fn name(&self) -> &'static str {
+        "mul"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: rows belong to one task.
+            let out = unsafe { own_row(step, &self.x, &self.out, row) };
+            // SAFETY: each row belongs to one task; the planner keeps `by` apart from the result.
+            match unsafe { step.arena.row(&self.by, row) } {
+                &[by] => out.iter_mut().for_each(|x| *x *= by),
+                by => out.iter_mut().zip(by).for_each(|(x, by)| *x *= by),
             }
         }
     }
@@ -129,5 +187,37 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
                 *x = (u + 1.0) * g / (1.0 + (-alpha * g).exp());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `kind` of one number, at the portable level.
+    fn of(kind: Activation, x: f32) -> f32 {
+        let mut x = [x];
+        activate(crate::kernels::levels()[0], kind, &mut x);
+        x[0]
+    }
+
+    #[test]
+    fn functions_have_the_values_of_their_definitions() {
+        assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::ReluSquared, x)), [0.0, 0.0, 2.25]);
+        assert_eq!([-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)), [-2.0, 0.5, 2.0]);
+        assert_eq!([f32::NEG_INFINITY, 0.0, 90.0].map(|x| of(Activation::Sigmoid, x)), [0.0, 0.5, 1.0]);
+        let xielu = Activation::Xielu { alpha_p: 0.8, alpha_n: 1.2, beta: 0.5, eps: -1e-6 };
+        assert!((of(xielu, 2.0) - (0.8 * 4.0 + 0.5 * 2.0)).abs() < 1e-6);
+        assert!((of(xielu, -2.0) - (1.2 * ((-2.0f32).exp() - 1.0 + 2.0) - 1.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn temperature_rises_by_stairs() {
+        let by = Temperature { scale: 0.1, floor: 100, offset: 1 };
+        let at = |position| temperature(by, position);
+        assert_eq!((at(0), at(98)), (1.0, 1.0));
+        assert_eq!((at(99), at(198)), (1.0 + 0.1 * 2f32.ln(), 1.0 + 0.1 * 2f32.ln()));
+        assert_eq!(at(199), 1.0 + 0.1 * 3f32.ln());
+        assert!(at(u32::MAX).is_finite());
     }
 }

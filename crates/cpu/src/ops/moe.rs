@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{Gating, MoeSpec, Place};
+use puna_graph::{Gating, Groups, MoeSpec, Place};
 use puna_quant::TensorType;
 
 use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
@@ -33,6 +33,8 @@ pub struct Mixture {
     pub gate: ExpertMatrix,
     pub up: ExpertMatrix,
     pub down: ExpertMatrix,
+    /// Added to each expert's weight for choosing, or nothing.
+    pub favour: Vec<f32>,
     pub x: Place,
     pub router: Place,
     pub out: Place,
@@ -85,6 +87,18 @@ impl Mixture {
         // SAFETY: written before a barrier.
         let starts = unsafe { self.state.starts.slice(0, self.spec.experts + 1) };
         starts.partition_point(|&start| start as usize <= slot) - 1
+    }
+
+    /// The weight of a slot's expert for its token.
+    fn weight_of(&self, slot: usize) -> f32 {
+        let used = self.spec.used;
+        // SAFETY: written before a barrier.
+        unsafe {
+            let token = self.state.tokens.slice(slot, 1)[0] as usize;
+            let slots = self.state.slots.slice(token * used, used);
+            let at = slots.iter().position(|&s| s as usize == slot).expect("each slot is one of its token's");
+            self.state.weights.slice(token * used + at, 1)[0]
+        }
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -162,17 +176,12 @@ unsafe impl Instruction for Route {
                 m.state.weights.slice_mut(0, n * used),
             )
         };
-        let mut probabilities = Vec::with_capacity(m.spec.experts);
+        let mut scores = Scores::default();
         for token in 0..n {
             // SAFETY: computed before a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
-            choose(
-                &m.spec,
-                logits,
-                &mut probabilities,
-                &mut slots[token * used..][..used],
-                &mut weights[token * used..],
-            );
+            let (slots, weights) = (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
+            scores.choose(&m.spec, &m.favour, logits, slots, weights);
         }
         // Counting sort: experts' sizes, then their starts, then each use takes the next place of its expert.
         starts.fill(0);
@@ -190,30 +199,77 @@ unsafe impl Instruction for Route {
     }
 }
 
-/// The best experts of a token into `chosen`, their weights into `weights`.
-fn choose(spec: &MoeSpec, logits: &[f32], p: &mut Vec<f32>, chosen: &mut [u32], weights: &mut [f32]) {
-    p.clear();
-    p.extend_from_slice(logits);
-    if spec.gating != Gating::SoftmaxOfChosen {
-        softmax(p);
-    }
-    for i in 0..chosen.len() {
-        let taken = &chosen[..i];
-        let free = (0..p.len()).filter(|&e| !taken.contains(&(e as u32)));
-        let best =
-            free.reduce(|a, b| if p[b] > p[a] { b } else { a }).expect("fewer are used than there are");
-        (chosen[i], weights[i]) = (best as u32, p[best]);
-    }
-    let weights = &mut weights[..chosen.len()];
-    match spec.gating {
-        Gating::Softmax => {}
-        Gating::SoftmaxRenormalised => {
+/// A token's experts while they are chosen.
+#[derive(Default)]
+struct Scores {
+    /// What weights are made of.
+    weights: Vec<f32>,
+    /// What is compared.
+    choice: Vec<f32>,
+}
+
+impl Scores {
+    /// The best experts of a token into `chosen`, their weights into `weights`.
+    fn choose(
+        &mut self,
+        spec: &MoeSpec,
+        favour: &[f32],
+        logits: &[f32],
+        chosen: &mut [u32],
+        weights: &mut [f32],
+    ) {
+        let Self { weights: all, choice } = self;
+        all.clear();
+        all.extend_from_slice(logits);
+        match spec.gating {
+            Gating::Softmax => softmax(all),
+            Gating::SoftmaxOfChosen => {}
+            Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+        }
+        choice.clear();
+        choice.extend_from_slice(all);
+        choice.iter_mut().zip(favour).for_each(|(choice, favour)| *choice += favour);
+        if let Some(groups) = spec.groups {
+            limit(choice, groups);
+        }
+        for (i, weight) in weights.iter_mut().enumerate() {
+            let best = best(choice, |e| chosen[..i].contains(&(e as u32)));
+            (chosen[i], *weight) = (best as u32, all[best]);
+        }
+        if spec.gating == Gating::SoftmaxOfChosen {
+            softmax(weights);
+        }
+        if spec.normalise {
             let sum = weights.iter().sum::<f32>().max(6.1e-5);
             weights.iter_mut().for_each(|w| *w /= sum);
         }
-        Gating::SoftmaxOfChosen => softmax(weights),
+        weights.iter_mut().for_each(|w| *w *= spec.scale);
     }
-    weights.iter_mut().for_each(|w| *w *= spec.scale);
+}
+
+/// The first of the largest that are not `taken`.
+fn best(choice: &[f32], taken: impl Fn(usize) -> bool) -> usize {
+    let free = (0..choice.len()).filter(|&e| !taken(e));
+    free.reduce(|a, b| if choice[b] > choice[a] { b } else { a }).expect("fewer are used than there are")
+}
+
+/// Leaves only experts of the best groups to choose from.
+fn limit(choice: &mut [f32], groups: Groups) {
+    let each = choice.len() / groups.count;
+    let worth = |group: &[f32]| {
+        let first = best(group, |_| false);
+        group[first] + if each > 1 { group[best(group, |e| e == first)] } else { 0.0 }
+    };
+    let worths: Vec<f32> = choice.chunks_exact(each).map(worth).collect();
+    let mut kept = Vec::with_capacity(groups.used);
+    for _ in 0..groups.used {
+        kept.push(best(&worths, |group| kept.contains(&group)));
+    }
+    for (group, experts) in choice.chunks_exact_mut(each).enumerate() {
+        if !kept.contains(&group) {
+            experts.fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 fn softmax(x: &mut [f32]) {
@@ -325,6 +381,12 @@ unsafe impl Instruction for Unit {
             // SAFETY: products were written before a barrier; each slot belongs to one task.
             unsafe {
                 let hidden = m.state.gate.slice_mut(slot * h, h);
+                if m.spec.weighs_input {
+                    // The weight of the input is that of both products.
+                    let weight = m.weight_of(slot);
+                    hidden.iter_mut().for_each(|x| *x *= weight);
+                    m.state.up.slice_mut(slot * h, h).iter_mut().for_each(|x| *x *= weight);
+                }
                 gate(step.level, m.spec.glu, hidden, m.state.up.slice(slot * h, h));
                 if m.down.kernel.acts == crate::kernels::ActKind::Q8 {
                     m.state.hidden_q8.quantize(step.level, slot, hidden);
@@ -395,10 +457,75 @@ unsafe impl Instruction for Combine {
                 for i in token * used..(token + 1) * used {
                     let (slot, weight) =
                         (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
+                    let weight = if m.spec.weighs_input { 1.0 } else { weight };
                     let row = m.state.down.slice(slot * n, n);
                     out.iter_mut().zip(row).for_each(|(o, x)| *o += weight * x);
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_graph::{ExpertChanges, Glu, WeightId};
+
+    use super::*;
+
+    fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
+        let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
+        let (gate_bias, up_bias, down_bias, favour) = (None, None, None, None);
+        let (normalise, scale, groups, weighs_input) = (false, 1.0, None, false);
+        let (glu, hidden, changes) = (Glu::Silu, 1, ExpertChanges::default());
+        MoeSpec {
+            experts,
+            used,
+            gating,
+            normalise,
+            scale,
+            favour,
+            groups,
+            weighs_input,
+            glu,
+            hidden,
+            gate,
+            up,
+            down,
+            gate_bias,
+            up_bias,
+            down_bias,
+            changes,
+        }
+    }
+
+    fn chosen(spec: &MoeSpec, favour: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
+        let (mut chosen, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
+        Scores::default().choose(spec, favour, logits, &mut chosen, &mut weights);
+        (chosen, weights)
+    }
+
+    #[test]
+    fn a_favour_decides_who_is_chosen_and_not_with_which_weight() {
+        let plain = spec(3, 1, Gating::Sigmoid);
+        assert_eq!(chosen(&plain, &[], &[0.0, 1.0, -1.0]).0, [1]);
+        assert_eq!(chosen(&plain, &[0.5, 0.0, 0.0], &[0.0, 1.0, -1.0]), (vec![0], vec![0.5]));
+    }
+
+    #[test]
+    fn weights_are_scaled_to_one_before_their_factor() {
+        let sum = MoeSpec { normalise: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
+        let (experts, weights) = chosen(&sum, &[], &[0.0, 0.0, -9.0]);
+        assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
+        let (_, weights) = chosen(&spec(3, 2, Gating::SoftmaxOfChosen), &[], &[3.0, 1.0, 3.0]);
+        assert_eq!(weights, [0.5, 0.5]);
+    }
+
+    #[test]
+    fn a_group_is_as_good_as_its_two_best_and_the_others_are_not_looked_at() {
+        let logits = [4.0, -9.0, 1.0, 1.5, 3.0, -9.0];
+        let free = spec(6, 2, Gating::Sigmoid);
+        assert_eq!(chosen(&free, &[], &logits).0, [0, 4]);
+        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..free };
+        assert_eq!(chosen(&limited, &[], &logits).0, [3, 2]);
     }
 }

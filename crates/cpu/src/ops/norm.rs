@@ -5,15 +5,25 @@ use puna_graph::Place;
 use crate::kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 
-/// RMS norm over groups of columns, or layer norm over rows.
+/// RMS norm or layer norm over groups of columns.
 pub struct NormRows {
     pub x: Place,
     pub out: Place,
+    /// For one group or for each of a row; empty means ones.
     pub w: Vec<f32>,
-    /// Layer norms only.
+    /// Layer norms only, as `w`.
     pub b: Vec<f32>,
     pub eps: f32,
+    /// Columns that are normalised together.
+    pub group: usize,
     pub kind: NormKind,
+}
+
+impl NormRows {
+    /// The part of `all` that is for a row's i-th group.
+    fn of_group<'a>(&self, all: &'a [f32], i: usize) -> &'a [f32] {
+        all.chunks_exact(self.group).cycle().nth(i).unwrap_or_default()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +47,6 @@ unsafe impl Instruction for NormRows {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let vector = &step.level.vector;
-        let group = self.w.len();
         local.floats.resize(self.x.cols, 0.0);
         let input = &mut local.floats[..];
         for row in task_rows(task, &self.out, step) {
@@ -46,10 +55,12 @@ unsafe impl Instruction for NormRows {
             input.copy_from_slice(unsafe { step.arena.row(&self.x, row) });
             // SAFETY: as above.
             let out = unsafe { step.arena.row_mut(&self.out, row) };
-            for (x, y) in input.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+            let groups = input.chunks_exact(self.group).zip(out.chunks_exact_mut(self.group));
+            for (i, (x, y)) in groups.enumerate() {
+                let (w, b) = (self.of_group(&self.w, i), self.of_group(&self.b, i));
                 match self.kind {
-                    NormKind::Rms => (vector.rms_norm)(x, &self.w, self.eps, y),
-                    NormKind::Layer => (vector.layer_norm)(x, &self.w, &self.b, self.eps, y),
+                    NormKind::Rms => (vector.rms_norm)(x, w, self.eps, y),
+                    NormKind::Layer => (vector.layer_norm)(x, w, b, self.eps, y),
                 }
             }
         }

@@ -53,16 +53,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let width = heads * hp.key_dim;
         layers.push(Layer {
             qkv: Qkv::load(w, &b, n, [width, width, heads * hp.value_dim])?,
-            attention: AttentionSpec {
-                heads,
-                kv_heads: heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
-                scale: 1.0 / (hp.key_dim as f32).sqrt(),
-                softcap: None,
-                mask: Mask::Full,
-                sinks: None,
-            },
+            attention: AttentionSpec { mask: Mask::Full, ..hp.attention(i) },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, n)?,
             attn_norm: w.norm(&format!("{b}.attn_output_norm"), n, eps)?,
             up: w.linear(&format!("{b}.ffn_up"), n, ff)?,

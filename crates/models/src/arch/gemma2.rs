@@ -54,14 +54,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,
             qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
             attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
                 scale: 1.0 / (per_head as f32).sqrt(),
                 softcap: Some(softcap).filter(|&c| c > 0.0),
                 mask: if slides { Mask::Window(window as u32) } else { Mask::Causal },
-                sinks: None,
+                ..hp.attention(i)
             },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             post_attn_norm: w.norm(&format!("{b}.post_attention_norm"), hp.n_embd, eps)?,

@@ -64,14 +64,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             k_norm: w.norm(&format!("{b}.attn_k_norm"), hp.key_dim, eps)?,
             rope: if local.is_some() { local_rope } else { global_rope },
             attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
                 scale: 1.0 / (per_head as f32).sqrt(),
-                softcap: None,
                 mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                sinks: None,
+                ..hp.attention(i)
             },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             post_attn_norm: w.norm(&format!("{b}.post_attention_norm"), hp.n_embd, eps)?,

@@ -4,8 +4,9 @@
 
 use puna_graph::*;
 
-use crate::blocks::{ExpertShape, Experts, Qkv};
+use crate::blocks::{Experts, Qkv};
 use crate::error::ModelError;
+use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::rope::RopeKeys;
@@ -37,11 +38,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let window = keys.count("attention.sliding_window")?;
     let sliding = keys.sliding(hp.n_layer, 2)?;
     let shape = ExpertShape {
-        experts: keys.count("expert_count")?,
-        used: keys.count("expert_used_count")?,
-        hidden: keys.count("expert_feed_forward_length")?,
         gating: Gating::SoftmaxOfChosen,
         glu: Glu::Clamped { alpha: 1.702, limit: 7.0 },
+        ..ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?
     };
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let mut layers = Vec::with_capacity(hp.n_layer);
@@ -53,14 +52,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,
             qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
             attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
-                scale: 1.0 / (hp.key_dim as f32).sqrt(),
-                softcap: None,
                 mask: if slides { Mask::Window(window as u32) } else { Mask::Causal },
                 sinks: Some(w.tensor(&format!("{b}.attn_sinks.weight"), &[heads])?),
+                ..hp.attention(i)
             },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             ffn_norm: w.norm(&format!("{b}.post_attention_norm"), hp.n_embd, eps)?,

@@ -1,10 +1,11 @@
 //! Llama: pre-norm decoder, grouped-query attention with rotary pairs, SwiGLU or a mixture of experts (Mixtral).
-//! GGUF: `general.architecture = "llama"`; Mistral, SmolLM and many others publish in this form.
+//! GGUF: `general.architecture = "llama"`, `"internlm2"` and `"xverse"`; Mistral, SmolLM and many others publish in this form.
 
 use puna_graph::*;
 
-use crate::blocks::{ExpertShape, Experts, FeedForward, Mlp, Qkv};
+use crate::blocks::{Experts, FeedForward, Mlp, Qkv};
 use crate::error::ModelError;
+use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::rope::RopeKeys;
@@ -46,13 +47,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let widths = [heads * hp.key_dim, kv_heads * hp.key_dim, kv_heads * hp.value_dim];
         let ff = hp.ff.get(i).copied().unwrap_or(0);
         let ffn = if experts > 0 {
-            let shape = ExpertShape {
-                experts,
-                used: keys.count("expert_used_count")?,
-                hidden: ff,
-                gating: Gating::SoftmaxRenormalised,
-                glu: Glu::Silu,
-            };
+            let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, ff)? };
             FeedForward::Moe(Experts::load(w, &b, hp.n_embd, shape)?)
         } else {
             FeedForward::Dense(Mlp::load(w, &b, hp.n_embd, ff, Glu::Silu)?)
@@ -61,16 +56,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,
             qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
             rope,
-            attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
-                scale,
-                softcap: None,
-                mask: Mask::Causal,
-                sinks: None,
-            },
+            attention: AttentionSpec { scale, ..hp.attention(i) },
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             ffn_norm: w.norm(&format!("{b}.ffn_norm"), hp.n_embd, eps)?,
             ffn,

@@ -1,13 +1,44 @@
 //! The list of architectures.
 
+mod afmoe;
+mod apertus;
+mod arcee;
 mod bert;
+mod bloom;
+mod cohere;
+mod deepseek;
+mod dots1;
+mod ernie4_5;
+mod exaone;
+mod exaone4;
+mod falcon;
+mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma_embedding;
+mod glm4;
+mod glm4moe;
+mod gpt2;
 mod gpt_oss;
+mod gptneox;
+mod granite;
+mod hunyuan;
 mod llama;
+mod llama4;
+mod minimax_m2;
+mod mistral3;
+mod nemotron;
+mod olmo2;
+mod olmoe;
+mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -24,13 +55,57 @@ pub(crate) struct Entry {
 
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
+    Entry { name: "afmoe", load: afmoe::load },
+    Entry { name: "apertus", load: apertus::load },
+    Entry { name: "arcee", load: arcee::load },
+    Entry { name: "bailingmoe", load: deepseek::load },
+    Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
+    Entry { name: "bloom", load: bloom::load },
+    Entry { name: "chatglm", load: glm4::load },
+    Entry { name: "cohere2", load: cohere::load_2 },
+    Entry { name: "command-r", load: cohere::load_1 },
+    Entry { name: "deepseek", load: deepseek::load },
+    Entry { name: "dots1", load: dots1::load },
+    Entry { name: "ernie4_5", load: ernie4_5::load },
+    Entry { name: "ernie4_5-moe", load: ernie4_5::load },
+    Entry { name: "exaone", load: exaone::load },
+    Entry { name: "exaone4", load: exaone4::load },
+    Entry { name: "falcon", load: falcon::load },
+    Entry { name: "gemma", load: gemma::load },
+    Entry { name: "gemma-embedding", load: gemma_embedding::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "glm4", load: glm4::load },
+    Entry { name: "glm4moe", load: glm4moe::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
+    Entry { name: "gpt2", load: gpt2::load },
+    Entry { name: "gptneox", load: gptneox::load },
+    Entry { name: "granite", load: granite::load },
+    Entry { name: "granitemoe", load: granite::load },
+    Entry { name: "hunyuan-dense", load: hunyuan::load },
+    Entry { name: "hunyuan-moe", load: hunyuan::load },
+    Entry { name: "internlm2", load: llama::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "llama4", load: llama4::load },
+    Entry { name: "minicpm", load: granite::load_minicpm },
+    Entry { name: "minimax-m2", load: minimax_m2::load },
+    Entry { name: "mistral3", load: mistral3::load },
+    Entry { name: "nemotron", load: nemotron::load },
+    Entry { name: "olmo2", load: olmo2::load },
+    Entry { name: "olmoe", load: olmoe::load },
+    Entry { name: "orion", load: stablelm::load },
+    Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
+    Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
+    Entry { name: "qwen2moe", load: qwen2moe::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "seed_oss", load: seed_oss::load },
+    Entry { name: "smollm3", load: smollm3::load },
+    Entry { name: "stablelm", load: stablelm::load },
+    Entry { name: "starcoder", load: gpt2::load },
+    Entry { name: "starcoder2", load: starcoder2::load },
+    Entry { name: "xverse", load: llama::load },
 ];

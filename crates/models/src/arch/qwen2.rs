@@ -33,7 +33,6 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let eps = keys.rms_eps()?;
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let scale = 1.0 / (hp.key_dim as f32).sqrt();
 
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let mut layers = Vec::with_capacity(hp.n_layer);
@@ -47,16 +46,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,
             qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
             rope,
-            attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
-                scale,
-                softcap: None,
-                mask: Mask::Causal,
-                sinks: None,
-            },
+            attention: hp.attention(i),
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             ffn_norm: w.norm(&format!("{b}.ffn_norm"), hp.n_embd, eps)?,
             ffn,

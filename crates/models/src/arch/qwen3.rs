@@ -4,8 +4,9 @@
 
 use puna_graph::*;
 
-use crate::blocks::{ExpertShape, Experts, FeedForward, Mlp, Qkv};
+use crate::blocks::{Experts, FeedForward, Mlp, Qkv};
 use crate::error::ModelError;
+use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::rope::RopeKeys;
@@ -42,13 +43,8 @@ pub(super) fn load_dense(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
 
 pub(super) fn load_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let shape = ExpertShape {
-        experts: keys.count("expert_count")?,
-        used: keys.count("expert_used_count")?,
-        hidden: keys.count("expert_feed_forward_length")?,
-        gating: Gating::SoftmaxRenormalised,
-        glu: Glu::Silu,
-    };
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     load(keys, w, &hp, |w, block, _| Ok(FeedForward::Moe(Experts::load(w, block, hp.n_embd, shape)?)))
 }
 
@@ -71,16 +67,7 @@ fn load(
             qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
             q_norm: w.norm(&format!("{b}.attn_q_norm"), hp.key_dim, eps)?,
             k_norm: w.norm(&format!("{b}.attn_k_norm"), hp.key_dim, eps)?,
-            attention: AttentionSpec {
-                heads,
-                kv_heads,
-                key_dim: hp.key_dim,
-                value_dim: hp.value_dim,
-                scale: 1.0 / (hp.key_dim as f32).sqrt(),
-                softcap: None,
-                mask: Mask::Causal,
-                sinks: None,
-            },
+            attention: hp.attention(i),
             wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
             ffn_norm: w.norm(&format!("{b}.ffn_norm"), hp.n_embd, eps)?,
             ffn: feed_forward(w, &b, i)?,

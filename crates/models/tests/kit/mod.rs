@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
-use puna_gguf::{Gguf, View};
+use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
 use puna_graph::{Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, Segment, StepInput};
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
+use puna_quant::TensorType;
 use serde_json::Value;
 
 const PAGE: usize = 64;
@@ -62,6 +63,39 @@ impl Entry {
         let entries = names.iter().map(|name| Self::load(name));
         entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
     }
+}
+
+/// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices.
+pub fn rewritten(
+    entry: &Entry,
+    name: &str,
+    change: &dyn Fn(&mut Metadata),
+    matrices: &[(&str, [usize; 2], Vec<f32>)],
+) -> Entry {
+    let source = Gguf::open(&entry.file).unwrap();
+    let old = format!("{}.", source.metadata().architecture().unwrap());
+    let mut metadata = Metadata::new();
+    for (key, value) in source.metadata().iter() {
+        let key = key.strip_prefix(&old).map_or(key.to_owned(), |key| format!("{name}.{key}"));
+        metadata.set(&key, value.clone());
+    }
+    metadata.set("general.architecture", Key::from(name));
+    change(&mut metadata);
+    let mut writer = Writer::with_metadata(metadata);
+    let mut data: Vec<&[u8]> = Vec::new();
+    for tensor in source.tensors() {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+        data.push(source.data(tensor));
+    }
+    let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let further: Vec<Vec<u8>> = matrices.iter().map(|(_, _, values)| bytes(values)).collect();
+    for ((name, shape, _), bytes) in matrices.iter().zip(&further) {
+        writer.tensor(name, TensorType::F32, &shape.map(|n| n as u64)).unwrap();
+        data.push(bytes);
+    }
+    let file = std::env::temp_dir().join(format!("puna-zoo-{}-{name}.gguf", std::process::id()));
+    std::fs::write(&file, writer.to_vec(data).unwrap()).unwrap();
+    Entry { file, ..Entry::load(&entry.name) }
 }
 
 fn numbers(row: &Value) -> Vec<f64> {

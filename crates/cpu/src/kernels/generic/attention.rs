@@ -11,7 +11,7 @@ use puna_quant::float::f32_to_bf16;
 
 use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
-use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
+use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
 
 /// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
 const MANY: usize = 48;
@@ -297,6 +297,9 @@ unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], sta
         if let Some(cap) = run.softcap {
             soft_cap::<S>(scores, cap);
         }
+        if let Some(&fall) = run.falls.get(row) {
+            lower::<S>(scores, fall);
+        }
         if to - from < RUN {
             scores[..from].fill(f32::NEG_INFINITY);
             scores[to..].fill(f32::NEG_INFINITY);
@@ -336,6 +339,31 @@ unsafe fn soft_cap<S: Simd>(x: &mut [f32], cap: f32) {
             let e = vector::exp::<S>(S::mul(S::load(x.as_ptr()), S::splat(2.0 / cap)));
             let fraction = S::div(S::splat(2.0 * cap), S::add(S::splat(1.0), e));
             S::store(x.as_mut_ptr(), S::sub(S::splat(cap), fraction));
+        }
+    }
+}
+
+/// The positions of a run.
+const POSITIONS: [f32; RUN] = {
+    let mut positions = [0.0; RUN];
+    let mut i = 0;
+    while i < RUN {
+        positions[i] = i as f32;
+        i += 1;
+    }
+    positions
+};
+
+/// Takes from whole vectors of scores what they fall with distance.
+#[inline(always)]
+unsafe fn lower<S: Simd>(scores: &mut [f32], fall: Fall) {
+    assert_eq!(scores.len(), RUN);
+    for i in (0..RUN).step_by(S::LANES) {
+        // SAFETY: there are RUN scores and RUN positions; features by the module's contract.
+        unsafe {
+            let score = scores.as_mut_ptr().add(i);
+            let distance = S::abs(S::sub(S::load(POSITIONS.as_ptr().add(i)), S::splat(fall.from)));
+            S::store(score, S::fma(S::splat(-fall.slope), distance, S::load(score)));
         }
     }
 }

@@ -133,7 +133,9 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
         load_position(keys, i, &mut row[..keys.dim]);
         for (h, q) in q_rows(run).enumerate() {
             let score = dot(q, &row[..keys.dim]);
-            scores[h * RUN + i] = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+            let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+            let fall = run.falls.get(h).map_or(0.0, |fall| fall.slope * (i as f32 - fall.from).abs());
+            scores[h * RUN + i] = score - fall;
         }
     }
     for (h, &(from, to)) in run.visible.iter().enumerate() {

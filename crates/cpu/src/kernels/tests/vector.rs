@@ -1,7 +1,9 @@
 //! Vector kernels of every level against the portable ones.
 
 use super::data::{Random, others};
-use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, Scratch, levels};
+use crate::kernels::{
+    AttendRun, Fall, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, Scratch, levels,
+};
 
 const LENGTHS: [usize; 12] = [1, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257, 2048];
 
@@ -281,6 +283,9 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     random.normals(g * key_dim).iter().map(|x| x / (key_dim as f32).sqrt()).collect();
                 let mut visible: Vec<(usize, usize)> = (0..g).map(|h| (0, rows - h % rows)).collect();
                 visible[0] = (rows / 3, rows);
+                // With a query before, in and behind the run.
+                let fall = |h: usize| Fall { slope: 0.3 / (h + 1) as f32, from: h as f32 * 7.0 - 10.0 };
+                let falls: Vec<Fall> = (0..if g % 2 == 0 { g } else { 0 }).map(fall).collect();
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
                 let run = AttendRun {
                     q: &q,
@@ -294,6 +299,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                         data: &values,
                     },
                     visible: &visible,
+                    falls: &falls,
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
@@ -333,7 +339,8 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
             for h in 0..run.visible.len() {
                 let mut alone = before.row(h, dim);
                 let q = &run.q[h * run.keys.dim..][..run.keys.dim];
-                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], ..*run });
+                let falls = run.falls.get(h..=h).unwrap_or_default();
+                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], falls, ..*run });
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
         }
@@ -364,6 +371,7 @@ fn exponentials_of_scores_have_the_bits_of_others() {
                 keys: row(&keys, 1),
                 values: row(&identity, RUN),
                 visible: &[(0, RUN)],
+                falls: &[],
                 next: &[],
                 softcap: None,
             };

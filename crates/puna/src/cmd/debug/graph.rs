@@ -62,8 +62,8 @@ fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
         Op::Embed { table, .. } => vec![Some(*table)],
         Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
-        Op::RmsNorm { w, .. } => vec![Some(*w)],
-        Op::LayerNorm { w, b, .. } => vec![Some(*w), *b],
+        Op::RmsNorm { w, .. } => vec![*w],
+        Op::LayerNorm { w, b, .. } => vec![*w, *b],
         Op::Moe { spec, .. } => vec![
             Some(spec.gate),
             Some(spec.up),
@@ -71,6 +71,7 @@ fn weights(op: &Op) -> Vec<usize> {
             spec.gate_bias,
             spec.up_bias,
             spec.down_bias,
+            spec.favour,
         ],
         _ => Vec::new(),
     };

@@ -1,0 +1,43 @@
+//! Arcee's Trinity: norms before and after each part, scaled embeddings, normed query and key heads, gated attention; three layers with a
+//! sliding window, and rotation in these alone, for each one without; dense layers first, then mixtures by sigmoids.
+//! GGUF: `general.architecture = "afmoe"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let window = keys.count("attention.sliding_window")? as u32;
+    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let shape = ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?;
+    let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
+    let shared = keys.shared_width(hidden)?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let (local, width) = (sliding[b.i], hp.heads[b.i] * hp.value_dim);
+        let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
+        Ok(Layer {
+            qk_norm: QkNorm::Before(b.head_norms()?),
+            rope: local.then_some(rope),
+            attention: AttentionSpec {
+                mask: if local { Mask::Window(window) } else { Mask::Causal },
+                ..hp.attention(b.i)
+            },
+            gate: Some(b.linear("attn_gate", hp.n_embd, width)?),
+            post_attn_norm: Some(b.norm("post_attention_norm")?),
+            post_ffn_norm: Some(b.norm("post_ffw_norm")?),
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    let embd_scale = (hp.n_embd as f32).sqrt();
+    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+}

@@ -1,0 +1,35 @@
+//! Apertus: pre-norm decoder, normed query and key heads, a pair with xIELU and no gate.
+//! GGUF: `general.architecture = "apertus"`; xIELU's constants are keys without the architecture's name.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
+    let rope = w.rope(rope_keys.table(RopeKind::Neox, factors.as_deref()));
+    let constant = |name: &str| keys.numbers_per_layer(&format!("xielu.{name}"), hp.n_layer);
+    let (alpha_p, alpha_n) = (constant("alpha_p")?, constant("alpha_n")?);
+    let (beta, eps) = (constant("beta")?, constant("eps")?);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let (i, beta) = (b.i, beta[b.i]);
+        let (alpha_p, alpha_n) = (softplus(alpha_p[i]), beta + softplus(alpha_n[i]));
+        let kind = Activation::Xielu { alpha_p, alpha_n, beta, eps: eps[i] };
+        let ffn = b.plain(kind)?;
+        Ok(Layer { qk_norm: QkNorm::Before(b.head_norms()?), rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}
+
+/// How a trained constant is kept positive.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}

@@ -1,0 +1,33 @@
+//! DeepSeek (the first): a llama with dense layers first, then mixtures of many small experts, some of which every token uses.
+//! GGUF: `general.architecture = "deepseek"`, and `"bailingmoe"` for Ling, whose weights may sum to one.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
+    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let shape = ExpertShape {
+        normalise: keys.flag("expert_weights_norm")?,
+        scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+        ..ExpertShape::read(keys, hidden)?
+    };
+    let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
+    let shared = keys.shared_width(hidden)?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
+        Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

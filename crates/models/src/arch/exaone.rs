@@ -1,0 +1,34 @@
+//! EXAONE 3 and the first Qwen: a llama with rotary halves. Qwen has fused projections with biases, and files say twice the width of
+//! its SwiGLU.
+//! GGUF: `general.architecture = "exaone"` and `"qwen"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, Hparams::read(keys)?)
+}
+
+pub(super) fn load_qwen(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let mut hp = Hparams::read(keys)?;
+    hp.ff.iter_mut().for_each(|ff| *ff /= 2);
+    load_with(keys, w, hp)
+}
+
+fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, hp: Hparams) -> Result<Loaded, ModelError> {
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
+    let rope = w.rope(rope_keys.table(RopeKind::Neox, factors.as_deref()));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Silu)?;
+        Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,22 @@
+//! Gemma: pre-norm decoder, embeddings scaled by the root of their width, GeGLU, tied output.
+//! GGUF: `general.architecture = "gemma"`; norms are stored as they are applied.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Gelu)?;
+        Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    let embd_scale = (hp.n_embd as f32).sqrt();
+    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+}

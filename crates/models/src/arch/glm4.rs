@@ -1,0 +1,27 @@
+//! GLM-4: norms before and after each part, half of each head turns in pairs, fused SwiGLU; its predecessor ChatGLM has the norms
+//! before alone.
+//! GGUF: `general.architecture = "glm4"` and `"chatglm"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Silu)?;
+        Ok(Layer {
+            rope: Some(rope),
+            post_attn_norm: b.opt_norm("post_attention_norm")?,
+            post_ffn_norm: b.opt_norm("post_ffw_norm")?,
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,30 @@
+//! Hunyuan: pre-norm decoder, query and key heads normed after they turned, SwiGLU, or a mixture of experts with one that every token
+//! uses.
+//! GGUF: `general.architecture = "hunyuan-dense"` and `"hunyuan-moe"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let experts = keys.opt_count("expert_count")?.unwrap_or(0);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = if experts > 0 {
+            let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+            b.experts_beside(shape, keys.count("expert_shared_feed_forward_length")?)?
+        } else {
+            b.gated(Glu::Silu)?
+        };
+        Ok(Layer { qk_norm: QkNorm::After(b.head_norms()?), rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,55 @@
+//! Llama 4: three layers that see chunks of the context and turn, and whose query and key heads are then normed without weights, for each
+//! one that sees everything and has none of these; layers with a mixture, which weighs what experts read, between dense ones.
+//! GGUF: `general.architecture = "llama4"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+/// Positions of a chunk.
+const CHUNK: u32 = 8192;
+/// Experts of the form that does not norm query and key.
+const EXPERTS_MAVERICK: usize = 128;
+/// Of the layers that see everything.
+const TEMPERATURE: Temperature = Temperature { scale: 0.1, floor: 8192, offset: 1 };
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
+    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    // A window of zero says that there are no chunks, and then every layer turns.
+    let chunks = keys.opt_count("attention.sliding_window")? != Some(0);
+    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let shape =
+        ExpertShape { gating: Gating::Sigmoid, weighs_input: true, ..ExpertShape::read(keys, hidden)? };
+    let step = keys.count("interleave_moe_layer_step")?;
+    let qk_norm = match shape.experts {
+        EXPERTS_MAVERICK => QkNorm::None,
+        _ => QkNorm::After([norm.plain(hp.key_dim); 2]),
+    };
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let is_mixture = (b.i + 1).is_multiple_of(step);
+        let ffn = if is_mixture { b.experts_beside(shape, hidden)? } else { b.gated(Glu::Silu)? };
+        let local = !chunks || sliding[b.i];
+        Ok(Layer {
+            qk_norm: if local { qk_norm } else { QkNorm::None },
+            rope: local.then_some(rope),
+            temperature: (!local).then_some(TEMPERATURE),
+            attention: AttentionSpec {
+                mask: if chunks && local { Mask::Chunk(CHUNK) } else { Mask::Causal },
+                ..hp.attention(b.i)
+            },
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,32 @@
+//! StableLM: layer norms with biases, part of each head turns, SwiGLU. The 12B form has no norm before SwiGLU, which then lies beside
+//! attention, and norms each head of query and key.
+//! GGUF: `general.architecture = "stablelm"`, and `"orion"`, where each head turns as a whole.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Layer(keys.layer_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Silu)?;
+        let ffn_norm = b.opt_norm("ffn_norm")?;
+        let has_qk_norm = b.has("attn_q_norm.weight");
+        Ok(Layer {
+            attn_norm: Some(b.norm("attn_norm")?),
+            qk_norm: if has_qk_norm { QkNorm::Before(b.norms_of_heads()?) } else { QkNorm::None },
+            rope: Some(rope),
+            parallel: ffn_norm.is_none(),
+            ffn_norm,
+            ..b.bare(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,410 @@
+//! The decoder that most language models are: layers that attend and then transform, each added to a stream of features.
+//! Families differ in options of a layer and of the whole; an architecture's file names those that it takes.
+
+use puna_graph::*;
+
+use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
+use crate::error::ModelError;
+use crate::experts::{ExpertShape, Experts, Shared};
+use crate::hparams::Hparams;
+use crate::model::{Architecture, Loaded, Shape};
+use crate::weights::Weights;
+
+/// How an architecture normalises, with the epsilon.
+#[derive(Debug, Clone, Copy)]
+pub enum NormKind {
+    /// By the root of the mean square.
+    Rms(f32),
+    /// By mean and variance.
+    Layer(f32),
+}
+
+/// A norm of either kind.
+#[derive(Debug, Clone, Copy)]
+pub enum AnyNorm {
+    /// By the root of the mean square.
+    Rms(Norm),
+    /// By mean and variance.
+    Layer(Norm),
+}
+
+impl NormKind {
+    /// The norm `NAME` over the first of these dimensions.
+    pub fn load(self, w: &mut Weights<'_>, name: &str, shape: &[usize]) -> Result<AnyNorm, ModelError> {
+        let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
+        self.load_opt(w, name, shape)?.ok_or_else(missing)
+    }
+
+    /// The same, which may be absent.
+    pub fn load_opt(
+        self,
+        w: &mut Weights<'_>,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<AnyNorm>, ModelError> {
+        Ok(match self {
+            Self::Rms(eps) => w.opt_norm(name, shape, eps)?.map(AnyNorm::Rms),
+            Self::Layer(eps) => w.opt_norm(name, shape, eps)?.map(AnyNorm::Layer),
+        })
+    }
+
+    /// The norm over `dim` columns without weights.
+    pub fn plain(self, dim: usize) -> AnyNorm {
+        let norm = |eps| Norm { w: None, b: None, dim, eps };
+        match self {
+            Self::Rms(eps) => AnyNorm::Rms(norm(eps)),
+            Self::Layer(eps) => AnyNorm::Layer(norm(eps)),
+        }
+    }
+}
+
+impl AnyNorm {
+    /// The norm of `x`.
+    pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
+        match self {
+            Self::Rms(norm) => g.rms_norm(name, norm, x),
+            Self::Layer(norm) => g.layer_norm(name, norm, x),
+        }
+    }
+}
+
+fn normed(g: &mut Graph, name: &'static str, norm: &Option<AnyNorm>, x: ValueId) -> ValueId {
+    norm.as_ref().map_or(x, |norm| norm.apply(g, name, x))
+}
+
+fn scaled(g: &mut Graph, name: &'static str, x: ValueId, by: f32) -> ValueId {
+    if by == 1.0 { x } else { g.scale(name, x, by) }
+}
+
+/// Norms of query and key.
+#[derive(Debug, Clone, Copy)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Of query and key, before they turn.
+    Before([AnyNorm; 2]),
+    /// Of query and key, after they turned.
+    After([AnyNorm; 2]),
+}
+
+/// One layer, in the order in which it computes.
+pub struct Layer {
+    /// Of what attention reads; without, it reads the stream.
+    pub attn_norm: Option<AnyNorm>,
+    /// Query, key and value.
+    pub qkv: Qkv,
+    /// Bound of all three.
+    pub clamp: Option<f32>,
+    /// Norms of query and key.
+    pub qk_norm: QkNorm,
+    /// How query and key turn with the position.
+    pub rope: Option<RopeId>,
+    /// How queries grow with the position.
+    pub temperature: Option<Temperature>,
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// A projection of what attention read, whose sigmoid weighs each of its results.
+    pub gate: Option<Linear>,
+    /// From the heads back to the stream.
+    pub wo: Linear,
+    /// Of attention's part before it is added.
+    pub post_attn_norm: Option<AnyNorm>,
+    /// Whether the feed-forward part reads the stream as it was before attention.
+    pub parallel: bool,
+    /// Of what the feed-forward part reads; without, it reads the stream, or in parallel what attention read.
+    pub ffn_norm: Option<AnyNorm>,
+    /// The feed-forward part.
+    pub ffn: FeedForward,
+    /// Of its result before it is added.
+    pub post_ffn_norm: Option<AnyNorm>,
+}
+
+/// The whole, in the order in which it computes.
+pub struct Decoder {
+    /// Features of the stream.
+    pub n_embd: usize,
+    /// Vectors of tokens.
+    pub table: WeightId,
+    /// Vectors of positions, added to those of tokens.
+    pub positions: Option<WeightId>,
+    /// Multiplies embeddings.
+    pub embd_scale: f32,
+    /// Of embeddings.
+    pub embd_norm: Option<AnyNorm>,
+    /// The layers.
+    pub layers: Vec<Layer>,
+    /// Multiplies what layers add to the stream.
+    pub residual_scale: f32,
+    /// Of the stream behind the last layer.
+    pub norm: AnyNorm,
+    /// From hidden states to logits.
+    pub head: Linear,
+    /// Multiplies logits.
+    pub logit_scale: f32,
+    /// `cap · tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
+    /// Behind the last norm, one after the other.
+    pub projections: Vec<Linear>,
+    /// From hidden states to the scores of a reranker.
+    pub classifier: Option<Linear>,
+}
+
+impl Decoder {
+    /// A decoder of these layers: `token_embd`, `output_norm`, and `output` or else the table once more.
+    pub fn new(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        norm: NormKind,
+        layers: Vec<Layer>,
+    ) -> Result<Self, ModelError> {
+        let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
+        Ok(Self {
+            n_embd: hp.n_embd,
+            table,
+            positions: None,
+            embd_scale: 1.0,
+            embd_norm: None,
+            layers,
+            residual_scale: 1.0,
+            norm: norm.load(w, "output_norm", &[hp.n_embd])?,
+            head: w.head(table, hp.n_embd, hp.n_vocab)?,
+            logit_scale: 1.0,
+            logit_cap: None,
+            projections: Vec::new(),
+            classifier: None,
+        })
+    }
+
+    /// As a model: with a cache where tokens see only what came before, else as an encoder.
+    pub fn loaded(self, hp: &Hparams) -> Loaded {
+        let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
+        let cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
+        let causal = !cache.is_empty();
+        let score_labels = self.classifier.as_ref().map_or(0, |c| c.out);
+        let shape = Shape {
+            causal,
+            has_logits: causal,
+            score_labels,
+            score_is_softmax: score_labels > 0,
+            ..Shape::decoder(hp)
+        };
+        Loaded { arch: Box::new(self), cache, shape }
+    }
+
+    fn layer(&self, g: &mut Graph, i: usize, mut x: ValueId, outputs_only: bool) -> ValueId {
+        let l = &self.layers[i];
+        let mut h = normed(g, "attn_norm", &l.attn_norm, x);
+        let mut a = l.attend(g, i, h);
+        if outputs_only && i + 1 == self.layers.len() {
+            a = g.gather_outputs(a);
+            if l.parallel && l.ffn_norm.is_none() {
+                h = if h == x { h } else { g.gather_outputs(h) };
+            }
+            x = g.gather_outputs(x);
+        }
+        let a = g.linear("attn_out", &l.wo, a);
+        let a = normed(g, "attn_post_norm", &l.post_attn_norm, a);
+        let a = scaled(g, "attn_scaled", a, self.residual_scale);
+        let before = x;
+        x = g.add("ffn_inp", x, a);
+        let h = match &l.ffn_norm {
+            Some(norm) => norm.apply(g, "ffn_norm", if l.parallel { before } else { x }),
+            None => {
+                if l.parallel {
+                    h
+                } else {
+                    x
+                }
+            }
+        };
+        let f = l.ffn.forward(g, h);
+        let f = normed(g, "ffn_post_norm", &l.post_ffn_norm, f);
+        let f = scaled(g, "ffn_scaled", f, self.residual_scale);
+        g.add("l_out", x, f)
+    }
+}
+
+impl Layer {
+    /// What attention makes of `h`, head after head.
+    fn attend(&self, g: &mut Graph, i: usize, h: ValueId) -> ValueId {
+        let projected = self.qkv.project(g, h);
+        let gate = self.gate.as_ref().map(|gate| g.linear("attn_gate", gate, h));
+        let [mut q, mut k, v] = match self.clamp {
+            Some(limit) => projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x)),
+            None => projected,
+        };
+        if let QkNorm::Before(norms) = &self.qk_norm {
+            [q, k] = norm_both(g, norms, [q, k]);
+        }
+        if let Some(rope) = self.rope {
+            q = g.rope("Qcur_rope", q, self.attention.key_dim, rope);
+            k = g.rope("Kcur_rope", k, self.attention.key_dim, rope);
+        }
+        if let QkNorm::After(norms) = &self.qk_norm {
+            [q, k] = norm_both(g, norms, [q, k]);
+        }
+        if let Some(by) = self.temperature {
+            q = g.temper("Qcur_attn_temp_scaled", q, by);
+        }
+        let a = g.attention("kqv_out", i, [q, k, v], self.attention);
+        let Some(gate) = gate else { return a };
+        let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
+        g.mul("attn_gated", a, gate)
+    }
+}
+
+fn norm_both(g: &mut Graph, norms: &[AnyNorm; 2], [q, k]: [ValueId; 2]) -> [ValueId; 2] {
+    [norms[0].apply(g, "Qcur_normed", q), norms[1].apply(g, "Kcur_normed", k)]
+}
+
+impl Architecture for Decoder {
+    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
+        let mut x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
+        x = scaled(g, "inp_scaled", x, self.embd_scale);
+        if let Some(positions) = self.positions {
+            let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);
+            x = g.add("inp_pos", x, positions);
+        }
+        x = normed(g, "inp_norm", &self.embd_norm, x);
+        for i in 0..self.layers.len() {
+            g.set_layer(Some(i));
+            x = self.layer(g, i, x, outputs_only);
+        }
+        g.set_layer(None);
+        let x = self.norm.apply(g, "result_norm", x);
+        self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
+    }
+
+    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
+        let logits = g.linear("result_output", &self.head, hidden);
+        let logits = scaled(g, "result_scaled", logits, self.logit_scale);
+        match self.logit_cap {
+            Some(cap) => g.softcap("result_capped", logits, cap),
+            None => logits,
+        }
+    }
+
+    fn score(&self, g: &mut Graph, hidden: ValueId) -> Option<ValueId> {
+        self.classifier.as_ref().map(|classifier| g.linear("cls_out", classifier, hidden))
+    }
+}
+
+/// Loads the parts of one layer by their names.
+pub struct Block<'a, 'w> {
+    w: &'a mut Weights<'w>,
+    hp: &'a Hparams,
+    norm: NormKind,
+    /// The layer's number.
+    pub i: usize,
+    name: String,
+}
+
+/// Each layer of a model as `layer` loads it.
+pub fn layers<'w>(
+    w: &mut Weights<'w>,
+    hp: &Hparams,
+    norm: NormKind,
+    mut layer: impl FnMut(&mut Block<'_, 'w>) -> Result<Layer, ModelError>,
+) -> Result<Vec<Layer>, ModelError> {
+    (0..hp.n_layer).map(|i| layer(&mut Block { w, hp, norm, i, name: format!("blk.{i}") })).collect()
+}
+
+impl Block<'_, '_> {
+    /// The layer of a llama around this feed-forward part: `attn_norm`, `attn_{q,k,v,output}`, `ffn_norm`, nothing else.
+    pub fn pre_norm(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
+        let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
+        Ok(Layer { attn_norm, ffn_norm, ..self.bare(ffn)? })
+    }
+
+    /// Attention and this feed-forward part without any norm.
+    pub fn bare(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
+        let attention = self.hp.attention(self.i);
+        let width = attention.heads * attention.value_dim;
+        Ok(Layer {
+            attn_norm: None,
+            qkv: Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?,
+            clamp: None,
+            qk_norm: QkNorm::None,
+            rope: None,
+            temperature: None,
+            attention,
+            gate: None,
+            wo: self.linear("attn_output", width, self.hp.n_embd)?,
+            post_attn_norm: None,
+            parallel: false,
+            ffn_norm: None,
+            ffn,
+            post_ffn_norm: None,
+        })
+    }
+
+    /// Whether the layer has a tensor.
+    pub fn has(&self, part: &str) -> bool {
+        self.w.has(&format!("{}.{part}", self.name))
+    }
+
+    /// A matrix with its optional bias.
+    pub fn linear(&mut self, part: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+        self.w.linear(&format!("{}.{part}", self.name), input, output)
+    }
+
+    /// A norm of the stream.
+    pub fn norm(&mut self, part: &str) -> Result<AnyNorm, ModelError> {
+        self.norm.load(self.w, &format!("{}.{part}", self.name), &[self.hp.n_embd])
+    }
+
+    /// A norm of the stream that may be absent.
+    pub fn opt_norm(&mut self, part: &str) -> Result<Option<AnyNorm>, ModelError> {
+        self.norm.load_opt(self.w, &format!("{}.{part}", self.name), &[self.hp.n_embd])
+    }
+
+    /// `attn_q_norm` and `attn_k_norm` over each head.
+    pub fn head_norms(&mut self) -> Result<[AnyNorm; 2], ModelError> {
+        let dim = self.hp.key_dim;
+        self.qk_norms(&[dim], &[dim])
+    }
+
+    /// The same with weights of its own for each head.
+    pub fn norms_of_heads(&mut self) -> Result<[AnyNorm; 2], ModelError> {
+        let (dim, i) = (self.hp.key_dim, self.i);
+        self.qk_norms(&[dim, self.hp.heads[i]], &[dim, self.hp.kv_heads[i]])
+    }
+
+    /// `attn_q_norm` and `attn_k_norm` over all heads together.
+    pub fn projection_norms(&mut self) -> Result<[AnyNorm; 2], ModelError> {
+        let [q, k, _] = self.hp.widths(self.i);
+        self.qk_norms(&[q], &[k])
+    }
+
+    fn qk_norms(&mut self, q: &[usize], k: &[usize]) -> Result<[AnyNorm; 2], ModelError> {
+        let q = self.norm.load(self.w, &format!("{}.attn_q_norm", self.name), q)?;
+        Ok([q, self.norm.load(self.w, &format!("{}.attn_k_norm", self.name), k)?])
+    }
+
+    /// `ffn_{gate,up,down}`, or `ffn_up` with both halves.
+    pub fn gated(&mut self, kind: Glu) -> Result<FeedForward, ModelError> {
+        let ff = self.hp.ff(self.i);
+        Ok(FeedForward::Dense(Mlp::load(self.w, &self.name, self.hp.n_embd, ff, kind)?))
+    }
+
+    /// `ffn_{up,down}` without a gate.
+    pub fn plain(&mut self, kind: Activation) -> Result<FeedForward, ModelError> {
+        let ff = self.hp.ff(self.i);
+        Ok(FeedForward::Plain(Plain::load(self.w, &self.name, self.hp.n_embd, ff, kind)?))
+    }
+
+    /// `ffn_gate_inp` and `ffn_{gate,up,down}_exps`.
+    pub fn experts(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
+        Ok(FeedForward::Moe(Experts::load(self.w, &self.name, self.hp.n_embd, shape)?))
+    }
+
+    /// The same beside `ffn_{gate,up,down}_shexp` of width `shared`; zero means none.
+    pub fn experts_beside(&mut self, shape: ExpertShape, shared: usize) -> Result<FeedForward, ModelError> {
+        if shared == 0 {
+            return self.experts(shape);
+        }
+        let experts = Experts::load(self.w, &self.name, self.hp.n_embd, shape)?;
+        let shared = Shared::load(self.w, &self.name, self.hp.n_embd, shared, shape.glu)?;
+        Ok(FeedForward::Shared(experts, shared))
+    }
+}

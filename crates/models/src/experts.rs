@@ -1,0 +1,184 @@
+//! Mixtures of experts: a router, what it chooses from, and experts that every token uses.
+
+use puna_graph::{Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, ValueId};
+
+use crate::blocks::Mlp;
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::weights::Weights;
+
+/// A router and its experts.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    router: Linear,
+    spec: MoeSpec,
+}
+
+/// What an architecture decides about its experts.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertShape {
+    /// Number of experts.
+    pub experts: usize,
+    /// Experts a token uses.
+    pub used: usize,
+    /// Width of an expert.
+    pub hidden: usize,
+    /// How weights come from logits.
+    pub gating: Gating,
+    /// Whether those of the chosen are scaled to sum to one.
+    pub normalise: bool,
+    /// Multiplies weights.
+    pub scale: f32,
+    /// Groups that limit the choice.
+    pub groups: Option<Groups>,
+    /// Whether the weight multiplies what the expert reads.
+    pub weighs_input: bool,
+    /// The experts' unit.
+    pub glu: Glu,
+}
+
+impl ExpertShape {
+    /// Experts of this width: their number and how many are used come from the keys; the rest is a plain softmax.
+    pub fn read(keys: &Keys<'_>, hidden: usize) -> Result<Self, ModelError> {
+        let (experts, used) = (keys.count("expert_count")?, keys.count("expert_used_count")?);
+        let of = |key: &str, value: usize, reason| {
+            Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
+        };
+        if used > experts {
+            return of("expert_used_count", used, "must be between 1 and the number of experts");
+        }
+        Ok(Self {
+            experts,
+            used,
+            hidden,
+            gating: Gating::Softmax,
+            normalise: false,
+            scale: 1.0,
+            groups: None,
+            weighs_input: false,
+            glu: Glu::Silu,
+        })
+    }
+
+    /// The same with everything else that keys may say of the choice: gating (or else this one), whether weights are scaled to
+    /// sum to one, their factor, groups.
+    pub fn read_all(keys: &Keys<'_>, hidden: usize, gating: Gating) -> Result<Self, ModelError> {
+        let plain = Self::read(keys, hidden)?;
+        let gating = match keys.opt_count("expert_gating_func")? {
+            None | Some(0) => gating,
+            Some(1) => Gating::Softmax,
+            Some(2) => Gating::Sigmoid,
+            Some(3) => Gating::SoftmaxOfChosen,
+            Some(other) => {
+                let reason = "use 1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)";
+                let (key, value) = (keys.name("expert_gating_func"), other.to_string());
+                return Err(ModelError::KeyValue { key, value, reason });
+            }
+        };
+        Ok(Self {
+            gating,
+            normalise: keys.flag("expert_weights_norm")?,
+            scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+            groups: groups(keys, &plain)?,
+            ..plain
+        })
+    }
+}
+
+/// Groups of experts, where there are several.
+fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelError> {
+    let count = keys.opt_count("expert_group_count")?.unwrap_or(0);
+    if count <= 1 {
+        return Ok(None);
+    }
+    let used = keys.opt_count("expert_group_used_count")?.unwrap_or(count);
+    let each = shape.experts / count;
+    if !shape.experts.is_multiple_of(count) || used == 0 || used > count || used * each < shape.used {
+        let reason =
+            "experts must come in groups of one size, and those that are used hold the experts of a token";
+        let (key, value) = (keys.name("expert_group_count"), format!("{count}, of which {used} are used"));
+        return Err(ModelError::KeyValue { key, value, reason });
+    }
+    Ok(Some(Groups { count, used }))
+}
+
+impl Experts {
+    /// Loads `ffn_gate_inp` and `ffn_{gate,up,down}_exps` with their optional biases, and `exp_probs_b` where the file has
+    /// it.
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        shape: ExpertShape,
+    ) -> Result<Self, ModelError> {
+        let ExpertShape { experts, used, hidden, gating, normalise, scale, groups, weighs_input, glu } =
+            shape;
+        let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
+        if ["gate", "up", "down"].iter().any(|part| w.has(&name(part, "scale"))) {
+            let what = format!("`{}`", name("*", "scale"));
+            return Err(ModelError::Unsupported {
+                what,
+                reason: "convert the experts to a format without it",
+            });
+        }
+        Ok(Self {
+            router: w.linear(&format!("{block}.ffn_gate_inp"), n_embd, experts)?,
+            spec: MoeSpec {
+                experts,
+                used,
+                gating,
+                normalise,
+                scale,
+                favour: w.opt(&format!("{block}.exp_probs_b.bias"), &[experts])?,
+                groups,
+                weighs_input,
+                glu,
+                hidden,
+                gate: w.tensor(&name("gate", "weight"), &[n_embd, hidden, experts])?,
+                up: w.tensor(&name("up", "weight"), &[n_embd, hidden, experts])?,
+                down: w.tensor(&name("down", "weight"), &[hidden, n_embd, experts])?,
+                gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
+                up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
+                down_bias: w.opt(&name("down", "bias"), &[n_embd, experts])?,
+                changes: ExpertChanges::default(),
+            },
+        })
+    }
+
+    /// The feed-forward part of a layer.
+    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let logits = g.linear("ffn_moe_logits", &self.router, x);
+        g.moe("ffn_moe_out", self.spec.clone(), x, logits)
+    }
+}
+
+/// An expert that every token uses.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    mlp: Mlp,
+    /// One column, whose sigmoid is the expert's weight.
+    weight: Option<Linear>,
+}
+
+impl Shared {
+    /// Loads `ffn_{gate,up,down}_shexp` of width `hidden`, and `ffn_gate_inp_shexp` where the file has it.
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        hidden: usize,
+        glu: Glu,
+    ) -> Result<Self, ModelError> {
+        let mlp = Mlp::named(w, block, "_shexp", (n_embd, hidden), glu)?;
+        Ok(Self { mlp, weight: w.opt_linear(&format!("{block}.ffn_gate_inp_shexp"), n_embd, 1)? })
+    }
+
+    /// What the expert makes of `x`.
+    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let y = self.mlp.forward(g, x);
+        let Some(weight) = &self.weight else { return y };
+        let weight = g.linear("shared_expert_gate", weight, x);
+        let weight = g.activate("shared_expert_gate_sigmoid", Activation::Sigmoid, weight);
+        g.mul("ffn_shexp_gated", y, weight)
+    }
+}
