@@ -52,8 +52,8 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
         reader.join()
     assert sorted(got) == [(200, True)] * 2 + [(206, True)] * 3
     assert sent[0, 65535] < len(data), "the first bytes waited for the last ones"
-    # Those who fetch halves of a part may meet.
-    assert upstream.sent < len(data) + (1 << 20), "it came once"
+    # Each for himself they would be 2.5 times as many. What was under way when another took the rest of a part comes twice.
+    assert upstream.sent < len(data) * 3 // 2, "it came once"
     assert wait_for(lambda: "big:latest" in it.cli("list", check=True).stdout)
     page = it.get("/mirror")[1].decode()
     assert "Being fetched" not in page and "library/big:latest<td>6.3 MB" in page and "Last pulls" in page
