@@ -83,7 +83,7 @@ pub struct ResponsesTool {
     description: Option<String>,
     /// JSON Schema of its arguments.
     parameters: Option<Map<String, Value>>,
-    /// Handed to the template.
+    /// Handed to the template; `true` also refuses to demand a call with a `oneOf` whose branches a text may fit at once.
     strict: Option<bool>,
     /// Of a `custom`: the form of its text; a grammar becomes part of the description.
     format: Option<Map<String, Value>>,
@@ -100,7 +100,7 @@ pub struct ResponsesFunction {
     description: Option<String>,
     /// JSON Schema of its arguments.
     parameters: Option<Map<String, Value>>,
-    /// Handed to the template.
+    /// Handed to the template; `true` also refuses to demand a call with a `oneOf` whose branches a text may fit at once.
     strict: Option<bool>,
 }
 

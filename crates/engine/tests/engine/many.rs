@@ -1,6 +1,7 @@
 //! More sequences, and more texts to embed, than fit a step: nobody has a slot, everybody gets a turn.
 
-use std::sync::atomic::Ordering;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use puna_engine::Speculation;
 
@@ -26,57 +27,70 @@ fn portable(num_batch: usize, pages: usize) -> Engine {
     open_at(Some("portable"), ZOO, &options)
 }
 
-fn most_running(engine: &Engine, until: impl Fn() -> bool) -> usize {
-    let (mut most, begun) = (0, std::time::Instant::now());
-    while !until() && begun.elapsed() < Duration::from_secs(60) {
-        most = most.max(engine.stats().running);
-        std::thread::sleep(Duration::from_millis(1));
+/// Starts jobs that are all there before the second step begins, and waits for their end. `seen` hears of each event, in the
+/// loop's own thread, with the number of its job.
+fn run_all(
+    engine: &Arc<Engine>,
+    lock: &Mutex<()>,
+    jobs: Vec<Job>,
+    seen: impl Fn(usize, &Event) + Send + Sync + 'static,
+) {
+    let held = lock.lock().unwrap();
+    let (seen, (sender, ended), count) = (Arc::new(seen), channel(), jobs.len());
+    for (n, job) in jobs.into_iter().enumerate() {
+        let (seen, sender) = (seen.clone(), sender.clone());
+        let sink = move |event: Event| {
+            seen(n, &event);
+            !matches!(event, Event::Done(_)) || sender.send(()).is_ok()
+        };
+        engine.submit(job, Box::new(sink)).unwrap();
     }
-    most
+    drop(held);
+    (0..count).for_each(|_| ended.recv_timeout(Duration::from_secs(60)).unwrap());
 }
 
 #[test]
 fn as_many_run_at_once_as_there_are_pages_for() {
-    for (pages, bounds) in [(201, 80..=100), (41, 30..=41)] {
-        let engine = portable(512, pages);
-        let all: Vec<_> = (0..100).map(|n| start(&engine, nth(n, 50))).collect();
-        let most = most_running(&engine, || engine.stats().generated_tokens >= 5000);
+    for (pages, bounds) in [(201, 100..=100), (41, 30..=41)] {
+        let options =
+            EngineOptions { max_sequences: None, cache_pages: Some(pages), ..EngineOptions::default() };
+        let (engine, lock, _) = hanging(ZOO, &options);
+        let (engine, most) = (Arc::new(engine), Arc::new(AtomicUsize::new(0)));
+        let (weak, highest) = (Arc::downgrade(&engine), most.clone());
+        let look = move |_: usize, _: &Event| {
+            let running = weak.upgrade().map_or(0, |engine| engine.stats().running);
+            highest.fetch_max(running, Ordering::Relaxed);
+        };
+        run_all(&engine, &lock, (0..100).map(|n| nth(n, 50)).collect(), look);
+        let most = most.load(Ordering::Relaxed);
         assert!(bounds.contains(&most), "{most} ran at once with {pages} pages");
-        let answers: Vec<_> = all.iter().map(|events| finish(events).0).collect();
-        for n in [0, 57, 99] {
-            let alone = run(&portable(512, 8), nth(n, 50)).0;
-            assert_eq!(answers[n as usize], alone, "sequence {n} of 100, {pages} pages");
-        }
         wait_until_idle(&engine);
         assert_eq!(engine.stats().pages_held, 0);
     }
 }
 
-/// How many tokens each of several answers had when the first of them was whole.
-fn when_the_first_ends(engine: &Engine, jobs: Vec<Job>) -> Vec<usize> {
-    let counts = Arc::new(std::sync::Mutex::new(vec![0; jobs.len()]));
-    let (sender, ended) = channel();
-    for (n, job) in jobs.into_iter().enumerate() {
-        let (counts, sender) = (counts.clone(), sender.clone());
-        let sink = move |event| {
-            let mut counts = counts.lock().unwrap();
-            match event {
-                Event::Piece(_) => counts[n] += 1,
-                Event::Done(_) => drop(sender.send(counts.clone())),
-                _ => {}
-            }
-            true
-        };
-        engine.submit(job, Box::new(sink)).unwrap();
-    }
-    ended.recv_timeout(Duration::from_secs(60)).unwrap()
-}
-
 #[test]
 fn where_a_step_has_too_few_rows_all_get_on_alike() {
-    let engine = portable(8, 64);
+    let options = EngineOptions {
+        num_batch: 8,
+        max_sequences: None,
+        cache_pages: Some(64),
+        ..EngineOptions::default()
+    };
+    let (engine, lock, _) = hanging(ZOO, &options);
     let alike = |n| Job { speculation: Some(Speculation::OFF), ..nth(n, 60) };
-    let counts = when_the_first_ends(&engine, (0..40).map(alike).collect());
+    let counts = Arc::new(Mutex::new((vec![0; 40], None)));
+    let tell = counts.clone();
+    let count = move |n: usize, event: &Event| {
+        let mut counts = tell.lock().unwrap();
+        match event {
+            Event::Piece(_) => counts.0[n] += 1,
+            Event::Done(_) if counts.1.is_none() => counts.1 = Some(counts.0.clone()),
+            _ => {}
+        }
+    };
+    run_all(&Arc::new(engine), &lock, (0..40).map(alike).collect(), count);
+    let counts = counts.lock().unwrap().1.clone().unwrap();
     // The first begin while the prompts of the others are read.
     let least = *counts.iter().min().unwrap();
     assert!(least >= 30, "when the first had 60 tokens, the others had {counts:?}");

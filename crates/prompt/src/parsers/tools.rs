@@ -1,5 +1,6 @@
 //! The tools of a request, and values of arguments that come as bare text.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
@@ -61,8 +62,9 @@ impl Tools {
     fn types(&self, tool: &str, argument: &str) -> Vec<&str> {
         let mut found = Vec::new();
         if let Some(root) = self.parameters(tool) {
-            let schemas = Schemas { root };
+            let mut schemas = Schemas { root, seen: HashSet::new() };
             if let Some(property) = schemas.property(root, argument, 0) {
+                schemas.seen.clear();
                 schemas.types(property, 0, &mut found);
             }
         }
@@ -79,6 +81,9 @@ const PARTS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// What a schema says of types.
 struct Schemas<'t> {
     root: &'t Json,
+    /// Schemas that were looked at, by where they stand in memory. They may refer to each other in circles, and each says
+    /// the same the second time.
+    seen: HashSet<*const Json>,
 }
 
 impl<'t> Schemas<'t> {
@@ -91,20 +96,23 @@ impl<'t> Schemas<'t> {
     }
 
     /// The schema of an argument.
-    fn property(&self, schema: &'t Json, name: &str, depth: usize) -> Option<&'t Json> {
-        if depth == DEPTH {
+    fn property(&mut self, schema: &'t Json, name: &str, depth: usize) -> Option<&'t Json> {
+        if depth == DEPTH || !self.seen.insert(schema) {
             return None;
         }
-        let own = schema.get("properties").and_then(|all| all.get(name));
-        let other = || {
-            let inside = self.target(schema).into_iter().chain(Self::parts(schema));
-            inside.filter_map(|part| self.property(part, name, depth + 1)).next()
-        };
-        own.or_else(other).or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
+        if let Some(own) = schema.get("properties").and_then(|all| all.get(name)) {
+            return Some(own);
+        }
+        let mut inside = self.target(schema).into_iter().chain(Self::parts(schema));
+        let other = inside.find_map(|part| self.property(part, name, depth + 1));
+        other.or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
     }
 
     /// The types that a property declares, or all those under `anyOf`.
-    fn types(&self, schema: &'t Json, depth: usize, found: &mut Vec<&'t str>) {
+    fn types(&mut self, schema: &'t Json, depth: usize, found: &mut Vec<&'t str>) {
+        if !self.seen.insert(schema) {
+            return;
+        }
         let before = found.len();
         if depth < DEPTH {
             let inside = self.target(schema).into_iter().chain(Self::parts(schema));
@@ -207,4 +215,27 @@ pub(super) fn number(text: &str) -> Option<Json> {
         return Some((number as i64).into());
     }
     serde_json::Number::from_f64(number).map(Json::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn schemas_that_refer_to_each_other_in_circles_take_no_time() {
+        let all: Vec<Json> = (0..60).map(|n| json!({"$ref": format!("#/$defs/{}", n % 20)})).collect();
+        let defs: Map<String, Json> =
+            (0..20).map(|n| (n.to_string(), json!({"anyOf": all, "allOf": all}))).collect();
+        let ends =
+            json!({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/0"}, {"type": ["null", "string"]}]});
+        let parameters = json!({"properties": {"x": {"allOf": all}, "y": ends}, "allOf": all, "$defs": defs});
+        let tools = Tools::new(&[json!({"name": "f", "parameters": parameters})]);
+        let begun = std::time::Instant::now();
+        assert_eq!(tools.value("f", "x", "1"), json!("1"));
+        assert_eq!(tools.value("f", "nobody's", "1"), json!("1"));
+        assert_eq!(tools.types("f", "y"), ["string", "null"]);
+        assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    }
 }

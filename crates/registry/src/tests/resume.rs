@@ -84,9 +84,11 @@ async fn ollamas_bookkeeping_is_understood() {
 #[tokio::test]
 async fn what_ollama_would_read_adds_up_at_any_moment() {
     let model = Model::new(8 << 20);
-    let mut looks = 0;
+    let (mut looks, mut rounds) = (0, 0);
     // As often as it takes to have looked at downloads in progress.
     while looks < 20 {
+        rounds += 1;
+        assert!(rounds <= 100, "{looks} looks in 100 downloads");
         let server = slow(&model).await;
         let bench = Bench::with(|settings| settings.streams = 3);
         let name = server.model();

@@ -1,16 +1,21 @@
 //! Whether the branches of a `oneOf` exclude each other, so that a text that fits one of them fits no other. Where they do
 //! they are the branches of an `anyOf`, which a grammar can hold a text to; where that cannot be told it cannot.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
+use super::CONSTRAINT_BYTES_MAX;
 use super::schema::{LIST, NAMED, ONE, SAME};
 
 type Object = serde_json::Map<String, Value>;
 
 /// References and parts that are followed from one schema, one after the other.
 const MAX_REFERENCES: usize = 32;
-/// Comparisons of two schemas at most: schemas come from strangers.
-const MAX_COMPARED: usize = 200_000;
+/// Comparisons of two schemas, or of two of their values, at most: schemas come from strangers.
+const MAX_COMPARED: usize = 1_000_000;
+/// Schemas that are looked at: no more fit into the bytes that a constraint may have.
+const MAX_SCHEMAS: usize = CONSTRAINT_BYTES_MAX / 3;
 /// Of a JSON value.
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
@@ -20,7 +25,35 @@ const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "objec
 /// # Errors
 /// A sentence that names the keyword and its place, the branches, and what would tell them apart.
 pub fn check_one_of(schema: &Value) -> Result<(), String> {
-    Check { root: schema, compared: 0 }.schema(schema, "#")
+    let mut check = Check { root: schema, compared: 0 };
+    let (mut seen, mut left) = (HashSet::new(), vec![(schema, "#".to_owned())]);
+    while let Some((schema, place)) = left.pop() {
+        let Value::Object(map) = schema else { continue };
+        if !seen.insert(std::ptr::from_ref(schema)) || seen.len() > MAX_SCHEMAS {
+            continue;
+        }
+        if let Some(Value::Array(branches)) = map.get("oneOf") {
+            check.branches(branches, &place)?;
+        }
+        for (keyword, value) in map {
+            let (keyword, place) = (keyword.as_str(), format!("{place}/{keyword}"));
+            match value {
+                Value::Object(_) if ONE.contains(&keyword) => left.push((value, place)),
+                Value::Object(named) if NAMED.contains(&keyword) => {
+                    left.extend(named.iter().map(|(name, schema)| (schema, format!("{place}/{name}"))));
+                }
+                Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
+                    left.extend(list.iter().enumerate().map(|(i, schema)| (schema, format!("{place}/{i}"))));
+                }
+                // Wherever that is.
+                Value::String(name) if keyword == "$ref" => {
+                    left.extend(check.referred(name).map(|schema| (schema, name.clone())));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Check<'a> {
@@ -29,29 +62,9 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn schema(&mut self, schema: &'a Value, place: &str) -> Result<(), String> {
-        let Value::Object(map) = schema else { return Ok(()) };
-        if let Some(Value::Array(branches)) = map.get("oneOf") {
-            self.branches(branches, place)?;
-        }
-        for (keyword, value) in map {
-            let (keyword, place) = (keyword.as_str(), format!("{place}/{keyword}"));
-            match value {
-                Value::Object(_) if ONE.contains(&keyword) => self.schema(value, &place)?,
-                Value::Object(named) if NAMED.contains(&keyword) => {
-                    for (name, schema) in named {
-                        self.schema(schema, &format!("{place}/{name}"))?;
-                    }
-                }
-                Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
-                    for (i, schema) in list.iter().enumerate() {
-                        self.schema(schema, &format!("{place}/{i}"))?;
-                    }
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+    /// What a reference within the schema stands for.
+    fn referred(&self, name: &str) -> Option<&'a Value> {
+        self.root.pointer(name.strip_prefix('#')?)
     }
 
     fn branches(&mut self, branches: &'a [Value], place: &str) -> Result<(), String> {
@@ -79,12 +92,21 @@ impl<'a> Check<'a> {
             // `false` fits nothing.
             return *one == Value::Bool(false) || *other == Value::Bool(false);
         };
-        list_different_values(ours, theirs)
+        self.compared += [ours, theirs].into_iter().filter_map(values).map(<[Value]>::len).sum::<usize>();
+        self.list_different_values(ours, theirs)
             || !types(ours).iter().any(|kind| types(theirs).contains(kind))
             || self.exclude_by_property(ours, theirs, depth)
             || self.exclude_by_property(theirs, ours, depth)
             || self.parts_exclude(ours, other, depth)
             || self.parts_exclude(theirs, one, depth)
+    }
+
+    /// Whether none of the values that one schema lists is among the other's.
+    fn list_different_values(&mut self, one: &Object, other: &Object) -> bool {
+        let (Some(ours), Some(theirs)) = (values(one), values(other)) else { return false };
+        self.compared = self.compared.saturating_add(ours.len().saturating_mul(theirs.len()));
+        self.compared <= MAX_COMPARED
+            && !ours.iter().any(|value| theirs.iter().any(|other| are_same(value, other)))
     }
 
     /// Whether one schema requires a property that the other does not allow, or allows only with values that exclude its own.
@@ -106,8 +128,7 @@ impl<'a> Check<'a> {
 
     /// Whether what a schema is made of excludes another: one of those parts that all hold, or each of those of which one does.
     fn parts_exclude(&mut self, one: &'a Object, other: &'a Value, depth: usize) -> bool {
-        let referred = one.get("$ref").and_then(Value::as_str).and_then(|place| place.strip_prefix('#'));
-        let referred = referred.and_then(|place| self.root.pointer(place));
+        let referred = one.get("$ref").and_then(Value::as_str).and_then(|name| self.referred(name));
         if referred.is_some_and(|part| self.exclude(part, other, depth - 1)) {
             return true;
         }
@@ -152,12 +173,6 @@ fn values(schema: &Object) -> Option<&[Value]> {
         (None, Some(Value::Array(list))) => Some(list),
         _ => None,
     }
-}
-
-/// Whether none of the values that one schema lists is among the other's.
-fn list_different_values(one: &Object, other: &Object) -> bool {
-    let (Some(ours), Some(theirs)) = (values(one), values(other)) else { return false };
-    !ours.iter().any(|value| theirs.iter().any(|other| are_same(value, other)))
 }
 
 /// Whether two values are the same: numbers are by what they come to.
@@ -223,6 +238,10 @@ mod tests {
             let error = error(&schema).unwrap_or_else(|| panic!("{schema}"));
             assert!(error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"), "{error}");
         }
+        // Wherever it is referred to.
+        let branches = json!([{"type": "string"}, {"const": "a"}]);
+        let schema = json!({"$ref": "#/components/x", "components": {"x": {"oneOf": branches}}});
+        assert!(error(&schema).unwrap().contains("at #/components/x: "));
         // What only has the name of a keyword is none.
         let names = json!({"properties": {"oneOf": {"type": "array"}}, "const": {"oneOf": [{}, {}]}});
         assert_eq!(error(&names), None);
@@ -236,6 +255,16 @@ mod tests {
             (0..40).map(|n| (n.to_string(), json!({"allOf": names, "anyOf": names}))).collect();
         let begun = std::time::Instant::now();
         assert!(error(&json!({"oneOf": names, "$defs": defs})).is_some());
+        // Long lists of values that differ, once and again.
+        let many = |from: usize| json!({"enum": (from..from + 300_000).collect::<Vec<_>>()});
+        assert!(error(&json!({"oneOf": [many(0), many(1_000_000)]})).is_some());
+        let few = |from: usize| json!({"enum": (from..from + 300).collect::<Vec<_>>()});
+        let lists: Vec<Value> = (0..200).map(|n| few(1000 * n)).collect();
+        assert!(error(&json!({"oneOf": lists})).is_some());
+        // References that follow each other for long.
+        let chain: Object =
+            (0..100_000).map(|n| (n.to_string(), json!({"$ref": format!("#/$defs/{}", n + 1)}))).collect();
+        assert!(error(&json!({"$ref": "#/$defs/0", "$defs": chain})).is_none());
         assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
     }
 }

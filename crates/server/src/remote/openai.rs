@@ -249,7 +249,7 @@ pub(super) async fn read(
         reader.chunk(&chunk).await;
     };
     // Also of an answer that fails: what came of a call is told.
-    reader.end_call().await;
+    reader.end_call(failed.is_none() && reader.finish.is_some()).await;
     if let Some(failure) = failed {
         return Err(failure);
     }
@@ -362,11 +362,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Gives the open call. One that is none comes as text.
-    async fn end_call(&mut self) {
+    /// Gives the open call. One that is none comes as text, and so does one of an answer that is not `whole` whose arguments have
+    /// not begun.
+    async fn end_call(&mut self, whole: bool) {
         let Some(Call { id, name, arguments, begun, .. }) = self.call.take() else { return };
         let read = match arguments.trim() {
-            "" => Ok(Map::new()),
+            "" if whole => Ok(Map::new()),
+            "" => Err("it broke off".to_owned()),
             text => serde_json::from_str(text).map_err(|error| error.to_string()),
         };
         let read = read.and_then(|arguments| match name.as_str() {

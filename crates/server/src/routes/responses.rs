@@ -1,6 +1,7 @@
 //! Routes of OpenAI's newer dialect.
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
@@ -109,22 +110,38 @@ pub(super) async fn retrieve(
     State(app): State<App>,
     owner: Owner,
     Path(id): Path<String>,
-    RawQuery(query): RawQuery,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let of_query = |name: &str| {
-        let mut fields = query.iter().flat_map(|query| query.split('&')).filter_map(|of| of.split_once('='));
-        fields.find(|(field, _)| *field == name).map(|(_, value)| value)
-    };
-    let stream = matches!(of_query("stream"), Some("true" | "1"));
-    let after = of_query("starting_after").map(str::parse).transpose();
-    let after =
-        after.map_err(|_| Failure::bad_request("starting_after must be the sequence_number of an event"))?;
+    let Query(fields) = query.map_err(|error| Failure::bad_request(error.body_text()))?;
+    let (stream, after) = read_query(fields)?;
     let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
     if !stream {
         return Ok(json_plain(StatusCode::OK, &kept.response));
     }
     let events = Ok(Bytes::from(replay(&kept, after)));
     Ok(http::stream(Wire::NamedSse, tokio_stream::iter([events])))
+}
+
+/// Whether events are wanted, and behind which one. What says nothing here is named as ignored.
+fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), Failure> {
+    let (mut stream, mut after) = (false, None);
+    for (name, value) in fields {
+        match (&*name, &*value) {
+            ("stream", "true" | "True" | "1") => stream = true,
+            ("stream", "false" | "False" | "0" | "") => stream = false,
+            ("stream", _) => return Err(Failure::bad_request("stream must be true or false")),
+            ("starting_after", number) => {
+                let wrong =
+                    |_| Failure::bad_request("starting_after must be the sequence_number of an event");
+                after = Some(number.parse().map_err(wrong)?);
+            }
+            _ => note_ignored(name),
+        }
+    }
+    if after.is_some() && !stream {
+        note_ignored("starting_after".to_owned());
+    }
+    Ok((stream, after))
 }
 
 /// `DELETE /v1/responses/…`

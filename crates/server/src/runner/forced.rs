@@ -1,11 +1,11 @@
 //! A call that the request demands: the form of the answer is that of the call.
 
-use puna_api::native::{Tool, ToolChoice};
 mod schemas;
 mod written;
 
+use puna_api::native::{Tool, ToolChoice};
 use puna_prompt::{Arguments, CallForm, OutputParser, Part, ValueKind};
-use puna_sampler::{Constraint, lark_json};
+use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, check_one_of, lark_json};
 use serde_json::{Value, json};
 
 use crate::canonical::Failure;
@@ -47,6 +47,14 @@ fn parameters(tool: &Tool) -> Result<Value, String> {
         Some(Value::Object(map)) => Value::Object(map.clone()),
         Some(_) => return Err("a JSON Schema of an object was expected".into()),
     };
+    // Before it is taken apart.
+    let bytes = schema.to_string().len();
+    if bytes > CONSTRAINT_BYTES_MAX {
+        return Err(format!("they have {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
+    }
+    if tool.0.pointer("/function/strict") == Some(&Value::Bool(true)) {
+        check_one_of(&schema)?;
+    }
     let is_object = match &schema["type"] {
         Value::Null => true,
         Value::String(name) => name == "object",

@@ -111,7 +111,7 @@ async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
         "{}",
         answer.body
     );
-    assert!(asked > 10 && 4 * longest < whole, "{asked} answers, {longest:?} of {whole:?}");
+    assert!(asked > 10 && 2 * longest < whole, "{asked} answers, {longest:?} of {whole:?}");
 }
 
 #[tokio::test]

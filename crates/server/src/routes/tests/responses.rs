@@ -69,7 +69,10 @@ async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
         |event: &str| -> Value { serde_json::from_str(event.split_once("\ndata: ").unwrap().1).unwrap() };
     let kept = data(events.last().unwrap())["response"].clone();
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
-    assert_eq!(b.get(&format!("{path}?stream=false&include=x")).await.json(), kept);
+    let whole = b.get(&format!("{path}?stream=false&include[]=x&starting_after=1")).await;
+    assert_eq!(whole.header("x-puna-ignored"), "include[], starting_after");
+    assert_eq!(whole.json(), kept);
+    assert_eq!(b.get(&format!("{path}?stream=yes")).await.status, 400);
     let again = b.get(&format!("{path}?stream=true")).await;
     assert_eq!((again.status.as_u16(), again.header("content-type")), (200, "text/event-stream"));
     assert_eq!(again.body, events.concat());

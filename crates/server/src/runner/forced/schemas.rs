@@ -1,5 +1,6 @@
 //! JSON Schemas taken apart: what a value may be, as a choice of plain schemas.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
@@ -10,6 +11,10 @@ pub(super) type Schema = Map<String, Value>;
 const DEPTH: usize = 32;
 /// Choices that a schema comes to at most.
 const CHOICES: usize = 64;
+/// Schemas that hold at once in one choice at most.
+const AT_ONCE: usize = 32;
+/// Steps in which the schemas of a tool are taken apart at most: they come from strangers.
+const STEPS: usize = 20_000;
 
 /// Keywords that say something of an object which is not kept where arguments are written one by one.
 const NOT_KEPT: [&str; 14] = [
@@ -69,7 +74,9 @@ impl Choice {
     }
 
     fn and(&self, other: &Self) -> Self {
-        Self(self.0.iter().chain(&other.0).cloned().collect())
+        let mut all = self.0.clone();
+        all.extend(other.0.iter().filter(|schema| !self.0.contains(schema)).cloned());
+        Self(all)
     }
 
     /// The same as one schema, for values of these types only.
@@ -132,10 +139,26 @@ fn types(schema: &Schema) -> Option<Vec<&'static str>> {
 
 /// The schemas of one tool.
 pub(super) struct Schemas<'a> {
-    pub(super) root: &'a Value,
+    root: &'a Value,
+    steps: Cell<usize>,
 }
 
-impl Schemas<'_> {
+impl<'a> Schemas<'a> {
+    pub(super) fn new(root: &'a Value) -> Self {
+        Self { root, steps: Cell::new(0) }
+    }
+
+    /// Counts what was done.
+    fn step(&self, steps: usize) -> Result<(), String> {
+        self.steps.set(self.steps.get().saturating_add(steps));
+        match self.steps.get() <= STEPS {
+            true => Ok(()),
+            false => {
+                Err(format!("their $ref, allOf, anyOf and oneOf take more than {STEPS} steps to follow"))
+            }
+        }
+    }
+
     /// What a schema comes to.
     pub(super) fn choices(&self, schema: &Value) -> Result<Vec<Choice>, String> {
         self.choices_at(schema, 0)
@@ -149,14 +172,24 @@ impl Schemas<'_> {
             _ => return Err(format!("a schema was expected, but found {schema}")),
         };
         if depth == DEPTH {
-            return Err("its schemas refer to each other without an end".into());
+            return Err(format!(
+                "$ref, allOf, anyOf and oneOf lead from one to the next more than {DEPTH} times"
+            ));
         }
+        self.step(1)?;
         let mut own = map.clone();
         own.retain(|key, _| !REMARKS.contains(&key.as_str()) && !ELSEWHERE.contains(&key.as_str()));
         let mut all = vec![Choice(if own.is_empty() { Vec::new() } else { vec![own] })];
         let mut also = |more: Vec<Choice>| {
+            if all.len() * more.len() > CHOICES {
+                return Err(format!("anyOf and oneOf allow more than {CHOICES} forms together"));
+            }
+            self.step(all.len() * more.len())?;
             all = all.iter().flat_map(|one| more.iter().map(move |other| one.and(other))).collect();
-            if all.len() > CHOICES { Err(format!("it allows more than {CHOICES} forms")) } else { Ok(()) }
+            match all.iter().all(|choice| choice.0.len() <= AT_ONCE) {
+                true => Ok(()),
+                false => Err(format!("allOf joins more than {AT_ONCE} schemas of one value")),
+            }
         };
         if let Some(name) = map.get("$ref") {
             also(self.choices_at(self.target(name)?, depth + 1)?)?;
@@ -168,6 +201,9 @@ impl Schemas<'_> {
             let mut choices = Vec::new();
             for part in list(map, keyword) {
                 choices.extend(self.choices_at(part, depth + 1)?);
+                if choices.len() > CHOICES {
+                    return Err(format!("{keyword} allows more than {CHOICES} forms"));
+                }
             }
             also(choices)?;
         }
@@ -197,6 +233,25 @@ fn list<'m>(map: &'m Schema, keyword: &str) -> impl Iterator<Item = &'m Value> {
     map.get(keyword).and_then(Value::as_array).into_iter().flatten()
 }
 
+/// One schema for several that hold at once. Those that are such themselves are taken apart, and each counts once: schemas that
+/// refer to themselves come to the same one again.
+pub(super) fn all_of<'v>(schemas: impl IntoIterator<Item = &'v Value>) -> Value {
+    let mut all: Vec<&Value> = Vec::new();
+    for schema in schemas {
+        let parts = schema.get("allOf").and_then(Value::as_array);
+        let parts = parts.filter(|_| schema.as_object().is_some_and(|map| map.len() == 1));
+        for part in parts.map_or_else(|| std::slice::from_ref(schema), Vec::as_slice) {
+            if !all.contains(&part) {
+                all.push(part);
+            }
+        }
+    }
+    match all.as_slice() {
+        [one] => (*one).clone(),
+        all => json!({"allOf": all}),
+    }
+}
+
 /// An object whose properties are known.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Record {
@@ -220,7 +275,7 @@ impl Record {
             for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten()
             {
                 match record.properties.iter_mut().find(|(known, _)| known == name) {
-                    Some((_, known)) => *known = json!({"allOf": [known.clone(), property]}),
+                    Some((_, known)) => *known = all_of([&*known, property]),
                     None => record.properties.push((name.clone(), property.clone())),
                 }
             }
@@ -246,7 +301,7 @@ impl Record {
             [] => Some(json!({})),
             [(others, _)] => Some((*others).clone()).filter(|others| *others != Value::Bool(false)),
             _ if others.iter().any(|(others, _)| **others == Value::Bool(false)) => None,
-            _ => Some(json!({"allOf": others.iter().map(|(others, _)| others).collect::<Vec<_>>()})),
+            _ => Some(all_of(others.iter().map(|(others, _)| *others))),
         };
         Ok(record)
     }

@@ -448,7 +448,7 @@ fn what_cannot_be_kept_is_refused_by_name() {
         (json!({"properties": {"a": {}}, "not": {}}), "not"),
         (json!({"properties": {"a": false}, "required": ["a"]}), "\"a\""),
         (json!({"$ref": "#/$defs/none"}), "#/$defs/none"),
-        (json!({"anyOf": [{"$ref": "#"}]}), "without an end"),
+        (json!({"anyOf": [{"$ref": "#"}]}), "$ref, allOf, anyOf and oneOf lead from one to the next"),
     ] {
         let message = refused(&all[0], parameters);
         assert!(message.contains(word) && message.contains("\"f\""), "{message}");
@@ -456,4 +456,59 @@ fn what_cannot_be_kept_is_refused_by_name() {
     let gemma = all.iter().find(|case| case.title == "gemma4-small").unwrap();
     let nested = json!({"properties": {"a": {"type": "object", "properties": {"b c": {}}}}});
     assert!(refused(gemma, nested).contains("b c"));
+}
+
+/// Schemas of strangers that come to ever more, each in its way.
+fn hostile() -> Vec<(&'static str, Value)> {
+    let step = |keyword: &str, n: usize| json!({keyword: vec![json!({"$ref": format!("#/$defs/{n}")}); 50]});
+    let tower = |keyword: &str, ground: Value| {
+        let mut defs: Schema = (1..17).map(|n| (n.to_string(), step(keyword, n - 1))).collect();
+        defs.insert("0".into(), ground);
+        json!({"properties": {"x": {"$ref": "#/$defs/16"}}, "$defs": defs})
+    };
+    let twice = |name: &str| json!({"items": {"$ref": format!("#/$defs/{name}")}});
+    let doubled = json!({"type": "array", "allOf": [twice("a"), twice("b")]});
+    let lists =
+        json!({"a": doubled, "b": {"type": "array", "minItems": 1, "allOf": [twice("b"), twice("a")]}});
+    let words: Vec<String> = (0..40_000).map(|n| format!("word{n}")).collect();
+    vec![
+        ("allOf", tower("allOf", json!({"type": "string"}))),
+        ("anyOf of nothing", tower("anyOf", json!(false))),
+        ("anyOf", tower("anyOf", json!({"type": "string"}))),
+        ("lists of lists", json!({"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": lists})),
+        ("size", json!({"properties": {"x": {"enum": words}}})),
+    ]
+}
+
+#[test]
+fn schemas_that_blow_up_take_bounded_time() {
+    let begun = std::time::Instant::now();
+    for case in cases() {
+        for (what, parameters) in hostile() {
+            let tool = Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+            // Refused or not: it comes to an end.
+            let made = constraint(&case.form, &[&tool], false, &[]);
+            assert!(
+                made.is_ok() || made.is_err_and(|failure| failure.status == 400),
+                "{}: {what}",
+                case.title
+            );
+        }
+    }
+    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn schemas_that_contain_themselves_through_what_they_inherit_have_an_end() {
+    let all = cases();
+    let gemma = all.iter().find(|case| case.title == "gemma4-small").unwrap();
+    let node =
+        |own: Value| json!({"type": "object", "properties": {"children": {"type": "array", "items": own}}});
+    let base = node(json!({"$ref": "#/$defs/base"}));
+    let derived = json!({"allOf": [{"$ref": "#/$defs/base"}, node(json!({"$ref": "#/$defs/derived"}))]});
+    let parameters = json!({"properties": {"x": {"$ref": "#/$defs/derived"}}, "$defs": {"base": base, "derived": derived}});
+    let tool = Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+    let lark = constraint(&gemma.form, &[&tool], false, &[]).unwrap();
+    let Constraint::Lark(lark) = lark else { panic!("{lark:?}") };
+    assert!(lark.len() < 20_000, "{}", lark.len());
 }

@@ -11,7 +11,7 @@ use puna_sampler::{BareText, lark_json, pattern_without};
 use serde_json::{Value, json};
 
 use super::literal;
-use super::schemas::{Choice, Record, Schema, Schemas, bind_strings};
+use super::schemas::{Choice, Record, Schema, Schemas, all_of, bind_strings};
 
 /// Names of further properties.
 const OTHER_NAME: &str = "[a-zA-Z_][a-zA-Z0-9_-]{0,63}";
@@ -21,6 +21,11 @@ const NUMBER: &str = "\\s*[+-]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)
 const BOOLEAN: &str = "\\s*(?:[tT][rR][uU][eE]|[fF][aA][lL][sS][eE])\\s*";
 const NULL: &str = "\\s*[nN][uU][lL][lL]\\s*";
 const BRACKETS: &str = "\\s*[\\[{](?s:.)*";
+
+/// Values stand in each other so deep.
+const DEPTH: usize = 64;
+/// Values of different schemas at most.
+const VALUES: usize = 2000;
 
 /// What the parts of an object stand between.
 struct Around<'a> {
@@ -42,6 +47,8 @@ pub(super) struct Rules<'a> {
     count: usize,
     /// Rules of values that are written like JSON, by their schemas.
     known: HashMap<String, String>,
+    /// How many values the one that is being made stands in.
+    depth: usize,
 }
 
 /// The rule `name` of what stands behind the name of the tool with this number, and the rules that it needs.
@@ -55,9 +62,9 @@ pub(super) fn rules(
     parameters: &Value,
     tags: &[(String, u32)],
 ) -> Result<String, String> {
-    let schemas = Schemas { root: parameters };
-    let mut rules =
-        Rules { written, schemas, tags, tool, lark: String::new(), count: 0, known: HashMap::new() };
+    let schemas = Schemas::new(parameters);
+    let (lark, known) = (String::new(), HashMap::new());
+    let mut rules = Rules { written, schemas, tags, tool, lark, count: 0, known, depth: 0 };
     let Written { head, link, close, empty, .. } = written;
     let around = Around { head, link, close, empty, is_outer: true };
     let body = rules.objects(&rules.schemas.choices(parameters)?, &around)?;
@@ -66,7 +73,7 @@ pub(super) fn rules(
 
 /// The names of all arguments that are listed.
 pub(super) fn names(parameters: &Value) -> Vec<String> {
-    let choices = Schemas { root: parameters }.choices(parameters).unwrap_or_default();
+    let choices = Schemas::new(parameters).choices(parameters).unwrap_or_default();
     let records = choices.iter().filter_map(|choice| Record::of(choice).ok());
     records.flat_map(|record| record.properties).map(|(name, _)| name).collect()
 }
@@ -302,6 +309,24 @@ impl Rules<'_> {
         // Before it is made: it may mention itself.
         let rule = format!("t{}v{}", self.tool, self.known.len());
         self.known.insert(key, rule.clone());
+        if self.depth == DEPTH || self.known.len() > VALUES {
+            return Err(format!(
+                "properties and items stand in each other more than {DEPTH} times, or are more than {VALUES}"
+            ));
+        }
+        self.depth += 1;
+        let found = self.values(schema);
+        self.depth -= 1;
+        let found = found?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let _ = writeln!(self.lark, "{rule}: {}", found.join(" | "));
+        Ok(Some(rule))
+    }
+
+    /// The forms of a value, by its choices and types.
+    fn values(&mut self, schema: &Value) -> Result<Vec<String>, String> {
         let mut found = Vec::new();
         for choice in self.schemas.choices(schema)? {
             let types = choice.types().unwrap_or_else(|| super::schemas::TYPES.to_vec());
@@ -318,11 +343,7 @@ impl Rules<'_> {
                 });
             }
         }
-        if found.is_empty() {
-            return Ok(None);
-        }
-        let _ = writeln!(self.lark, "{rule}: {}", found.join(" | "));
-        Ok(Some(rule))
+        Ok(found)
     }
 
     fn quoted(&mut self, choice: &Choice) -> Result<String, String> {
@@ -342,7 +363,7 @@ impl Rules<'_> {
             return Err("uniqueItems cannot be kept".into());
         }
         let items: Vec<&Value> = choice.0.iter().filter_map(|schema| schema.get("items")).collect();
-        let items = if let [one] = items.as_slice() { (*one).clone() } else { json!({"allOf": items}) };
+        let items = all_of(items);
         let bound = |key| choice.0.iter().filter_map(move |schema| schema.get(key).and_then(Value::as_u64));
         let least = bound("minItems").max().unwrap_or(0);
         let most = bound("maxItems").min();
