@@ -164,8 +164,15 @@ impl OutputParser {
         self.run(false)
     }
 
-    /// Ends the stream: what was held back comes out.
+    /// Ends the stream where the model ended it: what was held back comes out.
     pub fn finish(&mut self) -> Vec<Part> {
+        self.run(true)
+    }
+
+    /// Ends the stream where the model would have gone on, by a limit or a stop string: also a family that is lenient with a
+    /// call without its end takes it for text then.
+    pub fn break_off(&mut self) -> Vec<Part> {
+        self.text.cut();
         self.run(true)
     }
 

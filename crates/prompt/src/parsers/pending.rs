@@ -15,6 +15,8 @@ pub(super) struct Pending {
     start: usize,
     /// Bytes of the undecided text that the current search has been through.
     seen: usize,
+    /// Whether it ends because it was broken off, and not by the model.
+    cut: bool,
 }
 
 /// What a search found.
@@ -38,6 +40,16 @@ pub(super) struct Flow {
 }
 
 impl Pending {
+    /// Says that it was broken off.
+    pub(super) fn cut(&mut self) {
+        self.cut = true;
+    }
+
+    /// Whether the model would have gone on.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     /// Adds the next piece of output.
     pub(super) fn push(&mut self, piece: &str) {
         if self.start > SLACK && self.start > self.text.len() / 2 {

@@ -125,7 +125,7 @@ pub(super) enum End {
 pub(super) enum Unclosed {
     /// It is malformed.
     Malformed,
-    /// It counts if its tool was offered and every required argument is there.
+    /// It counts if the model ended there, its tool was offered and every required argument is there.
     IfComplete,
 }
 
@@ -381,6 +381,7 @@ impl Tagged {
         let all = text.take_all();
         let inside = if matches!(calls.end, End::Tag(_)) { &all[..seen] } else { &all };
         let read = match calls.unclosed {
+            _ if text.is_cut() => Err(CallError::Unclosed),
             Unclosed::Malformed => Err(CallError::Unclosed),
             Unclosed::IfComplete => self.read(calls, inside).and_then(|read| {
                 for call in &read {

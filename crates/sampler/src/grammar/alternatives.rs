@@ -68,6 +68,12 @@ impl<'a> Check<'a> {
     }
 
     fn branches(&mut self, branches: &'a [Value], place: &str) -> Result<(), String> {
+        // What refers to nothing is another mistake, which whoever compiles the schema tells.
+        let is_lost =
+            |branch: &Value| branch["$ref"].as_str().is_some_and(|name| self.referred(name).is_none());
+        if branches.iter().any(is_lost) {
+            return Ok(());
+        }
         for (i, one) in branches.iter().enumerate() {
             for (j, other) in branches.iter().enumerate().skip(i + 1) {
                 if self.exclude(one, other, MAX_REFERENCES) {
@@ -231,13 +237,17 @@ mod tests {
             json!([{"type": "string", "minLength": 2}, {"type": "string", "pattern": "^a"}]),
             json!([{}, {"type": "string"}]),
             json!([{"$ref": "#/$defs/loop"}, {"type": "string"}]),
-            json!([{"$ref": "#/nowhere"}, {"type": "string"}]),
             json!([{"type": "null"}, {"type": "string"}, {"enum": ["a", null]}]),
         ] {
             let schema = json!({"$defs": {"loop": {"$ref": "#/$defs/loop"}}, "items": {"oneOf": branches}});
             let error = error(&schema).unwrap_or_else(|| panic!("{schema}"));
             assert!(error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"), "{error}");
         }
+        assert_eq!(
+            error(&json!({"oneOf": [{"$ref": "#/nowhere"}, {"type": "string"}]})),
+            None,
+            "it is no matter of this"
+        );
         // Wherever it is referred to.
         let branches = json!([{"type": "string"}, {"const": "a"}]);
         let schema = json!({"$ref": "#/components/x", "components": {"x": {"oneOf": branches}}});

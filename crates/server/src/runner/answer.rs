@@ -237,12 +237,12 @@ impl Answer {
     }
 
     /// Sends what was held back because a tag might have begun.
-    fn flush(&mut self) {
+    fn flush(&mut self, finish: Finish) {
         if self.is_verbatim() {
             return;
         }
         if let Some(parser) = &mut self.parser {
-            let parts = parser.finish();
+            let parts = if finish == Finish::End { parser.finish() } else { parser.break_off() };
             self.send_parts(parts, Vec::new());
         }
     }
@@ -453,7 +453,7 @@ impl Sink for Answer {
             }
             EngineEvent::Piece(piece) => self.piece(piece),
             EngineEvent::Done(summary) => {
-                self.flush();
+                self.flush(summary.finish);
                 let done = self.done(summary);
                 self.handle.send(Event::Done(Box::new(done)))
             }

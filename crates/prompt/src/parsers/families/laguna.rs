@@ -193,17 +193,20 @@ impl Laguna {
     }
 
     fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let inside = match text.find(&[END_CALL]) {
+        let (inside, close) = match text.find(&[END_CALL]) {
             Found::Tag { at, .. } => {
                 let inside = text.take(at).to_owned();
                 text.take(END_CALL.len());
-                inside
+                (inside, END_CALL)
             }
-            _ if end => text.take_all(),
+            _ if end => (text.take_all(), ""),
             _ => return false,
         };
-        let read = self.read(&inside).map(|call| vec![call]);
-        out.calls(read, |_| format!("{CALL}{inside}{END_CALL}"));
+        let read = match close.is_empty() && text.is_cut() {
+            true => Err(CallError::Unclosed),
+            false => self.read(&inside).map(|call| vec![call]),
+        };
+        out.calls(read, |_| format!("{CALL}{inside}{close}"));
         self.go(State::Opening, true)
     }
 

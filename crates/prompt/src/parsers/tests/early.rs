@@ -124,3 +124,35 @@ fn of_a_list_what_is_complete_stays_whatever_comes_behind_it() {
         assert_eq!(told("qwen3", &format!("<tool_call>[{rest}</tool_call> so")), want, "{rest}");
     }
 }
+
+#[test]
+fn a_call_that_is_cut_is_text_also_where_its_end_may_be_left_out() {
+    let text = "<tool_call>f<arg_key>a</arg_key><arg_value>rm -rf /tmp</arg_value></tool_call>";
+    for name in ["glm-4.7", "glm-ocr", "laguna", "poolside-v1"] {
+        for cut in 1..=text.len() {
+            let tools = tools();
+            let input =
+                ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+            let parser = || OutputParser::by_name(name, &input).expect("a name");
+            let is_call = |parts: &[Part]| parts.iter().any(|part| matches!(part, Part::Call(_)));
+            let mut cut_off = parser();
+            let mut parts = cut_off.push(&text[..cut]);
+            parts.extend(cut_off.break_off());
+            assert_eq!(is_call(&parts), cut == text.len(), "{name} at {cut}: {parts:?}");
+            let malformed = parts.iter().any(|part| matches!(part, Part::Malformed { .. }));
+            assert_eq!(
+                malformed,
+                ("<tool_call>".len()..text.len()).contains(&cut),
+                "{name} at {cut}: {parts:?}"
+            );
+        }
+        // The model's own end is another matter.
+        let tools = tools();
+        let input =
+            ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+        let mut ended = OutputParser::by_name(name, &input).expect("a name");
+        let mut parts = ended.push(text.strip_suffix("</tool_call>").unwrap());
+        parts.extend(ended.finish());
+        assert!(parts.iter().any(|part| matches!(part, Part::Call(_))), "{name}: {parts:?}");
+    }
+}
