@@ -281,10 +281,12 @@ fn check_name(bytes: &[u8]) -> Result<&str, (String, &'static str)> {
     if bytes.is_empty() {
         return Err(invalid("is empty"));
     }
-    if bytes.iter().any(u8::is_ascii_control) {
-        return Err(invalid("contains control characters"));
+    let name = std::str::from_utf8(bytes).map_err(|_| invalid("is not valid UTF-8"))?;
+    // Also those beyond ASCII, which terminals obey too.
+    match name.contains(char::is_control) {
+        true => Err(invalid("contains control characters")),
+        false => Ok(name),
     }
-    std::str::from_utf8(bytes).map_err(|_| invalid("is not valid UTF-8"))
 }
 
 /// The type of number `id` and the bytes of a tensor of it.

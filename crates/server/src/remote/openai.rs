@@ -321,7 +321,8 @@ impl Reader<'_> {
             open.number == number && (id.is_none_or(|id| id == open.id) || name.is_none())
         });
         if !goes_on {
-            self.end_call().await;
+            // Another one has begun.
+            self.end_call(true).await;
             let id = id.map_or_else(ids::call, str::to_owned);
             let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
             self.call = Some(Call { id, number, name, arguments, begun: false, json, told: 0 });
@@ -469,7 +470,7 @@ mod tests {
         for part in parts {
             reader.chunk(&json!({"choices": [{"delta": {"tool_calls": [part]}}]})).await;
         }
-        reader.end_call().await;
+        reader.end_call(true).await;
         drop(to);
         let mut all = Vec::new();
         while let Some(event) = from.recv().await {

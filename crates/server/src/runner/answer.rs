@@ -28,6 +28,8 @@ pub(super) struct Answer {
     handle: Handle,
     generator: Arc<dyn Generator>,
     parser: Option<OutputParser>,
+    /// The answer has a form.
+    formed: bool,
     /// Calls so far.
     calls: usize,
     /// Numbers that calls were given so far, also those that broke off.
@@ -65,6 +67,7 @@ impl Answer {
             handle,
             generator,
             parser,
+            formed: false,
             calls: 0,
             numbers: 0,
             one_call: false,
@@ -112,6 +115,12 @@ impl Answer {
     pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
         self.dropped_messages = messages as u64;
         self.cut_tokens = tokens as u64;
+        self
+    }
+
+    /// Remembers whether the answer has a form.
+    pub(super) fn with_form(mut self, formed: bool) -> Self {
+        self.formed = formed;
         self
     }
 
@@ -193,7 +202,9 @@ impl Answer {
                 }
                 Part::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
-                    (false, text)
+                    // An answer that has a form begins with nothing else: what came before it was thought. One that had to
+                    // be a call has that form.
+                    (self.formed && self.forced.is_none(), text)
                 }
             };
             match texts.last_mut() {
@@ -237,12 +248,12 @@ impl Answer {
     }
 
     /// Sends what was held back because a tag might have begun.
-    fn flush(&mut self, finish: Finish) {
+    fn flush(&mut self, finish: &Finish) {
         if self.is_verbatim() {
             return;
         }
         if let Some(parser) = &mut self.parser {
-            let parts = if finish == Finish::End { parser.finish() } else { parser.break_off() };
+            let parts = if *finish == Finish::End { parser.finish() } else { parser.break_off() };
             self.send_parts(parts, Vec::new());
         }
     }
@@ -453,7 +464,7 @@ impl Sink for Answer {
             }
             EngineEvent::Piece(piece) => self.piece(piece),
             EngineEvent::Done(summary) => {
-                self.flush(summary.finish);
+                self.flush(&summary.finish);
                 let done = self.done(summary);
                 self.handle.send(Event::Done(Box::new(done)))
             }

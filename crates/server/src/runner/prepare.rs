@@ -109,6 +109,7 @@ impl Preparer {
         listening(&handle)?;
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
+            .with_form(grammar.is_some())
             .with_stop(&task.options.stop)
             .with_forced(beginning)
             .with_one_call(!task.parallel_tool_calls)

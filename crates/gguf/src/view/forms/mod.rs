@@ -5,15 +5,17 @@ mod gemma4;
 mod glm_ocr;
 mod gpt_oss;
 mod llama3;
+mod llama4;
 
 use super::rules::{Draft, Form};
 
-const FORMS: [&Form; 6] = [
+const FORMS: [&Form; 7] = [
     &gemma3::EMBEDDING,
     &gemma3::CHAT,
     &gemma4::GEMMA4,
     &gpt_oss::GPT_OSS,
     &llama3::LLAMA3,
+    &llama4::LLAMA4,
     &glm_ocr::GLM_OCR,
 ];
 

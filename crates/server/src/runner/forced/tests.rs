@@ -462,7 +462,8 @@ fn what_cannot_be_kept_is_refused_by_name() {
 fn hostile() -> Vec<(&'static str, Value)> {
     let step = |keyword: &str, n: usize| json!({keyword: vec![json!({"$ref": format!("#/$defs/{n}")}); 50]});
     let tower = |keyword: &str, ground: Value| {
-        let mut defs: Schema = (1..17).map(|n| (n.to_string(), step(keyword, n - 1))).collect();
+        let mut defs: serde_json::Map<String, Value> =
+            (1..17).map(|n| (n.to_string(), step(keyword, n - 1))).collect();
         defs.insert("0".into(), ground);
         json!({"properties": {"x": {"$ref": "#/$defs/16"}}, "$defs": defs})
     };
