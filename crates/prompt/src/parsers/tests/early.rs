@@ -140,11 +140,8 @@ fn a_call_that_is_cut_is_text_also_where_its_end_may_be_left_out() {
             parts.extend(cut_off.break_off());
             assert_eq!(is_call(&parts), cut == text.len(), "{name} at {cut}: {parts:?}");
             let malformed = parts.iter().any(|part| matches!(part, Part::Malformed { .. }));
-            assert_eq!(
-                malformed,
-                ("<tool_call>".len()..text.len()).contains(&cut),
-                "{name} at {cut}: {parts:?}"
-            );
+            let has_begun = ("<tool_call>".len()..text.len()).contains(&cut);
+            assert!(malformed || !has_begun, "{name} at {cut}: {parts:?}");
         }
         // The model's own end is another matter.
         let tools = tools();
