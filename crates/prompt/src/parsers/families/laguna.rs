@@ -246,7 +246,9 @@ impl Laguna {
 
 impl Grammar for Laguna {
     fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if !text.trimmed(&mut self.trim) {
+        // A call that was cut right behind its tag is text, too.
+        let is_bare_tag = end && text.is_cut() && self.state == State::Call;
+        if !text.trimmed(&mut self.trim) && !is_bare_tag {
             return false;
         }
         match self.state {
