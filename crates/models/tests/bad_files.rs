@@ -108,6 +108,8 @@ fn what_an_architecture_alone_needs_is_named() {
         ("cohere2", "blk.1.attn_norm.weight"),
         ("afmoe", "blk.0.attn_gate.weight"),
         ("hunyuan-dense", "blk.1.attn_k_norm.weight"),
+        ("nomic-bert", "blk.1.ffn_down.weight"),
+        ("jina-bert-v2", "token_embd_norm.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
