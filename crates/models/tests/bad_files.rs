@@ -110,6 +110,7 @@ fn what_an_architecture_alone_needs_is_named() {
         ("hunyuan-dense", "blk.1.attn_k_norm.weight"),
         ("nomic-bert", "blk.1.ffn_down.weight"),
         ("jina-bert-v2", "token_embd_norm.weight"),
+        ("modern-bert", "blk.1.attn_norm.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -117,6 +118,8 @@ fn what_an_architecture_alone_needs_is_named() {
     assert!(text.contains("xielu.beta"), "{text}");
     let text = refused("llama4", |meta| drop(meta.remove("llama4.interleave_moe_layer_step")), "");
     assert!(text.contains("llama4.interleave_moe_layer_step"), "{text}");
+    let text = refused("modern-bert", with("modern-bert.hidden_activation", "swish"), "");
+    assert!(text.starts_with("key `modern-bert.hidden_activation` is `swish`"), "{text}");
 }
 
 #[test]
