@@ -111,6 +111,8 @@ fn what_an_architecture_alone_needs_is_named() {
         ("nomic-bert", "blk.1.ffn_down.weight"),
         ("jina-bert-v2", "token_embd_norm.weight"),
         ("modern-bert", "blk.1.attn_norm.weight"),
+        ("t5encoder", "enc.blk.0.attn_rel_b.weight"),
+        ("t5encoder", "enc.output_norm.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -120,6 +122,10 @@ fn what_an_architecture_alone_needs_is_named() {
     assert!(text.contains("llama4.interleave_moe_layer_step"), "{text}");
     let text = refused("modern-bert", with("modern-bert.hidden_activation", "swish"), "");
     assert!(text.starts_with("key `modern-bert.hidden_activation` is `swish`"), "{text}");
+    for count in [0u32, 3, 257] {
+        let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
+        assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod t5encoder;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -111,5 +112,6 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder", load: gpt2::load },
     Entry { name: "starcoder2", load: starcoder2::load },
+    Entry { name: "t5encoder", load: t5encoder::load },
     Entry { name: "xverse", load: llama::load },
 ];
