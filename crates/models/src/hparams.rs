@@ -91,6 +91,11 @@ impl<'a> Keys<'a> {
         Ok(self.opt_f32(key)?.filter(|&factor| factor != 0.0))
     }
 
+    /// A bound of both signs that may be absent, where zero and less say the same.
+    pub fn bound(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.opt_f32(key)?.filter(|&bound| bound > 0.0))
+    }
+
     /// Yes or no; absent means no.
     pub fn flag(&self, key: &str) -> Result<bool, ModelError> {
         Ok(self.opt_bool(key)?.unwrap_or(false))

@@ -3,8 +3,8 @@
 
 mod kit;
 
-use kit::{Entry, complaint, feed, rewritten};
-use puna_gguf::Metadata;
+use kit::{Entry, Matrix, complaint, feed, rewritten};
+use puna_gguf::{Gguf, Metadata};
 
 #[test]
 fn kin_give_the_logits_of_those_whose_graph_they_have() {
@@ -36,7 +36,8 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     let both = |row: usize, column: usize| f32::from(u8::from(row % n == column % n));
     let wide: Vec<f32> = (0..2 * n * n).map(|i| both(i / n, i % n)).collect();
     let thin: Vec<f32> = (0..2 * n * n).map(|i| both(i / (2 * n), i % (2 * n))).collect();
-    let tensors = [("dense_2.weight", [n, 2 * n], wide), ("dense_3.weight", [2 * n, n], thin)];
+    let tensors: [Matrix; 2] =
+        [("dense_2.weight".into(), [n, 2 * n], wide), ("dense_3.weight".into(), [2 * n, n], thin)];
     let keys = |metadata: &mut Metadata| {
         for key in ["dense_2_feat_out", "dense_3_feat_in"] {
             metadata.set(&format!("gemma-embedding.{key}"), 2 * n as u32);
@@ -47,4 +48,40 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     std::fs::remove_file(&projected.file).unwrap();
     let halves: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x / 2.0).collect()).collect();
     assert_eq!(complaint(&plain, &halves, true), None);
+}
+
+/// The values of a tensor of F32.
+fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
+    let data = file.data(file.tensor(name)?);
+    Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
+}
+
+#[test]
+fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
+    let check = |of: &str, change: &dyn Fn(&mut Metadata), tensors: &[Matrix]| {
+        let entry = Entry::load(of);
+        let mpt = rewritten(&entry, "mpt", change, tensors);
+        let rows = feed(&mpt, "portable", "sevens");
+        std::fs::remove_file(&mpt.file).unwrap();
+        assert_eq!(complaint(&entry, &rows, true), None, "mpt as {of}");
+    };
+    check("gpt2", &|_| {}, &[]);
+
+    let file = Gguf::open(&Entry::load("bloom").file).unwrap();
+    let table = values(&file, "token_embd.weight").unwrap();
+    let factors = values(&file, "token_embd_norm.weight").unwrap();
+    let shifts = values(&file, "token_embd_norm.bias").unwrap();
+    let (n, eps) = (factors.len(), file.metadata().f32("bloom.attention.layer_norm_epsilon").unwrap());
+    let normed = table.chunks_exact(n).flat_map(|row| {
+        let mean = row.iter().sum::<f32>() / n as f32;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n as f32;
+        let scale = 1.0 / (variance + eps).sqrt();
+        let norms = factors.iter().zip(&shifts);
+        row.iter().zip(norms).map(move |(x, (f, s))| (x - mean) * scale * f + s)
+    });
+    let (normed, shape) = (normed.collect::<Vec<f32>>(), [n, table.len() / n]);
+    let tensors: [Matrix; 2] =
+        [("token_embd.weight".into(), shape, normed), ("output.weight".into(), shape, table.clone())];
+    let alibi = |metadata: &mut Metadata| metadata.set("mpt.attention.max_alibi_bias", 8.0f32);
+    check("bloom", &alibi, &tensors);
 }

@@ -28,6 +28,7 @@ mod llama4;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
+mod mpt;
 mod nemotron;
 mod olmo2;
 mod olmoe;
@@ -95,6 +96,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "mistral3", load: mistral3::load },
     Entry { name: "modern-bert", load: modern_bert::load },
+    Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "nomic-bert", load: bert::load_nomic },
     Entry { name: "olmo2", load: olmo2::load },
