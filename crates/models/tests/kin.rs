@@ -56,6 +56,52 @@ fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
     Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
 }
 
+/// Weight and bias of a matrix that gives the same where the norm before it has neither.
+fn without_norm(file: &Gguf, name: &str, norm: &str) -> [Matrix; 2] {
+    let [weight, factors, shifts] =
+        [format!("{name}.weight"), format!("{norm}.weight"), format!("{norm}.bias")]
+            .map(|name| values(file, &name).unwrap());
+    let (input, rows) = (factors.len(), weight.len() / factors.len());
+    let bias = values(file, &format!("{name}.bias")).unwrap_or(vec![0.0; rows]);
+    let shift = |row: &[f32]| row.iter().zip(&shifts).map(|(w, s)| w * s).sum::<f32>();
+    let bias = weight.chunks_exact(input).zip(bias).map(|(row, b)| b + shift(row)).collect();
+    let weight = weight.iter().zip(factors.iter().cycle()).map(|(w, f)| w * f).collect();
+    [(format!("{name}.weight"), [input, rows], weight), (format!("{name}.bias"), [rows, 1], bias)]
+}
+
+/// A matrix of heads of `dim` features, of which the first `turning` turn: halves of them side by side become neighbours.
+fn neighbours((name, shape, values): Matrix, dim: usize, turning: usize) -> Matrix {
+    let rows = if shape[1] == 1 { shape[0] } else { shape[1] };
+    let all: Vec<&[f32]> = values.chunks_exact(values.len() / rows).collect();
+    let from = |i: usize| if i < turning { i / 2 + i % 2 * (turning / 2) } else { i };
+    let values = (0..rows).flat_map(|row| all[row - row % dim + from(row % dim)]).copied().collect();
+    (name, shape, values)
+}
+
+#[test]
+fn olmo_gives_the_logits_of_a_stablelm_whose_norms_went_into_its_matrices() {
+    let entry = Entry::load("stablelm");
+    let file = Gguf::open(&entry.file).unwrap();
+    let mut tensors = Vec::from(without_norm(&file, "output", "output_norm"));
+    for block in ["blk.0", "blk.1"] {
+        for part in ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"] {
+            let norm = format!("{block}.{}_norm", &part[..part.find('_').unwrap()]);
+            let both = without_norm(&file, &format!("{block}.{part}"), &norm);
+            let turns = ["attn_q", "attn_k"].contains(&part);
+            tensors.extend(both.map(|matrix| if turns { neighbours(matrix, 12, 6) } else { matrix }));
+        }
+    }
+    let with_bound = |bound: f32| {
+        let change = |metadata: &mut Metadata| metadata.set("olmo.attention.clamp_kqv", bound);
+        let olmo = rewritten(&entry, "olmo", &change, &tensors);
+        let rows = feed(&olmo, "portable", "sevens");
+        std::fs::remove_file(&olmo.file).unwrap();
+        complaint(&entry, &rows, true)
+    };
+    assert_eq!(with_bound(1000.0), None);
+    assert!(with_bound(0.1).is_some(), "the bound has an effect");
+}
+
 #[test]
 fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
     let check = |of: &str, change: &dyn Fn(&mut Metadata), tensors: &[Matrix]| {

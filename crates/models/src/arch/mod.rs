@@ -30,6 +30,7 @@ mod mistral3;
 mod modern_bert;
 mod mpt;
 mod nemotron;
+mod olmo;
 mod olmo2;
 mod olmoe;
 mod phi2;
@@ -99,6 +100,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "nomic-bert", load: bert::load_nomic },
+    Entry { name: "olmo", load: olmo::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },
     Entry { name: "orion", load: stablelm::load },
