@@ -126,6 +126,15 @@ fn what_an_architecture_alone_needs_is_named() {
         let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
         assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
     }
+    let large = |meta: &mut Metadata| {
+        let renamed = |(key, value): (&str, &Value)| (key.replace("llama.", "baichuan."), value.clone());
+        let keys: Vec<_> = meta.iter().map(renamed).collect();
+        keys.into_iter().for_each(|(key, value)| meta.set(&key, value));
+        meta.set("general.architecture", "baichuan");
+        meta.set("baichuan.block_count", 40u32);
+    };
+    let text = refused("llama", large, "");
+    assert!(text.starts_with("Baichuan 13B is not supported"), "{text}");
 }
 
 #[test]

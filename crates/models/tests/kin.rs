@@ -21,6 +21,7 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
     };
     check("llama", "internlm2", &keep);
     check("llama", "xverse", &keep);
+    check("llama", "baichuan", &keep);
     check("qwen2", "exaone", &keep);
     check("qwen2", "qwen", &twice);
     check("gpt2", "starcoder", &keep);

@@ -62,6 +62,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
+    Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
