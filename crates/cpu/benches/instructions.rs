@@ -101,7 +101,16 @@ fn attention(level: &Level) {
         for heads in [4, 64] {
             let (q, visible) = (values(heads * DIM), vec![(0, RUN); heads]);
             let (keys, values, next) = (rows(layout), rows(KvLayout::Rows), &[][..]);
-            let run = AttendRun { q: &q, keys, values, visible: &visible, falls: &[], next, softcap: None };
+            let run = AttendRun {
+                q: &q,
+                keys,
+                values,
+                visible: &visible,
+                falls: &[],
+                shifts: &[],
+                next,
+                softcap: None,
+            };
             let (mut max, mut sum, mut acc) = (vec![0.0; heads], vec![0.0; heads], vec![0.0; heads * DIM]);
             case(&format!("{} attend {} {heads}", level.name, ty.name()), &mut || {
                 max.fill(f32::NEG_INFINITY);

@@ -190,6 +190,7 @@ fn attention(level: &Level) {
                             values,
                             visible: &visible,
                             falls: &[],
+                            shifts: &[],
                             next,
                             softcap: None,
                         };

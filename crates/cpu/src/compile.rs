@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    BackendError, Capacity, LowRank, Node, Op, Place, Plan, Rope, Rows, ValueId, Weight, WeightId,
+    AttentionSpec, BackendError, Capacity, LowRank, Node, Op, Place, Plan, Rope, Rows, Shifts, ValueId,
+    Weight, WeightId,
 };
 
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
@@ -159,8 +160,8 @@ impl Compiler<'_> {
                 }
                 let sinks = self.floats(spec.sinks)?;
                 let (work, partials) = (Work::default(), Shared::new(0));
-                let slopes = spec.slopes();
-                self.push(Attend { q, k, v, out, layer, spec, sinks, slopes, work, partials });
+                let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
+                self.push(Attend { q, k, v, out, layer, spec, sinks, slopes, shifts, work, partials });
             }
             Op::Glu { kind, gate, up } => {
                 let (gate, up) = (self.place(gate), self.place(up));
@@ -259,6 +260,15 @@ impl Compiler<'_> {
         let done = puna_quant::dequantize(weight.ty, weight.data.bytes(), &mut floats);
         done.map_err(|_| unsupported(weight))?;
         Ok(floats)
+    }
+
+    /// By how much the scores of each query head shift, from the farthest key before the query to the farthest behind it.
+    fn shifts(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
+        let Some(shifts) = spec.shifts else { return Ok(Vec::new()) };
+        let table = &self.floats(Some(shifts.table))?;
+        let far = Shifts::FAR as i64;
+        let of_head = |head| (-far..=far).map(move |behind| table[shifts.bucket(behind) * spec.heads + head]);
+        Ok((0..spec.heads).flat_map(of_head).collect())
     }
 
     /// The forms of `value` that its readers want, made at the first of them.

@@ -19,6 +19,6 @@ pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};
 pub use ops::{
     Activation, AttentionSpec, Changes, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask, MoeSpec,
-    Op, Rope, RopeId, RopeKind, Rows, Temperature, ValueId, WeightId,
+    Op, Rope, RopeId, RopeKind, Rows, Shifts, Temperature, ValueId, WeightId,
 };
 pub use plan::{Capacity, Place, Plan};

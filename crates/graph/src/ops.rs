@@ -5,6 +5,7 @@
 //! within the bounds that it states.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::backend::CacheLayer;
 
@@ -118,14 +119,16 @@ pub struct AttentionSpec {
     /// Scores fall with the distance of key and query, in each head by another slope: the largest exponent of two
     /// (Press et al., 2021). After the softcap.
     pub alibi: Option<f32>,
+    /// What is added to scores by the distance of key and query. After the softcap.
+    pub shifts: Option<Shifts>,
 }
 
 impl AttentionSpec {
     /// Causal attention of so many query heads on so many key heads of these features, with scores over their root.
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
-        let (mask, softcap, sinks, alibi) = (Mask::Causal, None, None, None);
-        Self { heads, kv_heads, key_dim, value_dim, scale, softcap, mask, sinks, alibi }
+        let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
+        Self { heads, kv_heads, key_dim, value_dim, scale, softcap, mask, sinks, alibi, shifts }
     }
 
     /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
@@ -145,6 +148,37 @@ impl AttentionSpec {
     }
 }
 
+/// Amounts that are added to scores, one for each bucket of distances and each query head (Raffel et al., 2020): half of the
+/// buckets are for keys behind the query. Near distances have a bucket each, farther ones share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shifts {
+    /// `[heads, buckets]`.
+    pub table: WeightId,
+    /// How many there are, see [`Self::BUCKETS`].
+    pub buckets: usize,
+}
+
+impl Shifts {
+    /// As many as the distances make sense of.
+    pub const BUCKETS: RangeInclusive<usize> = 4..=256;
+    /// All distances from this one on share a bucket.
+    pub const FAR: usize = 128;
+
+    /// The bucket of a key that lies so many positions behind the query.
+    pub fn bucket(self, behind: i64) -> usize {
+        let half = self.buckets / 2;
+        let near = half / 2;
+        let distance = usize::try_from(behind.unsigned_abs()).unwrap_or(usize::MAX);
+        let side = if behind > 0 { half } else { 0 };
+        if distance < near {
+            return side + distance;
+        }
+        let log = |n: usize| (n as f32 / near as f32).ln();
+        let more = log(distance) / log(Self::FAR) * (half - near) as f32;
+        side + (near + more as usize).min(half - 1)
+    }
+}
+
 /// Element-wise functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
@@ -158,6 +192,8 @@ pub enum Activation {
     Tanh,
     /// `σ(x)`.
     Sigmoid,
+    /// `max(x, 0)`.
+    Relu,
     /// `max(x, 0)²`.
     ReluSquared,
     /// `x` within `±limit`.
@@ -501,5 +537,17 @@ mod tests {
         // Every other one of twice as many comes behind.
         assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
         assert!(AttentionSpec::causal(8, 8, 4, 4).slopes().is_empty());
+    }
+
+    #[test]
+    fn near_keys_have_a_bucket_each_and_far_ones_share() {
+        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32 }.bucket(behind);
+        assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
+        assert_eq!([1, 7, 8, 127, 128, i64::MAX].map(bucket), [17, 23, 24, 31, 31, 31]);
+        assert_eq!((bucket(-127), bucket(-128), bucket(i64::MIN)), (15, 15, 15));
+        for buckets in Shifts::BUCKETS {
+            let all = (-300..300).map(|behind| Shifts { table: WeightId(0), buckets }.bucket(behind));
+            assert!(all.max().unwrap() < buckets);
+        }
     }
 }

@@ -157,6 +157,17 @@ impl Decoder {
         norm: NormKind,
         layers: Vec<Layer>,
     ) -> Result<Self, ModelError> {
+        let last = norm.load(w, "output_norm", &[hp.n_embd])?;
+        Self::with_norm(w, hp, last, layers)
+    }
+
+    /// The same with this norm behind the last layer.
+    pub fn with_norm(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        norm: AnyNorm,
+        layers: Vec<Layer>,
+    ) -> Result<Self, ModelError> {
         let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
         Ok(Self {
             n_embd: hp.n_embd,
@@ -166,7 +177,7 @@ impl Decoder {
             embd_norm: None,
             layers,
             residual_scale: 1.0,
-            norm: norm.load(w, "output_norm", &[hp.n_embd])?,
+            norm,
             head: w.head(table, hp.n_embd, hp.n_vocab)?,
             logit_scale: 1.0,
             logit_cap: None,

@@ -91,6 +91,11 @@ impl<'a> Keys<'a> {
         Ok(self.opt_f32(key)?.filter(|&factor| factor != 0.0))
     }
 
+    /// A bound of both signs that may be absent, where zero and less say the same.
+    pub fn bound(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.opt_f32(key)?.filter(|&bound| bound > 0.0))
+    }
+
     /// Yes or no; absent means no.
     pub fn flag(&self, key: &str) -> Result<bool, ModelError> {
         Ok(self.opt_bool(key)?.unwrap_or(false))
@@ -157,8 +162,22 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// Which layers slide: the key (a period or a bool a layer), else `default` as a period.
+    /// Which layers slide: the key (a period or a bool a layer), else `default` as a period, whose last layer does not.
     pub fn sliding(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
+        self.slides(layers, default, |i, period| i % period < period - 1)
+    }
+
+    /// The same where it is the first layer of a period that does not slide.
+    pub fn sliding_but_first(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
+        self.slides(layers, default, |i, period| i % period > 0)
+    }
+
+    fn slides(
+        &self,
+        layers: usize,
+        default: usize,
+        slides: impl Fn(usize, usize) -> bool,
+    ) -> Result<Vec<bool>, ModelError> {
         let key = self.name("attention.sliding_window_pattern");
         if let Some(value) = self.meta.get(&key)
             && value.as_array().is_some()
@@ -171,7 +190,7 @@ impl<'a> Keys<'a> {
             return Ok(flags[..layers].to_vec());
         }
         let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(default);
-        Ok((0..layers).map(|i| period == 0 || i % period < period - 1).collect())
+        Ok((0..layers).map(|i| period == 0 || slides(i, period)).collect())
     }
 }
 

@@ -108,6 +108,11 @@ fn what_an_architecture_alone_needs_is_named() {
         ("cohere2", "blk.1.attn_norm.weight"),
         ("afmoe", "blk.0.attn_gate.weight"),
         ("hunyuan-dense", "blk.1.attn_k_norm.weight"),
+        ("nomic-bert", "blk.1.ffn_down.weight"),
+        ("jina-bert-v2", "token_embd_norm.weight"),
+        ("modern-bert", "blk.1.attn_norm.weight"),
+        ("t5encoder", "enc.blk.0.attn_rel_b.weight"),
+        ("t5encoder", "enc.output_norm.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -115,6 +120,21 @@ fn what_an_architecture_alone_needs_is_named() {
     assert!(text.contains("xielu.beta"), "{text}");
     let text = refused("llama4", |meta| drop(meta.remove("llama4.interleave_moe_layer_step")), "");
     assert!(text.contains("llama4.interleave_moe_layer_step"), "{text}");
+    let text = refused("modern-bert", with("modern-bert.hidden_activation", "swish"), "");
+    assert!(text.starts_with("key `modern-bert.hidden_activation` is `swish`"), "{text}");
+    for count in [0u32, 3, 257] {
+        let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
+        assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
+    }
+    let large = |meta: &mut Metadata| {
+        let renamed = |(key, value): (&str, &Value)| (key.replace("llama.", "baichuan."), value.clone());
+        let keys: Vec<_> = meta.iter().map(renamed).collect();
+        keys.into_iter().for_each(|(key, value)| meta.set(&key, value));
+        meta.set("general.architecture", "baichuan");
+        meta.set("baichuan.block_count", 40u32);
+    };
+    let text = refused("llama", large, "");
+    assert!(text.starts_with("Baichuan 13B is not supported"), "{text}");
 }
 
 #[test]

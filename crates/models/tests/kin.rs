@@ -3,8 +3,8 @@
 
 mod kit;
 
-use kit::{Entry, complaint, feed, rewritten};
-use puna_gguf::Metadata;
+use kit::{Entry, Matrix, complaint, feed, rewritten};
+use puna_gguf::{Gguf, Metadata};
 
 #[test]
 fn kin_give_the_logits_of_those_whose_graph_they_have() {
@@ -21,6 +21,7 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
     };
     check("llama", "internlm2", &keep);
     check("llama", "xverse", &keep);
+    check("llama", "baichuan", &keep);
     check("qwen2", "exaone", &keep);
     check("qwen2", "qwen", &twice);
     check("gpt2", "starcoder", &keep);
@@ -36,7 +37,8 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     let both = |row: usize, column: usize| f32::from(u8::from(row % n == column % n));
     let wide: Vec<f32> = (0..2 * n * n).map(|i| both(i / n, i % n)).collect();
     let thin: Vec<f32> = (0..2 * n * n).map(|i| both(i / (2 * n), i % (2 * n))).collect();
-    let tensors = [("dense_2.weight", [n, 2 * n], wide), ("dense_3.weight", [2 * n, n], thin)];
+    let tensors: [Matrix; 2] =
+        [("dense_2.weight".into(), [n, 2 * n], wide), ("dense_3.weight".into(), [2 * n, n], thin)];
     let keys = |metadata: &mut Metadata| {
         for key in ["dense_2_feat_out", "dense_3_feat_in"] {
             metadata.set(&format!("gemma-embedding.{key}"), 2 * n as u32);
@@ -47,4 +49,86 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     std::fs::remove_file(&projected.file).unwrap();
     let halves: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x / 2.0).collect()).collect();
     assert_eq!(complaint(&plain, &halves, true), None);
+}
+
+/// The values of a tensor of F32.
+fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
+    let data = file.data(file.tensor(name)?);
+    Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
+}
+
+/// Weight and bias of a matrix that gives the same where the norm before it has neither.
+fn without_norm(file: &Gguf, name: &str, norm: &str) -> [Matrix; 2] {
+    let [weight, factors, shifts] =
+        [format!("{name}.weight"), format!("{norm}.weight"), format!("{norm}.bias")]
+            .map(|name| values(file, &name).unwrap());
+    let (input, rows) = (factors.len(), weight.len() / factors.len());
+    let bias = values(file, &format!("{name}.bias")).unwrap_or(vec![0.0; rows]);
+    let shift = |row: &[f32]| row.iter().zip(&shifts).map(|(w, s)| w * s).sum::<f32>();
+    let bias = weight.chunks_exact(input).zip(bias).map(|(row, b)| b + shift(row)).collect();
+    let weight = weight.iter().zip(factors.iter().cycle()).map(|(w, f)| w * f).collect();
+    [(format!("{name}.weight"), [input, rows], weight), (format!("{name}.bias"), [rows, 1], bias)]
+}
+
+/// A matrix of heads of `dim` features, of which the first `turning` turn: halves of them side by side become neighbours.
+fn neighbours((name, shape, values): Matrix, dim: usize, turning: usize) -> Matrix {
+    let rows = if shape[1] == 1 { shape[0] } else { shape[1] };
+    let all: Vec<&[f32]> = values.chunks_exact(values.len() / rows).collect();
+    let from = |i: usize| if i < turning { i / 2 + i % 2 * (turning / 2) } else { i };
+    let values = (0..rows).flat_map(|row| all[row - row % dim + from(row % dim)]).copied().collect();
+    (name, shape, values)
+}
+
+#[test]
+fn olmo_gives_the_logits_of_a_stablelm_whose_norms_went_into_its_matrices() {
+    let entry = Entry::load("stablelm");
+    let file = Gguf::open(&entry.file).unwrap();
+    let mut tensors = Vec::from(without_norm(&file, "output", "output_norm"));
+    for block in ["blk.0", "blk.1"] {
+        for part in ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"] {
+            let norm = format!("{block}.{}_norm", &part[..part.find('_').unwrap()]);
+            let both = without_norm(&file, &format!("{block}.{part}"), &norm);
+            let turns = ["attn_q", "attn_k"].contains(&part);
+            tensors.extend(both.map(|matrix| if turns { neighbours(matrix, 12, 6) } else { matrix }));
+        }
+    }
+    let with_bound = |bound: f32| {
+        let change = |metadata: &mut Metadata| metadata.set("olmo.attention.clamp_kqv", bound);
+        let olmo = rewritten(&entry, "olmo", &change, &tensors);
+        let rows = feed(&olmo, "portable", "sevens");
+        std::fs::remove_file(&olmo.file).unwrap();
+        complaint(&entry, &rows, true)
+    };
+    assert_eq!(with_bound(1000.0), None);
+    assert!(with_bound(0.1).is_some(), "the bound has an effect");
+}
+
+#[test]
+fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
+    let check = |of: &str, change: &dyn Fn(&mut Metadata), tensors: &[Matrix]| {
+        let entry = Entry::load(of);
+        let mpt = rewritten(&entry, "mpt", change, tensors);
+        let rows = feed(&mpt, "portable", "sevens");
+        std::fs::remove_file(&mpt.file).unwrap();
+        assert_eq!(complaint(&entry, &rows, true), None, "mpt as {of}");
+    };
+    check("gpt2", &|_| {}, &[]);
+
+    let file = Gguf::open(&Entry::load("bloom").file).unwrap();
+    let table = values(&file, "token_embd.weight").unwrap();
+    let factors = values(&file, "token_embd_norm.weight").unwrap();
+    let shifts = values(&file, "token_embd_norm.bias").unwrap();
+    let (n, eps) = (factors.len(), file.metadata().f32("bloom.attention.layer_norm_epsilon").unwrap());
+    let normed = table.chunks_exact(n).flat_map(|row| {
+        let mean = row.iter().sum::<f32>() / n as f32;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n as f32;
+        let scale = 1.0 / (variance + eps).sqrt();
+        let norms = factors.iter().zip(&shifts);
+        row.iter().zip(norms).map(move |(x, (f, s))| (x - mean) * scale * f + s)
+    });
+    let (normed, shape) = (normed.collect::<Vec<f32>>(), [n, table.len() / n]);
+    let tensors: [Matrix; 2] =
+        [("token_embd.weight".into(), shape, normed), ("output.weight".into(), shape, table.clone())];
+    let alibi = |metadata: &mut Metadata| metadata.set("mpt.attention.max_alibi_bias", 8.0f32);
+    check("bloom", &alibi, &tensors);
 }

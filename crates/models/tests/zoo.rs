@@ -33,6 +33,8 @@ fn files_in_the_form_that_ollama_published_give_the_same_logits() {
         ("full-gptoss", "gpt-oss"),
         ("full-gptoss-mxfp4", "gpt-oss-mxfp4"),
         ("full-llama4", "llama4"),
+        ("full-mistral3", "ministral3"),
+        ("full-olmo3", "olmo3"),
     ] {
         let file = zoo().join(format!("../compat/{form}.gguf"));
         let entry = Entry { file, ..Entry::load(name) };

@@ -328,6 +328,8 @@ pub struct AttendRun<'a> {
     pub visible: &'a [(usize, usize)],
     /// How each query row's scores fall with distance (after the softcap), or nothing.
     pub falls: &'a [Fall],
+    /// What is added to each query row's scores (after the softcap), [`RUN`] numbers a row, or nothing.
+    pub shifts: &'a [f32],
     /// The keys that come next, or nothing: a hint.
     pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
@@ -354,6 +356,7 @@ impl AttendRun<'_> {
         assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
         assert!(state.max.len() == g && state.sum.len() == g);
         assert!(self.falls.is_empty() || self.falls.len() == g);
+        assert!(self.shifts.is_empty() || self.shifts.len() == g * RUN);
         assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use puna_graph::{AttentionSpec, Mask, Place, Segment};
+use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
 
 use crate::cache::Kind;
 use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
@@ -127,6 +127,8 @@ pub struct Attend {
     pub sinks: Vec<f32>,
     /// By how much scores fall with each position of distance, a query head; or nothing.
     pub slopes: Vec<f32>,
+    /// What is added to scores, a query head: from the farthest key before the query to the farthest behind it; or nothing.
+    pub shifts: Vec<f32>,
     pub work: Work,
     pub partials: Shared<f32>,
 }
@@ -321,7 +323,7 @@ impl Attend {
         let (running, total) = rest.split_at_mut(block.kv_heads * each);
         self.scaled_queries(block, step, q);
         let mut visible = vec![(0, 0); rows];
-        let mut falls = Vec::new();
+        let (mut falls, mut shifts) = (Vec::new(), Vec::new());
         total.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
         for (from, to) in spans(block.from, block.to) {
             running.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
@@ -345,8 +347,10 @@ impl Attend {
                     let next = if more { now.0.data } else { &[] };
                     let q = &q[head * rows * key_dim..][..rows * key_dim];
                     self.falls(block, s, head, at, &mut falls);
-                    let (visible, falls, softcap) = (&visible[..], &falls[..], self.spec.softcap);
-                    let run = AttendRun { q, keys, values, visible, falls, next, softcap };
+                    self.shifts(block, s, head, at, &mut shifts);
+                    let (visible, falls, shifts) = (&visible[..], &falls[..], &shifts[..]);
+                    let softcap = self.spec.softcap;
+                    let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
                     let mut state = results(&mut running[head * each..][..each], rows);
                     (step.level.vector.attend)(&run, &mut state, scratch);
                 }
@@ -373,6 +377,21 @@ impl Attend {
         for row in 0..block.rows {
             let from = (s.past + block.row + row) as f32 - at as f32;
             falls.extend(slopes.iter().take(group).map(|&slope| Fall { slope, from }));
+        }
+    }
+
+    /// What is added to scores of a key head's query rows, in the run of positions from `at` on.
+    fn shifts(&self, block: Block, s: &Segment, head: usize, at: usize, shifts: &mut Vec<f32>) {
+        shifts.clear();
+        let (group, far) = (self.group(), Shifts::FAR);
+        let distances = 2 * far + 1;
+        let Some(all) = self.shifts.get((block.kv_head + head) * group * distances..) else { return };
+        for row in 0..block.rows {
+            let query = s.past + block.row + row;
+            let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
+            for head in all.chunks_exact(distances).take(group) {
+                shifts.extend((at..at + RUN).map(|key| head[index(key)]));
+            }
         }
     }
 

@@ -61,6 +61,7 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
         Activation::GeluErf => (level.vector.gelu_erf)(x),
         Activation::Tanh => each(x, &f32::tanh),
         Activation::Sigmoid => each(x, &|x| 1.0 / (1.0 + (-x).exp())),
+        Activation::Relu => each(x, &|x| x.max(0.0)),
         Activation::ReluSquared => each(x, &|x| x.max(0.0) * x.max(0.0)),
         Activation::Clamp { limit } => each(x, &|x| x.clamp(-limit, limit)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => each(x, &|x| {
@@ -203,6 +204,7 @@ mod tests {
 
     #[test]
     fn functions_have_the_values_of_their_definitions() {
+        assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::Relu, x)), [0.0, 0.0, 1.5]);
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::ReluSquared, x)), [0.0, 0.0, 2.25]);
         assert_eq!([-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)), [-2.0, 0.5, 2.0]);
         assert_eq!([f32::NEG_INFINITY, 0.0, 90.0].map(|x| of(Activation::Sigmoid, x)), [0.0, 0.5, 1.0]);

@@ -1,19 +1,21 @@
-//! BERT and RoBERTa encoders: learned positions, every token sees every other, layer norms after each part, GELU; an
-//! optional classifier makes a reranker.
-//! GGUF: `general.architecture = "bert"`.
+//! BERT and its kin, encoders: every token sees every other, layer norms after each part; learned positions and GELU, in other files
+//! rotary positions or ALiBi and a gated unit; an optional classifier makes a reranker.
+//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"` and `"nomic-bert"`.
 
 use puna_graph::*;
 
-use crate::blocks::Qkv;
+use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
+use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 struct Bert {
     n_embd: usize,
     table: WeightId,
-    positions: WeightId,
+    positions: Option<WeightId>,
     token_types: Option<WeightId>,
     embd_norm: Norm,
     layers: Vec<Layer>,
@@ -22,11 +24,15 @@ struct Bert {
 
 struct Layer {
     qkv: Qkv,
+    /// Of all heads of query and key together.
+    qk_norm: [Option<AnyNorm>; 2],
+    rope: Option<RopeId>,
     attention: AttentionSpec,
     wo: Linear,
     attn_norm: Norm,
-    up: Linear,
-    down: Linear,
+    /// Of the same with the layer's input added once more.
+    second_norm: Option<Norm>,
+    ffn: FeedForward,
     out_norm: Norm,
 }
 
@@ -36,31 +42,55 @@ struct Classifier {
     project: Option<Linear>,
 }
 
+/// How a file says where tokens stand.
+#[derive(Clone, Copy)]
+enum Positions {
+    /// Vectors that are added to those of tokens.
+    Learned(WeightId),
+    /// Query and key turn.
+    Rotary(RopeId),
+    /// Scores fall with distance.
+    Alibi(f32),
+}
+
+/// The two forms of the feed-forward part.
+#[derive(Clone, Copy)]
+enum Unit {
+    Plain(Activation),
+    Gated(Glu),
+}
+
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
+    let positions = Positions::Learned(w.tensor("position_embd.weight", &[hp.n_embd, hp.n_ctx])?);
+    load_with(keys, w, &hp, positions, Unit::Plain(Activation::GeluErf))
+}
+
+pub(super) fn load_nomic(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Gated(Glu::Silu))
+}
+
+pub(super) fn load_jina(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, &Hparams::read(keys)?, Positions::Alibi(8.0), Unit::Gated(Glu::Gelu))
+}
+
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    hp: &Hparams,
+    positions: Positions,
+    unit: Unit,
+) -> Result<Loaded, ModelError> {
     let eps = keys.layer_eps()?;
     let n = hp.n_embd;
     let table = w.tensor("token_embd.weight", &[n, hp.n_vocab])?;
-    let positions = w.tensor("position_embd.weight", &[n, hp.n_ctx])?;
     let types = keys.meta().opt_u32("tokenizer.ggml.token_type_count")?.unwrap_or(2) as usize;
     let token_types = w.opt("token_types.weight", &[n, types])?;
     let embd_norm = w.norm("token_embd_norm", n, eps)?;
-    let mut layers = Vec::with_capacity(hp.n_layer);
-    for i in 0..hp.n_layer {
-        let b = format!("blk.{i}");
-        let heads = hp.heads[i];
-        let ff = hp.ff.get(i).copied().unwrap_or(0);
-        let width = heads * hp.key_dim;
-        layers.push(Layer {
-            qkv: Qkv::load(w, &b, n, [width, width, heads * hp.value_dim])?,
-            attention: AttentionSpec { mask: Mask::Full, ..hp.attention(i) },
-            wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, n)?,
-            attn_norm: w.norm(&format!("{b}.attn_output_norm"), n, eps)?,
-            up: w.linear(&format!("{b}.ffn_up"), n, ff)?,
-            down: w.linear(&format!("{b}.ffn_down"), ff, n)?,
-            out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,
-        });
-    }
+    let layers = (0..hp.n_layer).map(|i| layer(w, hp, i, eps, positions, unit));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
     let classifier = Classifier {
         dense: w.opt_linear("cls", n, n)?,
         project: w.opt_linear("cls.output", n, keys.labels()?)?,
@@ -70,33 +100,82 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         (None, Some(dense)) => dense.out,
         (None, None) => 0,
     };
-    let shape = Shape { causal: false, has_logits: false, score_labels, ..Shape::decoder(&hp) };
+    let shape = Shape { causal: false, has_logits: false, score_labels, ..Shape::decoder(hp) };
+    let positions = if let Positions::Learned(table) = positions { Some(table) } else { None };
     let arch = Bert { n_embd: n, table, positions, token_types, embd_norm, layers, classifier };
     Ok(Loaded { arch: Box::new(arch), cache: Vec::new(), shape })
 }
 
+fn layer(
+    w: &mut Weights<'_>,
+    hp: &Hparams,
+    i: usize,
+    eps: f32,
+    positions: Positions,
+    unit: Unit,
+) -> Result<Layer, ModelError> {
+    let (b, n, ff) = (format!("blk.{i}"), hp.n_embd, hp.ff(i));
+    let widths = hp.widths(i);
+    let norm = NormKind::Layer(eps);
+    let alibi = if let Positions::Alibi(most) = positions { Some(most) } else { None };
+    Ok(Layer {
+        qkv: Qkv::load(w, &b, n, widths)?,
+        qk_norm: [
+            norm.load_opt(w, &format!("{b}.attn_q_norm"), &[widths[0]])?,
+            norm.load_opt(w, &format!("{b}.attn_k_norm"), &[widths[1]])?,
+        ],
+        rope: if let Positions::Rotary(rope) = positions { Some(rope) } else { None },
+        attention: AttentionSpec { mask: Mask::Full, alibi, ..hp.attention(i) },
+        wo: w.linear(&format!("{b}.attn_output"), hp.heads[i] * hp.value_dim, n)?,
+        attn_norm: w.norm(&format!("{b}.attn_output_norm"), n, eps)?,
+        second_norm: w.opt_norm(&format!("{b}.attn_norm_2"), &[n], eps)?,
+        ffn: match unit {
+            Unit::Plain(kind) => FeedForward::Plain(Plain::load(w, &b, n, ff, kind)?),
+            Unit::Gated(kind) => FeedForward::Dense(Mlp::load(w, &b, n, ff, kind)?),
+        },
+        out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,
+    })
+}
+
+impl Layer {
+    fn forward(&self, g: &mut Graph, i: usize, x: ValueId) -> ValueId {
+        let [mut q, mut k, v] = self.qkv.project(g, x);
+        let [q_norm, k_norm] = &self.qk_norm;
+        q = q_norm.as_ref().map_or(q, |norm| norm.apply(g, "Qcur_normed", q));
+        k = k_norm.as_ref().map_or(k, |norm| norm.apply(g, "Kcur_normed", k));
+        if let Some(rope) = self.rope {
+            q = g.rope("Qcur_rope", q, self.attention.key_dim, rope);
+            k = g.rope("Kcur_rope", k, self.attention.key_dim, rope);
+        }
+        let a = g.attention("kqv_out", i, [q, k, v], self.attention);
+        let a = g.linear("attn_out", &self.wo, a);
+        let h = g.add("attn_res", a, x);
+        let mut h = g.layer_norm("attn_out_norm", &self.attn_norm, h);
+        if let Some(norm) = &self.second_norm {
+            let again = g.add("attn_res_2", h, x);
+            h = g.layer_norm("attn_norm_2", norm, again);
+        }
+        let f = self.ffn.forward(g, h);
+        let out = g.add("ffn_res", f, h);
+        g.layer_norm("l_out", &self.out_norm, out)
+    }
+}
+
 impl Architecture for Bert {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
-        let positions = g.embed("pos_embd", self.positions, self.n_embd, Index::Position);
-        let mut x = g.add("inp_pos", x, positions);
+        let mut x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
+        if let Some(positions) = self.positions {
+            let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);
+            x = g.add("inp_pos", x, positions);
+        }
         if let Some(types) = self.token_types {
             let row = g.embed("type_embd", types, self.n_embd, Index::Fixed(0));
             x = g.add("inp_type", x, row);
         }
         x = g.layer_norm("inp_norm", &self.embd_norm, x);
-        for (i, l) in self.layers.iter().enumerate() {
+        for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
-            let [q, k, v] = l.qkv.project(g, x);
-            let a = g.attention("kqv_out", i, [q, k, v], l.attention);
-            let a = g.linear("attn_out", &l.wo, a);
-            let h = g.add("attn_res", a, x);
-            let h = g.layer_norm("attn_out_norm", &l.attn_norm, h);
-            let f = g.linear("ffn_up", &l.up, h);
-            let f = g.activate("ffn_gelu", Activation::GeluErf, f);
-            let f = g.linear("ffn_out", &l.down, f);
-            let out = g.add("ffn_res", f, h);
-            x = g.layer_norm("l_out", &l.out_norm, out);
+            x = layer.forward(g, i, x);
         }
         g.set_layer(None);
         if outputs_only { g.gather_outputs(x) } else { x }

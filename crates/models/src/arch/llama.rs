@@ -1,5 +1,5 @@
 //! Llama: pre-norm decoder, grouped-query attention with rotary pairs, SwiGLU or a mixture of experts (Mixtral).
-//! GGUF: `general.architecture = "llama"`, `"internlm2"` and `"xverse"`; Mistral, SmolLM and many others publish in this form.
+//! GGUF: `general.architecture = "llama"`, `"internlm2"`, `"xverse"` and `"baichuan"`; Mistral, SmolLM and many others publish in this form.
 
 use puna_graph::*;
 
@@ -10,6 +10,8 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+
+const LAYERS_BAICHUAN_13B: usize = 40;
 
 struct Llama {
     n_embd: usize,
@@ -67,6 +69,19 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let cache = layers.iter().map(|l| l.attention.cache_layer()).collect();
     let shape = Shape::decoder(&hp);
     Ok(Loaded { arch: Box::new(Llama { n_embd: hp.n_embd, table, layers, norm, head }), cache, shape })
+}
+
+/// Baichuan's 7B form. The 13B form has positions by ALiBi instead of turns.
+pub(super) fn load_baichuan(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    options: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    if Hparams::read(keys)?.n_layer == LAYERS_BAICHUAN_13B {
+        let (what, reason) = ("Baichuan 13B".into(), "use Baichuan 7B, or another model of this size");
+        return Err(ModelError::Unsupported { what, reason });
+    }
+    load(keys, w, options)
 }
 
 impl Architecture for Llama {

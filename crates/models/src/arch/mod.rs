@@ -27,7 +27,10 @@ mod llama;
 mod llama4;
 mod minimax_m2;
 mod mistral3;
+mod modern_bert;
+mod mpt;
 mod nemotron;
+mod olmo;
 mod olmo2;
 mod olmoe;
 mod phi2;
@@ -39,6 +42,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod t5encoder;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -58,6 +62,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
+    Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
@@ -86,12 +91,17 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "internlm2", load: llama::load },
+    Entry { name: "jina-bert-v2", load: bert::load_jina },
     Entry { name: "llama", load: llama::load },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "mistral3", load: mistral3::load },
+    Entry { name: "modern-bert", load: modern_bert::load },
+    Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
+    Entry { name: "nomic-bert", load: bert::load_nomic },
+    Entry { name: "olmo", load: olmo::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },
     Entry { name: "orion", load: stablelm::load },
@@ -107,5 +117,6 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder", load: gpt2::load },
     Entry { name: "starcoder2", load: starcoder2::load },
+    Entry { name: "t5encoder", load: t5encoder::load },
     Entry { name: "xverse", load: llama::load },
 ];

@@ -65,13 +65,12 @@ impl Entry {
     }
 }
 
-/// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices.
-pub fn rewritten(
-    entry: &Entry,
-    name: &str,
-    change: &dyn Fn(&mut Metadata),
-    matrices: &[(&str, [usize; 2], Vec<f32>)],
-) -> Entry {
+/// A tensor's name, dimensions and values.
+pub type Matrix = (String, [usize; 2], Vec<f32>);
+
+/// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices, or others
+/// in the place of its own.
+pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matrices: &[Matrix]) -> Entry {
     let source = Gguf::open(&entry.file).unwrap();
     let old = format!("{}.", source.metadata().architecture().unwrap());
     let mut metadata = Metadata::new();
@@ -83,7 +82,8 @@ pub fn rewritten(
     change(&mut metadata);
     let mut writer = Writer::with_metadata(metadata);
     let mut data: Vec<&[u8]> = Vec::new();
-    for tensor in source.tensors() {
+    let replaced = |name: &str| matrices.iter().any(|(other, ..)| other == name);
+    for tensor in source.tensors().iter().filter(|tensor| !replaced(&tensor.name)) {
         writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
         data.push(source.data(tensor));
     }

@@ -300,6 +300,9 @@ unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], sta
         if let Some(&fall) = run.falls.get(row) {
             lower::<S>(scores, fall);
         }
+        if let Some(shifts) = run.shifts.get(row * RUN..(row + 1) * RUN) {
+            vector::add::<S>(scores, shifts);
+        }
         if to - from < RUN {
             scores[..from].fill(f32::NEG_INFINITY);
             scores[to..].fill(f32::NEG_INFINITY);

@@ -135,7 +135,8 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
             let score = dot(q, &row[..keys.dim]);
             let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
             let fall = run.falls.get(h).map_or(0.0, |fall| fall.slope * (i as f32 - fall.from).abs());
-            scores[h * RUN + i] = score - fall;
+            let shift = run.shifts.get(h * RUN + i).map_or(0.0, |shift| *shift);
+            scores[h * RUN + i] = score - fall + shift;
         }
     }
     for (h, &(from, to)) in run.visible.iter().enumerate() {

@@ -286,6 +286,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                 // With a query before, in and behind the run.
                 let fall = |h: usize| Fall { slope: 0.3 / (h + 1) as f32, from: h as f32 * 7.0 - 10.0 };
                 let falls: Vec<Fall> = (0..if g % 2 == 0 { g } else { 0 }).map(fall).collect();
+                let shifts = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
                 let run = AttendRun {
                     q: &q,
@@ -300,6 +301,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     },
                     visible: &visible,
                     falls: &falls,
+                    shifts: &shifts,
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
@@ -340,7 +342,8 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
                 let mut alone = before.row(h, dim);
                 let q = &run.q[h * run.keys.dim..][..run.keys.dim];
                 let falls = run.falls.get(h..=h).unwrap_or_default();
-                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], falls, ..*run });
+                let shifts = run.shifts.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
+                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], falls, shifts, ..*run });
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
         }
@@ -372,6 +375,7 @@ fn exponentials_of_scores_have_the_bits_of_others() {
                 values: row(&identity, RUN),
                 visible: &[(0, RUN)],
                 falls: &[],
+                shifts: &[],
                 next: &[],
                 softcap: None,
             };

@@ -1,4 +1,4 @@
-//! Llama 4 as published by Ollama: the language model and what sees in one file.
+//! Llama 4 as published by Ollama: the image encoder in the same file.
 
 use crate::view::rules::{Form, Rule::*, When::*};
 

@@ -1,0 +1,24 @@
+//! OLMo: pre-norm decoder with layer norms that have no weights, rotary pairs, projections within bounds, SwiGLU.
+//! GGUF: `general.architecture = "olmo"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Layer(keys.layer_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
+    let (clamp, plain) = (keys.bound("attention.clamp_kqv")?, norm.plain(hp.n_embd));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Silu)?;
+        let (attn_norm, ffn_norm) = (Some(plain), Some(plain));
+        Ok(Layer { attn_norm, clamp, rope: Some(rope), ffn_norm, ..b.bare(ffn)? })
+    })?;
+    Ok(Decoder::with_norm(w, &hp, plain, layers)?.loaded(&hp))
+}
