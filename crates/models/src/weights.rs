@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use puna_gguf::{SharedBytes, View};
-use puna_graph::{Bytes, Linear, Norm, Rope, RopeId, Weight, WeightId};
+use puna_graph::{Bytes, Linear, Norm, Rope, RopeId, RopeKind, Weight, WeightId};
 use puna_quant::TensorType;
 
 use crate::error::ModelError;
+use crate::rope::RopeKeys;
 
 /// A window of the file's mapping.
 pub(crate) struct Mapped(pub SharedBytes);
@@ -114,6 +115,12 @@ impl<'a> Weights<'a> {
         let bytes = tensor.bytes();
         let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(Some(numbers.collect()))
+    }
+
+    /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.
+    pub fn factored_rope(&mut self, keys: &RopeKeys, kind: RopeKind) -> Result<RopeId, ModelError> {
+        let factors = self.numbers("rope_freqs.weight", keys.dims / 2)?;
+        Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 
     /// Adds a rotary table, or finds the same one.

@@ -13,9 +13,7 @@ use crate::weights::Weights;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Neox, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let constant = |name: &str| keys.numbers_per_layer(&format!("xielu.{name}"), hp.n_layer);
     let (alpha_p, alpha_n) = (constant("alpha_p")?, constant("alpha_n")?);
     let (beta, eps) = (constant("beta")?, constant("eps")?);

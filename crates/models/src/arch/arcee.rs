@@ -9,12 +9,11 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.plain(Activation::ReluSquared)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })

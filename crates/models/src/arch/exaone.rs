@@ -23,9 +23,7 @@ pub(super) fn load_qwen(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) ->
 
 fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, hp: Hparams) -> Result<Loaded, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Neox, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })

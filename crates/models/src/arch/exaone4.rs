@@ -17,9 +17,7 @@ const LAYERS_32B: usize = 64;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Neox, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let slides = hp.n_layer == LAYERS_32B;
     let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0).unwrap_or(4096) as u32;
     let sliding = keys.sliding(hp.n_layer, 4)?;

@@ -42,9 +42,7 @@ fn load_with(
     default: Factors,
 ) -> Result<Loaded, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     // "Not finetuned" is how these files say that nothing turns.
     let turns = keys.opt_bool("rope.scaling.finetuned")?.unwrap_or(true);
     let scale = keys.factor("attention.scale")?;

@@ -34,9 +34,7 @@ struct Layer {
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let scale = keys.opt_f32("attention.scale")?.filter(|&s| s != 0.0);
     let scale = scale.unwrap_or(1.0 / (hp.key_dim as f32).sqrt());
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);

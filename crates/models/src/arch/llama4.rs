@@ -22,9 +22,7 @@ const TEMPERATURE: Temperature = Temperature { scale: 0.1, floor: 8192, offset: 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     // A window of zero says that there are no chunks, and then every layer turns.
     let chunks = keys.opt_count("attention.sliding_window")? != Some(0);
     let sliding = keys.sliding(hp.n_layer, 4)?;

@@ -15,8 +15,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let factors = w.numbers("rope_freqs.weight", rope_keys.dims / 2)?;
-    let rope = w.rope(rope_keys.table(RopeKind::Norm, factors.as_deref()));
+    let rope = w.factored_rope(&rope_keys, RopeKind::Norm)?;
     let floor = rope_keys.original as u32;
     let temperature =
         keys.factor("attention.temperature_scale")?.map(|scale| Temperature { scale, floor, offset: 0 });

@@ -9,6 +9,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+
 /// One layer of so many has no rotation, the last.
 const PERIOD: usize = 4;
 
