@@ -317,6 +317,8 @@ pub fn layers<'w>(
     norm: NormKind,
     mut layer: impl FnMut(&mut Block<'_, 'w>) -> Result<Layer, ModelError>,
 ) -> Result<Vec<Layer>, ModelError> {
+    // The first to be asked for: where keys do not fit the tensors, it shows that best.
+    w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     (0..hp.n_layer).map(|i| layer(&mut Block { w, hp, norm, i, name: format!("blk.{i}") })).collect()
 }
 
@@ -352,6 +354,11 @@ impl Block<'_, '_> {
     /// Whether the layer has a tensor.
     pub fn has(&self, part: &str) -> bool {
         self.w.has(&format!("{}.{part}", self.name))
+    }
+
+    /// A tensor of this shape, fastest dimension first.
+    pub fn tensor(&mut self, part: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
+        self.w.tensor(&format!("{}.{part}", self.name), shape)
     }
 
     /// A matrix with its optional bias.

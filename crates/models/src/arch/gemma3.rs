@@ -4,42 +4,19 @@
 
 use puna_graph::*;
 
-use crate::blocks::{Mlp, Qkv};
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::model::{LoadOptions, Loaded};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 
 /// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
 const LAYERS_27B: usize = 62;
 
-struct Gemma3 {
-    n_embd: usize,
-    table: WeightId,
-    layers: Vec<Layer>,
-    norm: Norm,
-    head: Linear,
-    logit_cap: Option<f32>,
-}
-
-struct Layer {
-    attn_norm: Norm,
-    qkv: Qkv,
-    q_norm: Norm,
-    k_norm: Norm,
-    rope: RopeId,
-    attention: AttentionSpec,
-    wo: Linear,
-    post_attn_norm: Norm,
-    ffn_norm: Norm,
-    ffn: Mlp,
-    post_ffn_norm: Norm,
-}
-
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let eps = keys.rms_eps()?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
     // Scaling is for the layers that see the whole context.
@@ -48,74 +25,24 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
     let sliding = keys.sliding(hp.n_layer, 6)?;
-    let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    let mut layers = Vec::with_capacity(hp.n_layer);
-    for (i, &slides) in sliding.iter().enumerate() {
-        let b = format!("blk.{i}");
-        let (heads, kv_heads) = (hp.heads[i], hp.kv_heads[i]);
-        let widths = [heads * hp.key_dim, kv_heads * hp.key_dim, kv_heads * hp.value_dim];
-        let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / heads } else { hp.key_dim };
-        let local = window.filter(|_| slides);
-        let ff = hp.ff.get(i).copied().unwrap_or(0);
-        layers.push(Layer {
-            attn_norm: w.norm(&format!("{b}.attn_norm"), hp.n_embd, eps)?,
-            qkv: Qkv::load(w, &b, hp.n_embd, widths)?,
-            q_norm: w.norm(&format!("{b}.attn_q_norm"), hp.key_dim, eps)?,
-            k_norm: w.norm(&format!("{b}.attn_k_norm"), hp.key_dim, eps)?,
-            rope: if local.is_some() { local_rope } else { global_rope },
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
+        let local = window.filter(|_| sliding[b.i]);
+        let ffn = b.gated(Glu::Gelu)?;
+        Ok(Layer {
+            qk_norm: QkNorm::Before(b.head_norms()?),
+            rope: Some(if local.is_some() { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
                 mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                ..hp.attention(i)
+                ..hp.attention(b.i)
             },
-            wo: w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?,
-            post_attn_norm: w.norm(&format!("{b}.post_attention_norm"), hp.n_embd, eps)?,
-            ffn_norm: w.norm(&format!("{b}.ffn_norm"), hp.n_embd, eps)?,
-            ffn: Mlp::load(w, &b, hp.n_embd, ff, Glu::Gelu)?,
-            post_ffn_norm: w.norm(&format!("{b}.post_ffw_norm"), hp.n_embd, eps)?,
-        });
-    }
-    let norm = w.norm("output_norm", hp.n_embd, eps)?;
-    let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+            post_attn_norm: Some(b.norm("post_attention_norm")?),
+            post_ffn_norm: Some(b.norm("post_ffw_norm")?),
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    let embd_scale = (hp.n_embd as f32).sqrt();
     let logit_cap = keys.opt_f32("final_logit_softcapping")?.filter(|&c| c > 0.0);
-    let cache = layers.iter().map(|l| l.attention.cache_layer()).collect();
-    let arch = Box::new(Gemma3 { n_embd: hp.n_embd, table, layers, norm, head, logit_cap });
-    Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
-}
-
-impl Architecture for Gemma3 {
-    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
-        let mut x = g.scale("inp_scaled", x, (self.n_embd as f32).sqrt());
-        for (i, l) in self.layers.iter().enumerate() {
-            g.set_layer(Some(i));
-            let h = g.rms_norm("attn_norm", &l.attn_norm, x);
-            let [q, k, v] = l.qkv.project(g, h);
-            let q = g.rms_norm("Qcur_normed", &l.q_norm, q);
-            let k = g.rms_norm("Kcur_normed", &l.k_norm, k);
-            let q = g.rope("Qcur_rope", q, l.attention.key_dim, l.rope);
-            let k = g.rope("Kcur_rope", k, l.attention.key_dim, l.rope);
-            let mut a = g.attention("kqv_out", i, [q, k, v], l.attention);
-            if outputs_only && i + 1 == self.layers.len() {
-                (a, x) = (g.gather_outputs(a), g.gather_outputs(x));
-            }
-            let a = g.linear("attn_out", &l.wo, a);
-            let a = g.rms_norm("attn_post_norm", &l.post_attn_norm, a);
-            x = g.add("sa_out", x, a);
-            let h = g.rms_norm("ffn_norm", &l.ffn_norm, x);
-            let f = l.ffn.forward(g, h);
-            let f = g.rms_norm("ffn_post_norm", &l.post_ffn_norm, f);
-            x = g.add("l_out", x, f);
-        }
-        g.set_layer(None);
-        g.rms_norm("result_norm", &self.norm, x)
-    }
-
-    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
-        let logits = g.linear("result_output", &self.head, hidden);
-        match self.logit_cap {
-            Some(cap) => g.softcap("result_capped", logits, cap),
-            None => logits,
-        }
-    }
+    Ok(Decoder { embd_scale, logit_cap, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
 }
