@@ -1,4 +1,5 @@
 """A model with a LoRA adapter: made by a Modelfile, it answers as the file with the change in its weights does."""
+import concurrent.futures
 import hashlib
 import json
 import math
@@ -141,8 +142,8 @@ def server():
     server.stop()
 
 
-def answer(server, model, prompt="Which animal has a long trunk?"):
-    options = {"temperature": 0, "num_predict": 24}
+def answer(server, model, prompt="Which animal has a long trunk?", **options):
+    options = {"temperature": 0, "num_predict": 24, **options}
     status, body = server.post("/api/generate", {"model": model, "prompt": prompt, "stream": False, "options": options})
     assert status == 200, body
     return body["response"]
@@ -155,6 +156,57 @@ def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server)
     # Both are in memory at once, of the same weights.
     names = [model.model for model in server.client().ps().models]
     assert {"tuned:latest", "cria:latest"} <= set(names)
+
+
+def control_vector(size):
+    """A direction for the third layer."""
+    direction = floats([size * math.cos(1.3 * i) for i in range(256)])
+    words = {"general.architecture": "controlvector", "general.name": "happy", "controlvector.model_hint": "llama"}
+    keys = b"".join(text(key) + struct.pack("<i", 8) + text(value) for key, value in words.items())
+    return gguf((len(words), keys), [("direction.2", (256,), F32, direction)])
+
+
+def test_a_request_chooses_its_adapters_in_every_dialect(server):
+    (server.home / "happy.gguf").write_bytes(control_vector(3.0))
+    server.cli("create", "both", "-f", "-", input=f"FROM tuned\nADAPTER {server.home}/happy.gguf\n", check=True)
+    base, tuned = answer(server, "cria"), answer(server, "tuned")
+    both = answer(server, "both")
+    chosen = lambda *adapters: answer(server, "both", adapters=[{"id": id, "scale": scale} for id, scale in adapters])
+    assert chosen() == chosen((0, 0), (1, 0)) == base
+    assert chosen((0, 1)) == tuned
+    assert chosen((1, 1), (0, 1)) == both
+    steered = chosen((1, 1))
+    assert len({base, tuned, both, steered}) == 4, (base, tuned, both, steered)
+    # At once, in the same steps.
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        at_once = [pool.submit(chosen, *mix) for mix in [(), ((0, 1),), ((0, 1), (1, 1)), ((1, 1),)]]
+        assert [answer.result() for answer in at_once] == [base, tuned, both, steered]
+    message = [{"role": "user", "content": "Which animal has a long trunk?"}]
+    for path, field, read in [
+        ("/v1/chat/completions", "max_tokens", lambda body: body["choices"][0]["message"]["content"]),
+        ("/v1/messages", "max_tokens", lambda body: body["content"][0]["text"]),
+    ]:
+        options = {"temperature": 0, "adapters": []}
+        body = {"model": "both", "messages": message, field: 24, "options": options}
+        status, body = server.post(path, body)
+        assert status == 200 and read(body) == base, body
+
+
+def test_an_adapter_that_the_model_does_not_have_is_named(server):
+    for adapters, says in [
+        ([{"id": 1, "scale": 1}], "adapters: this model has no adapter 1; it has 1, numbered from 0"),
+        ([{"id": 0}], 'option "adapters" must be an array of objects'),
+    ]:
+        body = {"model": "tuned", "prompt": "x", "stream": False, "options": {"adapters": adapters}}
+        status, body = server.post("/api/generate", body)
+        assert status == 400 and says in body["error"], body
+
+
+def test_a_control_vector_for_wider_models_is_refused_when_the_model_is_made(server):
+    content = control_vector(1.0).replace(b"direction.2", b"direction.9")
+    (server.home / "sad.gguf").write_bytes(content)
+    done = server.cli("create", "sad", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/sad.gguf\n")
+    assert done.returncode == 1 and "tensor `direction.9` is not `direction.N` for a layer N" in done.stderr, done.stderr
 
 
 def test_a_stored_model_is_looked_into_with_its_adapter(server):

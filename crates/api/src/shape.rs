@@ -180,6 +180,7 @@ pub(crate) static OPTIONS: Shape = Shape::of(&[
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "adapters",
     "draft_model",
     "draft_num_predict",
     "speculate",

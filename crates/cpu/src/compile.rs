@@ -12,6 +12,7 @@ use puna_graph::{
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
+use crate::ops::dose::{Dose, Steer};
 use crate::ops::elementwise::{Add, GluRows, Map, Mul, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
@@ -175,6 +176,14 @@ impl Compiler<'_> {
             Op::Activate { kind, x } => self.map(Unary::Activate(kind), x, out),
             Op::Scale { x, by } => self.map(Unary::Scale(by), x, out),
             Op::Softcap { x, cap } => self.map(Unary::Softcap(cap), x, out),
+            Op::Dose { x, adapter } => {
+                let x = self.place(x);
+                self.push(Dose { x, out, adapter });
+            }
+            Op::Steer { x, direction } => {
+                let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
+                self.push(Steer { x, out, vector, adapter: direction.adapter });
+            }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Add { a, b, out });
@@ -400,7 +409,7 @@ impl Compiler<'_> {
         };
         let load = |change: &LowRank| -> Result<ExpertChange, BackendError> {
             let [down, up] = [change.down, change.up].map(|w| self.thin_experts(w));
-            Ok(ExpertChange { down: down?, up: up?, scale: change.scale })
+            Ok(ExpertChange { down: down?, up: up?, scale: change.scale, adapter: change.adapter })
         };
         let changes = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         if !changes.is_empty() {

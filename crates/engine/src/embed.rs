@@ -201,6 +201,7 @@ impl Driver {
             tokens: chunk.to_vec(),
             positions: (past..past + chunk.len()).map(|p| p as u32).collect(),
             segments: vec![Segment { first_row: 0, rows: chunk.len(), past, pages: text.pages.clone() }],
+            doses: Vec::new(),
             outputs: vec![chunk.len() as u32 - 1],
         };
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };

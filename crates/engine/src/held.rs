@@ -1,8 +1,8 @@
 //! The pages that a sequence holds, and how they come from the tree and go back to it.
 
-use puna_graph::Backend;
+use puna_graph::{Backend, Doses};
 
-use crate::pages::{NodeId, PAGE_TOKENS, Pages};
+use crate::pages::{NodeId, PAGE_TOKENS, Pages, Parent};
 
 /// Pages of a sequence: those shared with the tree, then its own.
 #[derive(Debug, Default)]
@@ -11,28 +11,32 @@ pub struct Held {
     path: Vec<NodeId>,
     /// Pages that only this sequence has, in order.
     own: Vec<u32>,
+    /// The doses of the adapters that all of them were computed with.
+    doses: Doses,
 }
 
 impl Held {
-    /// What there is of a sequence's `tokens`, and how many tokens that are. The beginning of a page that agrees only so far
+    /// What there is of a sequence's `tokens` with these doses of the adapters, and how many tokens that are. The beginning of a page that agrees only so far
     /// is copied: from the tree or, as one of them may just have computed it, from what the `others` hold and have computed.
     pub fn find<'a>(
         pages: &mut Pages,
         backend: &mut dyn Backend,
+        doses: &Doses,
         tokens: &[u32],
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let found = pages.find(tokens);
+        let found = pages.find(doses, tokens);
         pages.retain(&found.path);
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The page that an unfinished one continues with, if it comes to more than the tree has.
         let least = found.partial.map_or(0, |(_, tokens)| tokens);
-        let unfinished = others.filter(|(held, _)| held.path == found.path).filter_map(|(held, theirs)| {
+        let alike = others.filter(|(held, _)| held.doses == *doses && held.path == found.path);
+        let unfinished = alike.filter_map(|(held, theirs)| {
             let common = theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
             Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
         });
         let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
-        let mut held = Self { path: found.path, own: Vec::new() };
+        let mut held = Self { path: found.path, own: Vec::new(), doses: doses.clone() };
         if let Some((theirs, tokens)) = unfinished {
             if let Some(page) = pages.take() {
                 backend.copy_page(theirs, page);
@@ -79,19 +83,25 @@ impl Held {
         while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
             let start = self.path.len() * PAGE_TOKENS;
             let tokens = &computed[start..start + PAGE_TOKENS];
-            let node = pages.insert(self.path.last().copied(), self.own.remove(0), tokens);
+            let node = pages.insert(&self.last(), self.own.remove(0), tokens);
             pages.retain(&[node]);
             self.path.push(node);
         }
+    }
+
+    /// What its own pages follow.
+    fn last(&self) -> Parent {
+        self.path.last().map_or_else(|| Parent::Root(self.doses.clone()), |&id| Parent::Node(id))
     }
 
     /// Gives all pages to the tree.
     pub fn release(mut self, pages: &mut Pages, computed: &[u32]) {
         self.publish(pages, computed);
         let rest = &computed[(self.path.len() * PAGE_TOKENS).min(computed.len())..];
+        let last = self.last();
         for (i, page) in self.own.into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
-                pages.insert(self.path.last().copied(), page, rest);
+                pages.insert(&last, page, rest);
             } else {
                 pages.give_back(page);
             }

@@ -1,9 +1,13 @@
 //! Pages of the cache and the tree of what they hold.
 //!
 //! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. What a sequence computes stays in a tree keyed by
-//! token ids after the sequence ends: a node is a page, its children are the pages that followed it. A new sequence walks
+//! token ids after the sequence ends, for each mix of the model's adapters one: a node is a page, its children are the pages that followed it. A new sequence walks
 //! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
 //! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
+
+use std::collections::BTreeMap;
+
+use puna_graph::Doses;
 
 /// Tokens a page.
 pub const PAGE_TOKENS: usize = 64;
@@ -17,11 +21,21 @@ struct Node {
     page: u32,
     /// As many as the page holds; fewer than a full page only in leaves.
     tokens: Vec<u32>,
-    parent: Option<NodeId>,
+    /// The page before, or whose first page it is.
+    parent: Parent,
     children: Vec<NodeId>,
     /// Running sequences that read the page.
     users: usize,
     last_used: u64,
+}
+
+/// What a page follows: another, or nothing, in the tree of these doses of the adapters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parent {
+    /// The page before.
+    Node(NodeId),
+    /// The beginning of texts.
+    Root(Doses),
 }
 
 /// All pages: free, in the tree, or owned by a running sequence.
@@ -31,7 +45,7 @@ pub struct Pages {
     total: usize,
     nodes: Vec<Option<Node>>,
     empty: Vec<usize>,
-    roots: Vec<NodeId>,
+    roots: BTreeMap<Doses, Vec<NodeId>>,
     clock: u64,
 }
 
@@ -55,7 +69,7 @@ impl Pages {
     /// `total` free pages and an empty tree.
     pub fn new(total: usize) -> Self {
         let free = (0..total as u32).rev().collect();
-        Self { free, total, nodes: Vec::new(), empty: Vec::new(), roots: Vec::new(), clock: 0 }
+        Self { free, total, nodes: Vec::new(), empty: Vec::new(), roots: BTreeMap::new(), clock: 0 }
     }
 
     /// Number of pages.
@@ -98,10 +112,10 @@ impl Pages {
         self.node(id).page
     }
 
-    /// The longest prefix of `tokens` that the tree holds.
-    pub fn find(&self, tokens: &[u32]) -> Match {
+    /// The longest prefix of `tokens` that the tree of these doses holds.
+    pub fn find(&self, doses: &Doses, tokens: &[u32]) -> Match {
         let mut found = Match::default();
-        let mut children = &self.roots;
+        let Some(mut children) = self.roots.get(doses) else { return found };
         let mut rest = tokens;
         loop {
             let common = |id: &NodeId| {
@@ -162,23 +176,28 @@ impl Pages {
         let idle = leaves.filter(|(_, n)| n.users == 0 && n.children.is_empty());
         let Some(oldest) = idle.min_by_key(|(_, n)| n.last_used).map(|(i, _)| i) else { return };
         let node = self.nodes[oldest].take().expect("just found");
-        let siblings = match node.parent {
-            Some(parent) => &mut self.node_mut(parent).children,
-            None => &mut self.roots,
-        };
-        siblings.retain(|id| id.0 != oldest);
+        match node.parent {
+            Parent::Node(parent) => self.node_mut(parent).children.retain(|id| id.0 != oldest),
+            Parent::Root(doses) => {
+                if let Some(roots) = self.roots.get_mut(&doses) {
+                    roots.retain(|id| id.0 != oldest);
+                    if roots.is_empty() {
+                        self.roots.remove(&doses);
+                    }
+                }
+            }
+        }
         self.empty.push(oldest);
         self.free.push(node.page);
     }
 
-    /// Puts a page with its tokens into the tree, after `parent`. If the tree holds the same tokens there already, the page
+    /// Puts a page with its tokens into the tree, behind `parent`. If the tree holds the same tokens there already, the page
     /// is given back and the known node returned. Nodes are not retained.
-    pub fn insert(&mut self, parent: Option<NodeId>, page: u32, tokens: &[u32]) -> NodeId {
+    pub fn insert(&mut self, parent: &Parent, page: u32, tokens: &[u32]) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
         self.clock += 1;
         let now = self.clock;
-        let siblings = parent.map_or(&self.roots, |p| &self.node(p).children).clone();
-        for id in siblings {
+        for id in self.children(parent).to_vec() {
             let known = self.node_mut(id);
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
                 known.last_used = now;
@@ -194,24 +213,36 @@ impl Pages {
                 return id;
             }
         }
-        let node =
-            Node { page, tokens: tokens.to_vec(), parent, children: Vec::new(), users: 0, last_used: now };
+        let (tokens, parent_of) = (tokens.to_vec(), parent.clone());
+        let node = Node { page, tokens, parent: parent_of, children: Vec::new(), users: 0, last_used: now };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1
         });
         self.nodes[index] = Some(node);
         match parent {
-            Some(parent) => self.node_mut(parent).children.push(NodeId(index)),
-            None => self.roots.push(NodeId(index)),
+            Parent::Node(parent) => self.node_mut(*parent).children.push(NodeId(index)),
+            Parent::Root(doses) => self.roots.entry(doses.clone()).or_default().push(NodeId(index)),
         }
         NodeId(index)
+    }
+
+    /// The pages that follow.
+    fn children(&self, parent: &Parent) -> &[NodeId] {
+        match parent {
+            Parent::Node(parent) => &self.node(*parent).children,
+            Parent::Root(doses) => self.roots.get(doses).map(Vec::as_slice).unwrap_or_default(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn root() -> Parent {
+        Parent::Root(Doses::default())
+    }
 
     fn full(start: u32) -> Vec<u32> {
         (start..start + PAGE_TOKENS as u32).collect()
@@ -221,12 +252,15 @@ mod tests {
     fn a_prompt_finds_the_pages_of_an_earlier_one_and_the_beginning_of_the_next() {
         let mut pages = Pages::new(4);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(None, a, &full(0));
-        let second = pages.insert(Some(first), b, &full(100)[..10]);
+        let first = pages.insert(&root(), a, &full(0));
+        let second = pages.insert(&Parent::Node(first), b, &full(100)[..10]);
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
-        assert_eq!(pages.find(&prompt), Match { path: vec![first], partial: Some((second, 7)) });
-        assert_eq!(pages.find(&[5]), Match::default());
+        assert_eq!(
+            pages.find(&Doses::default(), &prompt),
+            Match { path: vec![first], partial: Some((second, 7)) }
+        );
+        assert_eq!(pages.find(&Doses::default(), &[5]), Match::default());
     }
 
     #[test]
@@ -235,7 +269,7 @@ mod tests {
         let ids: Vec<NodeId> = (0..3)
             .map(|i| {
                 let page = pages.take().unwrap();
-                pages.insert(None, page, &full(i * 1000))
+                pages.insert(&root(), page, &full(i * 1000))
             })
             .collect();
         pages.retain(&[ids[0]]);
@@ -252,17 +286,34 @@ mod tests {
     fn the_same_tokens_are_kept_once() {
         let mut pages = Pages::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(None, a, &full(0));
-        assert_eq!(pages.insert(None, b, &full(0)), first);
+        let first = pages.insert(&root(), a, &full(0));
+        assert_eq!(pages.insert(&root(), b, &full(0)), first);
         assert_eq!(pages.in_use(), 1);
+    }
+
+    #[test]
+    fn what_other_adapters_made_of_the_same_tokens_is_something_else() {
+        let mut pages = Pages::new(2);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        let half = Doses::new(&[0.5]);
+        let plain = pages.insert(&root(), a, &full(0));
+        assert_eq!(pages.find(&half, &full(0)), Match::default());
+        let other = pages.insert(&Parent::Root(half.clone()), b, &full(0));
+        assert_ne!(plain, other);
+        assert_eq!(pages.find(&half, &full(0)).path, [other]);
+        assert_eq!(pages.find(&Doses::default(), &full(0)).path, [plain]);
+        // Both make room in their turn.
+        assert!(pages.take().is_some() && pages.take().is_some());
+        assert_eq!(pages.find(&half, &full(0)), Match::default());
+        assert!(pages.roots.is_empty());
     }
 
     #[test]
     fn a_longer_beginning_replaces_a_shorter_one() {
         let mut pages = Pages::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(None, a, &full(0)[..5]);
-        assert_eq!(pages.insert(None, b, &full(0)[..9]), first);
+        let first = pages.insert(&root(), a, &full(0)[..5]);
+        assert_eq!(pages.insert(&root(), b, &full(0)[..9]), first);
         assert_eq!((pages.in_use(), pages.page(first)), (1, b));
     }
 }

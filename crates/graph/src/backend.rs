@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use puna_quant::TensorType;
 
+use crate::doses::Doses;
 use crate::kv::KvType;
 use crate::ops::Rope;
 use crate::plan::Plan;
@@ -97,6 +98,8 @@ pub struct StepInput {
     pub positions: Vec<u32>,
     /// The sequences; together they cover all rows in order.
     pub segments: Vec<Segment>,
+    /// How much of the model's adapters each of them has; may be empty where all have these as they are.
+    pub doses: Vec<Doses>,
     /// Rows whose results are wanted, ascending.
     pub outputs: Vec<u32>,
 }

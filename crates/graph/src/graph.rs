@@ -150,6 +150,7 @@ impl Graph {
             let Some(back) = change.back else { continue };
             let thin = Op::Embed { table: change.up, index };
             let thin = self.push("lora_up", thin, Rows::Tokens, change.rank);
+            let thin = self.dose(thin, change.adapter);
             let wide = Linear { w: back, scale: change.scale, bias: None, out: cols };
             let wide = self.product("lora_back", &wide, thin);
             rows = self.add(name, rows, wide);
@@ -160,9 +161,10 @@ impl Graph {
     /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let mut y = self.product(name, l, x);
-        for LowRank { down, up, rank, scale, .. } in self.changes_of(l.w) {
+        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
             let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
             let thin = self.product("lora_down", &down, x);
+            let thin = self.dose(thin, adapter);
             let wide = self.product("lora_up", &Linear { w: up, scale, bias: None, out: l.out }, thin);
             y = self.add(name, y, wide);
         }
@@ -175,7 +177,19 @@ impl Graph {
     }
 
     fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
-        self.changes.get(&w).cloned().unwrap_or_default()
+        self.changes.products.get(&w).cloned().unwrap_or_default()
+    }
+
+    fn dose(&mut self, x: ValueId, adapter: usize) -> ValueId {
+        self.push_like("lora_dosed", Op::Dose { x, adapter }, x)
+    }
+
+    /// What a layer hands on, in the directions in which adapters steer it.
+    pub fn steer(&mut self, layer: usize, x: ValueId) -> ValueId {
+        let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
+        directions
+            .into_iter()
+            .fold(x, |x, direction| self.push_like("l_out_steered", Op::Steer { x, direction }, x))
     }
 
     /// RMS norm over groups of columns: the whole row, or each head.

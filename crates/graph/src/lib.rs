@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod doses;
 mod graph;
 mod kv;
 mod ops;
@@ -15,10 +16,11 @@ pub use backend::{
     Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, Observed, OpTime, ProgramId, Segment,
     StepInput, Weight,
 };
+pub use doses::Doses;
 pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};
 pub use ops::{
-    Activation, AttentionSpec, Changes, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask, MoeSpec,
-    Op, Rope, RopeId, RopeKind, Rows, Shifts, Temperature, ValueId, WeightId,
+    Activation, AttentionSpec, Changes, Direction, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask,
+    MoeSpec, Op, Rope, RopeId, RopeKind, Rows, Shifts, Temperature, ValueId, WeightId,
 };
 pub use plan::{Capacity, Place, Plan};

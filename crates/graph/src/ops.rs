@@ -263,10 +263,34 @@ pub struct LowRank {
     pub rank: usize,
     /// Multiplies their product.
     pub scale: f32,
+    /// The adapter that it is of, whose dose multiplies it, too.
+    pub adapter: usize,
 }
 
-/// What changes each weight that is changed.
-pub type Changes = BTreeMap<WeightId, Vec<LowRank>>;
+/// A vector that is added to what a layer hands on: a direction in which the model is steered.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Direction {
+    /// `[features]`.
+    pub vector: WeightId,
+    /// The adapter that it is of, whose dose multiplies it.
+    pub adapter: usize,
+}
+
+/// What a model's adapters change.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Changes {
+    /// Of each matrix that is changed.
+    pub products: BTreeMap<WeightId, Vec<LowRank>>,
+    /// Behind each layer that is steered.
+    pub directions: BTreeMap<usize, Vec<Direction>>,
+}
+
+impl Changes {
+    /// Whether nothing is changed.
+    pub fn is_empty(&self) -> bool {
+        self.products.is_empty() && self.directions.is_empty()
+    }
+}
 
 /// What changes the matrices of experts.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -449,6 +473,20 @@ pub enum Op {
         /// Factor.
         by: f32,
     },
+    /// `dose · x`, with the dose that the row's sequence has of an adapter.
+    Dose {
+        /// Input.
+        x: ValueId,
+        /// Which adapter.
+        adapter: usize,
+    },
+    /// `x + dose · vector`, see [`Direction`].
+    Steer {
+        /// Input.
+        x: ValueId,
+        /// Where to.
+        direction: Direction,
+    },
     /// `cap · tanh(x / cap)`.
     Softcap {
         /// Input.
@@ -480,6 +518,8 @@ impl Op {
             Op::Mul { .. } => "mul",
             Op::Temper { .. } => "temper",
             Op::Scale { .. } => "scale",
+            Op::Dose { .. } => "dose",
+            Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
@@ -496,6 +536,8 @@ impl Op {
             | Op::Activate { x, .. }
             | Op::Temper { x, .. }
             | Op::Scale { x, .. }
+            | Op::Dose { x, .. }
+            | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None],
             Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
@@ -517,6 +559,8 @@ impl Op {
             | Op::Mul { x, .. }
             | Op::Temper { x, .. }
             | Op::Scale { x, .. }
+            | Op::Dose { x, .. }
+            | Op::Steer { x, .. }
             | Op::Softcap { x, .. } => Some(x),
             Op::Add { a, .. } => Some(a),
             Op::Glu { gate, .. } => Some(gate),

@@ -280,6 +280,7 @@ impl Architecture for Decoder {
         for i in 0..self.layers.len() {
             g.set_layer(Some(i));
             x = self.layer(g, i, x, outputs_only);
+            x = g.steer(i, x);
         }
         g.set_layer(None);
         let x = self.norm.apply(g, "result_norm", x);

@@ -134,7 +134,8 @@ impl Model {
         let keys = Keys::new(view.metadata())?;
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
-        let adapted = Attached::new(adapters, view, &mut weights.tensors)?;
+        let size = (loaded.shape.n_layer, loaded.shape.n_embd);
+        let adapted = Attached::new(adapters, view, size, &mut weights.tensors)?;
         let model = Self {
             architecture: entry.name,
             pooling: pooling(&keys)?,

@@ -5,8 +5,9 @@ mod kit;
 use std::path::Path;
 use std::sync::Arc;
 
-use kit::{Entry, feed};
+use kit::{Entry, Runner, feed, rewritten};
 use puna_gguf::{Gguf, Value, View, Writer};
+use puna_graph::Doses;
 use puna_models::{Adapter, AdapterError, LoadOptions, Model, ModelError};
 use puna_quant::TensorType;
 
@@ -249,4 +250,126 @@ fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
         norm.starts_with("tensor `output_norm.weight` is not one that the model multiplies with"),
         "{norm}"
     );
+}
+
+/// What each of some sequences with these doses gives for an entry's tokens, all in the same steps, of seven tokens each.
+fn together(entry: &Entry, level: &str, doses: &[Doses]) -> Vec<Vec<Vec<f32>>> {
+    let mut runner = Runner::new(entry, level);
+    runner.doses = doses.to_vec();
+    let mut rows = vec![Vec::new(); doses.len()];
+    let all = entry.tokens.len();
+    let chunk = if entry.is_embedding() { all } else { 7 };
+    for past in (0..all).step_by(chunk) {
+        let tokens = &entry.tokens[past..(past + chunk).min(all)];
+        let sequences: Vec<_> = (0..doses.len()).map(|sequence| (sequence, past, tokens)).collect();
+        let result = runner.step(&sequences);
+        rows.iter_mut()
+            .zip(result.chunks_exact(tokens.len()))
+            .for_each(|(rows, new)| rows.extend_from_slice(new));
+    }
+    rows
+}
+
+#[test]
+fn sequences_of_one_step_have_their_own_doses() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["llama", "llama-moe", "llama-tied-bias", "gpt-oss", "bert-mean"] {
+        let plain = Entry::load(name);
+        let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
+        let (one, two) = (pairs(&base, (0, 1), Some(2.0)), pairs(&base, (1, 2), None));
+        let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
+        let entry = Entry { adapters, ..Entry::load(name) };
+        let mixes = [[1.0, 1.0], [0.0, 0.0], [0.5, 0.0], [0.0, -1.5]];
+        let doses = mixes.map(|mix| Doses::new(&mix));
+        let scaled = |pairs: &[Pair], dose: f32| -> Vec<Pair> {
+            let pair = |p: &Pair| Pair {
+                of: p.of.clone(),
+                ty: p.ty,
+                halves: p.halves.each_ref().map(|(bytes, m)| {
+                    (bytes.clone(), Matrix { shape: m.shape.clone(), data: m.data.clone() })
+                }),
+                scale: p.scale * dose,
+            };
+            pairs.iter().filter(|_| dose != 0.0).map(pair).collect()
+        };
+        let limit = entry.number("tolerance").unwrap();
+        for ((mix, got), number) in mixes.iter().zip(together(&entry, "portable", &doses)).zip(0..) {
+            let changes: Vec<Pair> = scaled(&one, mix[0]).into_iter().chain(scaled(&two, mix[1])).collect();
+            let file = dir.path().join(format!("{name}-{number}.gguf"));
+            folded(&base, &changes.iter().collect::<Vec<_>>(), &file);
+            let want = feed(&Entry { file, ..Entry::load(name) }, "portable", "whole");
+            let (worst, _) = distance(&entry, &got, &want);
+            assert!(worst <= limit, "{name} with doses {mix:?}: {worst:.1e} (limit {limit:.0e})");
+        }
+    }
+}
+
+/// A control vector of these directions.
+fn control_vector(directions: &[(&str, TensorType, &[u64])], size: f32) -> Adapter {
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "controlvector").set("controlvector.model_hint", "whatever");
+    let mut data = Vec::new();
+    for (seed, (name, ty, shape)) in (7..).zip(directions) {
+        writer.tensor(name, *ty, shape).unwrap();
+        data.push(numbers(seed, shape, size, *ty).0);
+    }
+    let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
+    Adapter::new("happy", Arc::new(Gguf::from_bytes(bytes).unwrap()))
+}
+
+#[test]
+fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_would() {
+    let dose = -0.5;
+    for name in ["llama", "qwen3-bf16", "phi3"] {
+        let plain = Entry::load(name);
+        let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
+        let key =
+            |key: &str| base.metadata().u32(&format!("{}.{key}", base.metadata().architecture().unwrap()));
+        let (n_embd, last) = (u64::from(key("embedding_length").unwrap()), key("block_count").unwrap() - 1);
+        assert!(last > 0, "{name} has a layer behind the first");
+        let direction = format!("direction.{last}");
+        let vector = control_vector(&[(&direction, TensorType::F32, &[n_embd])], 0.5);
+        let towards = numbers(7, &[n_embd], 0.5, TensorType::F32).1.data;
+        let bias = towards.iter().map(|x| dose * x).collect();
+        let architecture = base.metadata().architecture().unwrap().to_owned();
+        let matrix = (format!("blk.{last}.ffn_down.bias"), [n_embd as usize, 1], bias);
+        let biased = rewritten(&plain, &architecture, &|_| {}, &[matrix]);
+        let want = feed(&biased, "portable", "whole");
+        let entry = Entry { adapters: vec![vector], ..Entry::load(name) };
+        let [got, without] = together(&entry, "portable", &[Doses::new(&[dose]), Doses::new(&[0.0])])
+            .try_into()
+            .expect("two sequences");
+        let limit = entry.number("tolerance").unwrap();
+        let (changed, _) = distance(&entry, &without, &want);
+        assert!(changed > 0.1, "{name}: the direction makes a difference of {changed:.1e} only");
+        let (worst, _) = distance(&entry, &got, &want);
+        assert!(worst <= limit, "{name}: {worst:.1e} (limit {limit:.0e})");
+        let (worst, _) = distance(&entry, &without, &feed(&plain, "portable", "whole"));
+        assert!(worst <= limit, "{name} without it: {worst:.1e} (limit {limit:.0e})");
+    }
+}
+
+#[test]
+fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
+    let of = |name: &str, ty: TensorType, shape: &[u64]| {
+        let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
+        let directions = if name.is_empty() { vec![] } else { vec![(name, ty, shape)] };
+        let vector = control_vector(&directions, 1.0);
+        match Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()) {
+            Err(ModelError::Adapter { error, .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let f32 = TensorType::F32;
+    assert_eq!(of("", f32, &[]), "it has no tensor `direction.N`");
+    for name in ["direction.0", "direction.99", "direction.x", "output_norm.weight", "direction.-1"] {
+        let message = of(name, f32, &[48]);
+        assert!(
+            message.starts_with(&format!("tensor `{name}` is not `direction.N` for a layer N from 1")),
+            "{message}"
+        );
+    }
+    assert!(of("direction.1", f32, &[49]).contains("needs [48]"));
+    assert!(of("direction.1", f32, &[48, 2]).contains("needs [48]"));
+    assert!(of("direction.1", TensorType::F16, &[48]).starts_with("tensor `direction.1` has type F16"));
 }

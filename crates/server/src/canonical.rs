@@ -232,6 +232,9 @@ pub struct RunOptions {
     pub think_budget: Option<u32>,
     /// Tokens of prompt and answer that the context holds; `None` is as many as the runner can give, and never more.
     pub num_ctx: Option<u32>,
+    /// Numbers of the model's adapters and how much there is to be of each, and nothing of the others; `None` is all of them
+    /// as they are.
+    pub adapters: Option<Vec<(u32, f32)>>,
     /// What the model's parameters and the request say by name, for models of other servers: all else is theirs to choose.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub given: Map<String, Value>,

@@ -1,5 +1,7 @@
 //! Options of a request over those of the model over the defaults.
 
+use std::collections::HashSet;
+
 use puna_api::native::Think;
 use serde_json::{Map, Value};
 
@@ -71,6 +73,8 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "presence_penalty" => sampling.presence_penalty = float(name, value)?,
         "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
         "logit_bias" => sampling.logit_bias = biases(name, value)?,
+        // Not in the original; llama.cpp's server has it as `lora`.
+        "adapters" => run.adapters = Some(adapters(name, value)?),
         // Negative is automatic, as absent is; 0 switches speculation off.
         "draft_num_predict" => run.draft_num_predict = count(name, value)?,
         // Not in the original. Negative is no limit, as absent is.
@@ -166,6 +170,24 @@ fn biases(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     list.ok_or_else(|| {
         Failure::bad_request(format!("option \"{name}\" must be an object of token numbers and biases"))
     })
+}
+
+/// Numbers of adapters and their scales, each number once.
+fn adapters(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
+    let wanted = || {
+        let form = "an array of objects {\"id\": NUMBER, \"scale\": NUMBER}, each id once";
+        Failure::bad_request(format!("option \"{name}\" must be {form}"))
+    };
+    let one = |entry: &Value| {
+        let fields = entry.as_object().filter(|fields| fields.keys().all(|k| k == "id" || k == "scale"))?;
+        let id = u32::try_from(fields.get("id")?.as_u64()?).ok()?;
+        let scale = fields.get("scale")?.as_f64()? as f32;
+        scale.is_finite().then_some((id, scale))
+    };
+    let list = value.as_array().ok_or_else(|| wrong(name, "array"))?;
+    let list: Vec<(u32, f32)> = list.iter().map(one).collect::<Option<_>>().ok_or_else(wanted)?;
+    let distinct: HashSet<u32> = list.iter().map(|(id, _)| *id).collect();
+    if distinct.len() == list.len() { Ok(list) } else { Err(wanted()) }
 }
 
 /// What `reasoning_effort` of OpenAI's dialect means.
@@ -280,6 +302,32 @@ mod tests {
         assert_eq!(of(json!({"draft_model": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
         let error = read(json!({}), json!({"draft_model": 5})).unwrap_err();
         assert_eq!(error, "option \"draft_model\" must be of type string");
+    }
+
+    #[test]
+    fn adapters_are_named_by_number_once_each() {
+        let (_, run) =
+            read(json!({}), json!({"adapters": [{"id": 1, "scale": 0.5}, {"id": 0, "scale": -2}]})).unwrap();
+        assert_eq!(run.adapters, Some(vec![(1, 0.5), (0, -2.0)]));
+        assert_eq!(read(json!({}), json!({})).unwrap().1.adapters, None);
+        assert_eq!(read(json!({}), json!({"adapters": []})).unwrap().1.adapters, Some(vec![]));
+        let error = |value: Value| read(json!({}), json!({ "adapters": value })).unwrap_err();
+        assert_eq!(error(json!({"id": 0})), "option \"adapters\" must be of type array");
+        let form = "option \"adapters\" must be an array of objects {\"id\": NUMBER, \"scale\": NUMBER}, each id once";
+        for wrong in [
+            json!([5]),
+            json!([{"id": 0}]),
+            json!([{"scale": 1}]),
+            json!([{"id": -1, "scale": 1}]),
+            json!([{"id": 0.5, "scale": 1}]),
+            json!([{"id": 4_294_967_296_u64, "scale": 1}]),
+            json!([{"id": 0, "scale": "x"}]),
+            json!([{"id": 0, "scale": 1e300}]),
+            json!([{"id": 0, "scale": 1, "path": "/etc"}]),
+            json!([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}]),
+        ] {
+            assert_eq!(error(wrong.clone()), form, "{wrong}");
+        }
     }
 
     #[test]

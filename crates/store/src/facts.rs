@@ -65,6 +65,11 @@ impl Facts {
     pub(crate) fn is_projector(&self) -> bool {
         self.architecture == "clip" || matches!(self.kind.as_str(), "projector" | "mmproj")
     }
+
+    /// Whether the file steers a model rather than being one.
+    pub(crate) fn is_control_vector(&self) -> bool {
+        self.architecture == "controlvector"
+    }
 }
 
 fn text(meta: &Metadata, key: &str) -> Option<String> {

@@ -175,6 +175,15 @@ pub struct Stop;
 /// The form of an answer.
 pub struct Format;
 
+/// How much of an adapter there is to be.
+#[derive(JsonSchema)]
+pub struct AdapterDose {
+    /// Its number, from 0 in the order of the model's `ADAPTER` lines as it is shown.
+    id: u32,
+    /// What its change is multiplied by.
+    scale: f64,
+}
+
 /// Parameters of a model by their names in a Modelfile. A value that is not given is the model's own, else the default.
 #[derive(JsonSchema)]
 pub struct Options {
@@ -218,6 +227,9 @@ pub struct Options {
     frequency_penalty: Option<f64>,
     /// What is added to the logits of tokens, by their number (Puna's addition).
     logit_bias: Option<std::collections::BTreeMap<String, f64>>,
+    /// How much of the model's adapters there is to be, and nothing of those that are not named (Puna's addition). Without it
+    /// all of them are there as they are.
+    adapters: Option<Vec<AdapterDose>>,
     /// Name of a model that guesses ahead (Puna's addition). Loads the model anew.
     draft_model: Option<String>,
     /// Tokens that are guessed ahead at most; 0 switches guessing off, negative is automatic.

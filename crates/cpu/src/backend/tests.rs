@@ -86,6 +86,7 @@ impl Model {
             positions: positions.map(|p| p as u32).collect(),
             segments: vec![Segment { first_row: 0, rows, past: self.past, pages: (0..16).collect() }],
             outputs: vec![rows as u32 - 1],
+            doses: Vec::new(),
         };
         self.past += rows;
         self.backend.run(self.programs[usize::from(rows == 1)], &input);

@@ -1,4 +1,5 @@
-//! Changes of experts' matrices by products of two thin ones: `y += scale · up (down x)` in every slot.
+//! Changes of experts' matrices by products of two thin ones: `y += dose · scale · up (down x)` in every
+//! slot.
 
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ pub struct ExpertChange {
     pub down: ExpertMatrix,
     pub up: ExpertMatrix,
     pub scale: f32,
+    /// Whose dose multiplies it, too.
+    pub adapter: usize,
 }
 
 /// Which products of the experts change.
@@ -70,7 +73,10 @@ unsafe impl Instruction for AddChanges {
         let (m, Local { scratch, floats }) = (&*self.mixture, local);
         for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
             let expert = m.expert_of(slot);
-            for ExpertChange { down, up, scale } in &self.changes {
+            // SAFETY: written before a barrier.
+            let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
+            for ExpertChange { down, up, scale, adapter } in &self.changes {
+                let by = scale * step.input.dose(*adapter, m.x.rows, token);
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
                 // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.
@@ -78,7 +84,7 @@ unsafe impl Instruction for AddChanges {
                     unsafe { (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n)) };
                 multiply(down, expert, x, thin, step, scratch);
                 multiply(up, expert, thin, wide, step, scratch);
-                out.iter_mut().zip(wide).for_each(|(y, change)| *y += scale * *change);
+                out.iter_mut().zip(wide).for_each(|(y, change)| *y += by * *change);
             }
         }
     }

@@ -186,9 +186,10 @@ impl Driver {
     fn admit(&mut self) {
         while self.max_sequences.is_none_or(|most| self.running.len() < most) {
             let Some(at) = self.next_waiting() else { return };
-            let (tokens, known) = (&self.waiting[at].tokens, self.waiting[at].known());
+            let s = &self.waiting[at];
+            let (tokens, known) = (&s.tokens, s.known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&tokens[..known]).path;
+            let known = self.pages.find(&s.job.doses, &tokens[..known]).path;
             let lacking = needed.saturating_sub(known.len());
             // Whoever is alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
@@ -239,21 +240,24 @@ impl Driver {
     fn is_being_computed(&self, sequence: &Sequence) -> bool {
         let known = &sequence.tokens[..sequence.known()];
         let more = |than: usize| {
-            let reads = |s: &&Sequence| s.job.client == sequence.job.client && !s.is_decoding() && s.ready();
+            let alike =
+                |s: &Sequence| s.job.client == sequence.job.client && s.job.doses == sequence.job.doses;
+            let reads = |s: &&Sequence| alike(s) && !s.is_decoding() && s.ready();
             self.running.iter().filter(reads).any(|s| {
                 let common = s.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
                 common >= PAGE_TOKENS && common > than.max(s.computed)
             })
         };
         // Most have nothing in common, and need not be looked for in the tree.
-        more(0) && more(self.pages.find(known).tokens())
+        more(0) && more(self.pages.find(&sequence.job.doses, known).tokens())
     }
 
     /// Finds what there is of a sequence's tokens. The last token is always computed: its logits are wanted.
     fn begin(&mut self, sequence: &mut Sequence) {
         let known = &sequence.tokens[..sequence.known()];
         let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
-        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, known, others);
+        let doses = &sequence.job.doses;
+        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, doses, known, others);
         sequence.held = held;
         sequence.start(computed);
     }
@@ -401,6 +405,7 @@ impl Driver {
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(Segment { first_row, rows: all, past, pages: s.held.list(&self.pages) });
+            input.doses.push(s.job.doses.clone());
             parts.push(Part { running, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
         (input, parts)

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use puna_graph::{Backend, Segment, StepInput};
+use puna_graph::{Backend, Doses, Segment, StepInput};
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
@@ -199,8 +199,9 @@ impl Drafts {
             }
             let follower = self.followed.entry(question.id).or_insert_with(|| {
                 let known = &question.tokens[..n - 1];
-                let (held, seen) =
-                    Held::find(&mut self.pages, &mut *self.stepper.backend, known, std::iter::empty());
+                // A draft model goes without adapters.
+                let (pages, backend) = (&mut self.pages, &mut *self.stepper.backend);
+                let (held, seen) = Held::find(pages, backend, &Doses::default(), known, std::iter::empty());
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);

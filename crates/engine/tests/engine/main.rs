@@ -1,5 +1,6 @@
 //! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
 
+mod adapters;
 mod constrained;
 mod deterministic;
 mod fairness;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
-use puna_graph::{Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, Segment, StepInput};
+use puna_graph::{Backend, CacheSpec, Capacity, Doses, KvType, Plan, ProgramId, Segment, StepInput};
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
 use puna_quant::TensorType;
 use serde_json::Value;
@@ -107,6 +107,8 @@ pub struct Runner {
     backend: CpuBackend,
     program: ProgramId,
     cols: usize,
+    /// Of each sequence; those that are not named have the adapters as they are.
+    pub doses: Vec<Doses>,
 }
 
 impl Runner {
@@ -125,7 +127,7 @@ impl Runner {
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
         let program = backend.compile(Plan::new(graph, Capacity { tokens: 256, outputs: 256 })).unwrap();
-        Self { backend, program, cols }
+        Self { backend, program, cols, doses: Vec::new() }
     }
 
     /// Runs one step of several sequences, each given as its number, past and new tokens; returns a row a token.
@@ -138,6 +140,7 @@ impl Runner {
             // Pages in an odd order, so that nothing relies on their lying side by side.
             let pages = (0..PAGES_A_SEQUENCE).map(|p| (p * 4 + (sequence + p) % 4) as u32).collect();
             input.segments.push(Segment { first_row, rows: tokens.len(), past, pages });
+            input.doses.push(self.doses.get(sequence).cloned().unwrap_or_default());
         }
         input.outputs = (0..input.tokens.len() as u32).collect();
         self.backend.run(self.program, &input);

@@ -47,6 +47,8 @@ pub struct Facts {
     pub embeds: bool,
     /// How it wants a query and a document put together, if it scores such pairs.
     pub ranks: Option<PairForm>,
+    /// How many adapters it was loaded with.
+    pub adapters: usize,
 }
 
 /// How a query and a document become a reranker's input.

@@ -71,6 +71,7 @@ impl Loader for LocalLoader {
             ends: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
             ranks: engine.info().can_rank.then(|| pair_form(tokenizer, templates.rerank)),
+            adapters: spec.adapters.len(),
         };
         Ok(Box::new(Local { engine, facts }))
     }

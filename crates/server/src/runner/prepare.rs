@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
-use puna_engine::{EngineError, Job};
+use puna_engine::{Doses, EngineError, Job};
 use puna_prompt::{
     CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage, Template,
     Think, ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
@@ -96,6 +96,7 @@ impl Preparer {
         let num_ctx = self.context(task.options.num_ctx);
         let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
         self.check_biases(&sampling.logit_bias)?;
+        let doses = self.doses(task.options.adapters.as_deref())?;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = parser.iter().flat_map(OutputParser::preserved);
         let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
@@ -134,6 +135,7 @@ impl Preparer {
             logprobs: task.logprobs,
             prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
+            doses,
             speculation: Some(speculate.speculation(draft_num_predict)),
             grammar,
         };
@@ -295,6 +297,23 @@ impl Preparer {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// How much of each adapter there is to be: nothing of those that are not named, where some are.
+    fn doses(&self, asked: Option<&[(u32, f32)]>) -> Result<Doses, Failure> {
+        let Some(asked) = asked else { return Ok(Doses::default()) };
+        let known = self.generator.facts().adapters;
+        let mut factors = vec![0.0; known];
+        for &(id, scale) in asked {
+            let factor = factors.get_mut(id as usize).ok_or_else(|| {
+                let order = "numbered from 0 in the order of its ADAPTER lines";
+                Failure::bad_request(format!(
+                    "adapters: this model has no adapter {id}; it has {known}, {order}"
+                ))
+            })?;
+            *factor = scale;
+        }
+        Ok(Doses::new(&factors))
     }
 
     /// Renders messages; leaves out the oldest until they fit, if that is allowed.

@@ -165,6 +165,7 @@ fn gguf_layer(
 fn media_type(facts: &Facts) -> &'static str {
     match facts.kind.as_str() {
         "adapter" => media::ADAPTER,
+        _ if facts.is_control_vector() => media::ADAPTER,
         _ if facts.is_projector() => media::PROJECTOR,
         _ => media::MODEL,
     }
@@ -256,8 +257,13 @@ pub(super) fn template(
 }
 
 /// Refuses an adapter that is made for another architecture than a model's, in whichever form the model's file names it.
+/// Control vectors do not name any.
 pub(super) fn check_adapter(store: &Store, adapter: &Layer, model: &Layer) -> Result<(), StoreError> {
-    let adapter = store.facts(&adapter.digest, &store.layer_path(adapter)?)?.architecture.clone();
+    let facts = store.facts(&adapter.digest, &store.layer_path(adapter)?)?;
+    if facts.is_control_vector() {
+        return Ok(());
+    }
+    let adapter = facts.architecture.clone();
     let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
     let names = [view.gguf().metadata(), view.metadata()].map(|meta| meta.architecture());
     if names.contains(&Ok(&*adapter)) {

@@ -330,6 +330,20 @@ pub(super) const REFUSED: &[Refusal] = &[
         "logit_bias: this model has no token 256: its vocabulary has 256 tokens, numbered from 0",
     ),
     refusal(
+        CHAT_COMPLETIONS,
+        "`adapters` of other entries",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "adapters": [{"id": 0}]}"#,
+        400,
+        "option \"adapters\" must be an array of objects {\"id\": NUMBER, \"scale\": NUMBER}, each id once",
+    ),
+    refusal(
+        CHAT_COMPLETIONS,
+        "`adapters` that the model does not have",
+        r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "adapters": [{"id": 0, "scale": 1}]}"#,
+        400,
+        "adapters: this model has no adapter 0; it has 0, numbered from 0 in the order of its ADAPTER lines",
+    ),
+    refusal(
         COMPLETIONS,
         "`prompt` of another type",
         r#"{"model": "cria", "prompt": {}}"#,

@@ -1,0 +1,66 @@
+//! Adapters whose doses requests choose: they share steps, and each finds in the cache what its own mix computed.
+
+use puna_engine::{Adapter, Doses};
+use puna_gguf::Writer;
+use puna_quant::TensorType;
+
+use super::*;
+
+/// An adapter that turns the embedded model's last layer to nonsense.
+fn wild() -> Adapter {
+    let of = "blk.3.ffn_down.weight";
+    let view = file("models/cria/cria-q8_0.gguf");
+    let shape = view.tensor(of).expect("a tensor of the model").shape.to_vec();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").set("general.type", "adapter").set("adapter.type", "lora");
+    writer.set("adapter.lora.alpha", 40.0f32);
+    writer.tensor(&format!("{of}.lora_a"), TensorType::F32, &[shape[0], 1]).unwrap();
+    writer.tensor(&format!("{of}.lora_b"), TensorType::F32, &[1, shape[1]]).unwrap();
+    let numbers = |count: u64, step: f32| -> Vec<u8> {
+        (0..count).flat_map(|i| (i as f32 * step).sin().to_le_bytes()).collect()
+    };
+    let data = [numbers(shape[0], 0.3), numbers(shape[1], 0.7)];
+    let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
+    Adapter::new("wild", Arc::new(Gguf::from_bytes(bytes).unwrap()))
+}
+
+/// Each row has the same bits whatever rows come with it: nonsense is not robust.
+fn adapted() -> Engine {
+    let config = Config { threads: Some(2), deterministic: true, ..Config::default() };
+    let options = EngineOptions { adapters: vec![wild()], ..EngineOptions::default() };
+    let backend = Box::new(CpuBackend::new(&config).unwrap());
+    Engine::open(file("models/cria/cria-q8_0.gguf"), backend, &options).unwrap()
+}
+
+fn dosed(engine: &Engine, text: &str, dose: f32) -> Job {
+    Job { doses: Doses::new(&[dose]), ..job(engine, text) }
+}
+
+#[test]
+fn each_request_has_its_own_dose_also_beside_others() {
+    let question = chat("What is the capital of France?");
+    let engine = adapted();
+    let alone = [0.0, 1.0, -1.0].map(|dose| run(&adapted(), dosed(&engine, &question, dose)).0);
+    assert_eq!(alone[0], "Paris.", "nothing of the adapter is the model as it is");
+    assert!(alone[1] != alone[0] && alone[2] != alone[0], "{alone:?}");
+    assert_eq!(run(&adapted(), job(&engine, &question)).0, alone[1], "without a word it applies as it is");
+    let events = [0.0, 1.0, -1.0].map(|dose| start(&engine, dosed(&engine, &question, dose)));
+    assert_eq!(events.each_ref().map(|events| finish(events).0), alone);
+}
+
+#[test]
+fn what_one_dose_computed_is_found_by_the_same_dose_alone() {
+    let engine = adapted();
+    let prompt = chat(&"Which of these is it? ".repeat(40));
+    let ask = |dose| run(&engine, dosed(&engine, &prompt, dose));
+    let (plain, first) = ask(0.0);
+    assert_eq!(first.cached_tokens, 0);
+    let (wild, other) = ask(1.0);
+    assert_eq!(other.cached_tokens, 0, "another dose computes the prompt itself");
+    let (plain_again, second) = ask(0.0);
+    assert!(second.cached_tokens > PAGE_TOKENS && plain_again == plain);
+    let (wild_again, second) = ask(1.0);
+    assert!(second.cached_tokens > PAGE_TOKENS && wild_again == wild);
+    wait_until_idle(&engine);
+    assert_eq!(engine.stats().pages_held, 0);
+}
