@@ -16,6 +16,8 @@ pub(crate) enum Spelling {
     Bytes,
     /// As they are, with "▁" for a blank.
     Spaces,
+    /// As they are.
+    Plain,
     /// With escapes, whatever their kind.
     Escapes,
 }
@@ -37,6 +39,7 @@ fn write_piece(text: &[u8], kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
     } else if kind & NORMAL != 0 {
         match spelling {
             Spelling::Bytes => spell_out(text, out),
+            Spelling::Plain => out.extend_from_slice(text),
             _ => unescape(text, out),
         }
     } else if kind & BYTE != 0 {

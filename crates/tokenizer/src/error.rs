@@ -40,6 +40,12 @@ pub enum TokenizerError {
         /// Value of `tokenizer.ggml.model`.
         model: String,
     },
+    /// PLaMo 2 spells what no token covers in bytes, and this one has no token.
+    #[error("the token <0x{byte:02X}> is missing: a `plamo2` vocabulary needs one for each byte")]
+    NoByteToken {
+        /// The byte.
+        byte: u8,
+    },
     /// Two tokens have the same text.
     #[error("tokens {first} and {second} of `tokenizer.ggml.tokens` have the same text {text:?}")]
     DuplicateToken {
@@ -94,6 +100,7 @@ impl TokenizerError {
             TokenizerError::DuplicateToken { .. } => "gguf_vocab_duplicate_token",
             TokenizerError::NoTokens
             | TokenizerError::Charsmap { .. }
+            | TokenizerError::NoByteToken { .. }
             | TokenizerError::Length { .. }
             | TokenizerError::TooLarge { .. } => "gguf_vocab_inconsistent",
         }

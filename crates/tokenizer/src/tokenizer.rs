@@ -8,8 +8,10 @@ use puna_gguf::Metadata;
 use crate::TokenizerError;
 use crate::bpe::Bpe;
 use crate::decode::{Spelling, StreamDecoder, clean_spaces, pieces};
+use crate::dna::Dna;
 use crate::hash::Texts;
 use crate::partition::{Part, Partition};
+use crate::plamo2::Plamo2;
 use crate::pretok::{self, PreTokenizer};
 use crate::rwkv::Rwkv;
 use crate::special::{Specials, mark_strips};
@@ -19,7 +21,8 @@ use crate::vocab::{CONTROL, UNKNOWN, Vocab};
 use crate::wpm::Wpm;
 
 /// The values of `tokenizer.ggml.model` that work.
-const MODELS: &[&str] = &["bert", "gemma4", "gpt2", "llama", "rwkv", "t5", "whitespace"];
+const MODELS: &[&str] =
+    &["bert", "gemma4", "gpt2", "hybriddna", "llama", "plamo2", "rwkv", "t5", "whitespace"];
 
 /// Longer runs of text are cut: positions in a word are 32-bit.
 const LONGEST_RUN: usize = 1 << 30;
@@ -54,11 +57,13 @@ pub(crate) struct Inner {
 
 #[derive(Debug)]
 enum Model {
-    Bpe(Box<Bpe>),
+    /// With sequences of nucleotides in the text, if the vocabulary has them.
+    Bpe(Box<Bpe>, Option<Dna>),
     Spm(Spm),
     Wpm(Wpm),
     Ugm(Ugm),
     Rwkv(Rwkv),
+    Plamo2(Plamo2),
 }
 
 /// What is added and removed around the model's own work.
@@ -78,6 +83,7 @@ enum Family {
     Wpm,
     Ugm,
     Rwkv,
+    Plamo2,
 }
 
 impl Tokenizer {
@@ -109,7 +115,10 @@ impl Tokenizer {
         specials.complete(meta, &mut vocab);
         let partition = Partition::new(&vocab);
         let model = match family {
-            Family::Bpe(pre) => Model::Bpe(Box::new(Bpe::read(meta, &vocab, &name, pre, original)?)),
+            Family::Bpe(pre) => {
+                let dna = if name == "hybriddna" { Dna::new(&vocab) } else { None };
+                Model::Bpe(Box::new(Bpe::read(meta, &vocab, &name, pre, original)?), dna)
+            }
             Family::Spm => Model::Spm(Spm::new(&vocab, rules.space_prefix, specials.unk)),
             Family::Wpm => {
                 let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
@@ -118,13 +127,18 @@ impl Tokenizer {
             }
             Family::Ugm => Model::Ugm(Ugm::read(meta, &vocab, rules.space_prefix, specials.unk)?),
             Family::Rwkv => Model::Rwkv(Rwkv::new(&vocab, specials.unk)),
+            Family::Plamo2 => Model::Plamo2(Plamo2::new(&vocab)?),
         };
         let spelling = match family {
             Family::Bpe(pre) if pre.byte_encode && !pre.escape_spaces => Spelling::Bytes,
             Family::Rwkv => Spelling::Escapes,
+            Family::Plamo2 => Spelling::Plain,
             _ => Spelling::Spaces,
         };
-        let pieces = pieces(&vocab, spelling);
+        let pieces = match &model {
+            Model::Bpe(_, Some(dna)) => dna.unmarked(&pieces(&vocab, spelling)),
+            _ => pieces(&vocab, spelling),
+        };
         mark_strips(meta, pre_name.as_deref().unwrap_or(""), &mut vocab);
         let suppressed = meta.i32s("tokenizer.ggml.suppress_tokens")?.unwrap_or_default();
         let suppressed = suppressed.into_iter().filter_map(|id| u32::try_from(id).ok());
@@ -395,7 +409,7 @@ impl Inner {
     fn first_token(&self) -> Option<u32> {
         match self.model {
             Model::Wpm(_) => self.specials.bos,
-            Model::Rwkv(_) => None,
+            Model::Rwkv(_) | Model::Plamo2(_) => None,
             _ => self.specials.bos.filter(|_| self.rules.add_bos),
         }
     }
@@ -403,7 +417,7 @@ impl Inner {
     fn last_token(&self) -> Option<u32> {
         match self.model {
             Model::Wpm(_) => self.specials.sep,
-            Model::Rwkv(_) => None,
+            Model::Rwkv(_) | Model::Plamo2(_) => None,
             _ => self.specials.eos.filter(|_| self.rules.add_eos),
         }
     }
@@ -413,11 +427,13 @@ impl Inner {
         while !rest.is_empty() {
             let (run, behind) = rest.split_at(rest.floor_char_boundary(LONGEST_RUN));
             match &self.model {
-                Model::Bpe(bpe) => bpe.encode(&self.vocab, run, ids),
+                Model::Bpe(bpe, None) => bpe.encode(&self.vocab, run, ids),
+                Model::Bpe(bpe, Some(dna)) => dna.encode(bpe, &self.vocab, run, ids),
                 Model::Spm(spm) => spm.encode(&self.vocab, run, ids),
                 Model::Wpm(wpm) => wpm.encode(run, ids),
                 Model::Ugm(ugm) => ugm.encode(run, ids),
                 Model::Rwkv(rwkv) => rwkv.encode(run, ids),
+                Model::Plamo2(plamo2) => plamo2.encode(run, ids),
             }
             rest = behind;
         }
@@ -434,8 +450,11 @@ fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
         "bert" => Ok(Family::Wpm),
         "t5" => Ok(Family::Ugm),
         "rwkv" => Ok(Family::Rwkv),
+        "plamo2" => Ok(Family::Plamo2),
         "gemma4" => pre_tokenizer("gemma4"),
-        "gpt2" | "whitespace" => pre_tokenizer(pre.filter(|pre| !pre.is_empty()).unwrap_or("default")),
+        "gpt2" | "hybriddna" | "whitespace" => {
+            pre_tokenizer(pre.filter(|pre| !pre.is_empty()).unwrap_or("default"))
+        }
         "none" | "no_vocab" => Err(TokenizerError::NoVocabulary { model: model.to_owned() }),
         _ => Err(TokenizerError::UnknownModel { model: model.to_owned(), known: MODELS }),
     }
@@ -464,6 +483,10 @@ fn defaults(family: &Family, model: &str) -> (Specials, Rules) {
             Rules { add_eos: true, ..Rules::default() },
         ),
         Family::Rwkv => (Specials::default(), Rules::default()),
+        Family::Plamo2 => (
+            Specials { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(3), ..Specials::default() },
+            Rules::default(),
+        ),
         Family::Bpe(pre) => {
             let id = Some(11).filter(|_| model != "gemma4");
             let specials = Specials { bos: id.filter(|_| !pre.no_bos), eos: id, ..Specials::default() };

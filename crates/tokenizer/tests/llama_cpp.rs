@@ -1,10 +1,11 @@
 //! llama.cpp's ids: on its vocabulary test files, whose expectations the models' original tokenizers made, and recorded
-//! by `oracle/llama.py` on the small vocabularies of `tests/data/zoo`.
+//! by `oracle/llama.py` on the small vocabularies of `tests/data/zoo` and on made-up ones.
 
 mod common;
 
-use common::{PLAIN, SPECIAL, check_hashes, fixture, model, open, repository};
-use puna_tokenizer::Encode;
+use common::{PLAIN, SPECIAL, check_hashes, fixture, metadata, model, open, repository};
+use puna_gguf::Value;
+use puna_tokenizer::{Encode, Tokenizer};
 
 /// Compares each text of `X.gguf.inp` with the ids of `X.gguf.out`.
 fn check(name: &str, texts: usize) {
@@ -99,5 +100,28 @@ fn the_vocabularies_of_the_zoo_give_the_recorded_ids() {
         let texts = if name == "bert-mean" { "wordpiece_texts" } else { "texts" };
         let tokenizer = open(repository(&format!("tests/data/zoo/{name}.gguf")));
         check_hashes(name, &tokenizer, SPECIAL, &fixture[texts], hashes);
+    }
+}
+
+#[test]
+fn made_up_vocabularies_of_rare_models_give_the_recorded_ids() {
+    let fixture = fixture("llama-cpp.json");
+    let vocabularies = fixture["vocabularies"].as_object().expect("vocabularies by model");
+    assert_eq!(vocabularies.len(), 4);
+    for (name, vocabulary) in vocabularies {
+        let list = |key: &str| vocabulary[key].as_array().into_iter().flatten();
+        let strings = |key: &str| list(key).map(|v| v.as_str().expect("text")).collect::<Vec<_>>();
+        let mut meta = metadata(name, &strings("tokens"));
+        let types: Vec<i32> = list("types").map(|v| v.as_i64().expect("a number") as i32).collect();
+        meta.set("tokenizer.ggml.token_type", types);
+        let scores: Vec<f32> = list("scores").map(|v| v.as_f64().expect("a number") as f32).collect();
+        if !scores.is_empty() {
+            meta.set("tokenizer.ggml.scores", scores);
+        }
+        meta.set("tokenizer.ggml.merges", Value::strings(strings("merges")));
+        meta.set("tokenizer.ggml.pre", vocabulary["pre"].as_str().unwrap_or("default"));
+        let tokenizer = Tokenizer::from_metadata(&meta).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let texts = if name == "hybriddna" { "dna_texts" } else { "texts" };
+        check_hashes(name, &tokenizer, SPECIAL, &fixture[texts], &vocabulary["hashes"]);
     }
 }

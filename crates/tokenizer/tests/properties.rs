@@ -13,6 +13,9 @@ use puna_tokenizer::{Encode, Tokenizer};
 static CRIA: LazyLock<Tokenizer> = LazyLock::new(cria);
 static SPM: LazyLock<Tokenizer> = LazyLock::new(spm);
 static WPM: LazyLock<Tokenizer> = LazyLock::new(wpm);
+static UGM: LazyLock<Tokenizer> = LazyLock::new(|| unigram("t5"));
+static PLAMO2: LazyLock<Tokenizer> = LazyLock::new(|| unigram("plamo2"));
+static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| unigram("rwkv"));
 
 /// A small SentencePiece vocabulary that can spell every byte.
 fn spm() -> Tokenizer {
@@ -41,6 +44,29 @@ fn wpm() -> Tokenizer {
     Tokenizer::from_metadata(&meta).unwrap()
 }
 
+/// A unigram vocabulary of `model` that has all bytes: `t5` or `plamo2`, or RWKV's with escapes.
+fn unigram(model: &str) -> Tokenizer {
+    let words =
+        ["▁", "▁t", "he", "▁the", "▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "  ", "\n\n"];
+    let byte = |byte: u8| match model {
+        "rwkv" => format!("\\x{byte:02x}"),
+        _ => format!("<0x{byte:02X}>"),
+    };
+    let bytes: Vec<String> = (0..=255).map(byte).collect();
+    let mut tokens = vec!["<pad>", "<s>", "<unk>"];
+    tokens.extend(bytes.iter().map(String::as_str));
+    tokens.extend(words);
+    let plain = if model == "rwkv" { 1 } else { 6 };
+    let kind = |at: usize| [3, 3, 2].get(at).copied().unwrap_or(if at < 259 { plain } else { 1 });
+    let mut meta = metadata(model, &tokens);
+    meta.set("tokenizer.ggml.token_type", (0..tokens.len()).map(kind).collect::<Vec<i32>>());
+    meta.set(
+        "tokenizer.ggml.scores",
+        (0..tokens.len()).map(|at| -((at * 7 % 13) as f32)).collect::<Vec<f32>>(),
+    );
+    Tokenizer::from_metadata(&meta).unwrap()
+}
+
 /// Text of all planes, of what tokenizers treat specially, and of both.
 fn text() -> impl Strategy<Value = String> {
     let spice = "( |  |\n|\r\n|\t|'s|'LL|the|ab|aaaa|123|1234567|日本|é|e\u{301}|👩‍💻|<\\|im_start\\|>|</s>|\\.\\.\\.|\u{3000})";
@@ -61,8 +87,15 @@ proptest! {
     }
 
     #[test]
+    fn plamo_2_and_rwkv_give_back_every_text(text in text()) {
+        prop_assert_eq!(RWKV.decode(&RWKV.encode(&text, PLAIN), true), text.clone());
+        let marked = format!("\u{feff}{text}");
+        prop_assert_eq!(PLAMO2.decode(&PLAMO2.encode(&marked, PLAIN), true), text);
+    }
+
+    #[test]
     fn ids_are_tokens(text in text()) {
-        for tokenizer in [&*CRIA, &*SPM, &*WPM] {
+        for tokenizer in [&*CRIA, &*SPM, &*WPM, &*UGM, &*PLAMO2, &*RWKV] {
             let ids = tokenizer.encode(&text, SPECIAL);
             prop_assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
         }
@@ -122,7 +155,7 @@ proptest! {
 
     #[test]
     fn no_vocabulary_makes_a_panic(
-        model in prop_oneof!["gpt2", "llama", "bert", "gemma4", "whitespace"],
+        model in prop_oneof!["gpt2", "llama", "bert", "gemma4", "whitespace", "t5", "plamo2", "rwkv", "hybriddna"],
         pre in proptest::option::of(prop_oneof!["llama-bpe", "gpt-2", "sarvam-moe", "whitespace", "kimi-k2", "[a-z]{3}"]),
         tokens in proptest::collection::hash_set(prop_oneof!["[ab ▁é]{0,4}", ".{0,3}", "<0x[0-9A-F]{2}>"], 1..30),
         merges in proptest::collection::vec("[ab▁é ]{0,5}", 0..20),
@@ -159,7 +192,7 @@ fn a_megabyte_of_one_thing_takes_no_quadratic_time() {
     for unit in ["a", " ", "\n", "7", "é", "日", "\u{301}", "▁", "<", "<|im_start|>", "ab ", "'s", "\u{378}"]
     {
         let text = unit.repeat(1_000_000 / unit.len());
-        for tokenizer in [&*CRIA, &*SPM, &*WPM] {
+        for tokenizer in [&*CRIA, &*SPM, &*WPM, &*UGM, &*PLAMO2, &*RWKV] {
             let ids = tokenizer.encode(&text, SPECIAL);
             assert!(ids.len() <= 1_000_003);
         }

@@ -55,7 +55,8 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
     assert_eq!(code(&metadata("none", &["a"])), "tokenizer_no_vocabulary");
     assert_eq!(
         error(&metadata("magic", &["a"])).to_string(),
-        "unknown tokenizer: 'magic' (`tokenizer.ggml.model`); known are bert, gemma4, gpt2, llama, rwkv, t5, whitespace"
+        "unknown tokenizer: 'magic' (`tokenizer.ggml.model`); known are bert, gemma4, gpt2, hybriddna, llama, \
+         plamo2, rwkv, t5, whitespace"
     );
     assert_eq!(code(&metadata("llama", &[])), "gguf_vocab_inconsistent");
     assert_eq!(code(&metadata("gpt2", &["a"])), "gguf_vocab_no_merges");
@@ -334,4 +335,62 @@ fn control_tokens_are_hidden_but_for_those_that_are_to_be_shown() {
     let text = |mut decoder: StreamDecoder| ids.iter().map(|id| decoder.push(*id)).collect::<String>();
     assert_eq!(text(tokenizer.decoder()), "a<think>");
     assert_eq!(text(tokenizer.decoder().showing(&shown)), "a<|endoftext|><think>");
+}
+
+/// A PLaMo 2 vocabulary of the bytes and these tokens.
+fn plamo2(tokens: &[(&str, f32)]) -> Metadata {
+    let bytes: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let texts = ["<unk>", "<s>", "</s>", "<pad>"].into_iter().chain(bytes.iter().map(String::as_str));
+    let texts: Vec<&str> = texts.chain(tokens.iter().map(|token| token.0)).collect();
+    let kind = |at: usize| [2, 3, 3, 3].get(at).copied().unwrap_or(if at < 260 { 6 } else { 1 });
+    let mut meta = metadata("plamo2", &texts);
+    meta.set("tokenizer.ggml.token_type", (0..texts.len()).map(kind).collect::<Vec<i32>>());
+    let scores: Vec<f32> = [0.0; 260].into_iter().chain(tokens.iter().map(|token| token.1)).collect();
+    meta.set("tokenizer.ggml.scores", scores);
+    meta
+}
+
+#[test]
+fn plamo_2_takes_the_tokens_of_the_best_sum_and_spells_what_has_none() {
+    let tokens = [("a", -4.0), ("b", -4.0), ("ab", -5.0), ("ba", -2.0), ("aba", -8.0), ("no", -2000.0)];
+    let tokenizer = read(&plamo2(&tokens));
+    let byte = |byte: u8| u32::from(byte) + 4;
+    let encode = |text| tokenizer.encode(text, SPECIAL);
+    assert_eq!(encode("ab"), [262]);
+    // "a" and "ba" are the cheapest.
+    assert_eq!(encode("aba"), [260, 263]);
+    assert_eq!(encode("\u{feff}aé"), [260, byte(0xC3), byte(0xA9)]);
+    assert_eq!(encode("no"), [byte(b'n'), byte(b'o')]);
+    // What a user writes is text, whatever control tokens score; a template's own are read.
+    assert_eq!(tokenizer.encode("<s>", PLAIN), [byte(b'<'), byte(b's'), byte(b'>')]);
+    assert_eq!(encode("<s>ab"), [1, 262]);
+    assert_eq!(tokenizer.decode(&encode("aé ▁ab"), false), "aé ▁ab");
+    // Of equal sums the one with the longer first token.
+    assert_eq!(read(&plamo2(&[("a", -1.0), ("b", -1.0), ("ab", -2.0)])).encode("ab", PLAIN), [262]);
+}
+
+#[test]
+fn plamo_2_needs_each_byte() {
+    let mut meta = metadata("plamo2", &["a", "<0x00>"]);
+    assert_eq!(
+        error(&meta).to_string(),
+        "the token <0x01> is missing: a `plamo2` vocabulary needs one for each byte"
+    );
+    meta = plamo2(&[]);
+    assert_eq!(read(&meta).encode("a", PLAIN), [u32::from(b'a') + 4]);
+}
+
+#[test]
+fn six_nucleotides_are_a_token_and_print_without_their_mark() {
+    let tokens = ["a", "b", "A", "C", "<dna>", "</dna>", "<oov>", "ACACAA\u{e000}", "CCCCCC\u{e000}"];
+    let mut meta = bpe(&tokens, &[1; 9]);
+    meta.set("tokenizer.ggml.model", "hybriddna");
+    let tokenizer = read(&meta);
+    let ids = tokenizer.encode("ab<dna>ccccccACac</dna>A<dna>N", PLAIN);
+    assert_eq!(ids, [0, 1, 4, 8, 7, 5, 2, 4, 6]);
+    assert_eq!(tokenizer.decode(&ids, false), "ab<dna>CCCCCCACACAA</dna>A<dna><oov>");
+    // Without the marks of sequences it is byte-pair encoding alone.
+    let mut meta = bpe(&["a", "b"], &[1; 2]);
+    meta.set("tokenizer.ggml.model", "hybriddna");
+    assert_eq!(read(&meta).encode("ab", PLAIN), [0, 1]);
 }
