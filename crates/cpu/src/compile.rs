@@ -13,10 +13,11 @@ use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRo
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::dose::{Dose, Steer};
-use crate::ops::elementwise::{Add, GluRows, Map, Mul, Unary};
+use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
+use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
@@ -148,11 +149,12 @@ impl Compiler<'_> {
                 let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.place(x));
                 self.push(NormRows { x, out, w, b, eps, group, kind: NormKind::Layer });
             }
-            Op::Rope { x, head_dim, rope } => {
+            Op::LinearOfHeads { w, x, heads } => self.linear_of_heads(nodes, w, x, heads)?,
+            Op::Rope { x, head_dim, start, rope } => {
                 let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
                 let (kind, pairs) = (table.kind, table.frequencies.len());
                 let angles = self.angles(rope.0, pairs)?;
-                self.push(RopeRows { x, out, head_dim, kind, pairs, angles });
+                self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
             Op::Attention { q, k, v, layer, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
@@ -187,6 +189,10 @@ impl Compiler<'_> {
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Add { a, b, out });
+            }
+            Op::Concat { a, b } => {
+                let (a, b) = (self.place(a), self.place(b));
+                self.push(Concat { a, b, out });
             }
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
@@ -240,6 +246,22 @@ impl Compiler<'_> {
             }
         }
         Ok(count)
+    }
+
+    fn linear_of_heads(
+        &mut self,
+        nodes: &[Node],
+        w: WeightId,
+        x: ValueId,
+        heads: usize,
+    ) -> Result<(), BackendError> {
+        let (x, out) = (self.place(x), self.place(nodes[0].out));
+        let matrix = self.experts(w, None)?;
+        let now = self.plan.graph.nodes().len() - nodes.len();
+        let values = self.plan.capacity.rows(x.rows) * heads * matrix.k;
+        let q8 = (matrix.kernel.acts == ActKind::Q8).then(|| take(&mut self.q8, values, now, now));
+        self.push(LinearOfHeads { matrix, heads, x, out, q8 });
+        Ok(())
     }
 
     fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {

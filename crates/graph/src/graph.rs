@@ -67,6 +67,19 @@ pub struct Linear {
     pub out: usize,
 }
 
+/// A matrix for each head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadLinear {
+    /// `[input, out, heads]`.
+    pub w: WeightId,
+    /// Columns of a head that are multiplied.
+    pub input: usize,
+    /// Columns that they become.
+    pub out: usize,
+    /// Number of heads.
+    pub heads: usize,
+}
+
 /// The weight of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
@@ -176,6 +189,14 @@ impl Graph {
         self.push(name, Op::Linear { w: l.w, scale: l.scale, bias: l.bias, x }, rows, l.out)
     }
 
+    /// For each head its first columns times the head's own matrix, and behind that the rest of the head as it is.
+    pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
+        let Value { rows, cols, .. } = self.value(x);
+        assert!(cols.is_multiple_of(l.heads) && cols / l.heads >= l.input);
+        let out = cols - l.heads * l.input + l.heads * l.out;
+        self.push(name, Op::LinearOfHeads { w: l.w, x, heads: l.heads }, rows, out)
+    }
+
     fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
         self.changes.products.get(&w).cloned().unwrap_or_default()
     }
@@ -206,8 +227,19 @@ impl Graph {
 
     /// Rotates heads of `head_dim` features.
     pub fn rope(&mut self, name: &'static str, x: ValueId, head_dim: usize, rope: RopeId) -> ValueId {
-        assert!(self.value(x).cols.is_multiple_of(head_dim));
-        self.push_like(name, Op::Rope { x, head_dim, rope }, x)
+        self.rope_from(name, x, (head_dim, 0), rope)
+    }
+
+    /// The same from a feature of each head on.
+    pub fn rope_from(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        (head_dim, start): (usize, usize),
+        rope: RopeId,
+    ) -> ValueId {
+        assert!(self.value(x).cols.is_multiple_of(head_dim) && start < head_dim);
+        self.push_like(name, Op::Rope { x, head_dim, start, rope }, x)
     }
 
     /// Attention of cache layer `layer`.
@@ -221,7 +253,10 @@ impl Graph {
         let cols = |id| self.value(id).cols;
         assert_eq!(cols(q), spec.heads * spec.key_dim);
         assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
-        assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
+        match spec.values_in_keys {
+            true => assert!(v == k && spec.value_dim <= spec.key_dim),
+            false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
+        }
         self.push(name, Op::Attention { q, k, v, layer, spec }, Rows::Tokens, spec.heads * spec.value_dim)
     }
 
@@ -251,6 +286,13 @@ impl Graph {
     pub fn add(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
         assert_eq!(self.value(a).cols, self.value(b).cols);
         self.push_like(name, Op::Add { a, b }, a)
+    }
+
+    /// The columns of `a`, then those of `b`.
+    pub fn concat(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
+        let (Value { rows, cols, .. }, other) = (self.value(a), self.value(b));
+        assert_eq!(rows, other.rows);
+        self.push(name, Op::Concat { a, b }, rows, cols + other.cols)
     }
 
     /// `x · by`; `by` may have one column for the whole row.

@@ -108,6 +108,8 @@ pub struct AttentionSpec {
     pub key_dim: usize,
     /// Features of a value head.
     pub value_dim: usize,
+    /// Whether a value is the first features of its key, so that the cache keeps both once.
+    pub values_in_keys: bool,
     /// Multiplies scores.
     pub scale: f32,
     /// `s ← c · tanh(s / c)` on scaled scores.
@@ -128,7 +130,20 @@ impl AttentionSpec {
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
-        Self { heads, kv_heads, key_dim, value_dim, scale, softcap, mask, sinks, alibi, shifts }
+        let values_in_keys = false;
+        Self {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            values_in_keys,
+            scale,
+            softcap,
+            mask,
+            sinks,
+            alibi,
+            shifts,
+        }
     }
 
     /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
@@ -144,7 +159,8 @@ impl AttentionSpec {
 
     /// What the cache keeps for a layer of this form.
     pub fn cache_layer(&self) -> CacheLayer {
-        CacheLayer { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
+        let Self { kv_heads, key_dim, value_dim, values_in_keys, .. } = *self;
+        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys }
     }
 }
 
@@ -374,6 +390,15 @@ pub enum Op {
         /// Input.
         x: ValueId,
     },
+    /// For each head its first `in` columns times the head's own matrix, and behind that the rest of the head as it is.
+    LinearOfHeads {
+        /// `[in, out, heads]`.
+        w: WeightId,
+        /// Input; heads of `in` columns or more.
+        x: ValueId,
+        /// Number of heads.
+        heads: usize,
+    },
     /// `x / √(mean(x²) + eps) · w` over groups of columns (a head, or the whole row).
     RmsNorm {
         /// Input.
@@ -404,6 +429,8 @@ pub enum Op {
         x: ValueId,
         /// Features a head.
         head_dim: usize,
+        /// The first feature of a head that turns.
+        start: usize,
         /// The table.
         rope: RopeId,
     },
@@ -413,7 +440,7 @@ pub enum Op {
         q: ValueId,
         /// `kv_heads · key_dim` columns.
         k: ValueId,
-        /// `kv_heads · value_dim` columns.
+        /// `kv_heads · value_dim` columns; `k` itself where values lie in keys.
         v: ValueId,
         /// Layer of the cache; ignored for [`Mask::Full`].
         layer: usize,
@@ -450,6 +477,13 @@ pub enum Op {
         /// One.
         a: ValueId,
         /// Other.
+        b: ValueId,
+    },
+    /// The columns of `a`, then those of `b`.
+    Concat {
+        /// First.
+        a: ValueId,
+        /// Second.
         b: ValueId,
     },
     /// `x · by`, of the same shape, or where `by` has one column with that for the whole row.
@@ -506,7 +540,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
-            Op::Linear { .. } => "linear",
+            Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
@@ -515,6 +549,7 @@ impl Op {
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
             Op::Add { .. } => "add",
+            Op::Concat { .. } => "concat",
             Op::Mul { .. } => "mul",
             Op::Temper { .. } => "temper",
             Op::Scale { .. } => "scale",
@@ -530,6 +565,7 @@ impl Op {
         let list: [Option<ValueId>; 3] = match *self {
             Op::Embed { .. } => [None, None, None],
             Op::Linear { x, .. }
+            | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Rope { x, .. }
@@ -543,7 +579,7 @@ impl Op {
             Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None],
-            Op::Add { a, b } => [Some(a), Some(b), None],
+            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None],
             Op::Mul { x, by } => [Some(x), Some(by), None],
         };
         list.into_iter().flatten()

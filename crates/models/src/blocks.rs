@@ -5,15 +5,18 @@ use puna_graph::{Activation, Glu, Graph, Linear, ValueId};
 pub use crate::experts::{Experts, Shared};
 
 use crate::error::ModelError;
+use crate::latent::Latent;
 use crate::weights::Weights;
 
-/// Query, key and value projections: three matrices, or one with the rows of all three.
+/// Query, key and value projections: three matrices, one with the rows of all three, or by way of a short vector.
 #[derive(Debug, Clone)]
 pub enum Qkv {
     /// `attn_q`, `attn_k`, `attn_v`.
     Split([Linear; 3]),
     /// `attn_qkv`, with the widths of its three parts.
     Fused(Linear, [usize; 3]),
+    /// What queries meet holds the values, and has turned already.
+    Latent(Latent),
 }
 
 impl Qkv {
@@ -45,6 +48,7 @@ impl Qkv {
                 let all = g.linear("wqkv", qkv, x);
                 [g.slice(all, 0, *q), g.slice(all, *q, *k), g.slice(all, q + k, *v)]
             }
+            Self::Latent(latent) => latent.project(g, x),
         }
     }
 }

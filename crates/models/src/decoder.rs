@@ -7,6 +7,7 @@ use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
+use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape};
 use crate::weights::Weights;
 
@@ -103,6 +104,8 @@ pub struct Layer {
     pub temperature: Option<Temperature>,
     /// Attention.
     pub attention: AttentionSpec,
+    /// From what each head read to its values, where that is something else.
+    pub values: Option<HeadLinear>,
     /// A projection of what attention read, whose sigmoid weighs each of its results.
     pub gate: Option<Linear>,
     /// From the heads back to the stream.
@@ -258,6 +261,7 @@ impl Layer {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
         }
         let a = g.attention("kqv_out", i, [q, k, v], self.attention);
+        let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
         let Some(gate) = gate else { return a };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
         g.mul("attn_gated", a, gate)
@@ -332,16 +336,45 @@ impl Block<'_, '_> {
 
     /// Attention and this feed-forward part without any norm.
     pub fn bare(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
-        let attention = self.hp.attention(self.i);
-        let width = attention.heads * attention.value_dim;
+        let qkv = Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?;
+        self.around(qkv, self.hp.attention(self.i), None, ffn)
+    }
+
+    /// Latent attention and this feed-forward part, with the norms of a llama.
+    pub fn latent(
+        &mut self,
+        form: LatentForm,
+        rope: RopeId,
+        scale: f32,
+        ffn: FeedForward,
+    ) -> Result<Layer, ModelError> {
+        let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
+        let heads = self.hp.heads[self.i];
+        let (latent, values) =
+            Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, rope))?;
+        let attention = form.attention(heads);
+        let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
+        let layer = self.around(Qkv::Latent(latent), attention, Some(values), ffn)?;
+        Ok(Layer { attn_norm, ffn_norm, ..layer })
+    }
+
+    fn around(
+        &mut self,
+        qkv: Qkv,
+        attention: AttentionSpec,
+        values: Option<HeadLinear>,
+        ffn: FeedForward,
+    ) -> Result<Layer, ModelError> {
+        let width = attention.heads * values.map_or(attention.value_dim, |values| values.out);
         Ok(Layer {
             attn_norm: None,
-            qkv: Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?,
+            qkv,
             clamp: None,
             qk_norm: QkNorm::None,
             rope: None,
             temperature: None,
             attention,
+            values,
             gate: None,
             wo: self.linear("attn_output", width, self.hp.n_embd)?,
             post_attn_norm: None,

@@ -13,6 +13,7 @@ mod decoder;
 mod error;
 mod experts;
 mod hparams;
+mod latent;
 mod model;
 mod rope;
 mod weights;

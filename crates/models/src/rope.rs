@@ -104,9 +104,27 @@ impl RopeKeys {
 
     fn magnitude(&self) -> f32 {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else { return self.attn_factor };
-        let g = |multiplier: f32| if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 };
+        let g = |multiplier| growth(factor, multiplier);
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
     }
+
+    /// As DeepSeek's files mean the multiplier of yarn: they hold a tenth of it, and it sharpens scores while cosine and sine
+    /// stay. Returns these keys with that said, and by what scores are multiplied.
+    pub fn sharpened(mut self) -> (Self, f32) {
+        let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else { return (self, 1.0) };
+        let grown = growth(*factor, if *m == 0.0 { 1.0 } else { *m / 0.1 });
+        if *m != 0.0 {
+            // Growth over the same growth.
+            *m = 1.0;
+        }
+        let sharper = self.attn_factor * grown;
+        (self, sharper * sharper)
+    }
+}
+
+/// What yarn multiplies by in a context so many times longer.
+fn growth(factor: f32, multiplier: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 
 fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
@@ -138,4 +156,38 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
             return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenth_of_the_multiplier_sharpens_scores_and_leaves_the_magnitude() {
+        let keys = |log_multiplier| RopeKeys {
+            dims: 64,
+            base: 10_000.0,
+            scaling: Scaling::Yarn {
+                factor: 40.0,
+                original: 4096,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                extrapolation: 1.0,
+                log_multiplier,
+            },
+            attn_factor: 1.0,
+            original: 4096,
+        };
+        let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a}, not {b}");
+        // DeepSeek 2, DeepSeek 3, and files that do not say it.
+        for (stored, multiplier, magnitude) in
+            [(0.0707, 0.707, 1.0), (0.1, 1.0, 1.0), (0.0, 1.0, 1.0 + 0.1 * 40f32.ln())]
+        {
+            let (keys, sharper) = keys(stored).sharpened();
+            near(sharper, (1.0 + 0.1 * multiplier * 40f32.ln()).powi(2));
+            near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
+        }
+        let plain = RopeKeys { scaling: Scaling::None, ..keys(0.1) };
+        assert_eq!(plain.sharpened(), (plain, 1.0));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_gguf::{SharedBytes, View};
+use puna_gguf::{SharedBytes, TensorView, View};
 use puna_graph::{Bytes, Linear, Norm, Rope, RopeId, RopeKind, Weight, WeightId};
 use puna_quant::TensorType;
 
@@ -38,15 +38,27 @@ impl<'a> Weights<'a> {
 
     /// A tensor of this shape (fastest dimension first) that may be absent.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+        let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };
+        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
+            return Ok(Some(WeightId(at as u32)));
+        }
+        let data = Arc::new(Mapped(tensor.shared()));
+        Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))
+    }
+
+    fn add(&mut self, weight: Weight) -> WeightId {
+        self.tensors.push(weight);
+        WeightId(self.tensors.len() as u32 - 1)
+    }
+
+    /// A tensor of this shape and of a type that holds weights, which may be absent.
+    fn checked(&self, name: &str, shape: &[usize]) -> Result<Option<TensorView<'a>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let trimmed = &found[..found.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         let expected = &shape[..shape.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         if trimmed != expected {
             return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
-        }
-        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
-            return Ok(Some(WeightId(at as u32)));
         }
         if found.contains(&0) {
             let what = format!("tensor `{name}` of shape {found:?}");
@@ -55,14 +67,36 @@ impl<'a> Weights<'a> {
         if puna_quant::dequantizer(tensor.ty).is_none() {
             return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
         }
-        let data = Arc::new(Mapped(tensor.shared()));
-        self.tensors.push(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
-        Ok(Some(WeightId(self.tensors.len() as u32 - 1)))
+        Ok(Some(tensor))
     }
 
     /// A tensor of this shape.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
         self.opt(name, shape)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
+    /// Matrices of heads, `NAME [input, output, heads]`.
+    pub fn of_heads(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
+        let scale = name.replace(".weight", ".scale");
+        if self.has(&scale) {
+            let reason = "convert these tensors to a format without it";
+            return Err(ModelError::Unsupported { what: format!("`{scale}`"), reason });
+        }
+        self.tensor(name, shape)
+    }
+
+    /// A tensor that is made of one of the file, whose shape is given beside its name: `make` gets the data and its type.
+    pub fn made(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        (source, source_shape): (&str, &[usize]),
+        make: impl FnOnce(SharedBytes, TensorType) -> (TensorType, Arc<dyn Bytes>),
+    ) -> Result<WeightId, ModelError> {
+        let missing = || ModelError::MissingTensor { name: source.into() };
+        let tensor = self.checked(source, source_shape)?.ok_or_else(missing)?;
+        let (ty, data) = make(tensor.shared(), tensor.ty);
+        Ok(self.add(Weight { name: name.into(), ty, shape: shape.to_vec(), data }))
     }
 
     /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`, that may be absent.

@@ -138,6 +138,39 @@ fn what_an_architecture_alone_needs_is_named() {
 }
 
 #[test]
+fn what_latent_attention_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for part in ["attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_q_a_norm", "attn_q_b"] {
+        let tensor = format!("blk.1.{part}.weight");
+        assert_eq!(refused("deepseek3", keep, &tensor), format!("tensor `{tensor}` is missing"));
+    }
+    let without = |key: &str| {
+        let key = format!("deepseek2.{key}");
+        let text = refused("deepseek3", |meta| drop(meta.remove(&key)), "");
+        assert!(text.contains(&key), "{key}: {text}");
+    };
+    without("attention.kv_lora_rank");
+    without("attention.q_lora_rank");
+    without("rope.dimension_count");
+    without("expert_feed_forward_length");
+    for (key, value) in [
+        ("attention.kv_lora_rank", 1u32 << 20),
+        ("attention.q_lora_rank", 1 << 20),
+        ("attention.q_lora_rank", 0),
+        ("attention.key_length_mla", 0),
+        ("attention.value_length_mla", 1 << 20),
+        ("rope.dimension_count", 24),
+        ("rope.dimension_count", 7),
+    ] {
+        let key = format!("deepseek2.{key}");
+        let text = refused("deepseek3", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is")), "{key} = {value}: {text}");
+    }
+    let text = refused("deepseek3", with("deepseek2.attention.temperature_scale", 0.1f32), "");
+    assert!(text.contains("deepseek2.attention.temperature_length"), "{text}");
+}
+
+#[test]
 fn a_shape_that_contradicts_the_keys_is_shown_beside_what_they_say() {
     let text = refused("llama", with("llama.embedding_length", 4096u32), "");
     assert!(text.starts_with("tensor `token_embd.weight` has shape ["), "{text}");

@@ -77,6 +77,35 @@ fn temperature(by: Temperature, position: u32) -> f32 {
     1.0 + by.scale * (stair as f32).ln_1p()
 }
 
+/// The columns of one value, then those of another.
+pub struct Concat {
+    pub a: Place,
+    pub b: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Concat {
+    fn name(&self) -> &'static str {
+        "concat"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
+            unsafe {
+                let (a, b) = step.arena.row_mut(&self.out, row).split_at_mut(self.a.cols);
+                a.copy_from_slice(step.arena.row(&self.a, row));
+                b.copy_from_slice(step.arena.row(&self.b, row));
+            }
+        }
+    }
+}
+
 /// `x · by`.
 pub struct Mul {
     pub x: Place,

@@ -7,6 +7,7 @@ mod bert;
 mod bloom;
 mod cohere;
 mod deepseek;
+mod deepseek2;
 mod dots1;
 mod ernie4_5;
 mod exaone;
@@ -71,6 +72,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "command-r", load: cohere::load_1 },
     Entry { name: "deepseek", load: deepseek::load },
+    Entry { name: "deepseek2", load: deepseek2::load },
     Entry { name: "dots1", load: dots1::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },

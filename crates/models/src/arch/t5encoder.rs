@@ -53,6 +53,7 @@ fn layer(
         rope: None,
         temperature: None,
         attention: AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) },
+        values: None,
         gate: None,
         wo: w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?,
         post_attn_norm: None,

@@ -82,8 +82,7 @@ pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matr
     change(&mut metadata);
     let mut writer = Writer::with_metadata(metadata);
     let mut data: Vec<&[u8]> = Vec::new();
-    let replaced = |name: &str| matrices.iter().any(|(other, ..)| other == name);
-    for tensor in source.tensors().iter().filter(|tensor| !replaced(&tensor.name)) {
+    for tensor in source.tensors().iter().filter(|t| !is_replaced(&t.name, matrices)) {
         writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
         data.push(source.data(tensor));
     }
@@ -96,6 +95,12 @@ pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matr
     let file = std::env::temp_dir().join(format!("puna-zoo-{}-{name}.gguf", std::process::id()));
     std::fs::write(&file, writer.to_vec(data).unwrap()).unwrap();
     Entry { file, ..Entry::load(&entry.name) }
+}
+
+/// Whether other values take a tensor's place; keys and values of heads are stored in one tensor or in two.
+fn is_replaced(name: &str, matrices: &[Matrix]) -> bool {
+    let both = ["attn_k_b", "attn_v_b"].map(|half| name.replace(half, "attn_kv_b"));
+    matrices.iter().any(|(new, ..)| new == name || both.contains(new))
 }
 
 fn numbers(row: &Value) -> Vec<f64> {
