@@ -13,7 +13,7 @@ use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRo
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::dose::{Dose, Steer};
-use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Unary};
+use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
@@ -158,7 +158,7 @@ impl Compiler<'_> {
             }
             Op::Attention { q, k, v, layer, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
-                if spec.mask.is_cached() {
+                if spec.mask.is_cached() && !spec.only_reads {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
@@ -185,6 +185,11 @@ impl Compiler<'_> {
             Op::Steer { x, direction } => {
                 let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
                 self.push(Steer { x, out, vector, adapter: direction.adapter });
+            }
+            Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
+            Op::Resize { x, like } => {
+                let (x, like) = (self.place(x), self.place(like));
+                self.push(Resize { x, like, out });
             }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
@@ -364,10 +369,13 @@ impl Compiler<'_> {
         let Op::Moe { x: input, router, spec } = op else { return Ok(()) };
         let (x, router) = (self.place(*input), self.place(*router));
         let spec = (**spec).clone();
-        let gate = self.experts(spec.gate, spec.gate_bias)?;
-        let up = self.experts(spec.up, spec.up_bias)?;
+        let mut gate = self.experts(spec.gate, spec.gate_bias)?;
+        let mut up = self.experts(spec.up, spec.up_bias)?;
+        if gate.w == up.w {
+            (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
+        }
         let down = self.experts(spec.down, spec.down_bias)?;
-        let favour = self.floats(spec.favour)?;
+        let (favour, factors) = (self.floats(spec.favour)?, self.floats(spec.factors)?);
         let slots = self.plan.capacity.rows(x.rows) * spec.used;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
@@ -394,7 +402,7 @@ impl Compiler<'_> {
             [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
         let state = self.state(spec.experts, slots, lengths)?;
         let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
-        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, x, router, out, q8, state });
+        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, factors, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
         self.observe_experts(&mixture, false);
@@ -486,7 +494,7 @@ impl Compiler<'_> {
         let (k, n) = (weight.shape[0], weight.shape[1]);
         let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
         let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
-        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, row_bytes, bias })
+        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, each: n, first: 0, row_bytes, bias })
     }
 }
 

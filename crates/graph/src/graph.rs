@@ -250,13 +250,35 @@ impl Graph {
         [q, k, v]: [ValueId; 3],
         spec: AttentionSpec,
     ) -> ValueId {
+        assert!(!spec.only_reads);
         let cols = |id| self.value(id).cols;
-        assert_eq!(cols(q), spec.heads * spec.key_dim);
         assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
         match spec.values_in_keys {
             true => assert!(v == k && spec.value_dim <= spec.key_dim),
             false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
         }
+        self.attend(name, layer, [q, k, v], spec)
+    }
+
+    /// Attention to what is in cache layer `layer`.
+    pub fn attention_to(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        q: ValueId,
+        spec: AttentionSpec,
+    ) -> ValueId {
+        self.attend(name, layer, [q; 3], AttentionSpec { only_reads: true, ..spec })
+    }
+
+    fn attend(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        spec: AttentionSpec,
+    ) -> ValueId {
+        assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
         self.push(name, Op::Attention { q, k, v, layer, spec }, Rows::Tokens, spec.heads * spec.value_dim)
     }
 
@@ -274,9 +296,11 @@ impl Graph {
     /// A mixture of experts over the router's logits.
     pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
+        // Changes of a tensor that has both halves are not known; that they stay unused is told.
+        let halves = |graph: &Self, w| if spec.gate == spec.up { Vec::new() } else { graph.changes_of(w) };
         spec.changes = ExpertChanges {
-            gate: self.changes_of(spec.gate),
-            up: self.changes_of(spec.up),
+            gate: halves(self, spec.gate),
+            up: halves(self, spec.up),
             down: self.changes_of(spec.down),
         };
         self.push_like(name, Op::Moe { x, router, spec: Box::new(spec) }, x)
@@ -295,10 +319,10 @@ impl Graph {
         self.push(name, Op::Concat { a, b }, rows, cols + other.cols)
     }
 
-    /// `x · by`; `by` may have one column for the whole row.
+    /// `x · by`; `by` may have a column for the whole row, or for each head.
     pub fn mul(&mut self, name: &'static str, x: ValueId, by: ValueId) -> ValueId {
         let cols = self.value(by).cols;
-        assert!(cols == 1 || cols == self.value(x).cols);
+        assert!(self.value(x).cols.is_multiple_of(cols));
         self.push_like(name, Op::Mul { x, by }, x)
     }
 
@@ -315,6 +339,17 @@ impl Graph {
     /// `cap · tanh(x / cap)`.
     pub fn softcap(&mut self, name: &'static str, x: ValueId, cap: f32) -> ValueId {
         self.push_like(name, Op::Softcap { x, cap }, x)
+    }
+
+    /// `x` as long as `like`, row by row.
+    pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
+        assert_eq!(self.value(x).rows, self.value(like).rows);
+        self.push_like(name, Op::Resize { x, like }, x)
+    }
+
+    /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.
+    pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
+        self.push_like(name, Op::Sparsify { x, deviations }, x)
     }
 
     /// The rows of the tokens whose results are wanted.

@@ -110,6 +110,8 @@ pub struct AttentionSpec {
     pub value_dim: usize,
     /// Whether a value is the first features of its key, so that the cache keeps both once.
     pub values_in_keys: bool,
+    /// Whether keys and values are those that an earlier operation has put into the layer of the cache.
+    pub only_reads: bool,
     /// Multiplies scores.
     pub scale: f32,
     /// `s ← c · tanh(s / c)` on scaled scores.
@@ -130,13 +132,14 @@ impl AttentionSpec {
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
-        let values_in_keys = false;
+        let (values_in_keys, only_reads) = (false, false);
         Self {
             heads,
             kv_heads,
             key_dim,
             value_dim,
             values_in_keys,
+            only_reads,
             scale,
             softcap,
             mask,
@@ -208,6 +211,8 @@ pub enum Activation {
     Tanh,
     /// `σ(x)`.
     Sigmoid,
+    /// `ln(1 + eˣ)`.
+    Softplus,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)²`.
@@ -237,6 +242,8 @@ pub enum Glu {
     Silu,
     /// `gelu(gate) · up`, tanh form.
     Gelu,
+    /// `max(gate, 0) · up`.
+    Relu,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -332,6 +339,8 @@ pub struct MoeSpec {
     pub normalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// `[experts]`: multiplies each expert's weight.
+    pub factors: Option<WeightId>,
     /// `[experts]`: added to the weights for choosing, and for that alone.
     pub favour: Option<WeightId>,
     /// Groups that limit the choice.
@@ -344,7 +353,7 @@ pub struct MoeSpec {
     pub hidden: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
-    /// `[in, hidden, experts]`.
+    /// `[in, hidden, experts]`; the same as `gate` where one tensor has for each expert the rows of the gate, then these.
     pub up: WeightId,
     /// `[hidden, in, experts]`.
     pub down: WeightId,
@@ -434,11 +443,11 @@ pub enum Op {
         /// The table.
         rope: RopeId,
     },
-    /// Appends keys and values to the cache and attends.
+    /// Appends keys and values to the cache, unless they are there, and attends.
     Attention {
         /// `heads · key_dim` columns.
         q: ValueId,
-        /// `kv_heads · key_dim` columns.
+        /// `kv_heads · key_dim` columns; `q` once more where the cache is only read.
         k: ValueId,
         /// `kv_heads · value_dim` columns; `k` itself where values lie in keys.
         v: ValueId,
@@ -486,7 +495,7 @@ pub enum Op {
         /// Second.
         b: ValueId,
     },
-    /// `x · by`, of the same shape, or where `by` has one column with that for the whole row.
+    /// `x · by`, of the same shape, or where `by` has fewer columns with each for so many of `x`, that lie together.
     Mul {
         /// Input.
         x: ValueId,
@@ -528,6 +537,20 @@ pub enum Op {
         /// Bound.
         cap: f32,
     },
+    /// `x · |like| / |x|`, row by row.
+    Resize {
+        /// Input.
+        x: ValueId,
+        /// What has the length.
+        like: ValueId,
+    },
+    /// `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
+    Sparsify {
+        /// Input.
+        x: ValueId,
+        /// How far above the mean something must lie.
+        deviations: f32,
+    },
     /// The rows of the tokens whose results are wanted.
     GatherOutputs {
         /// Input, a row a token.
@@ -556,6 +579,8 @@ impl Op {
             Op::Dose { .. } => "dose",
             Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
+            Op::Resize { .. } => "resize",
+            Op::Sparsify { .. } => "sparsify",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }
@@ -575,7 +600,9 @@ impl Op {
             | Op::Dose { x, .. }
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
+            | Op::Sparsify { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None],
+            Op::Resize { x, like } => [Some(x), Some(like), None],
             Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None],
@@ -597,7 +624,9 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::Dose { x, .. }
             | Op::Steer { x, .. }
-            | Op::Softcap { x, .. } => Some(x),
+            | Op::Softcap { x, .. }
+            | Op::Resize { x, .. }
+            | Op::Sparsify { x, .. } => Some(x),
             Op::Add { a, .. } => Some(a),
             Op::Glu { gate, .. } => Some(gate),
             _ => None,

@@ -148,19 +148,35 @@ pub enum FeedForward {
     Moe(Experts),
     /// A mixture, and beside it an expert that every token uses.
     Shared(Experts, Shared),
+    /// What one of the others gives, times this.
+    Scaled(Box<FeedForward>, f32),
 }
 
 impl FeedForward {
+    /// The same times `by`.
+    pub fn scaled(self, by: f32) -> Self {
+        Self::Scaled(Box::new(self), by)
+    }
+
     /// The feed-forward part of a layer.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        self.forward_by(g, x, x)
+    }
+
+    /// The same where a router reads something else.
+    pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(g, x),
             Self::Plain(plain) => plain.forward(g, x),
-            Self::Moe(experts) => experts.forward(g, x),
+            Self::Moe(experts) => experts.forward_by(g, x, by),
             Self::Shared(experts, shared) => {
-                let y = experts.forward(g, x);
+                let y = experts.forward_by(g, x, by);
                 let beside = shared.forward(g, x);
                 g.add("ffn_out", y, beside)
+            }
+            Self::Scaled(of, factor) => {
+                let y = of.forward_by(g, x, by);
+                g.scale("ffn_out_scaled", y, *factor)
             }
         }
     }

@@ -15,6 +15,7 @@ mod experts;
 mod hparams;
 mod latent;
 mod model;
+mod per_layer;
 mod rope;
 mod weights;
 

@@ -56,14 +56,18 @@ impl RopeKeys {
     pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count", head_dim)?;
         let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10000.0);
-        if !dims.is_multiple_of(2) || dims > head_dim || !base.is_finite() || base <= 0.0 {
-            let value = format!("{dims} dimensions, base {base}");
-            let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
-            return Err(ModelError::KeyValue { key: keys.name("rope.dimension_count"), value, reason });
-        }
+        check(dims, base, head_dim, || keys.name("rope.dimension_count"))?;
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
+    }
+
+    /// Of layers with a sliding window: a base of their own, for heads of this size, and no scaling.
+    pub fn local(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
+        let dims = keys.count_or("rope.dimension_count_swa", head_dim)?;
+        let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
+        check(dims, base, head_dim, || keys.name("rope.dimension_count_swa"))?;
+        Ok(Self { dims, base, scaling: Scaling::None, ..self })
     }
 
     /// The table, with each frequency divided by its factor where the file has some.
@@ -120,6 +124,16 @@ impl RopeKeys {
         let sharper = self.attn_factor * grown;
         (self, sharper * sharper)
     }
+}
+
+/// Whether so many features of a head can turn by this base.
+fn check(dims: usize, base: f32, head_dim: usize, key: impl Fn() -> String) -> Result<(), ModelError> {
+    if dims.is_multiple_of(2) && dims <= head_dim && base.is_finite() && base > 0.0 {
+        return Ok(());
+    }
+    let value = format!("{dims} dimensions, base {base}");
+    let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
+    Err(ModelError::KeyValue { key: key(), value, reason })
 }
 
 /// What yarn multiplies by in a context so many times longer.

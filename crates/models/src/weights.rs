@@ -36,6 +36,11 @@ impl<'a> Weights<'a> {
         self.view.tensor(name).is_some()
     }
 
+    /// Rows of a matrix of the file.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        self.view.tensor(name).and_then(|tensor| tensor.shape.get(1).map(|&rows| rows as usize))
+    }
+
     /// A tensor of this shape (fastest dimension first) that may be absent.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
         let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };
@@ -83,6 +88,32 @@ impl<'a> Weights<'a> {
             return Err(ModelError::Unsupported { what: format!("`{scale}`"), reason });
         }
         self.tensor(name, shape)
+    }
+
+    /// The matrices of a tensor `[input, output, parts]`, each on its own.
+    pub fn parts(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<WeightId>, ModelError> {
+        let missing = || ModelError::MissingTensor { name: name.into() };
+        let tensor = self.checked(name, &shape)?.ok_or_else(missing)?;
+        let (all, [input, output, parts]) = (tensor.shared(), shape);
+        let each = all.len() / parts;
+        let part = |part: usize| {
+            let data = Arc::new(Mapped(all.slice(part * each, (part + 1) * each).into_aligned()));
+            let name = format!("{name}[{part}]");
+            self.add(Weight { name, ty: tensor.ty, shape: vec![input, output], data })
+        };
+        Ok((0..parts).map(part).collect())
+    }
+
+    /// The halves of a tensor that is shown as made of them expert by expert, `[input, output, experts]` each, as they are in the file.
+    pub fn halves(&mut self, name: &str, shape: [usize; 3]) -> Result<Option<[WeightId; 2]>, ModelError> {
+        let both = [shape[0], 2 * shape[1], shape[2]];
+        let Some(halves) = self.checked(name, &both)?.and_then(|tensor| tensor.halves()) else {
+            return Ok(None);
+        };
+        Ok(Some(halves.map(|half| {
+            let data = Arc::new(Mapped(self.view.gguf().shared(half)));
+            self.add(Weight { name: half.name.to_string(), ty: half.ty, shape: shape.to_vec(), data })
+        })))
     }
 
     /// A tensor that is made of one of the file, whose shape is given beside its name: `make` gets the data and its type.
@@ -154,6 +185,14 @@ impl<'a> Weights<'a> {
     /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.
     pub fn factored_rope(&mut self, keys: &RopeKeys, kind: RopeKind) -> Result<RopeId, ModelError> {
         let factors = self.numbers("rope_freqs.weight", keys.dims / 2)?;
+        Ok(self.rope(keys.table(kind, factors.as_deref())))
+    }
+
+    /// The rotary table of these keys. Long contexts turn by other factors than short ones, where the file has them; the context that
+    /// was asked for decides.
+    pub fn long_rope(&mut self, keys: &RopeKeys, kind: RopeKind, n_ctx: usize) -> Result<RopeId, ModelError> {
+        let which = if n_ctx > keys.original { "long" } else { "short" };
+        let factors = self.numbers(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 

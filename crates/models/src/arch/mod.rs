@@ -16,6 +16,8 @@ mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
+mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -83,6 +85,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma-embedding", load: gemma_embedding::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "gemma3n", load: gemma3n::load },
+    Entry { name: "gemma4", load: gemma4::load },
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "glm4moe", load: glm4moe::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },

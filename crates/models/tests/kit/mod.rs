@@ -32,7 +32,11 @@ pub struct Entry {
 impl Entry {
     pub fn load(name: &str) -> Self {
         let text = std::fs::read_to_string(zoo().join(format!("{name}.json"))).unwrap();
-        let json: Value = serde_json::from_str(&text).unwrap();
+        Self::new(name, serde_json::from_str(&text).unwrap())
+    }
+
+    /// An entry as this describes it.
+    pub fn new(name: &str, json: Value) -> Self {
         let ints =
             |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
         let rows = json.get("logits").or_else(|| json.get("token_embeddings")).unwrap();
