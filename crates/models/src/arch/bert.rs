@@ -1,6 +1,6 @@
 //! BERT and its kin, encoders: every token sees every other, layer norms after each part; learned positions and GELU, in other files
 //! rotary positions or ALiBi and a gated unit; an optional classifier makes a reranker.
-//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"` and `"nomic-bert"`.
+//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"`, `"jina-bert-v3"` and `"nomic-bert"`.
 
 use puna_graph::*;
 
@@ -74,6 +74,16 @@ pub(super) fn load_nomic(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
 
 pub(super) fn load_jina(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     load_with(keys, w, &Hparams::read(keys)?, Positions::Alibi(8.0), Unit::Gated(Glu::Gelu))
+}
+
+pub(super) fn load_jina_3(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Plain(Activation::GeluErf))
 }
 
 fn load_with(
