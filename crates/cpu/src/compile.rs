@@ -371,7 +371,7 @@ impl Compiler<'_> {
         let spec = (**spec).clone();
         let mut gate = self.experts(spec.gate, spec.gate_bias)?;
         let mut up = self.experts(spec.up, spec.up_bias)?;
-        if gate.w == up.w {
+        if spec.is_joined {
             (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
         }
         let down = self.experts(spec.down, spec.down_bias)?;

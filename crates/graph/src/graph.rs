@@ -297,7 +297,7 @@ impl Graph {
     pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
         // Changes of a tensor that has both halves are not known; that they stay unused is told.
-        let halves = |graph: &Self, w| if spec.gate == spec.up { Vec::new() } else { graph.changes_of(w) };
+        let halves = |graph: &Self, w| if spec.is_joined { Vec::new() } else { graph.changes_of(w) };
         spec.changes = ExpertChanges {
             gate: halves(self, spec.gate),
             up: halves(self, spec.up),

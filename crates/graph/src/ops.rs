@@ -244,6 +244,8 @@ pub enum Glu {
     Gelu,
     /// `max(gate, 0) · up`.
     Relu,
+    /// `gelu(gate)`, erf form: of experts without a gate, which name one matrix as both.
+    GeluAlone,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -251,6 +253,13 @@ pub enum Glu {
         /// Bound of both halves.
         limit: f32,
     },
+}
+
+impl Glu {
+    /// Whether there is a gate beside the other half.
+    pub fn has_gate(self) -> bool {
+        !matches!(self, Self::GeluAlone)
+    }
 }
 
 /// How a router's logits become the weights of the chosen experts.
@@ -353,8 +362,10 @@ pub struct MoeSpec {
     pub hidden: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
-    /// `[in, hidden, experts]`; the same as `gate` where one tensor has for each expert the rows of the gate, then these.
+    /// `[in, hidden, experts]`.
     pub up: WeightId,
+    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the gate's rows first for each expert.
+    pub is_joined: bool,
     /// `[hidden, in, experts]`.
     pub down: WeightId,
     /// `[hidden, experts]` each; added to the products of the chosen expert.

@@ -404,6 +404,11 @@ impl Block<'_, '_> {
         self.w.tensor(&format!("{}.{part}", self.name), shape)
     }
 
+    /// The same, which may be absent.
+    pub fn opt_tensor(&mut self, part: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+        self.w.opt(&format!("{}.{part}", self.name), shape)
+    }
+
     /// Rows of a matrix of the layer.
     pub fn rows(&self, part: &str) -> Option<usize> {
         self.w.rows(&format!("{}.{part}", self.name))

@@ -137,7 +137,7 @@ impl Experts {
                 reason: "convert the experts to a format without it",
             });
         }
-        let [gate, up] = halves(w, &name, [n_embd, hidden, experts])?;
+        let ([gate, up], is_joined) = halves(w, &name, [n_embd, hidden, experts], glu)?;
         Ok(Self {
             router,
             spec: MoeSpec {
@@ -154,6 +154,7 @@ impl Experts {
                 hidden,
                 gate,
                 up,
+                is_joined,
                 down: w.tensor(&name("down", "weight"), &[hidden, n_embd, experts])?,
                 gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
@@ -163,32 +164,31 @@ impl Experts {
         })
     }
 
-    /// The feed-forward part of a layer.
-    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        self.forward_by(g, x, x)
-    }
-
-    /// The same where the router reads something else.
+    /// The feed-forward part of a layer, where `by` is what the router reads.
     pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         let logits = g.linear("ffn_moe_logits", &self.router, by);
         g.moe("ffn_moe_out", self.spec.clone(), x, logits)
     }
 }
 
-/// Gate and up matrices of all experts: one tensor with both for each, or two.
+/// Gate and up matrices of all experts, and whether they are one tensor with both for each; without a gate twice the other.
 fn halves(
     w: &mut Weights<'_>,
     name: &impl Fn(&str, &str) -> String,
     shape: [usize; 3],
-) -> Result<[WeightId; 2], ModelError> {
-    let both = name("gate_up", "weight");
+    glu: Glu,
+) -> Result<([WeightId; 2], bool), ModelError> {
+    let [both, gate, up] = ["gate_up", "gate", "up"].map(|part| name(part, "weight"));
+    if !glu.has_gate() {
+        return Ok(([w.tensor(&up, &shape)?; 2], false));
+    }
     if let Some(halves) = w.halves(&both, shape)? {
-        return Ok(halves);
+        return Ok((halves, false));
     }
     if let Some(both) = w.opt(&both, &[shape[0], 2 * shape[1], shape[2]])? {
-        return Ok([both; 2]);
+        return Ok(([both; 2], true));
     }
-    Ok([w.tensor(&name("gate", "weight"), &shape)?, w.tensor(&name("up", "weight"), &shape)?])
+    Ok(([w.tensor(&gate, &shape)?, w.tensor(&up, &shape)?], false))
 }
 
 /// An expert that every token uses, or a dense part beside a mixture.

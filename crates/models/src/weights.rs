@@ -91,10 +91,10 @@ impl<'a> Weights<'a> {
     }
 
     /// The matrices of a tensor `[input, output, parts]`, each on its own.
-    pub fn parts(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<WeightId>, ModelError> {
+    pub fn parts(&mut self, name: &str, stack: &[usize; 3]) -> Result<Vec<WeightId>, ModelError> {
         let missing = || ModelError::MissingTensor { name: name.into() };
-        let tensor = self.checked(name, &shape)?.ok_or_else(missing)?;
-        let (all, [input, output, parts]) = (tensor.shared(), shape);
+        let tensor = self.checked(name, stack)?.ok_or_else(missing)?;
+        let (all, [input, output, parts]) = (tensor.shared(), *stack);
         let each = all.len() / parts;
         let part = |part: usize| {
             let data = Arc::new(Mapped(all.slice(part * each, (part + 1) * each).into_aligned()));

@@ -150,6 +150,7 @@ fn what_gemma_4_needs_is_named() {
         ("attention.shared_kv_layers", 5),
         ("attention.value_length_swa", 4),
         ("attention.key_length_swa", 0),
+        ("attention.key_length_swa", 1 << 20),
         ("attention.sliding_window", 0),
         ("rope.dimension_count_swa", 10),
     ] {

@@ -138,6 +138,48 @@ fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
 }
 
 #[test]
+fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() {
+    let entry = Entry::load("gemma4");
+    let file = Gguf::open(&entry.file).unwrap();
+    let key = |layer: usize| {
+        let tensor = file.tensor(&format!("blk.{layer}.attn_k.weight")).unwrap();
+        let shape = [tensor.shape[0] as usize, tensor.shape[1] as usize];
+        (shape, values(&file, &tensor.name).unwrap())
+    };
+    let rows = |values: &dyn Fn(usize) -> Matrix| {
+        let matrices: Vec<Matrix> = (0..3).map(values).collect();
+        let changed = rewritten(&entry, "gemma4", &|_| {}, &matrices);
+        let rows = feed(&changed, "portable", "sevens");
+        std::fs::remove_file(&changed.file).unwrap();
+        rows
+    };
+    let name = |layer: usize| format!("blk.{layer}.attn_v.weight");
+    let same = rows(&|layer| (name(layer), key(layer).0, key(layer).1));
+    let absent = rows(&|layer| (name(layer), [0, 0], Vec::new()));
+    assert!(same == absent && complaint(&entry, &same, true).is_some());
+}
+
+#[test]
+fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
+    let view = View::new(Arc::new(Gguf::open(&Entry::load("gemma4").file).unwrap())).unwrap();
+    let model = Model::load(&view, LoadOptions::default()).unwrap();
+    let layer = |dim| CacheLayer { kv_heads: 1, key_dim: dim, value_dim: dim, values_in_keys: false };
+    assert_eq!(model.cache_layers(), [8, 8, 16].map(layer));
+}
+
+/// A file whose halves of experts were published apart is shown with both in one tensor; the model reads the halves.
+#[test]
+fn experts_that_were_published_apart_are_read_as_they_lie() {
+    let file = kit::zoo().join("../compat/full-gemma4-moe.gguf");
+    let view = View::new(Arc::new(Gguf::open(&file).unwrap())).unwrap();
+    assert!(view.tensor("blk.0.ffn_gate_up_exps.weight").unwrap().is_made());
+    let model = Model::load(&view, LoadOptions::default()).unwrap();
+    let has = |name: &str| model.weights().iter().any(|weight| weight.name == name);
+    assert!(has("blk.0.ffn_gate_exps.weight") && has("blk.0.ffn_up_exps.weight"));
+    assert!(!has("blk.0.ffn_gate_up_exps.weight"));
+}
+
+#[test]
 fn latent_attention_keeps_one_short_vector_for_each_token() {
     for name in ["deepseek2-lite", "deepseek3", "glm4-moe-lite"] {
         let view = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();

@@ -258,6 +258,7 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
     match kind {
         Glu::Silu => (level.vector.swiglu)(x, up),
         Glu::Gelu => (level.vector.geglu)(x, up),
+        Glu::GeluAlone => (level.vector.gelu_erf)(x),
         Glu::Relu => x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * up),
         Glu::Clamped { alpha, limit } => {
             for (x, &up) in x.iter_mut().zip(up) {

@@ -500,6 +500,7 @@ mod tests {
             hidden,
             gate,
             up,
+            is_joined: false,
             down,
             gate_bias,
             up_bias,

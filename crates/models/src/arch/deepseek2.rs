@@ -1,6 +1,6 @@
 //! DeepSeek 2 and 3 and what was built like them (Kimi K2, GLM-4.7-Flash, GigaChat 3): latent attention, dense layers first, then
 //! mixtures of many small experts, some of which every token uses.
-//! GGUF: `general.architecture = "deepseek2"`.
+//! GGUF: `general.architecture = "deepseek2"`, and `"mistral4"` for Mistral's models of this form.
 
 use puna_graph::*;
 

@@ -1,6 +1,6 @@
-//! EuroBERT and NeoBERT, encoders: a llama whose tokens see what lies before and behind them; the first turns halves, the second
-//! neighbours.
-//! GGUF: `general.architecture = "eurobert"` and `"neo-bert"`.
+//! EuroBERT, NeoBERT and encoders that were made of Llamas: a llama whose tokens see what lies before and behind them; the first turns
+//! halves, the others neighbours.
+//! GGUF: `general.architecture = "eurobert"`, `"neo-bert"` and `"llama-embed"`.
 
 use puna_graph::*;
 
@@ -17,6 +17,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 
 pub(super) fn load_neo(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     load_with(keys, w, RopeKind::Norm, "enc.output_norm")
+}
+
+pub(super) fn load_llama(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, RopeKind::Norm, "output_norm")
 }
 
 fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, rope: RopeKind, last: &str) -> Result<Loaded, ModelError> {

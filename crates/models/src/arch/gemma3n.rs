@@ -84,7 +84,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let tokens = PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
     let mut streams = |name: &str| -> Result<Vec<Linear>, ModelError> {
-        let parts = w.parts(name, [hp.n_embd, hp.n_embd, STREAMS - 1])?;
+        let parts = w.parts(name, &[hp.n_embd, hp.n_embd, STREAMS - 1])?;
         Ok(parts.into_iter().map(|w| Linear { w, scale: 1.0, bias: None, out: hp.n_embd }).collect())
     };
     let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);

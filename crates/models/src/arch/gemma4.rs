@@ -14,6 +14,9 @@ use crate::per_layer::{LayerInput, PerLayer};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
+/// More features than any head has, to bound what a file can ask for.
+const MAX_DIM: usize = 1 << 16;
+
 struct Gemma4 {
     n_embd: usize,
     table: WeightId,
@@ -95,9 +98,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 impl<'a, 'k> Form<'a, 'k> {
     fn read(keys: &'a Keys<'k>, hp: &'a Hparams, w: &mut Weights<'_>) -> Result<Self, ModelError> {
         let local_dim = keys.count("attention.key_length_swa")?;
+        same_dims(keys, hp, local_dim)?;
         let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
         let local = global.local(keys, local_dim)?;
-        let own = same_dims(keys, hp, local_dim).and_then(|()| layers_with_own_keys(keys, hp))?;
+        let own = layers_with_own_keys(keys, hp)?;
         Ok(Self {
             keys,
             hp,
@@ -127,6 +131,10 @@ impl<'a, 'k> Form<'a, 'k> {
 /// Keys and values have heads of the same size, in layers of either kind.
 fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), ModelError> {
     let local_values = keys.count_or("attention.value_length_swa", local_dim)?;
+    if local_dim > MAX_DIM {
+        let (key, value) = (keys.name("attention.key_length_swa"), local_dim.to_string());
+        return Err(ModelError::KeyValue { key, value, reason: "must be at most 65536" });
+    }
     let both = [("value_length", hp.value_dim, hp.key_dim), ("value_length_swa", local_values, local_dim)];
     let Some((key, found, _)) = both.into_iter().find(|(_, value, key)| value != key) else { return Ok(()) };
     let key = keys.name(&format!("attention.{key}"));

@@ -19,7 +19,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
     let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let local_keys = RopeKeys { attn_factor: 1.0, ..rope_keys.local(keys, hp.key_dim)? };
+    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(rope_keys.base);
+    let local_keys = RopeKeys { base, attn_factor: 1.0, ..rope_keys.local(keys, hp.key_dim)? };
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let sliding = keys.sliding_but_first(hp.n_layer, 4)?;
     let hidden = keys.count("expert_feed_forward_length")?;

@@ -7,6 +7,7 @@ mod bert;
 mod bloom;
 mod cohere;
 mod dbrx;
+mod deci;
 mod deepseek;
 mod deepseek2;
 mod dots1;
@@ -87,6 +88,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "cohere2moe", load: cohere::load_2_moe },
     Entry { name: "command-r", load: cohere::load_1 },
     Entry { name: "dbrx", load: dbrx::load },
+    Entry { name: "deci", load: deci::load },
     Entry { name: "deepseek", load: deepseek::load },
     Entry { name: "deepseek2", load: deepseek2::load },
     Entry { name: "deepseek2-ocr", load: deepseek::load_ocr },
@@ -110,6 +112,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gpt2", load: gpt2::load },
     Entry { name: "gptneox", load: gptneox::load },
     Entry { name: "granite", load: granite::load },
+    Entry { name: "granite_swa", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "grok", load: grok::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
@@ -122,6 +125,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
     Entry { name: "laguna", load: laguna::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "llama-embed", load: eurobert::load_llama },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "maincoder", load: hunyuan::load_maincoder },
     Entry { name: "mellum", load: mellum::load },
@@ -129,11 +133,13 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "minicpm3", load: minicpm3::load },
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "mistral3", load: mistral3::load },
+    Entry { name: "mistral4", load: deepseek2::load },
     Entry { name: "modern-bert", load: modern_bert::load },
     Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "neo-bert", load: eurobert::load_neo },
     Entry { name: "nomic-bert", load: bert::load_nomic },
+    Entry { name: "nomic-bert-moe", load: bert::load_nomic_moe },
     Entry { name: "olmo", load: olmo::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },

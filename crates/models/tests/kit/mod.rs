@@ -73,7 +73,7 @@ impl Entry {
 pub type Matrix = (String, [usize; 2], Vec<f32>);
 
 /// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices, or others
-/// in the place of its own.
+/// in the place of its own; one without values takes it away.
 pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matrices: &[Matrix]) -> Entry {
     let source = Gguf::open(&entry.file).unwrap();
     let old = format!("{}.", source.metadata().architecture().unwrap());
@@ -92,7 +92,9 @@ pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matr
     }
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let further: Vec<Vec<u8>> = matrices.iter().map(|(_, _, values)| bytes(values)).collect();
-    for ((name, shape, _), bytes) in matrices.iter().zip(&further) {
+    for ((name, shape, _), bytes) in
+        matrices.iter().zip(&further).filter(|((.., values), _)| !values.is_empty())
+    {
         writer.tensor(name, TensorType::F32, &shape.map(|n| n as u64)).unwrap();
         data.push(bytes);
     }
