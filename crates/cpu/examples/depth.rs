@@ -102,7 +102,8 @@ fn main() {
         let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
         let pages = most.div_ceil(PAGE);
         backend.adopt(vec![shape.embedding()], Vec::new()).expect("weights");
-        let layers = vec![CacheLayer { kv_heads, key_dim: dim, value_dim: dim }; LAYERS];
+        let layers =
+            vec![CacheLayer { kv_heads, key_dim: dim, value_dim: dim, values_in_keys: false }; LAYERS];
         let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: PAGE, pages };
         backend.create_cache(spec).expect("a cache");
         let plan = |mask, tokens| Plan::new(shape.graph(mask), Capacity { tokens, outputs: 1 });

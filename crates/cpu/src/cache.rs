@@ -1,5 +1,6 @@
 //! The paged cache: a page has for each layer, for each head its keys, then its values, so that attention to a page of a
-//! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them.
+//! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them; those that hold their
+//! values lie in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType};
 
@@ -56,8 +57,10 @@ impl Cache {
         let mut offset = 0;
         for l in &spec.layers {
             check(spec.key_type, l.key_dim)?;
-            check(spec.value_type, l.value_dim)?;
-            let row_bytes = [spec.key_type.row_bytes(l.key_dim), spec.value_type.row_bytes(l.value_dim)];
+            check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
+            let row_bytes = spec.row_bytes(l);
+            // As values, they are read from rows.
+            let key_layout = if l.values_in_keys { KvLayout::Rows } else { key_layout };
             let (keys, head_bytes) =
                 (spec.page_tokens * row_bytes[0], spec.page_tokens * row_bytes.iter().sum::<usize>());
             let half = |ty, layout, dim, row_bytes, offset| Half {
@@ -82,6 +85,11 @@ impl Cache {
     /// Tokens a page.
     pub fn page_tokens(&self) -> usize {
         self.spec.page_tokens
+    }
+
+    /// Bytes of a key and a value of a layer, of one head.
+    pub fn row_bytes(&self, layer: usize) -> usize {
+        self.spec.row_bytes(&self.spec.layers[layer]).iter().sum()
     }
 
     /// The storage type of keys or values.
@@ -220,15 +228,17 @@ mod tests {
         let portable = level("portable").unwrap();
         for (key_type, value_type) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
             let layers = vec![
-                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 32 },
-                CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 128 },
+                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 32, values_in_keys: false },
+                CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 128, values_in_keys: false },
+                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 64, values_in_keys: true },
             ];
             let spec =
                 CacheSpec { layers: layers.clone(), key_type, value_type, page_tokens: PAGE, pages: 3 };
             let mut cache = Cache::new(spec).unwrap();
             let mut places = Vec::new();
             for (layer, form) in layers.iter().enumerate() {
-                for (kind, dim) in [(Kind::Key, form.key_dim), (Kind::Value, form.value_dim)] {
+                let halves = [(Kind::Key, form.key_dim), (Kind::Value, form.value_dim)];
+                for (kind, dim) in halves.into_iter().take(if form.values_in_keys { 1 } else { 2 }) {
                     for page in 0..2 {
                         places.extend((0..form.kv_heads).map(|head| (layer, kind, dim, page, head)));
                     }

@@ -13,10 +13,11 @@ use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRo
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::dose::{Dose, Steer};
-use crate::ops::elementwise::{Add, GluRows, Map, Mul, Unary};
+use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
+use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
@@ -148,15 +149,16 @@ impl Compiler<'_> {
                 let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.place(x));
                 self.push(NormRows { x, out, w, b, eps, group, kind: NormKind::Layer });
             }
-            Op::Rope { x, head_dim, rope } => {
+            Op::LinearOfHeads { w, x, heads } => self.linear_of_heads(nodes, w, x, heads)?,
+            Op::Rope { x, head_dim, start, rope } => {
                 let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
                 let (kind, pairs) = (table.kind, table.frequencies.len());
                 let angles = self.angles(rope.0, pairs)?;
-                self.push(RopeRows { x, out, head_dim, kind, pairs, angles });
+                self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
             Op::Attention { q, k, v, layer, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
-                if spec.mask.is_cached() {
+                if spec.mask.is_cached() && !spec.only_reads {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
@@ -184,9 +186,18 @@ impl Compiler<'_> {
                 let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
                 self.push(Steer { x, out, vector, adapter: direction.adapter });
             }
+            Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
+            Op::Resize { x, like } => {
+                let (x, like) = (self.place(x), self.place(like));
+                self.push(Resize { x, like, out });
+            }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Add { a, b, out });
+            }
+            Op::Concat { a, b } => {
+                let (a, b) = (self.place(a), self.place(b));
+                self.push(Concat { a, b, out });
             }
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
@@ -240,6 +251,22 @@ impl Compiler<'_> {
             }
         }
         Ok(count)
+    }
+
+    fn linear_of_heads(
+        &mut self,
+        nodes: &[Node],
+        w: WeightId,
+        x: ValueId,
+        heads: usize,
+    ) -> Result<(), BackendError> {
+        let (x, out) = (self.place(x), self.place(nodes[0].out));
+        let matrix = self.experts(w, None)?;
+        let now = self.plan.graph.nodes().len() - nodes.len();
+        let values = self.plan.capacity.rows(x.rows) * heads * matrix.k;
+        let q8 = (matrix.kernel.acts == ActKind::Q8).then(|| take(&mut self.q8, values, now, now));
+        self.push(LinearOfHeads { matrix, heads, x, out, q8 });
+        Ok(())
     }
 
     fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {
@@ -342,10 +369,13 @@ impl Compiler<'_> {
         let Op::Moe { x: input, router, spec } = op else { return Ok(()) };
         let (x, router) = (self.place(*input), self.place(*router));
         let spec = (**spec).clone();
-        let gate = self.experts(spec.gate, spec.gate_bias)?;
-        let up = self.experts(spec.up, spec.up_bias)?;
+        let mut gate = self.experts(spec.gate, spec.gate_bias)?;
+        let mut up = self.experts(spec.up, spec.up_bias)?;
+        if spec.is_joined {
+            (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
+        }
         let down = self.experts(spec.down, spec.down_bias)?;
-        let favour = self.floats(spec.favour)?;
+        let (favour, factors) = (self.floats(spec.favour)?, self.floats(spec.factors)?);
         let slots = self.plan.capacity.rows(x.rows) * spec.used;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
@@ -372,7 +402,7 @@ impl Compiler<'_> {
             [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
         let state = self.state(spec.experts, slots, lengths)?;
         let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
-        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, x, router, out, q8, state });
+        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, factors, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
         self.observe_experts(&mixture, false);
@@ -464,7 +494,7 @@ impl Compiler<'_> {
         let (k, n) = (weight.shape[0], weight.shape[1]);
         let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
         let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
-        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, row_bytes, bias })
+        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, each: n, first: 0, row_bytes, bias })
     }
 }
 

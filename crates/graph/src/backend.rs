@@ -49,6 +49,8 @@ pub struct CacheLayer {
     pub key_dim: usize,
     /// Features of a value head.
     pub value_dim: usize,
+    /// Whether a value is the first features of its key, and not kept beside it.
+    pub values_in_keys: bool,
 }
 
 /// The paged cache of a model: every page holds `page_tokens` tokens of every layer.
@@ -69,10 +71,14 @@ pub struct CacheSpec {
 impl CacheSpec {
     /// Bytes of one page over all layers.
     pub fn page_bytes(&self) -> usize {
-        let layer = |l: &CacheLayer| {
-            l.kv_heads * (self.key_type.row_bytes(l.key_dim) + self.value_type.row_bytes(l.value_dim))
-        };
-        self.layers.iter().map(layer).sum::<usize>() * self.page_tokens
+        self.layers.iter().map(|l| l.kv_heads * self.row_bytes(l).iter().sum::<usize>()).sum::<usize>()
+            * self.page_tokens
+    }
+
+    /// Bytes that a key and a value of a layer take; values that lie in keys take none.
+    pub fn row_bytes(&self, layer: &CacheLayer) -> [usize; 2] {
+        let value_dim = if layer.values_in_keys { 0 } else { layer.value_dim };
+        [self.key_type.row_bytes(layer.key_dim), self.value_type.row_bytes(value_dim)]
     }
 }
 

@@ -67,6 +67,19 @@ pub struct Linear {
     pub out: usize,
 }
 
+/// A matrix for each head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadLinear {
+    /// `[input, out, heads]`.
+    pub w: WeightId,
+    /// Columns of a head that are multiplied.
+    pub input: usize,
+    /// Columns that they become.
+    pub out: usize,
+    /// Number of heads.
+    pub heads: usize,
+}
+
 /// The weight of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
@@ -176,6 +189,14 @@ impl Graph {
         self.push(name, Op::Linear { w: l.w, scale: l.scale, bias: l.bias, x }, rows, l.out)
     }
 
+    /// For each head its first columns times the head's own matrix, and behind that the rest of the head as it is.
+    pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
+        let Value { rows, cols, .. } = self.value(x);
+        assert!(cols.is_multiple_of(l.heads) && cols / l.heads >= l.input);
+        let out = cols - l.heads * l.input + l.heads * l.out;
+        self.push(name, Op::LinearOfHeads { w: l.w, x, heads: l.heads }, rows, out)
+    }
+
     fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
         self.changes.products.get(&w).cloned().unwrap_or_default()
     }
@@ -206,8 +227,19 @@ impl Graph {
 
     /// Rotates heads of `head_dim` features.
     pub fn rope(&mut self, name: &'static str, x: ValueId, head_dim: usize, rope: RopeId) -> ValueId {
-        assert!(self.value(x).cols.is_multiple_of(head_dim));
-        self.push_like(name, Op::Rope { x, head_dim, rope }, x)
+        self.rope_from(name, x, (head_dim, 0), rope)
+    }
+
+    /// The same from a feature of each head on.
+    pub fn rope_from(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        (head_dim, start): (usize, usize),
+        rope: RopeId,
+    ) -> ValueId {
+        assert!(self.value(x).cols.is_multiple_of(head_dim) && start < head_dim);
+        self.push_like(name, Op::Rope { x, head_dim, start, rope }, x)
     }
 
     /// Attention of cache layer `layer`.
@@ -218,10 +250,35 @@ impl Graph {
         [q, k, v]: [ValueId; 3],
         spec: AttentionSpec,
     ) -> ValueId {
+        assert!(!spec.only_reads);
         let cols = |id| self.value(id).cols;
-        assert_eq!(cols(q), spec.heads * spec.key_dim);
         assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
-        assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
+        match spec.values_in_keys {
+            true => assert!(v == k && spec.value_dim <= spec.key_dim),
+            false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
+        }
+        self.attend(name, layer, [q, k, v], spec)
+    }
+
+    /// Attention to what is in cache layer `layer`.
+    pub fn attention_to(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        q: ValueId,
+        spec: AttentionSpec,
+    ) -> ValueId {
+        self.attend(name, layer, [q; 3], AttentionSpec { only_reads: true, ..spec })
+    }
+
+    fn attend(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        spec: AttentionSpec,
+    ) -> ValueId {
+        assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
         self.push(name, Op::Attention { q, k, v, layer, spec }, Rows::Tokens, spec.heads * spec.value_dim)
     }
 
@@ -239,9 +296,11 @@ impl Graph {
     /// A mixture of experts over the router's logits.
     pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
+        // Changes of a tensor that has both halves are not known; that they stay unused is told.
+        let halves = |graph: &Self, w| if spec.is_joined { Vec::new() } else { graph.changes_of(w) };
         spec.changes = ExpertChanges {
-            gate: self.changes_of(spec.gate),
-            up: self.changes_of(spec.up),
+            gate: halves(self, spec.gate),
+            up: halves(self, spec.up),
             down: self.changes_of(spec.down),
         };
         self.push_like(name, Op::Moe { x, router, spec: Box::new(spec) }, x)
@@ -253,10 +312,17 @@ impl Graph {
         self.push_like(name, Op::Add { a, b }, a)
     }
 
-    /// `x · by`; `by` may have one column for the whole row.
+    /// The columns of `a`, then those of `b`.
+    pub fn concat(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
+        let (Value { rows, cols, .. }, other) = (self.value(a), self.value(b));
+        assert_eq!(rows, other.rows);
+        self.push(name, Op::Concat { a, b }, rows, cols + other.cols)
+    }
+
+    /// `x · by`; `by` may have a column for the whole row, or for each head.
     pub fn mul(&mut self, name: &'static str, x: ValueId, by: ValueId) -> ValueId {
         let cols = self.value(by).cols;
-        assert!(cols == 1 || cols == self.value(x).cols);
+        assert!(self.value(x).cols.is_multiple_of(cols));
         self.push_like(name, Op::Mul { x, by }, x)
     }
 
@@ -273,6 +339,17 @@ impl Graph {
     /// `cap · tanh(x / cap)`.
     pub fn softcap(&mut self, name: &'static str, x: ValueId, cap: f32) -> ValueId {
         self.push_like(name, Op::Softcap { x, cap }, x)
+    }
+
+    /// `x` as long as `like`, row by row.
+    pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
+        assert_eq!(self.value(x).rows, self.value(like).rows);
+        self.push_like(name, Op::Resize { x, like }, x)
+    }
+
+    /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.
+    pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
+        self.push_like(name, Op::Sparsify { x, deviations }, x)
     }
 
     /// The rows of the tokens whose results are wanted.

@@ -17,7 +17,7 @@ pub use backend::{
     StepInput, Weight,
 };
 pub use doses::Doses;
-pub use graph::{Graph, Linear, Node, Norm, Storage, Value};
+pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{KvType, UnknownKvType};
 pub use ops::{
     Activation, AttentionSpec, Changes, Direction, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask,

@@ -108,6 +108,10 @@ pub struct AttentionSpec {
     pub key_dim: usize,
     /// Features of a value head.
     pub value_dim: usize,
+    /// Whether a value is the first features of its key, so that the cache keeps both once.
+    pub values_in_keys: bool,
+    /// Whether keys and values are those that an earlier operation has put into the layer of the cache.
+    pub only_reads: bool,
     /// Multiplies scores.
     pub scale: f32,
     /// `s ← c · tanh(s / c)` on scaled scores.
@@ -128,7 +132,21 @@ impl AttentionSpec {
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
-        Self { heads, kv_heads, key_dim, value_dim, scale, softcap, mask, sinks, alibi, shifts }
+        let (values_in_keys, only_reads) = (false, false);
+        Self {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            values_in_keys,
+            only_reads,
+            scale,
+            softcap,
+            mask,
+            sinks,
+            alibi,
+            shifts,
+        }
     }
 
     /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
@@ -144,7 +162,8 @@ impl AttentionSpec {
 
     /// What the cache keeps for a layer of this form.
     pub fn cache_layer(&self) -> CacheLayer {
-        CacheLayer { kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
+        let Self { kv_heads, key_dim, value_dim, values_in_keys, .. } = *self;
+        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys }
     }
 }
 
@@ -192,6 +211,8 @@ pub enum Activation {
     Tanh,
     /// `σ(x)`.
     Sigmoid,
+    /// `ln(1 + eˣ)`.
+    Softplus,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)²`.
@@ -221,6 +242,10 @@ pub enum Glu {
     Silu,
     /// `gelu(gate) · up`, tanh form.
     Gelu,
+    /// `max(gate, 0) · up`.
+    Relu,
+    /// `gelu(gate)`, erf form: of experts without a gate, which name one matrix as both.
+    GeluAlone,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -228,6 +253,13 @@ pub enum Glu {
         /// Bound of both halves.
         limit: f32,
     },
+}
+
+impl Glu {
+    /// Whether there is a gate beside the other half.
+    pub fn has_gate(self) -> bool {
+        !matches!(self, Self::GeluAlone)
+    }
 }
 
 /// How a router's logits become the weights of the chosen experts.
@@ -316,6 +348,8 @@ pub struct MoeSpec {
     pub normalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// `[experts]`: multiplies each expert's weight.
+    pub factors: Option<WeightId>,
     /// `[experts]`: added to the weights for choosing, and for that alone.
     pub favour: Option<WeightId>,
     /// Groups that limit the choice.
@@ -330,6 +364,8 @@ pub struct MoeSpec {
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
     pub up: WeightId,
+    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the gate's rows first for each expert.
+    pub is_joined: bool,
     /// `[hidden, in, experts]`.
     pub down: WeightId,
     /// `[hidden, experts]` each; added to the products of the chosen expert.
@@ -374,6 +410,15 @@ pub enum Op {
         /// Input.
         x: ValueId,
     },
+    /// For each head its first `in` columns times the head's own matrix, and behind that the rest of the head as it is.
+    LinearOfHeads {
+        /// `[in, out, heads]`.
+        w: WeightId,
+        /// Input; heads of `in` columns or more.
+        x: ValueId,
+        /// Number of heads.
+        heads: usize,
+    },
     /// `x / √(mean(x²) + eps) · w` over groups of columns (a head, or the whole row).
     RmsNorm {
         /// Input.
@@ -404,16 +449,18 @@ pub enum Op {
         x: ValueId,
         /// Features a head.
         head_dim: usize,
+        /// The first feature of a head that turns.
+        start: usize,
         /// The table.
         rope: RopeId,
     },
-    /// Appends keys and values to the cache and attends.
+    /// Appends keys and values to the cache, unless they are there, and attends.
     Attention {
         /// `heads · key_dim` columns.
         q: ValueId,
-        /// `kv_heads · key_dim` columns.
+        /// `kv_heads · key_dim` columns; `q` once more where the cache is only read.
         k: ValueId,
-        /// `kv_heads · value_dim` columns.
+        /// `kv_heads · value_dim` columns; `k` itself where values lie in keys.
         v: ValueId,
         /// Layer of the cache; ignored for [`Mask::Full`].
         layer: usize,
@@ -452,7 +499,14 @@ pub enum Op {
         /// Other.
         b: ValueId,
     },
-    /// `x · by`, of the same shape, or where `by` has one column with that for the whole row.
+    /// The columns of `a`, then those of `b`.
+    Concat {
+        /// First.
+        a: ValueId,
+        /// Second.
+        b: ValueId,
+    },
+    /// `x · by`, of the same shape, or where `by` has fewer columns with each for so many of `x`, that lie together.
     Mul {
         /// Input.
         x: ValueId,
@@ -494,6 +548,20 @@ pub enum Op {
         /// Bound.
         cap: f32,
     },
+    /// `x · |like| / |x|`, row by row.
+    Resize {
+        /// Input.
+        x: ValueId,
+        /// What has the length.
+        like: ValueId,
+    },
+    /// `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
+    Sparsify {
+        /// Input.
+        x: ValueId,
+        /// How far above the mean something must lie.
+        deviations: f32,
+    },
     /// The rows of the tokens whose results are wanted.
     GatherOutputs {
         /// Input, a row a token.
@@ -506,7 +574,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
-            Op::Linear { .. } => "linear",
+            Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
@@ -515,12 +583,15 @@ impl Op {
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
             Op::Add { .. } => "add",
+            Op::Concat { .. } => "concat",
             Op::Mul { .. } => "mul",
             Op::Temper { .. } => "temper",
             Op::Scale { .. } => "scale",
             Op::Dose { .. } => "dose",
             Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
+            Op::Resize { .. } => "resize",
+            Op::Sparsify { .. } => "sparsify",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }
@@ -530,6 +601,7 @@ impl Op {
         let list: [Option<ValueId>; 3] = match *self {
             Op::Embed { .. } => [None, None, None],
             Op::Linear { x, .. }
+            | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Rope { x, .. }
@@ -539,11 +611,13 @@ impl Op {
             | Op::Dose { x, .. }
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
+            | Op::Sparsify { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None],
+            Op::Resize { x, like } => [Some(x), Some(like), None],
             Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None],
-            Op::Add { a, b } => [Some(a), Some(b), None],
+            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None],
             Op::Mul { x, by } => [Some(x), Some(by), None],
         };
         list.into_iter().flatten()
@@ -561,7 +635,9 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::Dose { x, .. }
             | Op::Steer { x, .. }
-            | Op::Softcap { x, .. } => Some(x),
+            | Op::Softcap { x, .. }
+            | Op::Resize { x, .. }
+            | Op::Sparsify { x, .. } => Some(x),
             Op::Add { a, .. } => Some(a),
             Op::Glu { gate, .. } => Some(gate),
             _ => None,

@@ -5,15 +5,18 @@ use puna_graph::{Activation, Glu, Graph, Linear, ValueId};
 pub use crate::experts::{Experts, Shared};
 
 use crate::error::ModelError;
+use crate::latent::Latent;
 use crate::weights::Weights;
 
-/// Query, key and value projections: three matrices, or one with the rows of all three.
+/// Query, key and value projections: three matrices, one with the rows of all three, or by way of a short vector.
 #[derive(Debug, Clone)]
 pub enum Qkv {
     /// `attn_q`, `attn_k`, `attn_v`.
     Split([Linear; 3]),
     /// `attn_qkv`, with the widths of its three parts.
     Fused(Linear, [usize; 3]),
+    /// What queries meet holds the values, and has turned already.
+    Latent(Latent),
 }
 
 impl Qkv {
@@ -45,6 +48,7 @@ impl Qkv {
                 let all = g.linear("wqkv", qkv, x);
                 [g.slice(all, 0, *q), g.slice(all, *q, *k), g.slice(all, q + k, *v)]
             }
+            Self::Latent(latent) => latent.project(g, x),
         }
     }
 }
@@ -144,19 +148,35 @@ pub enum FeedForward {
     Moe(Experts),
     /// A mixture, and beside it an expert that every token uses.
     Shared(Experts, Shared),
+    /// What one of the others gives, times this.
+    Scaled(Box<FeedForward>, f32),
 }
 
 impl FeedForward {
+    /// The same times `by`.
+    pub fn scaled(self, by: f32) -> Self {
+        Self::Scaled(Box::new(self), by)
+    }
+
     /// The feed-forward part of a layer.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        self.forward_by(g, x, x)
+    }
+
+    /// The same where a router reads something else.
+    pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(g, x),
             Self::Plain(plain) => plain.forward(g, x),
-            Self::Moe(experts) => experts.forward(g, x),
+            Self::Moe(experts) => experts.forward_by(g, x, by),
             Self::Shared(experts, shared) => {
-                let y = experts.forward(g, x);
+                let y = experts.forward_by(g, x, by);
                 let beside = shared.forward(g, x);
                 g.add("ffn_out", y, beside)
+            }
+            Self::Scaled(of, factor) => {
+                let y = of.forward_by(g, x, by);
+                g.scale("ffn_out_scaled", y, *factor)
             }
         }
     }

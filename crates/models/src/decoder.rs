@@ -7,6 +7,7 @@ use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
+use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape};
 use crate::weights::Weights;
 
@@ -103,8 +104,10 @@ pub struct Layer {
     pub temperature: Option<Temperature>,
     /// Attention.
     pub attention: AttentionSpec,
-    /// A projection of what attention read, whose sigmoid weighs each of its results.
-    pub gate: Option<Linear>,
+    /// From what each head read to its values, where that is something else.
+    pub values: Option<HeadLinear>,
+    /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
+    pub gate: Option<(Linear, Activation)>,
     /// From the heads back to the stream.
     pub wo: Linear,
     /// Of attention's part before it is added.
@@ -115,6 +118,8 @@ pub struct Layer {
     pub ffn_norm: Option<AnyNorm>,
     /// The feed-forward part.
     pub ffn: FeedForward,
+    /// Whether a router reads the stream as it was before attention, without a norm.
+    pub early_router: bool,
     /// Of its result before it is added.
     pub post_ffn_norm: Option<AnyNorm>,
 }
@@ -228,7 +233,7 @@ impl Decoder {
                 }
             }
         };
-        let f = l.ffn.forward(g, h);
+        let f = l.ffn.forward_by(g, h, if l.early_router { before } else { h });
         let f = normed(g, "ffn_post_norm", &l.post_ffn_norm, f);
         let f = scaled(g, "ffn_scaled", f, self.residual_scale);
         g.add("l_out", x, f)
@@ -236,10 +241,32 @@ impl Decoder {
 }
 
 impl Layer {
+    /// Attention and a feed-forward part, with nothing else.
+    pub fn plain(qkv: Qkv, attention: AttentionSpec, wo: Linear, ffn: FeedForward) -> Self {
+        Self {
+            attn_norm: None,
+            qkv,
+            clamp: None,
+            qk_norm: QkNorm::None,
+            rope: None,
+            temperature: None,
+            attention,
+            values: None,
+            gate: None,
+            wo,
+            post_attn_norm: None,
+            parallel: false,
+            ffn_norm: None,
+            ffn,
+            early_router: false,
+            post_ffn_norm: None,
+        }
+    }
+
     /// What attention makes of `h`, head after head.
     fn attend(&self, g: &mut Graph, i: usize, h: ValueId) -> ValueId {
         let projected = self.qkv.project(g, h);
-        let gate = self.gate.as_ref().map(|gate| g.linear("attn_gate", gate, h));
+        let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
             Some(limit) => projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x)),
             None => projected,
@@ -258,8 +285,9 @@ impl Layer {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
         }
         let a = g.attention("kqv_out", i, [q, k, v], self.attention);
-        let Some(gate) = gate else { return a };
-        let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
+        let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
+        let Some((gate, kind)) = gate else { return a };
+        let gate = g.activate("attn_gate_act", kind, gate);
         g.mul("attn_gated", a, gate)
     }
 }
@@ -332,24 +360,38 @@ impl Block<'_, '_> {
 
     /// Attention and this feed-forward part without any norm.
     pub fn bare(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
-        let attention = self.hp.attention(self.i);
-        let width = attention.heads * attention.value_dim;
-        Ok(Layer {
-            attn_norm: None,
-            qkv: Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?,
-            clamp: None,
-            qk_norm: QkNorm::None,
-            rope: None,
-            temperature: None,
-            attention,
-            gate: None,
-            wo: self.linear("attn_output", width, self.hp.n_embd)?,
-            post_attn_norm: None,
-            parallel: false,
-            ffn_norm: None,
-            ffn,
-            post_ffn_norm: None,
-        })
+        let qkv = Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?;
+        self.around(qkv, self.hp.attention(self.i), None, ffn)
+    }
+
+    /// Latent attention and this feed-forward part, with the norms of a llama.
+    pub fn latent(
+        &mut self,
+        form: LatentForm,
+        rope: RopeId,
+        scale: f32,
+        ffn: FeedForward,
+    ) -> Result<Layer, ModelError> {
+        let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
+        let heads = self.hp.heads[self.i];
+        let (latent, values) =
+            Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, rope))?;
+        let attention = form.attention(heads);
+        let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
+        let layer = self.around(Qkv::Latent(latent), attention, Some(values), ffn)?;
+        Ok(Layer { attn_norm, ffn_norm, ..layer })
+    }
+
+    fn around(
+        &mut self,
+        qkv: Qkv,
+        attention: AttentionSpec,
+        values: Option<HeadLinear>,
+        ffn: FeedForward,
+    ) -> Result<Layer, ModelError> {
+        let width = attention.heads * values.map_or(attention.value_dim, |values| values.out);
+        let wo = self.linear("attn_output", width, self.hp.n_embd)?;
+        Ok(Layer { values, ..Layer::plain(qkv, attention, wo, ffn) })
     }
 
     /// Whether the layer has a tensor.
@@ -360,6 +402,16 @@ impl Block<'_, '_> {
     /// A tensor of this shape, fastest dimension first.
     pub fn tensor(&mut self, part: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
         self.w.tensor(&format!("{}.{part}", self.name), shape)
+    }
+
+    /// The same, which may be absent.
+    pub fn opt_tensor(&mut self, part: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+        self.w.opt(&format!("{}.{part}", self.name), shape)
+    }
+
+    /// Rows of a matrix of the layer.
+    pub fn rows(&self, part: &str) -> Option<usize> {
+        self.w.rows(&format!("{}.{part}", self.name))
     }
 
     /// A matrix with its optional bias.
@@ -415,6 +467,13 @@ impl Block<'_, '_> {
     /// `ffn_gate_inp` and `ffn_{gate,up,down}_exps`.
     pub fn experts(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
         Ok(FeedForward::Moe(Experts::load(self.w, &self.name, self.hp.n_embd, shape)?))
+    }
+
+    /// The same beside `ffn_{gate,up,down}` with the same unit.
+    pub fn experts_and_gated(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
+        let experts = Experts::load(self.w, &self.name, self.hp.n_embd, shape)?;
+        let mlp = Mlp::load(self.w, &self.name, self.hp.n_embd, self.hp.ff(self.i), shape.glu)?;
+        Ok(FeedForward::Shared(experts, Shared::always(mlp)))
     }
 
     /// The same beside `ffn_{gate,up,down}_shexp` of width `shared`; zero means none.

@@ -1,6 +1,6 @@
 //! Mixtures of experts: a router, what it chooses from, and experts that every token uses.
 
-use puna_graph::{Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, ValueId};
+use puna_graph::{Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, ValueId, WeightId};
 
 use crate::blocks::Mlp;
 use crate::error::ModelError;
@@ -111,31 +111,50 @@ impl Experts {
         n_embd: usize,
         shape: ExpertShape,
     ) -> Result<Self, ModelError> {
+        let router = w.linear(&format!("{block}.ffn_gate_inp"), n_embd, shape.experts)?;
+        Self::with_router(w, block, n_embd, shape, router)
+    }
+
+    /// The same with this router.
+    pub fn with_router(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        shape: ExpertShape,
+        router: Linear,
+    ) -> Result<Self, ModelError> {
         let ExpertShape { experts, used, hidden, gating, normalise, scale, groups, weighs_input, glu } =
             shape;
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
-        if ["gate", "up", "down"].iter().any(|part| w.has(&name(part, "scale"))) {
-            let what = format!("`{}`", name("*", "scale"));
+        // A factor of what an expert gives is one of its weight.
+        let unknown =
+            ["gate", "up", "gate_up", "down"].into_iter().filter(|&part| weighs_input || part != "down");
+        let unknown = unknown.map(|part| name(part, "scale")).chain([name("gate_up", "bias")]);
+        if let Some(tensor) = unknown.into_iter().find(|name| w.has(name)) {
+            let what = format!("`{tensor}`");
             return Err(ModelError::Unsupported {
                 what,
                 reason: "convert the experts to a format without it",
             });
         }
+        let ([gate, up], is_joined) = halves(w, &name, [n_embd, hidden, experts], glu)?;
         Ok(Self {
-            router: w.linear(&format!("{block}.ffn_gate_inp"), n_embd, experts)?,
+            router,
             spec: MoeSpec {
                 experts,
                 used,
                 gating,
                 normalise,
                 scale,
+                factors: w.opt(&name("down", "scale"), &[experts])?,
                 favour: w.opt(&format!("{block}.exp_probs_b.bias"), &[experts])?,
                 groups,
                 weighs_input,
                 glu,
                 hidden,
-                gate: w.tensor(&name("gate", "weight"), &[n_embd, hidden, experts])?,
-                up: w.tensor(&name("up", "weight"), &[n_embd, hidden, experts])?,
+                gate,
+                up,
+                is_joined,
                 down: w.tensor(&name("down", "weight"), &[hidden, n_embd, experts])?,
                 gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
@@ -145,14 +164,34 @@ impl Experts {
         })
     }
 
-    /// The feed-forward part of a layer.
-    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        let logits = g.linear("ffn_moe_logits", &self.router, x);
+    /// The feed-forward part of a layer, where `by` is what the router reads.
+    pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
+        let logits = g.linear("ffn_moe_logits", &self.router, by);
         g.moe("ffn_moe_out", self.spec.clone(), x, logits)
     }
 }
 
-/// An expert that every token uses.
+/// Gate and up matrices of all experts, and whether they are one tensor with both for each; without a gate twice the other.
+fn halves(
+    w: &mut Weights<'_>,
+    name: &impl Fn(&str, &str) -> String,
+    shape: [usize; 3],
+    glu: Glu,
+) -> Result<([WeightId; 2], bool), ModelError> {
+    let [both, gate, up] = ["gate_up", "gate", "up"].map(|part| name(part, "weight"));
+    if !glu.has_gate() {
+        return Ok(([w.tensor(&up, &shape)?; 2], false));
+    }
+    if let Some(halves) = w.halves(&both, shape)? {
+        return Ok((halves, false));
+    }
+    if let Some(both) = w.opt(&both, &[shape[0], 2 * shape[1], shape[2]])? {
+        return Ok(([both; 2], true));
+    }
+    Ok(([w.tensor(&gate, &shape)?, w.tensor(&up, &shape)?], false))
+}
+
+/// An expert that every token uses, or a dense part beside a mixture.
 #[derive(Debug, Clone)]
 pub struct Shared {
     mlp: Mlp,
@@ -171,6 +210,11 @@ impl Shared {
     ) -> Result<Self, ModelError> {
         let mlp = Mlp::named(w, block, "_shexp", (n_embd, hidden), glu)?;
         Ok(Self { mlp, weight: w.opt_linear(&format!("{block}.ffn_gate_inp_shexp"), n_embd, 1)? })
+    }
+
+    /// A part that counts as it is.
+    pub fn always(mlp: Mlp) -> Self {
+        Self { mlp, weight: None }
     }
 
     /// What the expert makes of `x`.

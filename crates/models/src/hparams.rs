@@ -172,22 +172,29 @@ impl<'a> Keys<'a> {
         self.slides(layers, default, |i, period| i % period > 0)
     }
 
+    /// Yes or no for each layer, where the key is a list.
+    pub fn flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        let key = self.name(key);
+        if self.meta.get(&key).is_none_or(|value| value.as_array().is_none()) {
+            return Ok(None);
+        }
+        let mut flags = self.meta.bools(&key)?.unwrap_or_default();
+        if flags.len() < layers {
+            let reason = "fewer entries than layers";
+            return Err(ModelError::KeyValue { key, value: format!("{} entries", flags.len()), reason });
+        }
+        flags.truncate(layers);
+        Ok(Some(flags))
+    }
+
     fn slides(
         &self,
         layers: usize,
         default: usize,
         slides: impl Fn(usize, usize) -> bool,
     ) -> Result<Vec<bool>, ModelError> {
-        let key = self.name("attention.sliding_window_pattern");
-        if let Some(value) = self.meta.get(&key)
-            && value.as_array().is_some()
-        {
-            let flags = self.meta.bools(&key)?.unwrap_or_default();
-            if flags.len() < layers {
-                let reason = "fewer entries than layers";
-                return Err(ModelError::KeyValue { key, value: format!("{} entries", flags.len()), reason });
-            }
-            return Ok(flags[..layers].to_vec());
+        if let Some(flags) = self.flags("attention.sliding_window_pattern", layers)? {
+            return Ok(flags);
         }
         let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(default);
         Ok((0..layers).map(|i| period == 0 || slides(i, period)).collect())
@@ -211,8 +218,21 @@ impl Hparams {
         self.ff.get(i).copied().unwrap_or(0)
     }
 
-    /// Reads the common keys.
+    /// Reads the common keys; every layer attends.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
+        let hp = Self::read_hybrid(keys)?;
+        for (&h, &kv) in hp.heads.iter().zip(&hp.kv_heads) {
+            if h == 0 || kv == 0 || h % kv != 0 {
+                let reason = "query heads must be a positive multiple of the key heads";
+                let value = format!("{h} beside {kv} key heads");
+                return Err(ModelError::KeyValue { key: keys.name("attention.head_count"), value, reason });
+            }
+        }
+        Ok(hp)
+    }
+
+    /// Reads the common keys where layers without heads of keys, or of both, do something else.
+    pub fn read_hybrid(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let n_embd = keys.count("embedding_length")?;
         let blocks = keys.count("block_count")?;
         let extra = keys.opt_count("nextn_predict_layers")?.unwrap_or(0);
@@ -227,15 +247,10 @@ impl Hparams {
             reason: "the number of query heads is needed",
         })?;
         let kv_heads = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
-        for (&h, &kv) in heads.iter().zip(&kv_heads) {
-            if h == 0 || kv == 0 || h % kv != 0 {
-                let reason = "query heads must be a positive multiple of the key heads";
-                let value = format!("{h} beside {kv} key heads");
-                return Err(ModelError::KeyValue { key: keys.name("attention.head_count"), value, reason });
-            }
-        }
-        let key_dim = keys.count_or("attention.key_length", n_embd / heads[0])?;
-        let value_dim = keys.count_or("attention.value_length", n_embd / heads[0])?;
+        // Where no layer attends this is of no matter.
+        let default = n_embd / heads.iter().copied().find(|&heads| heads > 0).unwrap_or(n_embd);
+        let key_dim = keys.count_or("attention.key_length", default)?;
+        let value_dim = keys.count_or("attention.value_length", default)?;
         if key_dim == 0 || value_dim == 0 || key_dim > 1 << 16 || value_dim > 1 << 16 {
             let reason = "head sizes must be between 1 and 65536";
             return Err(ModelError::KeyValue {

@@ -13,7 +13,9 @@ mod decoder;
 mod error;
 mod experts;
 mod hparams;
+mod latent;
 mod model;
+mod per_layer;
 mod rope;
 mod weights;
 

@@ -56,14 +56,18 @@ impl RopeKeys {
     pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count", head_dim)?;
         let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10000.0);
-        if !dims.is_multiple_of(2) || dims > head_dim || !base.is_finite() || base <= 0.0 {
-            let value = format!("{dims} dimensions, base {base}");
-            let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
-            return Err(ModelError::KeyValue { key: keys.name("rope.dimension_count"), value, reason });
-        }
+        check(dims, base, head_dim, || keys.name("rope.dimension_count"))?;
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
+    }
+
+    /// Of layers with a sliding window: a base of their own, for heads of this size, and no scaling.
+    pub fn local(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
+        let dims = keys.count_or("rope.dimension_count_swa", head_dim)?;
+        let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
+        check(dims, base, head_dim, || keys.name("rope.dimension_count_swa"))?;
+        Ok(Self { dims, base, scaling: Scaling::None, ..self })
     }
 
     /// The table, with each frequency divided by its factor where the file has some.
@@ -104,9 +108,37 @@ impl RopeKeys {
 
     fn magnitude(&self) -> f32 {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else { return self.attn_factor };
-        let g = |multiplier: f32| if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 };
+        let g = |multiplier| growth(factor, multiplier);
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
     }
+
+    /// As DeepSeek's files mean the multiplier of yarn: they hold a tenth of it, and it sharpens scores while cosine and sine
+    /// stay. Returns these keys with that said, and by what scores are multiplied.
+    pub fn sharpened(mut self) -> (Self, f32) {
+        let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else { return (self, 1.0) };
+        let grown = growth(*factor, if *m == 0.0 { 1.0 } else { *m / 0.1 });
+        if *m != 0.0 {
+            // Growth over the same growth.
+            *m = 1.0;
+        }
+        let sharper = self.attn_factor * grown;
+        (self, sharper * sharper)
+    }
+}
+
+/// Whether so many features of a head can turn by this base.
+fn check(dims: usize, base: f32, head_dim: usize, key: impl Fn() -> String) -> Result<(), ModelError> {
+    if dims.is_multiple_of(2) && dims <= head_dim && base.is_finite() && base > 0.0 {
+        return Ok(());
+    }
+    let value = format!("{dims} dimensions, base {base}");
+    let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
+    Err(ModelError::KeyValue { key: key(), value, reason })
+}
+
+/// What yarn multiplies by in a context so many times longer.
+fn growth(factor: f32, multiplier: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 
 fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
@@ -138,4 +170,38 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
             return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenth_of_the_multiplier_sharpens_scores_and_leaves_the_magnitude() {
+        let keys = |log_multiplier| RopeKeys {
+            dims: 64,
+            base: 10_000.0,
+            scaling: Scaling::Yarn {
+                factor: 40.0,
+                original: 4096,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                extrapolation: 1.0,
+                log_multiplier,
+            },
+            attn_factor: 1.0,
+            original: 4096,
+        };
+        let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a}, not {b}");
+        // DeepSeek 2, DeepSeek 3, and files that do not say it.
+        for (stored, multiplier, magnitude) in
+            [(0.0707, 0.707, 1.0), (0.1, 1.0, 1.0), (0.0, 1.0, 1.0 + 0.1 * 40f32.ln())]
+        {
+            let (keys, sharper) = keys(stored).sharpened();
+            near(sharper, (1.0 + 0.1 * multiplier * 40f32.ln()).powi(2));
+            near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
+        }
+        let plain = RopeKeys { scaling: Scaling::None, ..keys(0.1) };
+        assert_eq!(plain.sharpened(), (plain, 1.0));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_gguf::{SharedBytes, View};
+use puna_gguf::{SharedBytes, TensorView, View};
 use puna_graph::{Bytes, Linear, Norm, Rope, RopeId, RopeKind, Weight, WeightId};
 use puna_quant::TensorType;
 
@@ -36,17 +36,34 @@ impl<'a> Weights<'a> {
         self.view.tensor(name).is_some()
     }
 
+    /// Rows of a matrix of the file.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        self.view.tensor(name).and_then(|tensor| tensor.shape.get(1).map(|&rows| rows as usize))
+    }
+
     /// A tensor of this shape (fastest dimension first) that may be absent.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+        let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };
+        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
+            return Ok(Some(WeightId(at as u32)));
+        }
+        let data = Arc::new(Mapped(tensor.shared()));
+        Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))
+    }
+
+    fn add(&mut self, weight: Weight) -> WeightId {
+        self.tensors.push(weight);
+        WeightId(self.tensors.len() as u32 - 1)
+    }
+
+    /// A tensor of this shape and of a type that holds weights, which may be absent.
+    fn checked(&self, name: &str, shape: &[usize]) -> Result<Option<TensorView<'a>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let trimmed = &found[..found.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         let expected = &shape[..shape.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         if trimmed != expected {
             return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
-        }
-        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
-            return Ok(Some(WeightId(at as u32)));
         }
         if found.contains(&0) {
             let what = format!("tensor `{name}` of shape {found:?}");
@@ -55,14 +72,62 @@ impl<'a> Weights<'a> {
         if puna_quant::dequantizer(tensor.ty).is_none() {
             return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
         }
-        let data = Arc::new(Mapped(tensor.shared()));
-        self.tensors.push(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
-        Ok(Some(WeightId(self.tensors.len() as u32 - 1)))
+        Ok(Some(tensor))
     }
 
     /// A tensor of this shape.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
         self.opt(name, shape)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
+    /// Matrices of heads, `NAME [input, output, heads]`.
+    pub fn of_heads(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
+        let scale = name.replace(".weight", ".scale");
+        if self.has(&scale) {
+            let reason = "convert these tensors to a format without it";
+            return Err(ModelError::Unsupported { what: format!("`{scale}`"), reason });
+        }
+        self.tensor(name, shape)
+    }
+
+    /// The matrices of a tensor `[input, output, parts]`, each on its own.
+    pub fn parts(&mut self, name: &str, stack: &[usize; 3]) -> Result<Vec<WeightId>, ModelError> {
+        let missing = || ModelError::MissingTensor { name: name.into() };
+        let tensor = self.checked(name, stack)?.ok_or_else(missing)?;
+        let (all, [input, output, parts]) = (tensor.shared(), *stack);
+        let each = all.len() / parts;
+        let part = |part: usize| {
+            let data = Arc::new(Mapped(all.slice(part * each, (part + 1) * each).into_aligned()));
+            let name = format!("{name}[{part}]");
+            self.add(Weight { name, ty: tensor.ty, shape: vec![input, output], data })
+        };
+        Ok((0..parts).map(part).collect())
+    }
+
+    /// The halves of a tensor that is shown as made of them expert by expert, `[input, output, experts]` each, as they are in the file.
+    pub fn halves(&mut self, name: &str, shape: [usize; 3]) -> Result<Option<[WeightId; 2]>, ModelError> {
+        let both = [shape[0], 2 * shape[1], shape[2]];
+        let Some(halves) = self.checked(name, &both)?.and_then(|tensor| tensor.halves()) else {
+            return Ok(None);
+        };
+        Ok(Some(halves.map(|half| {
+            let data = Arc::new(Mapped(self.view.gguf().shared(half)));
+            self.add(Weight { name: half.name.to_string(), ty: half.ty, shape: shape.to_vec(), data })
+        })))
+    }
+
+    /// A tensor that is made of one of the file, whose shape is given beside its name: `make` gets the data and its type.
+    pub fn made(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        (source, source_shape): (&str, &[usize]),
+        make: impl FnOnce(SharedBytes, TensorType) -> (TensorType, Arc<dyn Bytes>),
+    ) -> Result<WeightId, ModelError> {
+        let missing = || ModelError::MissingTensor { name: source.into() };
+        let tensor = self.checked(source, source_shape)?.ok_or_else(missing)?;
+        let (ty, data) = make(tensor.shared(), tensor.ty);
+        Ok(self.add(Weight { name: name.into(), ty, shape: shape.to_vec(), data }))
     }
 
     /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`, that may be absent.
@@ -120,6 +185,14 @@ impl<'a> Weights<'a> {
     /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.
     pub fn factored_rope(&mut self, keys: &RopeKeys, kind: RopeKind) -> Result<RopeId, ModelError> {
         let factors = self.numbers("rope_freqs.weight", keys.dims / 2)?;
+        Ok(self.rope(keys.table(kind, factors.as_deref())))
+    }
+
+    /// The rotary table of these keys. Long contexts turn by other factors than short ones, where the file has them; the context that
+    /// was asked for decides.
+    pub fn long_rope(&mut self, keys: &RopeKeys, kind: RopeKind, n_ctx: usize) -> Result<RopeId, ModelError> {
+        let which = if n_ctx > keys.original { "long" } else { "short" };
+        let factors = self.numbers(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 

@@ -126,15 +126,100 @@ fn what_an_architecture_alone_needs_is_named() {
         let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
         assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
     }
-    let large = |meta: &mut Metadata| {
-        let renamed = |(key, value): (&str, &Value)| (key.replace("llama.", "baichuan."), value.clone());
-        let keys: Vec<_> = meta.iter().map(renamed).collect();
+}
+
+#[test]
+fn what_gemma_4_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for (name, tensor) in [
+        ("gemma4", "per_layer_token_embd.weight"),
+        ("gemma4", "per_layer_proj_norm.weight"),
+        ("gemma4", "blk.2.attn_k.weight"),
+        ("gemma4", "blk.5.post_norm.weight"),
+        ("gemma4-moe", "blk.1.pre_ffw_norm_2.weight"),
+        ("gemma4-moe", "blk.1.ffn_gate_inp.scale"),
+        ("gemma4-moe", "blk.1.ffn_down_exps.weight"),
+    ] {
+        assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
+    }
+    // Without the one with both, the two halves are asked for.
+    let text = refused("gemma4-moe", keep, "blk.1.ffn_gate_up_exps.weight");
+    assert_eq!(text, "tensor `blk.1.ffn_gate_exps.weight` is missing");
+    for (key, value) in [
+        ("attention.shared_kv_layers", 6u32),
+        ("attention.shared_kv_layers", 5),
+        ("attention.value_length_swa", 4),
+        ("attention.key_length_swa", 0),
+        ("attention.key_length_swa", 1 << 20),
+        ("attention.sliding_window", 0),
+        ("rope.dimension_count_swa", 10),
+    ] {
+        let key = format!("gemma4.{key}");
+        let text = refused("gemma4", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is")), "{key} = {value}: {text}");
+    }
+}
+
+#[test]
+fn what_further_architectures_need_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for (name, tensor) in [
+        ("minicpm3", "blk.1.attn_kv_b.weight"),
+        ("grok", "blk.0.attn_output_norm.weight"),
+        ("dbrx", "blk.1.attn_output_norm.weight"),
+        ("jais", "blk.1.ffn_gate.weight"),
+    ] {
+        let text = refused(name, keep, tensor);
+        assert!(text.starts_with("tensor `"), "{name} without {tensor}: {text}");
+    }
+    let sliding = with("deepseek2-ocr.attention.sliding_window", 128u32);
+    let text = refused_as("deepseek", "deepseek2-ocr", sliding);
+    assert!(text.starts_with("`deepseek2-ocr.attention.sliding_window` is not supported"), "{text}");
+}
+
+/// The error of loading a zoo file under another architecture's name, with other metadata.
+fn refused_as(name: &str, architecture: &str, change: impl Fn(&mut Metadata)) -> String {
+    let rename = |meta: &mut Metadata| {
+        let of = |key: &str| key.replacen(&format!("{name}."), &format!("{architecture}."), 1);
+        let keys: Vec<_> = meta.iter().map(|(key, value)| (of(key), value.clone())).collect();
         keys.into_iter().for_each(|(key, value)| meta.set(&key, value));
-        meta.set("general.architecture", "baichuan");
-        meta.set("baichuan.block_count", 40u32);
+        meta.set("general.architecture", architecture);
+        change(meta);
     };
-    let text = refused("llama", large, "");
-    assert!(text.starts_with("Baichuan 13B is not supported"), "{text}");
+    refused(name, rename, "")
+}
+
+#[test]
+fn what_latent_attention_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for part in ["attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_q_a_norm", "attn_q_b"] {
+        let tensor = format!("blk.1.{part}.weight");
+        assert_eq!(refused("deepseek3", keep, &tensor), format!("tensor `{tensor}` is missing"));
+    }
+    let without = |key: &str| {
+        let key = format!("deepseek2.{key}");
+        let text = refused("deepseek3", |meta| drop(meta.remove(&key)), "");
+        assert!(text.contains(&key), "{key}: {text}");
+    };
+    without("attention.kv_lora_rank");
+    without("attention.q_lora_rank");
+    without("rope.dimension_count");
+    without("expert_feed_forward_length");
+    for (key, value) in [
+        ("attention.kv_lora_rank", 1u32 << 20),
+        ("attention.q_lora_rank", 1 << 20),
+        ("attention.q_lora_rank", 0),
+        ("attention.key_length_mla", 0),
+        ("attention.value_length_mla", 1 << 20),
+        ("rope.dimension_count", 24),
+        ("rope.dimension_count", 7),
+    ] {
+        let key = format!("deepseek2.{key}");
+        let text = refused("deepseek3", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is")), "{key} = {value}: {text}");
+    }
+    let text = refused("deepseek3", with("deepseek2.attention.temperature_scale", 0.1f32), "");
+    assert!(text.contains("deepseek2.attention.temperature_length"), "{text}");
 }
 
 #[test]

@@ -3,8 +3,12 @@
 
 mod kit;
 
+use std::sync::Arc;
+
 use kit::{Entry, Matrix, complaint, feed, rewritten};
-use puna_gguf::{Gguf, Metadata};
+use puna_gguf::{Gguf, Metadata, View};
+use puna_graph::CacheLayer;
+use puna_models::{LoadOptions, Model};
 
 #[test]
 fn kin_give_the_logits_of_those_whose_graph_they_have() {
@@ -131,4 +135,93 @@ fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
         [("token_embd.weight".into(), shape, normed), ("output.weight".into(), shape, table.clone())];
     let alibi = |metadata: &mut Metadata| metadata.set("mpt.attention.max_alibi_bias", 8.0f32);
     check("bloom", &alibi, &tensors);
+}
+
+#[test]
+fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() {
+    let entry = Entry::load("gemma4");
+    let file = Gguf::open(&entry.file).unwrap();
+    let key = |layer: usize| {
+        let tensor = file.tensor(&format!("blk.{layer}.attn_k.weight")).unwrap();
+        let shape = [tensor.shape[0] as usize, tensor.shape[1] as usize];
+        (shape, values(&file, &tensor.name).unwrap())
+    };
+    let rows = |values: &dyn Fn(usize) -> Matrix| {
+        let matrices: Vec<Matrix> = (0..3).map(values).collect();
+        let changed = rewritten(&entry, "gemma4", &|_| {}, &matrices);
+        let rows = feed(&changed, "portable", "sevens");
+        std::fs::remove_file(&changed.file).unwrap();
+        rows
+    };
+    let name = |layer: usize| format!("blk.{layer}.attn_v.weight");
+    let same = rows(&|layer| (name(layer), key(layer).0, key(layer).1));
+    let absent = rows(&|layer| (name(layer), [0, 0], Vec::new()));
+    assert!(same == absent && complaint(&entry, &same, true).is_some());
+}
+
+#[test]
+fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
+    let view = View::new(Arc::new(Gguf::open(&Entry::load("gemma4").file).unwrap())).unwrap();
+    let model = Model::load(&view, LoadOptions::default()).unwrap();
+    let layer = |dim| CacheLayer { kv_heads: 1, key_dim: dim, value_dim: dim, values_in_keys: false };
+    assert_eq!(model.cache_layers(), [8, 8, 16].map(layer));
+}
+
+/// A file whose halves of experts were published apart is shown with both in one tensor; the model reads the halves.
+#[test]
+fn experts_that_were_published_apart_are_read_as_they_lie() {
+    let file = kit::zoo().join("../compat/full-gemma4-moe.gguf");
+    let view = View::new(Arc::new(Gguf::open(&file).unwrap())).unwrap();
+    assert!(view.tensor("blk.0.ffn_gate_up_exps.weight").unwrap().is_made());
+    let model = Model::load(&view, LoadOptions::default()).unwrap();
+    let has = |name: &str| model.weights().iter().any(|weight| weight.name == name);
+    assert!(has("blk.0.ffn_gate_exps.weight") && has("blk.0.ffn_up_exps.weight"));
+    assert!(!has("blk.0.ffn_gate_up_exps.weight"));
+}
+
+#[test]
+fn latent_attention_keeps_one_short_vector_for_each_token() {
+    for name in ["deepseek2-lite", "deepseek3", "glm4-moe-lite"] {
+        let view = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
+        let model = Model::load(&view, LoadOptions::default()).unwrap();
+        let layer = CacheLayer { kv_heads: 1, key_dim: 40, value_dim: 32, values_in_keys: true };
+        assert_eq!(model.cache_layers(), [layer; 2], "{name}");
+    }
+}
+
+/// Before the vector was cached, files had keys and values of heads in one tensor, and the sizes of heads under the keys that now
+/// have those of the cache.
+#[test]
+fn older_files_of_latent_attention_give_the_same_logits() {
+    for (name, heads) in [("deepseek2-lite", 4), ("deepseek3", 2)] {
+        let (rank, still, turned, value): (usize, usize, usize, usize) = (32, 16, 8, 16);
+        let entry = Entry::load(name);
+        let file = Gguf::open(&entry.file).unwrap();
+        let matrices: Vec<Matrix> = (0..2)
+            .map(|i| {
+                let [keys, values] = ["attn_k_b", "attn_v_b"]
+                    .map(|half| self::values(&file, &format!("blk.{i}.{half}.weight")).unwrap());
+                let rows = (0..heads).flat_map(|head| (0..still + value).map(move |row| (head, row)));
+                let both = rows.flat_map(|(head, row)| (0..rank).map(move |r| (head, row, r)));
+                let both = both.map(|(head, row, r)| match usize::checked_sub(row, still) {
+                    None => keys[(head * rank + r) * still + row],
+                    Some(row) => values[(head * value + row) * rank + r],
+                });
+                (format!("blk.{i}.attn_kv_b.weight"), [rank, heads * (still + value)], both.collect())
+            })
+            .collect();
+        let change = |metadata: &mut Metadata| {
+            for key in ["key_length_mla", "value_length_mla"] {
+                assert!(metadata.remove(&format!("deepseek2.attention.{key}")).is_some());
+            }
+            let sizes = [("head_count_kv", heads), ("key_length", still + turned), ("value_length", value)];
+            for (key, size) in sizes {
+                metadata.set(&format!("deepseek2.attention.{key}"), size as u32);
+            }
+        };
+        let old = rewritten(&entry, "deepseek2", &change, &matrices);
+        let rows = feed(&old, "portable", "sevens");
+        std::fs::remove_file(&old.file).unwrap();
+        assert_eq!(complaint(&entry, &rows, true), None, "{name}");
+    }
 }

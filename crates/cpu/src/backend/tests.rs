@@ -69,7 +69,7 @@ impl Model {
             CpuBackend::on(system, threads.map_or(Wanted::Automatic, Wanted::Exactly), level).unwrap();
         let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
         backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
-        let layer = CacheLayer { kv_heads: HEADS / 2, key_dim: HEAD, value_dim: HEAD };
+        let layer = CacheLayer { kv_heads: HEADS / 2, key_dim: HEAD, value_dim: HEAD, values_in_keys: false };
         let (key_type, value_type) = (KvType::F16, KvType::F16);
         let cache = CacheSpec { layers: vec![layer], key_type, value_type, page_tokens: 64, pages: 16 };
         backend.create_cache(cache).unwrap();

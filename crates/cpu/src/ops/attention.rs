@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
 
-use crate::cache::Kind;
+use crate::cache::{Cache, Kind};
 use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 use crate::memory::Shared;
 use crate::ops::rotate::{is_rotated, rotate};
@@ -57,12 +57,12 @@ unsafe impl Instruction for StoreKv {
             let s = segment.expect("segments cover all rows");
             let position = s.past + row - s.first_row;
             let (page, token) = (s.pages[position / cache.page_tokens()], position % cache.page_tokens());
-            for (kind, place, dim) in
-                [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)]
-            {
+            let halves =
+                [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)];
+            for (kind, place, dim) in halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 }) {
                 // SAFETY: computed before a barrier.
                 let mut values = unsafe { step.arena.row(place, row) };
-                if is_rotated(dim, cache.ty(kind).block_values()) {
+                if is_stored_rotated(&self.spec, kind, cache) {
                     local.floats.clear();
                     local.floats.extend_from_slice(values);
                     rotate(&mut local.floats);
@@ -74,6 +74,16 @@ unsafe impl Instruction for StoreKv {
                 }
             }
         }
+    }
+}
+
+/// Whether keys or values are rotated in the cache. Values that lie in keys are so with them, where they are whole pieces.
+fn is_stored_rotated(spec: &AttentionSpec, kind: Kind, cache: &Cache) -> bool {
+    let rotated = |kind, dim| is_rotated(dim, cache.ty(kind).block_values());
+    match (kind, spec.values_in_keys) {
+        (_, true) => rotated(Kind::Key, spec.key_dim) && rotated(Kind::Key, spec.value_dim),
+        (Kind::Key, false) => rotated(Kind::Key, spec.key_dim),
+        (Kind::Value, false) => rotated(Kind::Value, spec.value_dim),
     }
 }
 
@@ -269,8 +279,7 @@ unsafe impl Instruction for Attend {
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let Some(cache) = step.cache else { return (0, 0) };
-        let (kt, vt) = (cache.ty(Kind::Key), cache.ty(Kind::Value));
-        let bytes = (kt.row_bytes(self.spec.key_dim) + vt.row_bytes(self.spec.value_dim)) as u64;
+        let bytes = cache.row_bytes(self.layer) as u64;
         let values = (self.spec.key_dim + self.spec.value_dim) as u64;
         self.work.blocks.iter().fold((0, 0), |(b, m), block| {
             let positions = (block.to - block.from) as u64;
@@ -397,9 +406,8 @@ impl Attend {
 
     /// Whether what is read was stored rotated; an encoder's own rows never are.
     fn is_rotated(&self, step: &Step<'_>, kind: Kind) -> bool {
-        let dim = if kind == Kind::Key { self.spec.key_dim } else { self.spec.value_dim };
         self.spec.mask.is_cached()
-            && step.cache.is_some_and(|cache| is_rotated(dim, cache.ty(kind).block_values()))
+            && step.cache.is_some_and(|cache| is_stored_rotated(&self.spec, kind, cache))
     }
 
     /// Query rows of each key head of a block, rows of a head together.
@@ -448,14 +456,22 @@ impl Attend {
                 let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, place.stride * 4);
                 KvRows { ty, layout, rows, stride, dim, data }
             };
-            return (own(&self.k, self.spec.key_dim), own(&self.v, self.spec.value_dim));
+            let keys = own(&self.k, self.spec.key_dim);
+            let values = || own(&self.v, self.spec.value_dim);
+            return (keys, self.values_in(keys).unwrap_or_else(values));
         }
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let (page, token) = (s.pages[at / cache.page_tokens()], at % cache.page_tokens());
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: written before a barrier; nobody writes these positions now.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
-        (half(Kind::Key), half(Kind::Value))
+        let keys = half(Kind::Key);
+        (keys, self.values_in(keys).unwrap_or_else(|| half(Kind::Value)))
+    }
+
+    /// The values, where they lie in keys, which then lie in rows.
+    fn values_in<'a>(&self, keys: KvRows<'a>) -> Option<KvRows<'a>> {
+        self.spec.values_in_keys.then_some(KvRows { dim: self.spec.value_dim, ..keys })
     }
 
     /// Writes the rows of a block: the weighted values over the sum of weights.

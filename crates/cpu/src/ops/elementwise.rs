@@ -11,6 +11,8 @@ pub enum Unary {
     Temper(Temperature),
     Scale(f32),
     Softcap(f32),
+    /// Keeps what lies so many standard deviations above the row's mean.
+    Sparsify(f32),
 }
 
 /// An element-wise function of one value.
@@ -28,6 +30,7 @@ unsafe impl Instruction for Map {
             Unary::Temper(_) => "temper",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
+            Unary::Sparsify(_) => "sparsify",
         }
     }
 
@@ -47,6 +50,7 @@ unsafe impl Instruction for Map {
                 }
                 Unary::Scale(by) => out.iter_mut().for_each(|x| *x *= by),
                 Unary::Softcap(cap) => out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()),
+                Unary::Sparsify(deviations) => sparsify(out, deviations),
             }
         }
     }
@@ -61,6 +65,7 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
         Activation::GeluErf => (level.vector.gelu_erf)(x),
         Activation::Tanh => each(x, &f32::tanh),
         Activation::Sigmoid => each(x, &|x| 1.0 / (1.0 + (-x).exp())),
+        Activation::Softplus => each(x, &|x| x.max(0.0) + (-x.abs()).exp().ln_1p()),
         Activation::Relu => each(x, &|x| x.max(0.0)),
         Activation::ReluSquared => each(x, &|x| x.max(0.0) * x.max(0.0)),
         Activation::Clamp { limit } => each(x, &|x| x.clamp(-limit, limit)),
@@ -77,10 +82,78 @@ fn temperature(by: Temperature, position: u32) -> f32 {
     1.0 + by.scale * (stair as f32).ln_1p()
 }
 
+/// Zero but for what lies so many standard deviations above the mean, as if the row were a sample: the variance is over one less.
+fn sparsify(x: &mut [f32], deviations: f32) {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+    let least = (mean + f64::from(deviations) * (squares / (n - 1.0).max(1.0)).sqrt()) as f32;
+    x.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
+}
+
+/// `x` as long as `like`.
+pub struct Resize {
+    pub x: Place,
+    pub like: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for Resize {
+    fn name(&self) -> &'static str {
+        "resize"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let squares = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: rows belong to one task.
+            let out = unsafe { own_row(step, &self.x, &self.out, row) };
+            // SAFETY: each row belongs to one task; the planner keeps `like` apart from the result.
+            let like = squares(unsafe { step.arena.row(&self.like, row) });
+            let by = (like / squares(out).max(f64::MIN_POSITIVE)).sqrt() as f32;
+            out.iter_mut().for_each(|x| *x *= by);
+        }
+    }
+}
+
+/// The columns of one value, then those of another.
+pub struct Concat {
+    pub a: Place,
+    pub b: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Concat {
+    fn name(&self) -> &'static str {
+        "concat"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
+            unsafe {
+                let (a, b) = step.arena.row_mut(&self.out, row).split_at_mut(self.a.cols);
+                a.copy_from_slice(step.arena.row(&self.a, row));
+                b.copy_from_slice(step.arena.row(&self.b, row));
+            }
+        }
+    }
+}
+
 /// `x · by`.
 pub struct Mul {
     pub x: Place,
-    /// As wide as `x`, or one column.
+    /// As wide as `x`, or a column for so many of its own.
     pub by: Place,
     pub out: Place,
 }
@@ -100,9 +173,12 @@ unsafe impl Instruction for Mul {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
             // SAFETY: each row belongs to one task; the planner keeps `by` apart from the result.
-            match unsafe { step.arena.row(&self.by, row) } {
-                &[by] => out.iter_mut().for_each(|x| *x *= by),
-                by => out.iter_mut().zip(by).for_each(|(x, by)| *x *= by),
+            let by = unsafe { step.arena.row(&self.by, row) };
+            if by.len() == out.len() {
+                out.iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+            } else {
+                let heads = out.chunks_exact_mut(out.len() / by.len());
+                heads.zip(by).for_each(|(head, by)| head.iter_mut().for_each(|x| *x *= by));
             }
         }
     }
@@ -182,6 +258,8 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
     match kind {
         Glu::Silu => (level.vector.swiglu)(x, up),
         Glu::Gelu => (level.vector.geglu)(x, up),
+        Glu::GeluAlone => (level.vector.gelu_erf)(x),
+        Glu::Relu => x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * up),
         Glu::Clamped { alpha, limit } => {
             for (x, &up) in x.iter_mut().zip(up) {
                 let (g, u) = (x.min(limit), up.clamp(-limit, limit));
@@ -208,9 +286,20 @@ mod tests {
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::ReluSquared, x)), [0.0, 0.0, 2.25]);
         assert_eq!([-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)), [-2.0, 0.5, 2.0]);
         assert_eq!([f32::NEG_INFINITY, 0.0, 90.0].map(|x| of(Activation::Sigmoid, x)), [0.0, 0.5, 1.0]);
+        assert_eq!([-200.0, 0.0, 90.0].map(|x| of(Activation::Softplus, x)), [0.0, 2f32.ln(), 90.0]);
         let xielu = Activation::Xielu { alpha_p: 0.8, alpha_n: 1.2, beta: 0.5, eps: -1e-6 };
         assert!((of(xielu, 2.0) - (0.8 * 4.0 + 0.5 * 2.0)).abs() < 1e-6);
         assert!((of(xielu, -2.0) - (1.2 * ((-2.0f32).exp() - 1.0 + 2.0) - 1.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn few_of_a_row_stay_when_it_becomes_sparse() {
+        // Mean 0; the squares sum up to 18.
+        let mut row = [-2.0, -2.0, 0.0, 0.0, 1.0, 3.0];
+        let deviation = (18.0f32 / 5.0).sqrt();
+        sparsify(&mut row, 1.0);
+        assert_eq!(row[..5], [0.0; 5]);
+        assert!((row[5] - (3.0 - deviation)).abs() < 1e-6, "{}", row[5]);
     }
 
     #[test]

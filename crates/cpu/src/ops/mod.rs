@@ -6,6 +6,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod expert_changes;
 pub mod expert_tiles;
+pub mod heads;
 pub mod linear;
 pub mod moe;
 pub mod norm;

@@ -22,6 +22,9 @@ pub struct ExpertMatrix {
     /// Columns of the input and of the result.
     pub k: usize,
     pub n: usize,
+    /// Rows of an expert in the tensor, and the first of this matrix.
+    pub each: usize,
+    pub first: usize,
     pub row_bytes: usize,
     /// `n` for each expert, or nothing.
     pub bias: Vec<f32>,
@@ -35,6 +38,8 @@ pub struct Mixture {
     pub down: ExpertMatrix,
     /// Added to each expert's weight for choosing, or nothing.
     pub favour: Vec<f32>,
+    /// Multiplies each expert's weight, or nothing.
+    pub factors: Vec<f32>,
     pub x: Place,
     pub router: Place,
     pub out: Place,
@@ -134,7 +139,8 @@ impl Mixture {
     ) {
         let count = self.rows_a_task(m, step).min(m.n - first);
         let slots = self.slots_of(expert);
-        let data = &step.weight(m.w)[(expert * m.n + first) * m.row_bytes..][..count * m.row_bytes];
+        let row = expert * m.each + m.first + first;
+        let data = &step.weight(m.w)[row * m.row_bytes..][..count * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: count, k: m.k, data };
         let start = slots.start * m.n + first;
         let base = out.address(start, (slots.len() - 1) * m.n + count);
@@ -182,6 +188,9 @@ unsafe impl Instruction for Route {
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) = (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
             scores.choose(&m.spec, &m.favour, logits, slots, weights);
+            if !m.factors.is_empty() {
+                slots.iter().zip(weights).for_each(|(&e, weight)| *weight *= m.factors[e as usize]);
+            }
         }
         // Counting sort: experts' sizes, then their starts, then each use takes the next place of its expert.
         starts.fill(0);
@@ -474,7 +483,7 @@ mod tests {
 
     fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
-        let (gate_bias, up_bias, down_bias, favour) = (None, None, None, None);
+        let (gate_bias, up_bias, down_bias, favour, factors) = (None, None, None, None, None);
         let (normalise, scale, groups, weighs_input) = (false, 1.0, None, false);
         let (glu, hidden, changes) = (Glu::Silu, 1, ExpertChanges::default());
         MoeSpec {
@@ -483,6 +492,7 @@ mod tests {
             gating,
             normalise,
             scale,
+            factors,
             favour,
             groups,
             weighs_input,
@@ -490,6 +500,7 @@ mod tests {
             hidden,
             gate,
             up,
+            is_joined: false,
             down,
             gate_bias,
             up_bias,

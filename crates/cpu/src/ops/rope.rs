@@ -51,6 +51,8 @@ pub struct RopeRows {
     pub x: Place,
     pub out: Place,
     pub head_dim: usize,
+    /// The first feature of a head that turns.
+    pub start: usize,
     pub kind: RopeKind,
     pub pairs: usize,
     pub angles: Angles,
@@ -77,7 +79,7 @@ unsafe impl Instruction for RopeRows {
             };
             let (cos, sin) = angles.split_at(self.pairs);
             for head in out.chunks_exact_mut(self.head_dim) {
-                rotate(self.kind, &mut head[..2 * self.pairs], cos, sin);
+                rotate(self.kind, &mut head[self.start..][..2 * self.pairs], cos, sin);
             }
         }
     }

@@ -6,7 +6,9 @@
 //! name, or, in a few forms, made of several of them when it is asked for. A file in llama.cpp's form is shown as it is.
 
 mod forms;
+mod prediction;
 mod rules;
+mod vocabulary;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,7 +21,7 @@ use crate::error::GgufError;
 use crate::file::Gguf;
 use crate::metadata::Metadata;
 use crate::tensor::TensorInfo;
-use rules::{Draft, Entry};
+use rules::{Draft, Entry, Make};
 
 /// A model as its architecture's code wants to see it.
 #[derive(Debug)]
@@ -128,7 +130,8 @@ impl<'a> TensorView<'a> {
     /// The data: borrowed from the mapping, or made, at every call.
     pub fn bytes(&self) -> Cow<'a, [u8]> {
         match &self.entry.make {
-            None => Cow::Borrowed(self.view.gguf.data(self.source)),
+            // Of a matrix that was cut, the first rows.
+            None => Cow::Borrowed(&self.view.gguf.data(self.source)[..self.size() as usize]),
             Some(make) => Cow::Owned(make.data(&self.view.gguf)),
         }
     }
@@ -137,7 +140,7 @@ impl<'a> TensorView<'a> {
     /// file's alignment is smaller than that.
     pub fn shared(&self) -> SharedBytes {
         match &self.entry.make {
-            None => self.view.gguf.shared(self.source),
+            None => self.view.gguf.shared(self.source).slice(0, self.size() as usize),
             Some(make) => SharedBytes::aligned(&make.data(&self.view.gguf)),
         }
     }
@@ -145,6 +148,14 @@ impl<'a> TensorView<'a> {
     /// Whether the data is not in the file as it is shown: it takes memory of its own.
     pub fn is_made(&self) -> bool {
         self.entry.make.is_some()
+    }
+
+    /// The two tensors of the file that this one was made of expert by expert, if it was: who can read them apart needs no copy.
+    pub fn halves(&self) -> Option<[&'a TensorInfo; 2]> {
+        match self.entry.make {
+            Some(Make::Interleave(halves, _)) => Some(halves.map(|half| &self.view.gguf.tensors()[half])),
+            _ => None,
+        }
     }
 
     /// Bytes of the data.

@@ -13,7 +13,7 @@ use crate::value::{Array, Value};
 use super::Translation;
 
 /// More blocks than any model has.
-const MAX_BLOCKS: u32 = 512;
+pub(super) const MAX_BLOCKS: u32 = 512;
 
 /// One way in which models were published.
 pub(super) struct Form {
@@ -51,6 +51,12 @@ pub(super) enum When {
     NoTensor(&'static str),
     /// It has a tensor whose name starts like this.
     TensorPrefix(&'static str),
+    /// It has a tensor whose name ends like this.
+    TensorEnd(&'static str),
+    /// Two tensors have different numbers of rows.
+    RowsDiffer(&'static str, &'static str),
+    /// The key is a list of single letters that spell bytes in base64.
+    Base64(&'static str),
     /// All of these hold.
     All(&'static [When]),
     /// One of these holds.
@@ -67,6 +73,10 @@ pub(super) enum Rule {
     KeyPrefix(&'static str, &'static str),
     /// The second key gets the value of the first, if it is absent.
     CopyKey(&'static str, &'static str),
+    /// The second key gets the value of the first.
+    SetKey(&'static str, &'static str),
+    /// The key gets the sum of the integers under two others.
+    SetSum(&'static str, [&'static str; 2]),
     /// The key gets this value, if it is absent.
     Default(&'static str, Constant),
     /// The key gets this value.
@@ -77,6 +87,24 @@ pub(super) enum Rule {
     DefaultDim(&'static str, &'static str, usize),
     /// The key gets a dimension of a tensor.
     SetDim(&'static str, &'static str, usize),
+    /// The key gets a dimension of a tensor over the integer under another key, if it is absent: key, tensor, index, other.
+    DefaultQuotient(&'static str, &'static str, usize, &'static str),
+    /// The key gets the entry of a list, if it is absent: key, list, index.
+    DefaultItem(&'static str, &'static str, usize),
+    /// The key gets the length of a list, zero without one, if it is absent.
+    DefaultLen(&'static str, &'static str),
+    /// A list becomes its largest entry; where all are zero it becomes this, or stays.
+    Largest(&'static str, Option<u32>),
+    /// A list of three numbers gets a zero behind them.
+    FourSections(&'static str),
+    /// A list gets this number, if it lacks it; an absent one begins with the other.
+    Include(&'static str, i32, i32),
+    /// A list of single letters becomes the bytes that they spell in base64.
+    Decode(&'static str),
+    /// Tokens that stand for bytes or are not used have the types that say so.
+    TokenTypes,
+    /// A tensor is cut to the number of rows of another.
+    CutRows(&'static str, &'static str),
     /// The second key gets the first three numbers of the first, a list, and a zero: sections of a rotation.
     Sections(&'static str, &'static str),
     /// Tokens, scores and token types are cut to the number of rows of this tensor, never lengthened.
@@ -85,6 +113,10 @@ pub(super) enum Rule {
     Rename(&'static str, &'static str),
     /// In every tensor name, the first occurrence of one text becomes another.
     Replace(&'static str, &'static str),
+    /// At the end of every tensor name, one text becomes another.
+    ReplaceEnd(&'static str, &'static str),
+    /// Tensors of multi-token prediction, `mtp.`, become blocks behind the others.
+    PredictionBlocks,
     /// Tensors whose names start like this are invisible.
     Hide(&'static str),
     /// A tensor is made of the rows of others, one after the other, which become invisible. All must exist with the
@@ -139,6 +171,8 @@ pub(super) enum Make {
     Concat(Vec<usize>),
     /// So many pieces of each, by turns.
     Interleave([usize; 2], u64),
+    /// One more than each value, as f32.
+    AddOne(usize),
 }
 
 impl Make {
@@ -152,17 +186,23 @@ impl Make {
                 let pairs = a.chunks(piece).zip(b.chunks(piece)).flat_map(|(a, b)| [a, b]);
                 pairs.collect::<Vec<_>>().concat()
             }
+            Make::AddOne(source) => {
+                let info = &gguf.tensors()[*source];
+                let mut floats = vec![0.0f32; info.shape.iter().product::<u64>() as usize];
+                puna_quant::dequantize(info.ty, data(source), &mut floats).expect("checked when it was made");
+                floats.iter().flat_map(|x| (x + 1.0).to_le_bytes()).collect()
+            }
         }
     }
 }
 
 /// A view in the making: at first the file as it is.
 pub(super) struct Draft<'g> {
-    gguf: &'g Gguf,
+    pub(super) gguf: &'g Gguf,
     pub metadata: Metadata,
     pub entries: Vec<Entry>,
     /// What `{b}` stands for.
-    block: String,
+    pub(super) block: String,
 }
 
 impl<'g> Draft<'g> {
@@ -207,14 +247,22 @@ impl<'g> Draft<'g> {
             }
             When::Tensor(name) => self.entry(name).is_some(),
             When::NoTensor(name) => self.entry(name).is_none(),
-            When::TensorPrefix(prefix) => self.entries.iter().any(|entry| entry.name.starts_with(prefix)),
+            When::TensorPrefix(prefix) => self.has(|name| name.starts_with(prefix)),
+            When::TensorEnd(end) => self.has(|name| name.ends_with(end)),
+            When::RowsDiffer(a, b) => self.dim(a, 1).zip(self.dim(b, 1)).is_some_and(|(a, b)| a != b),
+            When::Base64(key) => self.spelled(key).is_some(),
             When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
             When::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
             When::Always => true,
         }
     }
 
-    fn entry(&self, name: &str) -> Option<&Entry> {
+    /// Whether there is a tensor with such a name.
+    pub(super) fn has(&self, such: impl Fn(&str) -> bool) -> bool {
+        self.entries.iter().any(|entry| such(&entry.name))
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
         let name = self.named(name);
         self.entries.iter().find(|entry| *entry.name == *name)
     }
@@ -224,11 +272,11 @@ impl<'g> Draft<'g> {
         if name.contains("{b}") { name.replace("{b}", &self.block).into() } else { name.into() }
     }
 
-    fn int(&self, key: &str) -> Option<i128> {
+    pub(super) fn int(&self, key: &str) -> Option<i128> {
         self.metadata.get(key)?.as_int()
     }
 
-    fn dim(&self, tensor: &str, index: usize) -> Option<u32> {
+    pub(super) fn dim(&self, tensor: &str, index: usize) -> Option<u32> {
         u32::try_from(*self.entry(tensor)?.shape.get(index)?).ok()
     }
 
@@ -239,6 +287,19 @@ impl<'g> Draft<'g> {
             Rule::CopyKey(from, to) => {
                 if let Some(value) = self.metadata.get(from).cloned() {
                     self.set_default(to, value);
+                }
+            }
+            Rule::SetKey(from, to) => {
+                if let Some(value) = self.metadata.get(from).cloned() {
+                    self.metadata.set(to, value);
+                }
+            }
+            Rule::SetSum(key, parts) => {
+                let parts = parts.map(|part| self.int(part));
+                if let [Some(a), Some(b)] = parts
+                    && let Ok(sum) = u32::try_from(a + b)
+                {
+                    self.metadata.set(key, sum);
                 }
             }
             Rule::Default(key, constant) => self.set_default(key, constant.value()),
@@ -252,6 +313,48 @@ impl<'g> Draft<'g> {
             Rule::SetDim(key, tensor, index) => {
                 if let Some(dim) = self.dim(tensor, *index) {
                     self.metadata.set(key, dim);
+                }
+            }
+            Rule::DefaultQuotient(key, tensor, index, by) => {
+                let by = self.int(by).and_then(|by| u32::try_from(by).ok());
+                if let Some(quotient) =
+                    self.dim(tensor, *index).zip(by).and_then(|(dim, by)| dim.checked_div(by))
+                {
+                    self.set_default(key, quotient.into());
+                }
+            }
+            Rule::DefaultItem(key, list, index) => {
+                let item = self.list(list).and_then(|list| list.get(*index)?.as_int());
+                if let Some(item) = item.and_then(|item| u32::try_from(item).ok()) {
+                    self.set_default(key, item.into());
+                }
+            }
+            Rule::DefaultLen(key, list) => {
+                let len = self.list(list).map_or(0, Array::len);
+                self.set_default(key, (len as u32).into());
+            }
+            Rule::Largest(key, without) => {
+                let largest = self.list(key).and_then(|list| list.ints()?.max());
+                let largest = largest.and_then(|n| u32::try_from(n).ok());
+                if let Some(largest) = largest.and_then(|n| if n == 0 { *without } else { Some(n) }) {
+                    self.metadata.set(key, largest);
+                }
+            }
+            Rule::FourSections(key) => {
+                if let Ok(Some([a, b, c])) = self.metadata.i32s(key).as_ref().map(Option::as_deref) {
+                    self.metadata.set(key, vec![*a, *b, *c, 0]);
+                }
+            }
+            Rule::Include(key, number, first) => self.include(key, *number, *first),
+            Rule::Decode(key) => {
+                if let Some(bytes) = self.spelled(key) {
+                    self.metadata.set(key, bytes);
+                }
+            }
+            Rule::TokenTypes => self.set_token_types(),
+            Rule::CutRows(tensor, like) => {
+                if let Some(rows) = self.dim(like, 1) {
+                    self.cut_rows(tensor, rows.into());
                 }
             }
             Rule::Sections(from, to) => {
@@ -271,6 +374,10 @@ impl<'g> Draft<'g> {
             Rule::Replace(from, to) => {
                 self.rename(|name| name.contains(from).then(|| name.replacen(from, to, 1)));
             }
+            Rule::ReplaceEnd(from, to) => {
+                self.rename(|name| Some(format!("{}{to}", name.strip_suffix(from)?)));
+            }
+            Rule::PredictionBlocks => self.name_prediction_blocks(),
             Rule::Hide(prefix) => {
                 let prefix = self.named(prefix);
                 self.entries.retain(|entry| !entry.name.starts_with(&*prefix));
@@ -331,6 +438,36 @@ impl<'g> Draft<'g> {
         self.replace(name, &names, shape, size, make)
     }
 
+    /// One tensor of several of the same shape, which become invisible; `None` where they do not fit.
+    pub(super) fn stack(&mut self, name: &str, sources: &[String]) -> Option<()> {
+        let found: Option<Vec<&Entry>> = sources.iter().map(|source| self.entry(source)).collect();
+        let found = found?;
+        let first = *found.first()?;
+        let fits =
+            |entry: &&Entry| entry.ty == first.ty && entry.shape == first.shape && entry.make.is_none();
+        if !found.iter().all(fits) {
+            return None;
+        }
+        let mut shape = first.shape.clone();
+        shape.push(found.len() as u64);
+        let size = found.iter().map(|entry| entry.size).sum();
+        let make = Make::Concat(found.iter().map(|entry| entry.source).collect());
+        let names: Vec<_> = found.iter().map(|entry| entry.name.clone()).collect();
+        self.replace(name, &names, shape, size, make)
+    }
+
+    /// The first rows of a matrix, which lie together.
+    fn cut_rows(&mut self, tensor: &str, rows: u64) {
+        let whole =
+            |entry: &&mut Entry| *entry.name == *tensor && entry.make.is_none() && entry.shape.len() == 2;
+        if let Some(entry) = self.entries.iter_mut().find(whole)
+            && entry.shape[1] > rows
+        {
+            entry.size = entry.size / entry.shape[1] * rows;
+            entry.shape[1] = rows;
+        }
+    }
+
     /// Puts a made tensor in the place of its sources: of the one with its name, else of the first.
     fn replace(
         &mut self,
@@ -346,6 +483,10 @@ impl<'g> Draft<'g> {
         let entry = self.entries.iter_mut().find(|entry| entry.name == keep)?;
         (entry.name, entry.shape, entry.size, entry.make) = (name.into(), shape, size, Some(make));
         Some(())
+    }
+
+    pub(super) fn list(&self, key: &str) -> Option<&Array> {
+        self.metadata.get(key)?.as_array()
     }
 
     fn set_default(&mut self, key: &str, value: Value) {
@@ -373,7 +514,7 @@ impl<'g> Draft<'g> {
     }
 
     /// Gives tensors other names; a name that another tensor has already is left to that one.
-    fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
+    pub(super) fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
         let mut taken: HashSet<Box<str>> = self.entries.iter().map(|entry| entry.name.clone()).collect();
         for entry in &mut self.entries {
             let Some(name) = new_name(&entry.name) else { continue };

@@ -32,7 +32,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 mask: if local { Mask::Window(window) } else { Mask::Causal },
                 ..hp.attention(b.i)
             },
-            gate: Some(b.linear("attn_gate", hp.n_embd, width)?),
+            gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
             ..b.pre_norm(ffn)?

@@ -1,12 +1,13 @@
 //! BERT and its kin, encoders: every token sees every other, layer norms after each part; learned positions and GELU, in other files
 //! rotary positions or ALiBi and a gated unit; an optional classifier makes a reranker.
-//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"` and `"nomic-bert"`.
+//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"`, `"jina-bert-v3"`, `"nomic-bert"` and `"nomic-bert-moe"`, where every other layer has a mixture.
 
 use puna_graph::*;
 
-use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
+use crate::blocks::{Experts, FeedForward, Mlp, Plain, Qkv};
 use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
+use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::rope::RopeKeys;
@@ -58,6 +59,8 @@ enum Positions {
 enum Unit {
     Plain(Activation),
     Gated(Glu),
+    /// A mixture in the second of every so many layers, else the first form.
+    Mixture(ExpertShape, usize),
 }
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
@@ -74,6 +77,28 @@ pub(super) fn load_nomic(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
 
 pub(super) fn load_jina(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     load_with(keys, w, &Hparams::read(keys)?, Positions::Alibi(8.0), Unit::Gated(Glu::Gelu))
+}
+
+pub(super) fn load_jina_3(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Plain(Activation::GeluErf))
+}
+
+pub(super) fn load_nomic_moe(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let shape = ExpertShape { glu: Glu::GeluAlone, ..ExpertShape::read(keys, hp.ff(0))? };
+    let unit = Unit::Mixture(shape, keys.count("moe_every_n_layers")?);
+    load_with(keys, w, &hp, Positions::Rotary(rope), unit)
 }
 
 fn load_with(
@@ -131,6 +156,10 @@ fn layer(
         second_norm: w.opt_norm(&format!("{b}.attn_norm_2"), &[n], eps)?,
         ffn: match unit {
             Unit::Plain(kind) => FeedForward::Plain(Plain::load(w, &b, n, ff, kind)?),
+            Unit::Mixture(shape, every) if i % every == 1 % every => {
+                FeedForward::Moe(Experts::load(w, &b, n, shape)?)
+            }
+            Unit::Mixture(..) => FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::GeluErf)?),
             Unit::Gated(kind) => FeedForward::Dense(Mlp::load(w, &b, n, ff, kind)?),
         },
         out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,

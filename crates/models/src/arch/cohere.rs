@@ -1,11 +1,13 @@
 //! Command R and Cohere 2: one layer norm without bias for attention and SwiGLU, which are added together; tied output, scaled
-//! logits. Cohere 2 has three layers with a sliding window, and rotation in these alone, for each one without.
-//! GGUF: `general.architecture = "command-r"` and `"cohere2"`.
+//! logits. Cohere 2 has three layers with a sliding window, and rotation in these alone, for each one without; with experts, half the sum
+//! of a mixture and of one that every token uses, behind dense layers that all turn.
+//! GGUF: `general.architecture = "command-r"`, `"cohere2"` and `"cohere2moe"`.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
+use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
@@ -24,6 +26,42 @@ pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Re
     let window = keys.count("attention.sliding_window")? as u32;
     let sliding = keys.sliding(hp.n_layer, 4)?;
     load(keys, w, &hp, |i| (sliding[i], if sliding[i] { Mask::Window(window) } else { Mask::Causal }))
+}
+
+pub(super) fn load_2_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let has_rms = keys.opt_f32("attention.layer_norm_rms_epsilon")?.is_some();
+    let norm = if has_rms { NormKind::Rms(keys.rms_eps()?) } else { NormKind::Layer(keys.layer_eps()?) };
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
+    let window = keys.count("attention.sliding_window")? as u32;
+    let sliding = keys.sliding_but_first(hp.n_layer, 4)?;
+    let hidden = keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0);
+    let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let (is_dense, slides) = (b.i < dense, sliding[b.i]);
+        let hidden = hidden.unwrap_or(hp.ff(b.i));
+        let ffn = if is_dense {
+            b.gated(Glu::Silu)?
+        } else {
+            let shape = ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?;
+            match keys.opt_count("expert_shared_count")?.unwrap_or(0) {
+                0 => b.experts(shape)?,
+                _ => b.experts_beside(shape, keys.shared_width(hidden)?)?.scaled(0.5),
+            }
+        };
+        Ok(Layer {
+            attn_norm: Some(b.norm("attn_norm")?),
+            rope: (slides || is_dense).then_some(rope),
+            attention: AttentionSpec {
+                mask: if slides { Mask::Window(window) } else { Mask::Causal },
+                ..hp.attention(b.i)
+            },
+            parallel: true,
+            ..b.bare(ffn)?
+        })
+    })?;
+    let logit_scale = keys.factor("logit_scale")?.unwrap_or(1.0);
+    Ok(Decoder { logit_scale, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
 }
 
 /// `layer` says whether heads turn, and what they see.

@@ -1,5 +1,6 @@
 //! DeepSeek (the first): a llama with dense layers first, then mixtures of many small experts, some of which every token uses.
-//! GGUF: `general.architecture = "deepseek"`, and `"bailingmoe"` for Ling, whose weights may sum to one.
+//! GGUF: `general.architecture = "deepseek"`, `"bailingmoe"` for Ling, whose weights may sum to one, and `"deepseek2-ocr"` for the language
+//! model of DeepSeek-OCR, which turns halves.
 
 use puna_graph::*;
 
@@ -12,15 +13,34 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
-    let hp = Hparams::read(keys)?;
-    let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
         normalise: keys.flag("expert_weights_norm")?,
         scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
         ..ExpertShape::read(keys, hidden)?
     };
+    load_with(keys, w, RopeKind::Norm, shape)
+}
+
+pub(super) fn load_ocr(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    if keys.opt_count("attention.sliding_window")?.is_some_and(|window| window > 0) {
+        let what = format!("`{}`", keys.name("attention.sliding_window"));
+        return Err(ModelError::Unsupported { what, reason: "use a model that sees its whole context" });
+    }
+    let hidden = keys.count("expert_feed_forward_length")?;
+    load_with(keys, w, RopeKind::Neox, ExpertShape::read_all(keys, hidden, Gating::Softmax)?)
+}
+
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    rope: RopeKind,
+    shape: ExpertShape,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, rope)?;
+    let hidden = shape.hidden;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {

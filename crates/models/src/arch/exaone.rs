@@ -1,6 +1,6 @@
 //! EXAONE 3 and the first Qwen: a llama with rotary halves. Qwen has fused projections with biases, and files say twice the width of
 //! its SwiGLU.
-//! GGUF: `general.architecture = "exaone"` and `"qwen"`.
+//! GGUF: `general.architecture = "exaone"`, `"qwen"`, and `"pangu-embedded"` for openPangu.
 
 use puna_graph::*;
 

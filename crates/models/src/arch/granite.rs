@@ -1,6 +1,6 @@
 //! Granite and MiniCPM: a llama with factors on embeddings, scores, logits and what layers add to the stream, and SwiGLU or a mixture of
-//! experts.
-//! GGUF: `general.architecture = "granite"`, `"granitemoe"` and `"minicpm"`.
+//! experts; with sinks of attention and layers with a sliding window, some of which may not turn.
+//! GGUF: `general.architecture = "granite"`, `"granitemoe"`, `"granite_swa"` and `"minicpm"`.
 
 use puna_graph::*;
 
@@ -48,6 +48,10 @@ fn load_with(
     let scale = keys.factor("attention.scale")?;
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let shared = keys.opt_count("expert_shared_feed_forward_length")?.unwrap_or(0);
+    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
+    let slides = keys.flags("attention.sliding_window_pattern", hp.n_layer)?;
+    let local = |i: usize| window.filter(|_| slides.as_ref().is_some_and(|slides| slides[i]));
+    let turning = keys.flags("attention.rope_pattern", hp.n_layer)?;
     let layers = decoder::layers(w, hp, norm, |b| {
         let ffn = if experts > 0 {
             let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
@@ -56,9 +60,15 @@ fn load_with(
             b.gated(Glu::Silu)?
         };
         let plain = hp.attention(b.i);
+        let turns_here = turns && turning.as_ref().is_none_or(|turning| turning[b.i]);
         Ok(Layer {
-            rope: turns.then_some(rope),
-            attention: AttentionSpec { scale: scale.unwrap_or(plain.scale), ..plain },
+            rope: turns_here.then_some(rope),
+            attention: AttentionSpec {
+                scale: scale.unwrap_or(plain.scale),
+                mask: local(b.i).map_or(Mask::Causal, |w| Mask::Window(w as u32)),
+                sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
+                ..plain
+            },
             ..b.pre_norm(ffn)?
         })
     })?;

@@ -1,6 +1,7 @@
 //! Hunyuan: pre-norm decoder, query and key heads normed after they turned, SwiGLU, or a mixture of experts with one that every token
 //! uses.
-//! GGUF: `general.architecture = "hunyuan-dense"` and `"hunyuan-moe"`.
+//! GGUF: `general.architecture = "hunyuan-dense"` and `"hunyuan-moe"`, `"hunyuan_vl"` for the language model of HunyuanOCR, and
+//! `"maincoder"`, which turns neighbours.
 
 use puna_graph::*;
 
@@ -13,9 +14,21 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, RopeKind::Neox)
+}
+
+pub(super) fn load_maincoder(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    load_with(keys, w, RopeKind::Norm)
+}
+
+fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, rope: RopeKind) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(rope, None));
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {

@@ -31,15 +31,14 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
 }
 
-/// Baichuan's 7B form. The 13B form has positions by ALiBi instead of turns.
+/// Baichuan. The 13B form has positions by ALiBi instead of turns.
 pub(super) fn load_baichuan(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
 ) -> Result<Loaded, ModelError> {
     if Hparams::read(keys)?.n_layer == LAYERS_BAICHUAN_13B {
-        let (what, reason) = ("Baichuan 13B".into(), "use Baichuan 7B, or another model of this size");
-        return Err(ModelError::Unsupported { what, reason });
+        return super::refact::load(keys, w, options);
     }
     load(keys, w, options)
 }

@@ -6,15 +6,22 @@ mod arcee;
 mod bert;
 mod bloom;
 mod cohere;
+mod dbrx;
+mod deci;
 mod deepseek;
+mod deepseek2;
 mod dots1;
 mod ernie4_5;
+mod eurobert;
 mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
+mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -22,9 +29,14 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod grok;
 mod hunyuan;
+mod jais;
+mod laguna;
 mod llama;
 mod llama4;
+mod mellum;
+mod minicpm3;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
@@ -35,10 +47,13 @@ mod olmo2;
 mod olmoe;
 mod phi2;
 mod phi3;
+mod plamo;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod refact;
 mod seed_oss;
+mod smallthinker;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -68,51 +83,84 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bert", load: bert::load },
     Entry { name: "bloom", load: bloom::load },
     Entry { name: "chatglm", load: glm4::load },
+    Entry { name: "codeshell", load: starcoder2::load },
     Entry { name: "cohere2", load: cohere::load_2 },
+    Entry { name: "cohere2moe", load: cohere::load_2_moe },
     Entry { name: "command-r", load: cohere::load_1 },
+    Entry { name: "dbrx", load: dbrx::load },
+    Entry { name: "deci", load: deci::load },
     Entry { name: "deepseek", load: deepseek::load },
+    Entry { name: "deepseek2", load: deepseek2::load },
+    Entry { name: "deepseek2-ocr", load: deepseek::load_ocr },
     Entry { name: "dots1", load: dots1::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
+    Entry { name: "eurobert", load: eurobert::load },
     Entry { name: "exaone", load: exaone::load },
+    Entry { name: "exaone-moe", load: exaone_moe::load },
     Entry { name: "exaone4", load: exaone4::load },
     Entry { name: "falcon", load: falcon::load },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma-embedding", load: gemma_embedding::load },
     Entry { name: "gemma2", load: gemma2::load },
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "gemma3n", load: gemma3n::load },
+    Entry { name: "gemma4", load: gemma4::load },
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "glm4moe", load: glm4moe::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "gpt2", load: gpt2::load },
     Entry { name: "gptneox", load: gptneox::load },
     Entry { name: "granite", load: granite::load },
+    Entry { name: "granite_swa", load: granite::load },
     Entry { name: "granitemoe", load: granite::load },
+    Entry { name: "grok", load: grok::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
+    Entry { name: "hunyuan_vl", load: hunyuan::load },
     Entry { name: "internlm2", load: llama::load },
+    Entry { name: "jais", load: jais::load },
+    Entry { name: "jais2", load: nemotron::load },
     Entry { name: "jina-bert-v2", load: bert::load_jina },
+    Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
+    Entry { name: "laguna", load: laguna::load },
     Entry { name: "llama", load: llama::load },
+    Entry { name: "llama-embed", load: eurobert::load_llama },
     Entry { name: "llama4", load: llama4::load },
+    Entry { name: "maincoder", load: hunyuan::load_maincoder },
+    Entry { name: "mellum", load: mellum::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
+    Entry { name: "minicpm3", load: minicpm3::load },
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "mistral3", load: mistral3::load },
+    Entry { name: "mistral4", load: deepseek2::load },
     Entry { name: "modern-bert", load: modern_bert::load },
     Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
+    Entry { name: "neo-bert", load: eurobert::load_neo },
     Entry { name: "nomic-bert", load: bert::load_nomic },
+    Entry { name: "nomic-bert-moe", load: bert::load_nomic_moe },
     Entry { name: "olmo", load: olmo::load },
     Entry { name: "olmo2", load: olmo2::load },
     Entry { name: "olmoe", load: olmoe::load },
+    Entry { name: "openelm", load: qwen3::load_dense },
     Entry { name: "orion", load: stablelm::load },
+    Entry { name: "pangu-embedded", load: exaone::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
+    Entry { name: "plamo", load: plamo::load },
+    Entry { name: "plm", load: minicpm3::load_plm },
     Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen2moe", load: qwen2moe::load },
+    Entry { name: "qwen2vl", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "qwen3vl", load: qwen3::load_dense },
+    Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
+    Entry { name: "refact", load: refact::load },
     Entry { name: "seed_oss", load: seed_oss::load },
+    Entry { name: "smallthinker", load: smallthinker::load },
     Entry { name: "smollm3", load: smollm3::load },
     Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder", load: gpt2::load },

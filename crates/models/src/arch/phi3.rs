@@ -14,17 +14,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let rope = w.rope(rope_table(w, &rope_keys, options.n_ctx.unwrap_or(hp.n_ctx))?);
+    let rope = w.long_rope(&rope_keys, RopeKind::Neox, options.n_ctx.unwrap_or(hp.n_ctx))?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
-}
-
-/// Long contexts turn by other factors than short ones; the context that was asked for decides.
-fn rope_table(w: &Weights<'_>, keys: &RopeKeys, n_ctx: usize) -> Result<Rope, ModelError> {
-    let kind = if n_ctx > keys.original { "long" } else { "short" };
-    let factors = w.numbers(&format!("rope_factors_{kind}.weight"), keys.dims / 2)?;
-    Ok(keys.table(RopeKind::Neox, factors.as_deref()))
 }

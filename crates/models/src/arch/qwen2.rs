@@ -1,5 +1,6 @@
 //! Qwen2 and Qwen2.5: pre-norm decoder, grouped-query attention with biased projections, SwiGLU.
-//! GGUF: `general.architecture = "qwen2"`.
+//! GGUF: `general.architecture = "qwen2"`, and `"qwen2vl"` for the language models of Qwen 2 VL and Qwen 2.5 VL, whose sections of the rotation
+//! are all the same for text.
 
 use puna_graph::*;
 

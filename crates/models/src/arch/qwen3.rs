@@ -1,6 +1,7 @@
 //! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts;
 //! rerankers have a projection to labels, whose probabilities are the scores.
-//! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`.
+//! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`, `"qwen3vl"` and `"qwen3vlmoe"` for the language models of Qwen 3 VL, whose sections of the rotation are
+//! all the same for text, and `"openelm"`, whose layers have numbers of heads of their own.
 
 use puna_graph::*;
 

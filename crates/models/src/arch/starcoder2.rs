@@ -1,5 +1,5 @@
 //! StarCoder 2: pre-norm decoder with layer norms, grouped-query attention with rotary halves, a GELU pair, biases everywhere.
-//! GGUF: `general.architecture = "starcoder2"`.
+//! GGUF: `general.architecture = "starcoder2"` and `"codeshell"`.
 
 use puna_graph::*;
 

@@ -5,7 +5,7 @@
 use puna_graph::*;
 
 use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
-use crate::decoder::{Decoder, Layer, NormKind, QkNorm};
+use crate::decoder::{Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
@@ -45,20 +45,12 @@ fn layer(
     } else {
         FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::Relu)?)
     };
+    let qkv = Qkv::load(w, &b, n, hp.widths(i))?;
+    let attention = AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
+    let wo = w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?;
     Ok(Layer {
         attn_norm: Some(norm.load(w, &format!("{b}.attn_norm"), &[n])?),
-        qkv: Qkv::load(w, &b, n, hp.widths(i))?,
-        clamp: None,
-        qk_norm: QkNorm::None,
-        rope: None,
-        temperature: None,
-        attention: AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) },
-        gate: None,
-        wo: w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?,
-        post_attn_norm: None,
-        parallel: false,
         ffn_norm: Some(norm.load(w, &format!("{b}.ffn_norm"), &[n])?),
-        ffn,
-        post_ffn_norm: None,
+        ..Layer::plain(qkv, attention, wo, ffn)
     })
 }

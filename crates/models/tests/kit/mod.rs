@@ -32,7 +32,11 @@ pub struct Entry {
 impl Entry {
     pub fn load(name: &str) -> Self {
         let text = std::fs::read_to_string(zoo().join(format!("{name}.json"))).unwrap();
-        let json: Value = serde_json::from_str(&text).unwrap();
+        Self::new(name, serde_json::from_str(&text).unwrap())
+    }
+
+    /// An entry as this describes it.
+    pub fn new(name: &str, json: Value) -> Self {
         let ints =
             |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
         let rows = json.get("logits").or_else(|| json.get("token_embeddings")).unwrap();
@@ -69,7 +73,7 @@ impl Entry {
 pub type Matrix = (String, [usize; 2], Vec<f32>);
 
 /// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices, or others
-/// in the place of its own.
+/// in the place of its own; one without values takes it away.
 pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matrices: &[Matrix]) -> Entry {
     let source = Gguf::open(&entry.file).unwrap();
     let old = format!("{}.", source.metadata().architecture().unwrap());
@@ -82,20 +86,27 @@ pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matr
     change(&mut metadata);
     let mut writer = Writer::with_metadata(metadata);
     let mut data: Vec<&[u8]> = Vec::new();
-    let replaced = |name: &str| matrices.iter().any(|(other, ..)| other == name);
-    for tensor in source.tensors().iter().filter(|tensor| !replaced(&tensor.name)) {
+    for tensor in source.tensors().iter().filter(|t| !is_replaced(&t.name, matrices)) {
         writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
         data.push(source.data(tensor));
     }
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let further: Vec<Vec<u8>> = matrices.iter().map(|(_, _, values)| bytes(values)).collect();
-    for ((name, shape, _), bytes) in matrices.iter().zip(&further) {
+    for ((name, shape, _), bytes) in
+        matrices.iter().zip(&further).filter(|((.., values), _)| !values.is_empty())
+    {
         writer.tensor(name, TensorType::F32, &shape.map(|n| n as u64)).unwrap();
         data.push(bytes);
     }
     let file = std::env::temp_dir().join(format!("puna-zoo-{}-{name}.gguf", std::process::id()));
     std::fs::write(&file, writer.to_vec(data).unwrap()).unwrap();
     Entry { file, ..Entry::load(&entry.name) }
+}
+
+/// Whether other values take a tensor's place; keys and values of heads are stored in one tensor or in two.
+fn is_replaced(name: &str, matrices: &[Matrix]) -> bool {
+    let both = ["attn_k_b", "attn_v_b"].map(|half| name.replace(half, "attn_kv_b"));
+    matrices.iter().any(|(new, ..)| new == name || both.contains(new))
 }
 
 fn numbers(row: &Value) -> Vec<f64> {

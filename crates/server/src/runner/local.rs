@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
         let mut backend = CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
-        let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64 }];
+        let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64, values_in_keys: false }];
         let (key_type, value_type) = (KvType::F16, KvType::F16);
         // More than any machine can address, with and without an overflow of the size.
         for pages in [1 << 46, usize::MAX] {

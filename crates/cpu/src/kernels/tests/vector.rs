@@ -263,12 +263,14 @@ impl Sums {
     }
 }
 
-/// Calls `check` with runs of every cache type, layout and shape.
+/// Calls `check` with runs of every cache type, layout and shape, and with values that are the first of their keys' features.
 fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mut Random)) {
-    for (ty, layout) in KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
-    {
+    let ways = [(KvLayout::Rows, false), (KvLayout::Columns, false), (KvLayout::Rows, true)];
+    for (ty, (layout, within)) in KvType::ALL.into_iter().flat_map(|ty| ways.map(|way| (ty, way))) {
         for (key_dim, value_dim) in [(32, 64), (64, 32), (80, 80), (128, 96), (13, 13), (192, 128)] {
-            if key_dim % ty.block_values() + value_dim % ty.block_values() > 0 {
+            if key_dim % ty.block_values() + value_dim % ty.block_values() > 0
+                || within && value_dim > key_dim
+            {
                 continue;
             }
             for (g, rows) in
@@ -278,7 +280,8 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     KvLayout::Rows => cache(ty, rows, key_dim, random),
                     KvLayout::Columns => columns(ty, rows, key_dim, random),
                 };
-                let (values, value_stride) = cache(ty, rows, value_dim, random);
+                let (values, value_stride) =
+                    if within { (keys.clone(), key_stride) } else { cache(ty, rows, value_dim, random) };
                 let q: Vec<f32> =
                     random.normals(g * key_dim).iter().map(|x| x / (key_dim as f32).sqrt()).collect();
                 let mut visible: Vec<(usize, usize)> = (0..g).map(|h| (0, rows - h % rows)).collect();
@@ -305,8 +308,10 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
-                let what =
-                    format!("{ty:?} {layout:?} dims {key_dim} {value_dim}, {g} rows, {rows} positions");
+                let within = if within { " within" } else { "" };
+                let what = format!(
+                    "{ty:?} {layout:?}{within} dims {key_dim} {value_dim}, {g} rows, {rows} positions"
+                );
                 check(&run, &what, random);
             }
         }

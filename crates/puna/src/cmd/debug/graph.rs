@@ -62,6 +62,7 @@ fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
         Op::Embed { table, .. } => vec![Some(*table)],
         Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
+        Op::LinearOfHeads { w, .. } => vec![Some(*w)],
         Op::RmsNorm { w, .. } => vec![*w],
         Op::LayerNorm { w, b, .. } => vec![*w, *b],
         Op::Moe { spec, .. } => vec![
@@ -72,6 +73,7 @@ fn weights(op: &Op) -> Vec<usize> {
             spec.up_bias,
             spec.down_bias,
             spec.favour,
+            spec.factors,
         ],
         _ => Vec::new(),
     };

@@ -1,0 +1,88 @@
+//! Products of heads, each with a matrix of its own.
+
+use puna_graph::Place;
+
+use crate::kernels::{Acts, OutMut, WeightRows};
+use crate::ops::moe::ExpertMatrix;
+use crate::step::{Instruction, Local, Step};
+
+/// Rows of activations that a task takes: so many that it pays to expand a head's matrix, so few that they stay in the cache.
+const ROWS_A_TASK: usize = 128;
+
+/// For each head its first columns times the head's matrix, and behind that the rest of the head.
+pub struct LinearOfHeads {
+    pub matrix: ExpertMatrix,
+    pub heads: usize,
+    pub x: Place,
+    pub out: Place,
+    /// Where the inputs of heads are rounded, head after head, where the kernel wants that.
+    pub q8: Option<usize>,
+}
+
+impl LinearOfHeads {
+    /// Brings the input of a head, `count` rows from `first` on, into the form that the kernel takes, and copies what follows it.
+    ///
+    /// # Safety
+    /// As for [`Instruction::run`].
+    unsafe fn gather<'a>(
+        &self,
+        (head, first, count): (usize, usize, usize),
+        step: &'a Step<'_>,
+        floats: &'a mut Vec<f32>,
+    ) -> Acts<'a> {
+        let (k, n, rows) = (self.matrix.k, self.matrix.n, step.rows(self.x.rows));
+        let (dim, out_dim) = (self.x.cols / self.heads, self.out.cols / self.heads);
+        floats.clear();
+        for row in first..first + count {
+            let behind = self.out.start + row * self.out.stride + head * out_dim + n;
+            // SAFETY: the input was computed before a barrier; a row of a head belongs to one task.
+            unsafe {
+                let (x, rest) = step.arena.row(&self.x, row)[head * dim..][..dim].split_at(k);
+                step.arena.slice_mut(behind, rest.len()).copy_from_slice(rest);
+                match self.q8 {
+                    Some(buffer) => step.q8[buffer].quantize(step.level, head * rows + row, x),
+                    None => floats.extend_from_slice(x),
+                }
+            }
+        }
+        match self.q8 {
+            // SAFETY: just rounded, by this task.
+            Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(head * rows + first, count, k) }),
+            None => Acts::F32 { rows: count, k, x: floats },
+        }
+    }
+}
+
+// SAFETY: a task writes rows of a head that are its own, of the result and of what is rounded.
+unsafe impl Instruction for LinearOfHeads {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        self.heads * step.rows(self.x.rows).div_ceil(ROWS_A_TASK)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let (m, rows) = (&self.matrix, step.rows(self.x.rows));
+        let each = rows.div_ceil(ROWS_A_TASK);
+        let (head, first) = (task / each, task % each * ROWS_A_TASK);
+        let count = ROWS_A_TASK.min(rows - first);
+        // SAFETY: passed on.
+        let acts = unsafe { self.gather((head, first, count), step, &mut local.floats) };
+        let data = &step.weight(m.w)[head * m.n * m.row_bytes..][..m.n * m.row_bytes];
+        let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
+        let start = self.out.start + first * self.out.stride + head * (self.out.cols / self.heads);
+        let base = step.arena.address(start, (count - 1) * self.out.stride + m.n);
+        // SAFETY: the window is in bounds, and tasks write disjoint rows and heads of the result.
+        let out = unsafe { OutMut::from_raw(base, self.out.stride, count, m.n) };
+        // All tasks of a step take the same path, the last with its few rows too.
+        (m.kernel.for_rows(rows))(w, acts, out, &mut local.scratch);
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        let (m, heads) = (&self.matrix, self.heads as u64);
+        let macs = (m.n * m.k * step.rows(self.x.rows)) as u64;
+        (heads * (m.n * m.row_bytes) as u64, heads * macs)
+    }
+}

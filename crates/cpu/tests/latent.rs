@@ -1,0 +1,149 @@
+//! What latent attention is made of: values that lie in their keys, and products of heads with matrices of their own.
+
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend, kernels};
+use puna_graph::*;
+use puna_quant::TensorType;
+
+/// Numbers in no order, from -1 to 1.
+fn numbers(n: usize, seed: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0).collect()
+}
+
+fn table(cols: usize, rows: usize, seed: usize) -> (Weight, Vec<f32>) {
+    let values = numbers(cols * rows, seed);
+    let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let name = format!("table {seed}");
+    (Weight { name, ty: TensorType::F32, shape: vec![cols, rows], data: Arc::new(data) }, values)
+}
+
+fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend {
+    let config = Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
+    let mut backend = CpuBackend::new(&config).unwrap();
+    backend.adopt(weights, Vec::new()).unwrap();
+    backend
+}
+
+/// One step of a sequence that has `past` tokens: the tokens are their positions.
+fn step(past: usize, rows: usize) -> StepInput {
+    let positions: Vec<u32> = (past..past + rows).map(|p| p as u32).collect();
+    let segments = vec![Segment { first_row: 0, rows, past, pages: vec![3, 0, 2, 1] }];
+    let outputs = (0..rows as u32).collect();
+    StepInput { tokens: positions.clone(), positions, segments, outputs, ..StepInput::default() }
+}
+
+const HEADS: usize = 20;
+const KEY: usize = 192;
+const VALUE: usize = 128;
+const STEPS: [usize; 5] = [150, 1, 7, 1, 40];
+
+/// What attention reads at all of [`STEPS`], as bits.
+fn attended(level: &str, threads: usize, ty: KvType, values_in_keys: bool) -> Vec<u32> {
+    let rows = STEPS.iter().sum();
+    let spec = AttentionSpec { values_in_keys, ..AttentionSpec::causal(HEADS, 1, KEY, VALUE) };
+    let mut g = Graph::new();
+    let q = g.embed("q", WeightId(0), HEADS * KEY, Index::Token);
+    let k = g.embed("k", WeightId(1), KEY, Index::Token);
+    let v = if values_in_keys { k } else { g.slice(k, 0, VALUE) };
+    let out = g.attention("out", 0, [q, k, v], spec);
+    g.set_result(out);
+    let mut backend = backend(level, threads, vec![table(HEADS * KEY, rows, 1).0, table(KEY, rows, 2).0]);
+    let layers = vec![spec.cache_layer()];
+    let cache = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: 64, pages: 4 };
+    let values = if values_in_keys { 0 } else { ty.row_bytes(VALUE) };
+    assert_eq!(cache.page_bytes(), 64 * (ty.row_bytes(KEY) + values));
+    backend.create_cache(cache).unwrap();
+    let program = backend.compile(Plan::new(g, Capacity { tokens: 256, outputs: 256 })).unwrap();
+    let (mut past, mut bits) = (0, Vec::new());
+    for rows in STEPS {
+        backend.run(program, &step(past, rows));
+        bits.extend(backend.result().iter().map(|x| x.to_bits()));
+        past += rows;
+    }
+    bits
+}
+
+#[test]
+fn values_that_lie_in_keys_are_read_with_the_bits_of_values_of_their_own() {
+    for level in kernels::levels() {
+        for ty in KvType::ALL {
+            let want = attended(level.name, 1, ty, false);
+            assert!(
+                want.iter().all(|&bits| f32::from_bits(bits).is_finite()) && want.iter().any(|&x| x != 0)
+            );
+            for threads in [1, 2, 5] {
+                let got = attended(level.name, threads, ty, true);
+                assert!(got == want, "{} {ty}, {threads} threads", level.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_blocks_needs_whole_ones_of_values_within_keys_too() {
+    let spec = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 64, 48) };
+    let layers = vec![spec.cache_layer()];
+    let (key_type, value_type) = (KvType::Q8_0, KvType::F16);
+    let cache = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1 };
+    let error = backend("portable", 1, Vec::new()).create_cache(cache).unwrap_err();
+    assert!(matches!(error, BackendError::CacheType { multiple: 32, dim: 48, .. }), "{error}");
+}
+
+/// Heads of [`IN`] columns that are multiplied, and [`REST`] that are not.
+const IN: usize = 64;
+const OUT: usize = 40;
+const REST: usize = 5;
+const GROUP: usize = 3;
+
+#[test]
+fn heads_are_multiplied_by_their_own_matrices_and_keep_what_follows() {
+    let (x, rows) = table(GROUP * (IN + REST), 300, 3);
+    let floats = numbers(GROUP * IN * OUT, 4);
+    for ty in [TensorType::F32, TensorType::BF16, TensorType::Q8_0, TensorType::Q4_0] {
+        let mut data = vec![0; ty.row_bytes(IN).unwrap() * OUT * GROUP];
+        puna_quant::quantize(ty, &floats, IN, None, &mut data).unwrap();
+        let mut w = vec![0.0; floats.len()];
+        puna_quant::dequantize(ty, &data, &mut w).unwrap();
+        let shape = vec![IN, OUT, GROUP];
+        let matrices = Weight { name: "heads".into(), ty, shape, data: Arc::new(data) };
+        for level in kernels::levels() {
+            let mut backend = backend(level.name, 3, vec![x.clone(), matrices.clone()]);
+            let program =
+                backend.compile(Plan::new(heads(), Capacity { tokens: 300, outputs: 300 })).unwrap();
+            // Packed weights meet activations of 8 bits.
+            let bound = if level.name == "portable" { 1e-5 } else { 0.01 };
+            for count in [1, 9, 300] {
+                backend.run(program, &step(0, count));
+                assert_eq!(backend.result().len(), count * GROUP * (OUT + REST));
+                for (i, got) in backend.result().iter().enumerate() {
+                    let (want, size) = expected(i, &rows, &w);
+                    let error = (f64::from(*got) - want).abs();
+                    let what = format!("{ty} {}, {count} rows: {i} is {got}, not {want}", level.name);
+                    assert!(error <= bound * size, "{what}");
+                }
+            }
+        }
+    }
+}
+
+fn heads() -> Graph {
+    let mut g = Graph::new();
+    let x = g.embed("x", WeightId(0), GROUP * (IN + REST), Index::Token);
+    let l = HeadLinear { w: WeightId(1), input: IN, out: OUT, heads: GROUP };
+    let out = g.linear_of_heads("out", &l, x);
+    g.set_result(out);
+    g
+}
+
+/// Result `i`, and the sum of what is added for it without signs; nothing is added to what follows.
+fn expected(i: usize, rows: &[f32], w: &[f32]) -> (f64, f64) {
+    let (head, j) = (i / (OUT + REST), i % (OUT + REST));
+    let x = &rows[head * (IN + REST)..][..IN + REST];
+    if j >= OUT {
+        return (f64::from(x[IN + j - OUT]), 0.0);
+    }
+    let w = &w[(head % GROUP * OUT + j) * IN..][..IN];
+    let terms = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+    (terms.clone().sum(), terms.map(f64::abs).sum())
+}

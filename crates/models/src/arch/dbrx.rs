@@ -1,0 +1,31 @@
+//! DBRX: pre-norm decoder with layer norms, projections within bounds, rotary halves, a mixture whose weights sum to one.
+//! GGUF: `general.architecture = "dbrx"`; the feed-forward part's norm is stored as `attn_output_norm`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Layer(keys.layer_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let clamp = keys.bound("attention.clamp_kqv")?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let ffn = b.experts(shape)?;
+        Ok(Layer {
+            attn_norm: Some(b.norm("attn_norm")?),
+            clamp,
+            rope: Some(rope),
+            ffn_norm: Some(b.norm("attn_output_norm")?),
+            ..b.bare(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,35 @@
+//! EXAONE with experts: normed query and key heads, three layers with a sliding window, and rotation in these alone, for each one
+//! without; dense layers first, then mixtures with experts that every token uses.
+//! GGUF: `general.architecture = "exaone-moe"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
+    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
+    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
+    let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
+        let local = sliding[b.i];
+        Ok(Layer {
+            qk_norm: QkNorm::Before(b.head_norms()?),
+            rope: local.then_some(rope),
+            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

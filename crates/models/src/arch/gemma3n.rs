@@ -1,0 +1,309 @@
+//! Gemma 3n: four streams, of which one goes through the layers; each layer guesses from it and the others what all of them will be, and
+//! corrects them by what became of it (AltUp, Baykal et al., 2023). Beside attention lies a thin pair of matrices (LAuReL, Menghani
+//! et al., 2024); the gates of the first layers are mostly zero; the last layers read keys and values of earlier ones; each token
+//! has a vector of its own for each layer.
+//! GGUF: `general.architecture = "gemma3n"`.
+
+use puna_graph::*;
+
+use crate::blocks::Qkv;
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::per_layer::{LayerInput, PerLayer};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+/// What files do not say.
+const STREAMS: usize = 4;
+const LAUREL_RANK: usize = 64;
+const WIDTH_OF_LAYERS: usize = 256;
+/// Layers with keys and values of their own.
+const OWN: usize = 20;
+/// Layers whose gates are zero but for what lies above so many standard deviations: one in twenty.
+const SPARSE: usize = 10;
+const DEVIATIONS: f32 = 1.644_853_6;
+const LOGIT_CAP: f32 = 30.0;
+
+struct Gemma3n {
+    n_embd: usize,
+    table: WeightId,
+    tokens: PerLayer,
+    /// From the first stream to the others, and back.
+    out: Vec<Linear>,
+    back: Vec<Linear>,
+    layers: Vec<Layer>,
+    norm: Norm,
+    head: Linear,
+}
+
+struct Layer {
+    router_norm: Norm,
+    router: Linear,
+    predict: Linear,
+    correct: Linear,
+    correct_scale: WeightId,
+    laurel: [Linear; 2],
+    laurel_norm: Norm,
+    attn_norm: Norm,
+    source: Source,
+    q_norm: Norm,
+    rope: RopeId,
+    attention: AttentionSpec,
+    wo: Linear,
+    post_attn_norm: Norm,
+    ffn_norm: Norm,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    is_sparse: bool,
+    post_ffn_norm: Norm,
+    token: LayerInput,
+}
+
+/// Where a layer's keys and values come from.
+enum Source {
+    Own {
+        qkv: Box<Qkv>,
+        k_norm: Norm,
+        v_norm: Norm,
+    },
+    /// This earlier layer's; the query is its own.
+    Layer(usize, Linear),
+}
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let eps = keys.rms_eps()?;
+    let width = keys.count_or("embedding_length_per_layer_input", WIDTH_OF_LAYERS)?;
+    let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let local = global.local(keys, hp.key_dim)?;
+    let ropes = [global, local].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
+    let window = keys.count("attention.sliding_window")? as u32;
+    let slides = keys.sliding(hp.n_layer, 5)?;
+    let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
+    let tokens = PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
+    let mut streams = |name: &str| -> Result<Vec<Linear>, ModelError> {
+        let parts = w.parts(name, &[hp.n_embd, hp.n_embd, STREAMS - 1])?;
+        Ok(parts.into_iter().map(|w| Linear { w, scale: 1.0, bias: None, out: hp.n_embd }).collect())
+    };
+    let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);
+    let mut layers = Vec::with_capacity(hp.n_layer);
+    for (i, &slides_here) in slides.iter().enumerate() {
+        let source = source(keys, &slides, i)?;
+        let mask = if slides_here { Mask::Window(window) } else { Mask::Causal };
+        let attention = AttentionSpec { scale: 1.0, mask, ..hp.attention(i) };
+        layers.push(Layer::load(
+            w,
+            &hp,
+            (i, width, eps),
+            (source, attention, ropes[usize::from(slides_here)]),
+        )?);
+    }
+    let norm = w.norm("output_norm", hp.n_embd, eps)?;
+    let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+    let cache = layers[..OWN.min(hp.n_layer)].iter().map(|l| l.attention.cache_layer()).collect();
+    let arch = Box::new(Gemma3n { n_embd: hp.n_embd, table, tokens, out, back, layers, norm, head });
+    Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
+}
+
+/// The earlier layer whose keys and values layer `i` reads, if it has none of its own: the last of its kind.
+fn source(keys: &Keys<'_>, slides: &[bool], i: usize) -> Result<Option<usize>, ModelError> {
+    if i < OWN {
+        return Ok(None);
+    }
+    let last = slides[..OWN].iter().rposition(|&slides_there| slides_there == slides[i]);
+    last.map(Some).ok_or_else(|| {
+        let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
+        ModelError::KeyValue { key, value, reason: "the first twenty layers must have one of each kind" }
+    })
+}
+
+impl Layer {
+    fn load(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        (i, width, eps): (usize, usize, f32),
+        (source, attention, rope): (Option<usize>, AttentionSpec, RopeId),
+    ) -> Result<Self, ModelError> {
+        let (n, dim, ff) = (hp.n_embd, hp.key_dim, hp.ff(i));
+        let b = format!("blk.{i}");
+        let name = |part: &str| format!("{b}.{part}");
+        let [q, _, _] = hp.widths(i);
+        let source = match source {
+            Some(layer) => Source::Layer(layer, w.linear(&name("attn_q"), n, q)?),
+            None => Source::Own {
+                qkv: Box::new(Qkv::load(w, &b, n, hp.widths(i))?),
+                k_norm: w.norm(&name("attn_k_norm"), dim, eps)?,
+                v_norm: Norm { w: None, b: None, dim: hp.value_dim, eps },
+            },
+        };
+        Ok(Self {
+            router_norm: w.norm(&name("altup_router_norm"), n, eps)?,
+            router: w.linear(&name("altup_router"), n, STREAMS)?,
+            predict: w.linear(&name("altup_predict_coef"), STREAMS, STREAMS * STREAMS)?,
+            correct: w.linear(&name("altup_correct_coef"), STREAMS, STREAMS)?,
+            correct_scale: w.tensor(&name("altup_correct_scale.weight"), &[n])?,
+            laurel: [
+                w.linear(&name("laurel_l"), n, LAUREL_RANK)?,
+                w.linear(&name("laurel_r"), LAUREL_RANK, n)?,
+            ],
+            laurel_norm: w.norm(&name("laurel_post_norm"), n, eps)?,
+            attn_norm: w.norm(&name("attn_norm"), n, eps)?,
+            source,
+            q_norm: w.norm(&name("attn_q_norm"), dim, eps)?,
+            rope,
+            attention,
+            wo: w.linear(&name("attn_output"), hp.heads[i] * hp.value_dim, n)?,
+            post_attn_norm: w.norm(&name("post_attention_norm"), n, eps)?,
+            ffn_norm: w.norm(&name("ffn_norm"), n, eps)?,
+            gate: w.linear(&name("ffn_gate"), n, ff)?,
+            up: w.linear(&name("ffn_up"), n, ff)?,
+            down: w.linear(&name("ffn_down"), ff, n)?,
+            is_sparse: i < SPARSE,
+            post_ffn_norm: w.norm(&name("post_ffw_norm"), n, eps)?,
+            token: LayerInput::load(w, &b, (n, width), eps)?,
+        })
+    }
+
+    /// How much each kind of text is at hand, as the first stream tells.
+    fn modalities(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let n_embd = g.value(x).cols;
+        let x = g.rms_norm("router_normed", &self.router_norm, x);
+        let x = g.scale("router_scaled", x, 1.0 / n_embd as f32);
+        let x = g.linear("router", &self.router, x);
+        g.activate("modalities", Activation::Tanh, x)
+    }
+
+    /// What the streams will be.
+    fn predict(&self, g: &mut Graph, streams: [ValueId; STREAMS]) -> [ValueId; STREAMS] {
+        let modalities = self.modalities(g, streams[0]);
+        let shares = g.linear("all_coefs", &self.predict, modalities);
+        std::array::from_fn(|k| {
+            streams.iter().enumerate().fold(streams[k], |sum, (j, &stream)| {
+                let share = g.slice(shares, STREAMS * k + j, 1);
+                let part = g.mul("predicted_part", stream, share);
+                g.add("predictions", sum, part)
+            })
+        })
+    }
+
+    /// The streams, by what became of the first.
+    fn correct(&self, g: &mut Graph, predicted: [ValueId; STREAMS], became: ValueId) -> [ValueId; STREAMS] {
+        let modalities = self.modalities(g, became);
+        let shares = g.linear("all_coefs", &self.correct, modalities);
+        let less = g.scale("active_negated", predicted[0], -1.0);
+        let new = g.add("innovation", became, less);
+        std::array::from_fn(|k| {
+            let share = g.slice(shares, k, 1);
+            let part = g.mul("corrected_part", new, share);
+            let part = g.add("corrected_whole", part, new);
+            g.add("corrected", predicted[k], part)
+        })
+    }
+
+    /// What heads read.
+    fn attend(&self, g: &mut Graph, i: usize, h: ValueId) -> ValueId {
+        let dim = self.attention.key_dim;
+        match &self.source {
+            Source::Own { qkv, k_norm, v_norm } => {
+                let [q, k, v] = qkv.project(g, h);
+                let q = g.rms_norm("Qcur_normed", &self.q_norm, q);
+                let k = g.rms_norm("Kcur_normed", k_norm, k);
+                let v = g.rms_norm("Vcur_normed", v_norm, v);
+                let q = g.rope("Qcur_pos", q, dim, self.rope);
+                let k = g.rope("Kcur_pos", k, dim, self.rope);
+                g.attention("kqv_out", i, [q, k, v], self.attention)
+            }
+            Source::Layer(layer, q) => {
+                let q = g.linear("Qcur", q, h);
+                let q = g.rms_norm("Qcur_normed", &self.q_norm, q);
+                let q = g.rope("Qcur_pos", q, dim, self.rope);
+                g.attention_to("kqv_out", *layer, q, self.attention)
+            }
+        }
+    }
+
+    fn feed_forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
+        let mut gate = g.linear("ffn_gate", &self.gate, h);
+        let up = g.linear("ffn_up", &self.up, h);
+        if self.is_sparse {
+            gate = g.sparsify("ffn_gate_sparse", gate, DEVIATIONS);
+        }
+        let hidden = g.glu("ffn_glu", Glu::Gelu, gate, up);
+        let f = g.linear("ffn_out", &self.down, hidden);
+        g.rms_norm("ffn_post_norm", &self.post_ffn_norm, f)
+    }
+
+    fn forward(
+        &self,
+        g: &mut Graph,
+        i: usize,
+        streams: [ValueId; STREAMS],
+        said: ValueId,
+    ) -> [ValueId; STREAMS] {
+        let half = std::f32::consts::FRAC_1_SQRT_2;
+        let predicted = self.predict(g, streams);
+        let active = predicted[0];
+        let h = g.rms_norm("attn_norm", &self.attn_norm, active);
+        let thin = g.linear("laurel_l", &self.laurel[0], h);
+        let thin = g.linear("laurel_r", &self.laurel[1], thin);
+        let thin = g.rms_norm("laurel_normed", &self.laurel_norm, thin);
+        let laurel = g.add("laurel_out", thin, h);
+        let a = self.attend(g, i, h);
+        let a = g.linear("attn_out", &self.wo, a);
+        let a = g.rms_norm("attn_post_norm", &self.post_attn_norm, a);
+        let a = g.add("attn_gated", a, active);
+        let x = g.add("attn_laurel_sum", a, laurel);
+        let x = g.scale("attn_laurel", x, half);
+        let f = self.feed_forward(g, x);
+        let became = g.add("attn_ffw_laurel_gated", f, x);
+        let mut streams = self.correct(g, predicted, became);
+        let n_embd = g.value(active).cols;
+        let scale = g.embed("correct_scale", self.correct_scale, n_embd, Index::Fixed(0));
+        let first = g.mul("first_prediction", streams[0], scale);
+        let more = self.token.record(g, first, said);
+        for stream in &mut streams[1..] {
+            *stream = g.add("l_out", *stream, more);
+        }
+        streams
+    }
+}
+
+impl Architecture for Gemma3n {
+    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
+        let x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
+        let x = g.scale("inp_scaled", x, (self.n_embd as f32).sqrt());
+        let said = self.tokens.record(g, x);
+        let mut streams = std::array::from_fn(|k| match k.checked_sub(1) {
+            None => x,
+            Some(other) => {
+                let made = g.linear("altup_added", &self.out[other], x);
+                g.resize("inp_stacked", made, x)
+            }
+        });
+        for (i, layer) in self.layers.iter().enumerate() {
+            g.set_layer(Some(i));
+            let said = self.tokens.of_layer(g, said, i);
+            streams = layer.forward(g, i, streams, said).map(|stream| g.steer(i, stream));
+        }
+        g.set_layer(None);
+        if outputs_only {
+            streams = streams.map(|stream| g.gather_outputs(stream));
+        }
+        let [first, others @ ..] = streams;
+        let sum = others.into_iter().zip(&self.back).fold(first, |sum, (stream, back)| {
+            let made = g.linear("altup_unembd", back, stream);
+            let made = g.resize("altup_unembd_resized", made, first);
+            g.add("unembd_sum", sum, made)
+        });
+        let merged = g.scale("unembd_merged", sum, 1.0 / STREAMS as f32);
+        g.rms_norm("result_norm", &self.norm, merged)
+    }
+
+    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
+        let logits = g.linear("result_output", &self.head, hidden);
+        g.softcap("result_capped", logits, LOGIT_CAP)
+    }
+}

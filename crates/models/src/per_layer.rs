@@ -1,0 +1,84 @@
+//! What a token says to each layer beside its embedding (Gemma 3n and 4): a vector of its own a layer, and one that is made of the
+//! embedding.
+
+use puna_graph::{Glu, Graph, Index, Linear, Norm, ValueId, WeightId};
+
+use crate::error::ModelError;
+use crate::weights::Weights;
+
+/// Makes what tokens say.
+pub struct PerLayer {
+    n_embd: usize,
+    layers: usize,
+    width: usize,
+    table: WeightId,
+    projection: Linear,
+    norm: Norm,
+}
+
+/// What a layer makes of what is said to it.
+pub struct LayerInput {
+    gate: Linear,
+    projection: Linear,
+    norm: Norm,
+}
+
+impl PerLayer {
+    /// Loads `per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm` for vectors of this width.
+    pub fn load(
+        w: &mut Weights<'_>,
+        (n_embd, n_vocab): (usize, usize),
+        (layers, width): (usize, usize),
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        let all = width.saturating_mul(layers);
+        Ok(Self {
+            n_embd,
+            layers,
+            width,
+            table: w.tensor("per_layer_token_embd.weight", &[all, n_vocab])?,
+            projection: w.linear("per_layer_model_proj", n_embd, all)?,
+            norm: w.norm("per_layer_proj_norm", width, eps)?,
+        })
+    }
+
+    /// What is said to all layers, one after the other, where `x` are embeddings.
+    pub fn record(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let own = g.embed("inp_per_layer", self.table, self.width * self.layers, Index::Token);
+        let own = g.scale("inp_per_layer_selected", own, (self.width as f32).sqrt());
+        let made = g.linear("per_layer_proj", &self.projection, x);
+        let made = g.scale("per_layer_proj_scaled", made, 1.0 / (self.n_embd as f32).sqrt());
+        let made = g.rms_norm("per_layer_proj_normed", &self.norm, made);
+        let both = g.add("inp_per_layer_sum", made, own);
+        g.scale("inp_per_layer_scaled", both, std::f32::consts::FRAC_1_SQRT_2)
+    }
+
+    /// What is said to layer `i`.
+    pub fn of_layer(&self, g: &mut Graph, all: ValueId, i: usize) -> ValueId {
+        g.slice(all, i * self.width, self.width)
+    }
+}
+
+impl LayerInput {
+    /// Loads `inp_gate`, `proj` and `post_norm`.
+    pub fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        (n_embd, width): (usize, usize),
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            gate: w.linear(&format!("{block}.inp_gate"), n_embd, width)?,
+            projection: w.linear(&format!("{block}.proj"), width, n_embd)?,
+            norm: w.norm(&format!("{block}.post_norm"), n_embd, eps)?,
+        })
+    }
+
+    /// What is to be added to the stream, where `x` is the stream and `said` what the token says.
+    pub fn record(&self, g: &mut Graph, x: ValueId, said: ValueId) -> ValueId {
+        let gate = g.linear("per_layer_gate", &self.gate, x);
+        let y = g.glu("per_layer_glu", Glu::Gelu, gate, said);
+        let y = g.linear("per_layer_out", &self.projection, y);
+        g.rms_norm("per_layer_embd_out", &self.norm, y)
+    }
+}
