@@ -184,7 +184,7 @@ def test_a_request_chooses_its_adapters_in_every_dialect(server):
     message = [{"role": "user", "content": "Which animal has a long trunk?"}]
     for path, field, read in [
         ("/v1/chat/completions", "max_tokens", lambda body: body["choices"][0]["message"]["content"]),
-        ("/v1/messages", "max_tokens", lambda body: body["content"][0]["text"]),
+        ("/v1/messages", "max_tokens", lambda body: "".join(block.get("text", "") for block in body["content"])),
     ]:
         options = {"temperature": 0, "adapters": []}
         body = {"model": "both", "messages": message, field: 24, "options": options}
