@@ -90,6 +90,14 @@ impl App {
         })))
     }
 
+    /// Makes the folder of blobs where nothing was ever stored: commands of this machine see by it that they can share files with
+    /// the server instead of sending them. A store that cannot be written is served as it is.
+    pub(crate) fn make_folder(&self) {
+        if let Err(error) = self.0.store.make_folder() {
+            tracing::debug!(%error, "the folder of blobs is not made");
+        }
+    }
+
     /// Clears away in the background what no model uses, unless that is not wanted.
     pub(crate) fn tidy(&self) {
         if self.config().no_prune {
