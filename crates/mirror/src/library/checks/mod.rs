@@ -1,9 +1,14 @@
 //! Whether blobs still are what their names say. Disks give back other bytes than they were given, or none, and say nothing before
-//! somebody reads; clients find out, but only after they have fetched everything, and again each time.
+//! somebody reads; and whoever shares the folder may give files their names before he has looked what is in them.
 //!
-//! So a blob is read once more when somebody is first given bytes of it: by one thread, behind all that answers. What is damaged is put
-//! away and served no more; a library that others stand behind fetches it again. What was found whole is known by its file, as long as
-//! nobody writes to that, until the mirror ends.
+//! So a blob is read once more when somebody is first given bytes of it, and until it was found whole nobody gets its last byte: a
+//! damaged one is never given out wholly. It is put away and served no more; a library that others stand behind fetches it again. What
+//! was found whole is known by its file, as long as nobody writes to that, until the mirror ends. It is not written down: what a file was
+//! found to be once says nothing of what the disk gives now, and a start is when that is looked at.
+//!
+//! Small blobs are read before anything of them is given out. Large ones are read by threads behind it, a slice of each in turn.
+
+mod reading;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -15,10 +20,13 @@ use std::time::{Duration, Instant};
 
 use puna_store::{Digest, Stamp, same_file, sync_dir, touch};
 
-use super::blobs::FileBlob;
+use super::Blob;
+use super::blobs::{FileBlob, read_some_at};
 use super::folder::{self, Folder, absent};
 use crate::error::MirrorError;
 use crate::lock::lock;
+pub(super) use reading::Pending;
+use reading::{Outcome, ReadAt, Reading};
 
 /// Files that are remembered.
 const MAX_KNOWN: usize = 100_000;
@@ -27,29 +35,47 @@ const MAX_KNOWN: usize = 100_000;
 /// not cost the disk a large model each time.
 const AGAIN: Duration = Duration::from_secs(60 * 60);
 
+/// Threads that read at most.
+const MAX_THREADS: usize = 4;
+
+/// How it is done.
+#[derive(Debug, Clone, Copy)]
+struct Manner {
+    again: Duration,
+    /// Bytes up to which a blob is read before anything of it is given out.
+    small: u64,
+    /// Bytes of one that are read before it is the next one's turn.
+    slice: u64,
+    threads: usize,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+        Self { again: AGAIN, small: 1 << 20, slice: 64 << 20, threads }
+    }
+}
+
 /// Reads blobs once more. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Checks(Arc<Inner>);
 
 struct Inner {
     folder: Folder,
-    again: Duration,
-    read: Box<Read>,
+    manner: Manner,
+    read: Box<ReadAt>,
     state: Mutex<State>,
     /// Blobs that were put away.
     lost: AtomicU64,
 }
 
-/// Reads a file to its end.
-type Read = dyn Fn(&Path) -> io::Result<Digest> + Send + Sync;
-
 #[derive(Default)]
 struct State {
     /// By the digest and the file without its times.
     known: HashMap<Known, Judged>,
-    waiting: VecDeque<Known>,
-    /// Whether a thread reads what waits.
-    at_work: bool,
+    /// What is being read, but for what the threads are at.
+    waiting: VecDeque<Reading>,
+    threads: usize,
 }
 
 /// A file that was opened as a blob.
@@ -72,26 +98,18 @@ struct Judged {
     at: Instant,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    Unread,
+    /// It is being read.
+    Unread(Pending),
     Whole,
     Damaged,
 }
 
-/// What reading a file once more has come to.
-enum Outcome {
-    Whole,
-    /// Why it is.
-    Damaged(String),
-    /// Somebody has replaced or removed it meanwhile.
-    Gone,
-}
-
 impl State {
-    fn verdict(&self, known: &Known) -> Option<Verdict> {
+    /// What is known of a file, as far as it is the same.
+    fn verdict(&self, known: &Known) -> Option<&Verdict> {
         let judged = self.known.get(&known.key())?;
-        judged.stamp.has_bytes_of(&known.stamp).then_some(judged.verdict)
+        judged.stamp.has_bytes_of(&known.stamp).then_some(&judged.verdict)
     }
 
     fn judge(&mut self, known: &Known, verdict: Verdict) {
@@ -99,21 +117,25 @@ impl State {
         self.known.insert(known.key(), judged);
     }
 
-    /// Whether a file need not be read now.
-    fn is_settled(&self, known: &Known, again: Duration) -> bool {
-        self.known.get(&known.key()).is_some_and(|judged| match judged.verdict {
-            // It is read as it is then.
-            Verdict::Unread => true,
-            Verdict::Whole => judged.stamp.has_bytes_of(&known.stamp) || judged.at.elapsed() < again,
-            Verdict::Damaged => judged.stamp.has_bytes_of(&known.stamp),
+    /// Whether a file was found whole and need not be read now.
+    fn is_whole(&self, known: &Known, again: Duration) -> bool {
+        self.known.get(&known.key()).is_some_and(|judged| {
+            matches!(judged.verdict, Verdict::Whole)
+                && (judged.stamp.has_bytes_of(&known.stamp) || judged.at.elapsed() < again)
         })
+    }
+
+    fn is_damaged(&self, known: &Known) -> bool {
+        matches!(self.verdict(known), Some(Verdict::Damaged))
     }
 
     /// Forgets what can be found out again.
     fn make_room(&mut self) {
-        for verdict in [Verdict::Whole, Verdict::Damaged] {
+        let is_whole = |judged: &Judged| matches!(judged.verdict, Verdict::Whole);
+        let is_damaged = |judged: &Judged| matches!(judged.verdict, Verdict::Damaged);
+        for is_one in [is_whole, is_damaged] {
             if self.known.len() >= MAX_KNOWN {
-                self.known.retain(|_, judged| judged.verdict != verdict);
+                self.known.retain(|_, judged| !is_one(judged));
             }
         }
     }
@@ -121,11 +143,11 @@ impl State {
 
 impl Checks {
     pub(crate) fn new(folder: Folder) -> Self {
-        Self::reading(folder, AGAIN, Box::new(|path| Ok(Digest::of_reader(&mut File::open(path)?)?.0)))
+        Self::reading(folder, Manner::default(), Box::new(read_some_at))
     }
 
-    fn reading(folder: Folder, again: Duration, read: Box<Read>) -> Self {
-        Self(Arc::new(Inner { folder, again, read, state: Mutex::default(), lost: AtomicU64::new(0) }))
+    fn reading(folder: Folder, manner: Manner, read: Box<ReadAt>) -> Self {
+        Self(Arc::new(Inner { folder, manner, read, state: Mutex::default(), lost: AtomicU64::new(0) }))
     }
 
     /// How many blobs were put away.
@@ -133,96 +155,120 @@ impl Checks {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// An open blob, unless it is known to be damaged. Waits for the disk.
+    /// An open blob, unless it is known to be damaged; a small one is whole. Waits for the disk.
     pub(crate) fn open(&self, digest: &Digest) -> Result<Option<FileBlob>, MirrorError> {
         for path in self.0.folder.places(digest) {
             let Some(blob) = FileBlob::open(&path)? else { continue };
-            let stamp =
-                blob.metadata().and_then(|meta| Stamp::of(&meta)).map_err(folder::io("read", &path))?;
-            let known = Known { digest: *digest, stamp };
-            if lock(&self.0.state).verdict(&known) != Some(Verdict::Damaged) {
+            let stamp = Stamp::of(&blob.file().metadata().map_err(folder::io("read", &path))?);
+            let known = Known { digest: *digest, stamp: stamp.map_err(folder::io("read", &path))? };
+            if blob.size() <= self.0.manner.small {
+                self.read_now(known, blob.file());
+            }
+            if !lock(&self.0.state).is_damaged(&known) {
                 return Ok(Some(blob.checked(self.clone(), known)));
             }
         }
         Ok(None)
     }
 
-    /// Somebody is given bytes of a blob: has it read once more, if it was not.
-    pub(crate) fn given(&self, known: Known) {
-        let mut state = lock(&self.0.state);
-        if state.is_settled(&known, self.0.again) {
-            return;
+    /// Reads a file at once, if it was not.
+    fn read_now(&self, known: Known, file: &Arc<File>) {
+        {
+            let state = lock(&self.0.state);
+            if state.is_whole(&known, self.0.manner.again) || state.is_damaged(&known) {
+                return;
+            }
         }
-        state.make_room();
-        state.judge(&known, Verdict::Unread);
-        state.waiting.push_back(known);
-        if state.at_work {
-            return;
-        }
-        let checks = self.clone();
-        let begun = std::thread::Builder::new().name("puna-check".into()).spawn(move || checks.work());
-        state.at_work = begun.inspect_err(|error| tracing::warn!(%error, "blobs are not checked")).is_ok();
-    }
-
-    /// Somebody could not be given bytes of a blob: what was found before counts no more.
-    pub(crate) fn failed(&self, known: Known) {
-        let mut state = lock(&self.0.state);
-        if state.verdict(&known) == Some(Verdict::Whole) {
-            state.known.remove(&known.key());
-        }
-        drop(state);
-        self.given(known);
-    }
-
-    /// Reads what waits.
-    fn work(&self) {
-        step_back();
+        let mut reading = Reading::new(known, file);
         loop {
-            let mut known = {
-                let mut state = lock(&self.0.state);
-                let Some(known) = state.waiting.pop_front() else {
-                    state.at_work = false;
-                    return;
-                };
-                known
-            };
-            match self.read(&mut known) {
-                Ok(Outcome::Whole) => lock(&self.0.state).judge(&known, Verdict::Whole),
-                Ok(Outcome::Damaged(reason)) => self.put_away(&known, &reason),
-                Ok(Outcome::Gone) => self.forget(&known),
-                Err(error) => {
-                    let digest = known.digest;
-                    tracing::error!(%digest, %error, "this blob is not checked");
-                    self.forget(&known);
-                }
+            if let Some(outcome) = reading.go_on(&self.0.folder, &*self.0.read, u64::MAX) {
+                return self.end(&reading, outcome);
             }
         }
     }
 
-    fn forget(&self, known: &Known) {
-        lock(&self.0.state).known.remove(&known.key());
+    /// Somebody is given bytes of a blob: has it read once more, if it was not. What comes of that, if it is not known to be whole.
+    pub(crate) fn given(&self, known: Known, file: &Arc<File>) -> Option<Pending> {
+        let mut state = lock(&self.0.state);
+        if state.is_whole(&known, self.0.manner.again) {
+            return None;
+        }
+        match state.known.get(&known.key()).map(|judged| &judged.verdict) {
+            Some(Verdict::Unread(pending)) => return Some(pending.clone()),
+            Some(Verdict::Damaged) if state.is_damaged(&known) => {
+                return Some(Pending::ended(Outcome::Damaged("so it was found before".into())));
+            }
+            _ => {}
+        }
+        let reading = Reading::new(known, file);
+        let pending = reading.pending();
+        state.make_room();
+        state.judge(&known, Verdict::Unread(pending.clone()));
+        state.waiting.push_back(reading);
+        if state.threads < self.0.manner.threads {
+            let checks = self.clone();
+            let begun = std::thread::Builder::new().name("puna-check".into()).spawn(move || checks.work());
+            match begun {
+                Ok(_) => state.threads += 1,
+                Err(error) => {
+                    tracing::warn!(%error, "blobs are checked by fewer threads");
+                    if state.threads == 0 {
+                        // Who waits for it is told by its end.
+                        state.waiting.pop_back();
+                        state.known.remove(&known.key());
+                    }
+                }
+            }
+        }
+        Some(pending)
     }
 
-    /// Reads a file, as it is now. It is damaged where it is found to be so twice, since it may be the memory that errs.
-    fn read(&self, known: &mut Known) -> io::Result<Outcome> {
-        let places = self.0.folder.places(&known.digest);
-        let mut there = places.iter().filter_map(|place| Some((place, Stamp::at(place)?)));
-        let Some((place, stamp)) = there.find(|(_, stamp)| stamp.is_file_of(&known.stamp)) else {
-            return Ok(Outcome::Gone);
-        };
-        known.stamp = stamp;
-        let mut reason = String::new();
-        for _ in 0..2 {
-            reason = match (self.0.read)(place) {
-                Ok(digest) if digest == known.digest => return Ok(Outcome::Whole),
-                Ok(_) => "it has other bytes than its name says".into(),
-                Err(error) if is_of_the_disk(&error) => format!("it cannot be read: {error}"),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Outcome::Gone),
-                Err(error) => return Err(error),
-            };
+    /// Somebody could not be given bytes of a blob: what was found before counts no more.
+    pub(crate) fn failed(&self, known: Known, file: &Arc<File>) {
+        let mut state = lock(&self.0.state);
+        if matches!(state.verdict(&known), Some(Verdict::Whole)) {
+            state.known.remove(&known.key());
         }
-        let is_same = Stamp::at(place).is_some_and(|now| now.has_bytes_of(&stamp));
-        Ok(if is_same { Outcome::Damaged(reason) } else { Outcome::Gone })
+        drop(state);
+        self.given(known, file);
+    }
+
+    /// Reads what waits, a slice of each in turn.
+    fn work(&self) {
+        step_back();
+        loop {
+            let mut reading = {
+                let mut state = lock(&self.0.state);
+                let Some(reading) = state.waiting.pop_front() else {
+                    state.threads -= 1;
+                    return;
+                };
+                reading
+            };
+            match reading.go_on(&self.0.folder, &*self.0.read, self.0.manner.slice) {
+                None => lock(&self.0.state).waiting.push_back(reading),
+                Some(outcome) => self.end(&reading, outcome),
+            }
+        }
+    }
+
+    /// A file was read to its end.
+    fn end(&self, reading: &Reading, outcome: Outcome) {
+        let known = &reading.known;
+        match &outcome {
+            Outcome::Whole => lock(&self.0.state).judge(known, Verdict::Whole),
+            Outcome::Damaged(reason) => self.put_away(known, reason),
+            Outcome::Gone => self.forget(known),
+            Outcome::Unknown(error) => {
+                tracing::error!(digest = %known.digest, error, "this blob is not checked");
+                self.forget(known);
+            }
+        }
+        reading.tell(outcome);
+    }
+
+    fn forget(&self, known: &Known) {
+        lock(&self.0.state).known.remove(&known.key());
     }
 
     /// Puts a damaged blob where nobody is served from, for people to look at.
@@ -296,234 +342,12 @@ impl Folder {
     }
 }
 
-/// Whether an error of reading is the disk's, or the file system's that finds its own sums wrong: the file will give no other answer.
-fn is_of_the_disk(error: &io::Error) -> bool {
-    const CODES: &[i32] = if cfg!(windows) {
-        // CRC, SECTOR_NOT_FOUND, READ_FAULT, IO_DEVICE, FILE_CORRUPT, DISK_CORRUPT.
-        &[23, 27, 30, 1117, 1392, 1393]
-    } else if cfg!(target_os = "linux") {
-        // EIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO.
-        &[5, 61, 74, 84, 117, 121]
-    } else {
-        // EIO.
-        &[5]
-    };
-    error.raw_os_error().is_some_and(|code| CODES.contains(&code))
-}
-
-/// Lets all others go first.
+/// Lets others go first, but not for ever: somebody waits for what is found.
 fn step_back() {
     // On Linux this is of the calling thread.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, 19);
+    let _ = rustix::process::setpriority_process(None, 5);
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicI32, AtomicUsize};
-
-    use futures_util::TryStreamExt;
-    use puna_store::Store;
-
-    use super::*;
-    use crate::library::Blob;
-    use crate::library::folder::blocking;
-
-    struct Bench {
-        _dir: tempfile::TempDir,
-        store: Arc<Store>,
-        folder: Folder,
-        checks: Checks,
-        /// How often a file was read.
-        reads: Arc<AtomicUsize>,
-        /// What reading ends with, if that is an error.
-        error: Arc<AtomicI32>,
-    }
-
-    fn bench(again: Duration) -> Bench {
-        bench_with(again, Vec::new())
-    }
-
-    fn bench_with(again: Duration, others: Vec<PathBuf>) -> Bench {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(dir.path()).unwrap().with_others(others));
-        let folder = Folder::new(store.clone());
-        let (reads, error) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicI32::new(0)));
-        let (count, fault) = (reads.clone(), error.clone());
-        let read = move |path: &Path| {
-            count.fetch_add(1, Ordering::Relaxed);
-            match fault.load(Ordering::Relaxed) {
-                0 => Ok(Digest::of(&fs::read(path)?)),
-                code => Err(io::Error::from_raw_os_error(code)),
-            }
-        };
-        let checks = Checks::reading(folder.clone(), again, Box::new(read));
-        Bench { _dir: dir, store, folder, checks, reads, error }
-    }
-
-    impl Bench {
-        async fn blob(&self, digest: Digest) -> Option<FileBlob> {
-            let checks = self.checks.clone();
-            blocking(move || checks.open(&digest)).await.unwrap()
-        }
-
-        /// What somebody is given, when that has been checked.
-        async fn read(&self, digest: Digest) -> Option<Vec<u8>> {
-            let blob = Box::new(self.blob(digest).await?);
-            let size = blob.size();
-            let pieces: Vec<bytes::Bytes> = blob.read(0..size).try_collect().await.unwrap();
-            self.checked().await;
-            Some(pieces.concat())
-        }
-
-        /// Waits until nothing waits.
-        async fn checked(&self) {
-            while lock(&self.checks.0.state).at_work {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        }
-
-        fn verdicts(&self) -> Vec<Verdict> {
-            lock(&self.checks.0.state).known.values().map(|judged| judged.verdict).collect()
-        }
-
-        fn reads(&self) -> usize {
-            self.reads.load(Ordering::Relaxed)
-        }
-
-        /// Gives a file a later time, as pulls do with what they find here.
-        fn touch(&self, digest: &Digest) {
-            let file = File::options().append(true).open(self.store.blob_path(digest)).unwrap();
-            let later = file.metadata().unwrap().modified().unwrap() + Duration::from_secs(5);
-            file.set_modified(later).unwrap();
-        }
-
-        /// The files that were put away.
-        fn damaged(&self) -> Vec<String> {
-            folder::names(&self.folder.damaged()).unwrap()
-        }
-    }
-
-    #[tokio::test]
-    async fn a_blob_is_read_once_more_and_then_known_by_its_file() {
-        let bench = bench(Duration::ZERO);
-        let blob = bench.store.add_blob(&[7; 1 << 20]).unwrap();
-        assert!(bench.blob(blob.digest).await.is_some());
-        assert_eq!((bench.verdicts(), bench.reads()), (vec![], 0), "nobody was given bytes");
-        for _ in 0..3 {
-            assert_eq!(bench.read(blob.digest).await.unwrap().len(), 1 << 20);
-            assert_eq!((bench.verdicts(), bench.reads()), (vec![Verdict::Whole], 1));
-        }
-        // Somebody has written to it, for all that is known.
-        bench.touch(&blob.digest);
-        for _ in 0..2 {
-            bench.read(blob.digest).await.unwrap();
-            assert_eq!((bench.verdicts(), bench.reads()), (vec![Verdict::Whole], 2));
-        }
-        assert_eq!(bench.checks.lost(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_file_that_is_touched_again_and_again_is_not_read_each_time() {
-        let bench = bench(AGAIN);
-        let digest = bench.store.add_blob(b"weights of a model").unwrap().digest;
-        for _ in 0..5 {
-            bench.read(digest).await.unwrap();
-            bench.touch(&digest);
-        }
-        assert_eq!((bench.verdicts(), bench.reads()), (vec![Verdict::Whole], 1));
-    }
-
-    #[tokio::test]
-    async fn a_damaged_blob_is_served_no_more_under_any_of_its_names() {
-        let bench = bench(AGAIN);
-        let digest = bench.store.add_blob(b"weights of a model").unwrap().digest;
-        bench.folder.take_from_store(&digest).unwrap();
-        fs::write(bench.store.blob_path(&digest), b"weights of a moxel").unwrap();
-        assert_eq!(bench.read(digest).await.unwrap(), b"weights of a moxel");
-        assert_eq!(bench.reads(), 2, "it may be the memory that errs");
-        assert_eq!(bench.read(digest).await, None);
-        assert_eq!(bench.checks.lost(), 1);
-        assert!(!bench.store.has_blob(&digest) && !bench.folder.blob(&digest).exists());
-        assert_eq!(bench.damaged(), [digest.file_name()]);
-        assert_eq!(fs::read(bench.folder.damaged().join(digest.file_name())).unwrap(), b"weights of a moxel");
-        // A good one takes its place.
-        bench.store.add_blob(b"weights of a model").unwrap();
-        for _ in 0..2 {
-            assert_eq!(bench.read(digest).await.unwrap(), b"weights of a model");
-        }
-        assert_eq!((bench.checks.lost(), bench.reads()), (1, 3));
-    }
-
-    #[tokio::test]
-    async fn a_blob_that_the_disk_does_not_give_is_damaged() {
-        let bench = bench(AGAIN);
-        let digest = bench.store.add_blob(b"weights of a model").unwrap().digest;
-        // What a process has too much of says nothing of the file.
-        bench.error.store(24, Ordering::Relaxed);
-        bench.read(digest).await.unwrap();
-        assert_eq!((bench.verdicts(), bench.checks.lost()), (vec![], 0));
-        bench.error.store(5, Ordering::Relaxed);
-        assert!(bench.read(digest).await.is_some(), "nobody knows yet");
-        assert_eq!(bench.read(digest).await, None);
-        assert_eq!((bench.checks.lost(), bench.damaged()), (1, vec![digest.file_name()]));
-        assert!(!bench.store.has_blob(&digest));
-    }
-
-    #[tokio::test]
-    async fn a_file_that_was_whole_is_read_again_when_somebody_cannot_be_given_its_bytes() {
-        let bench = bench(AGAIN);
-        let digest = bench.store.add_blob(b"weights of a model").unwrap().digest;
-        bench.read(digest).await.unwrap();
-        let blob = Box::new(bench.blob(digest).await.unwrap());
-        let size = blob.size();
-        File::options().write(true).open(bench.store.blob_path(&digest)).unwrap().set_len(3).unwrap();
-        let given: Result<Vec<bytes::Bytes>, _> = blob.read(0..size).try_collect().await;
-        assert!(given.is_err());
-        bench.checked().await;
-        assert_eq!(bench.verdicts(), [], "it is another file now");
-        assert_eq!(bench.read(digest).await.unwrap(), b"wei");
-        assert_eq!(bench.read(digest).await, None);
-    }
-
-    #[test]
-    fn a_file_that_comes_in_the_place_of_a_damaged_one_is_put_back() {
-        let bench = bench(AGAIN);
-        let digest = bench.store.add_blob(b"weights of a model").unwrap().digest;
-        let place = bench.store.blob_path(&digest);
-        let good = Stamp::at(&place).unwrap();
-        let elsewhere = bench.folder.store.root().join("other");
-        fs::write(&elsewhere, b"weights of a moxel").unwrap();
-        let damaged = Known { digest, stamp: Stamp::at(&elsewhere).unwrap() };
-        assert_eq!(bench.folder.take_away(&place, &damaged), Ok(None));
-        assert!(Stamp::at(&place).unwrap().has_bytes_of(&good));
-        assert_eq!(bench.damaged(), [""; 0]);
-        fs::rename(&elsewhere, &place).unwrap();
-        assert!(bench.folder.take_away(&place, &damaged).unwrap().is_some());
-        assert_eq!(bench.folder.take_away(&place, &damaged), Ok(None), "there is none");
-    }
-
-    #[cfg(unix)]
-    #[tokio::test]
-    async fn a_damaged_blob_of_a_folder_that_is_only_read_makes_room_for_a_good_one() {
-        let other = bench(AGAIN);
-        let digest = other.store.add_blob(b"weights of a model").unwrap().digest;
-        let place = other.store.blob_path(&digest);
-        fs::write(&place, b"weights of a moxel").unwrap();
-        let bench = bench_with(AGAIN, vec![other.store.root().to_owned()]);
-        assert!(bench.read(digest).await.is_some());
-        assert_eq!(bench.read(digest).await, None);
-        assert!(place.exists(), "folders that are only read stay as they are");
-        assert_eq!(bench.checks.lost(), 1);
-        // A download would find it here.
-        assert!(!bench.store.has_blob(&digest) && !bench.store.hold_blob(&digest, 18));
-        bench.store.add_blob(b"weights of a model").unwrap();
-        assert_eq!(bench.read(digest).await.unwrap(), b"weights of a model");
-        fs::remove_file(bench.store.blob_path(&digest)).unwrap();
-        // Mended where it is, it counts again.
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        fs::write(&place, b"weights of a model").unwrap();
-        assert_eq!(bench.read(digest).await.unwrap(), b"weights of a model");
-        assert!(bench.read(digest).await.is_some());
-    }
-}
+mod tests;
