@@ -241,6 +241,29 @@ impl Stock {
         made
     }
 
+    /// Lets a repository have a blob that is here, where there is room for it. Says whether it is here.
+    pub(crate) async fn mount(
+        &self,
+        library: &dyn Library,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        let namespace = name.namespace();
+        let mut turn = None;
+        if let Some(quota) = self.quota(namespace) {
+            let Some(blob) = library.blob(digest).await? else { return Ok(false) };
+            turn = Some(self.uploading.turn(namespace).await);
+            let held = self.held(library, namespace, true).await?;
+            if !held.contains_key(&digest) {
+                fits(namespace, quota, sum(&held), blob.size())?;
+            }
+        }
+        let mounted = library.mount(name, digest).await?;
+        self.changed();
+        drop(turn);
+        Ok(mounted)
+    }
+
     /// Gives an upload up.
     pub(crate) async fn cancel(
         &self,

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
@@ -12,8 +13,9 @@ use puna_store::{Digest, sync_dir};
 
 use super::checks::{Checks, Known, Pending};
 use super::folder::{self, Folder, absent, blocking, io};
-use super::{Blob, Body};
+use super::{Blob, Body, mark_of};
 use crate::error::MirrorError;
+use crate::name::Repository;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
@@ -43,6 +45,36 @@ impl Folder {
         // Before the manifest that needs it is there.
         sync_dir(&self.blobs());
         Ok(())
+    }
+
+    /// Keeps a blob that is here for a repository that will name it in a manifest: whatever else goes meanwhile, it stays as long as one
+    /// that was pushed. Says whether it is here.
+    pub(crate) fn mount(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        let _changes = self.changes()?;
+        match self.take_from_store(digest) {
+            Err(MirrorError::ManifestBlobUnknown(_)) => return Ok(false),
+            // The store's models go without this lock.
+            Err(_) if !self.store.has_blob(digest) => return Ok(false),
+            taken => taken?,
+        }
+        let blob = self.blob(digest);
+        let size = fs::metadata(&blob).map_err(io("read", &blob))?.len();
+        self.mark_brought(name, digest, size)?;
+        Ok(true)
+    }
+
+    /// Says that a repository has been brought a blob, by which it stays until a manifest needs it, or for a day.
+    pub(crate) fn mark_brought(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<(), MirrorError> {
+        let brought = self.brought().join(name.folder());
+        let mark = brought.join(mark_of(digest, size));
+        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
+        let made = File::create(&mark).and_then(|mark| mark.set_modified(SystemTime::now()));
+        made.map_err(io("write", &mark))
     }
 
     /// Removes a blob that was pushed and that no manifest needs.

@@ -8,6 +8,8 @@ mod holding;
 mod manifests;
 pub(crate) mod notes;
 mod objects;
+#[cfg(all(test, unix))]
+mod races;
 mod store;
 mod through;
 mod uploads;
@@ -153,6 +155,13 @@ pub trait Library: Send + Sync + 'static {
 
     /// Removes a blob that no manifest needs. Says whether there was one.
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool>;
+
+    /// Lets a repository have a blob that is here as if its bytes had been pushed there: it may wait for a manifest as long. Says whether
+    /// it is here.
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let _ = name;
+        Box::pin(async move { Ok(self.blob(digest).await?.is_some()) })
+    }
 
     /// Begins an upload to a repository.
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId>;

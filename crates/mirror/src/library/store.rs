@@ -49,7 +49,7 @@ impl StoreLibrary {
 
 impl Folder {
     /// Removes pushed blobs that no manifest needs, a day after they came. Those of models are the store's by then.
-    fn sweep(&self) -> Result<(usize, u64), MirrorError> {
+    pub(super) fn sweep(&self) -> Result<(usize, u64), MirrorError> {
         // Who has nothing to clear away makes no folder for a lock.
         if !self.is_there() {
             return Ok((0, 0));
@@ -267,6 +267,11 @@ impl Library for StoreLibrary {
             }
             Ok(())
         })
+    }
+
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.mount(&name, &digest)))
     }
 
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {

@@ -205,6 +205,14 @@ impl Library for Through {
         self.0.library.land(name, tag, manifest, store)
     }
 
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            self.own(name)?;
+            // What arrives just now is no blob of the library yet: its bytes are to be pushed.
+            self.0.library.mount(name, digest).await
+        })
+    }
+
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
         Box::pin(async move {
             self.own(name)?;

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::folder::{self, Folder, absent, blocking, io};
-use super::{Part, UploadId, mark_of};
+use super::{Part, UploadId};
 use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::name::Repository;
@@ -326,11 +326,7 @@ impl Session {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
         }
         // Who brought the bytes may name them in a manifest, until when they stay.
-        let brought = folder.brought().join(self.repository()?.folder());
-        let mark = brought.join(mark_of(&digest, self.note.committed));
-        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
-        let made = File::create(&mark).and_then(|mark| mark.set_modified(SystemTime::now()));
-        made.map_err(io("write", &mark))?;
+        folder.mark_brought(&self.repository()?, &digest, self.note.committed)?;
         let dir = folder.blobs();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         file.sync_all().map_err(io("write", &path))?;

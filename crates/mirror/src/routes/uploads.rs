@@ -38,6 +38,7 @@ impl Mirror {
         if let Some(digest) = question
             && self.library().blob(digest).await?.is_some()
             && self.sees(holder, digest).await?
+            && self.stock().mount(self.library(), &name, digest).await?
         {
             return Ok(created(&name, &digest));
         }
