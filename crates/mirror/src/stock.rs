@@ -96,13 +96,35 @@ impl<T> Kept<T> {
     }
 }
 
+/// What repositories have.
+struct Holdings {
+    all: Vec<Holding>,
+    /// Where among them a blob is.
+    by_blob: HashMap<Digest, Vec<usize>>,
+}
+
+impl Holdings {
+    fn new(all: Vec<Holding>) -> Self {
+        let mut by_blob: HashMap<Digest, Vec<usize>> = HashMap::new();
+        for (n, held) in all.iter().enumerate() {
+            held.blobs.iter().for_each(|(blob, _)| by_blob.entry(*blob).or_default().push(n));
+        }
+        Self { all, by_blob }
+    }
+
+    /// Those that have a blob.
+    fn of_blob(&self, digest: &Digest) -> impl Iterator<Item = &Holding> {
+        self.by_blob.get(digest).into_iter().flatten().map(|n| &self.all[*n])
+    }
+}
+
 /// Knows what the library holds.
 #[derive(Default)]
 pub(crate) struct Stock {
     quotas: Vec<Quota>,
     /// How often manifests or blobs have come or gone.
     changes: AtomicU64,
-    holdings: Kept<Vec<Holding>>,
+    holdings: Kept<Holdings>,
     /// Of namespaces that have a quota: what one of them has need not be looked for among all.
     namespaces: Mutex<HashMap<String, Arc<Kept<Vec<Holding>>>>>,
     shown: Kept<Vec<Shown>>,
@@ -117,8 +139,9 @@ impl Stock {
     }
 
     /// What the library holds, or held a while ago.
-    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Vec<Holding>>, MirrorError> {
-        self.holdings.get(|| self.changes(library), age, || library.holdings()).await
+    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Holdings>, MirrorError> {
+        let look = || async { Ok(Holdings::new(library.holdings().await?)) };
+        self.holdings.get(|| self.changes(library), age, look).await
     }
 
     /// The same of a namespace, as new as a quota must know it.
@@ -149,11 +172,13 @@ impl Stock {
         self.changes.fetch_add(1, Relaxed);
     }
 
-    /// Whether somebody may know of a blob that is here.
+    /// Whether somebody who asks in a repository may know of a blob that is here. Most often it is of that very repository; all of the
+    /// others are looked through where it is not.
     pub(crate) async fn sees(
         &self,
         library: &dyn Library,
         holder: Option<&Holder>,
+        name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
         let Some(holder) = holder.filter(|holder| !holder.namespaces.is_empty()) else { return Ok(true) };
@@ -162,13 +187,11 @@ impl Stock {
             return Ok(true);
         }
         let may = |name: &Repository| holder.may(Right::Read, Some(name));
-        let mut sees = false;
-        // What began a moment ago counts: nobody is refused by what was known before.
-        for age in [RECENT, Duration::ZERO] {
+        let mut sees = may(name) && library.needs(name, digest).await?;
+        // What others did a moment ago counts, and what was done here always does: nobody is refused by what was known long before.
+        for age in [RECENT, NEWEST] {
             if !sees {
-                let holdings = self.holdings(library, age).await?;
-                let needs = |held: &Holding| held.blobs.iter().any(|(of, _)| *of == digest);
-                sees = holdings.iter().any(|held| needs(held) && may(&held.name));
+                sees = self.holdings(library, age).await?.of_blob(&digest).any(|held| may(&held.name));
             }
         }
         if sees {
@@ -316,7 +339,7 @@ impl Stock {
     /// How much there is, for those who watch.
     pub(crate) async fn figures(&self, library: &dyn Library) -> Result<Vec<Figure>, MirrorError> {
         let holdings = self.holdings(library, RECENT).await?;
-        let kept = holdings.iter().filter(|held| held.manifest.is_some());
+        let kept = holdings.all.iter().filter(|held| held.manifest.is_some());
         let blobs: HashMap<Digest, u64> = kept.clone().flat_map(|held| held.blobs.iter().copied()).collect();
         let mut figures = vec![
             Figure::gauge("puna_mirror_manifests", "Manifests that are kept.", kept.count() as u64),
@@ -346,7 +369,7 @@ impl Stock {
         }
         let mut all: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
         let holdings = self.holdings(library, RECENT).await?;
-        for held in holdings.iter().filter(|held| held.manifest.is_some()) {
+        for held in holdings.all.iter().filter(|held| held.manifest.is_some()) {
             let blobs = all.entry(held.name.namespace().to_ascii_lowercase()).or_default();
             blobs.extend(held.blobs.iter().copied());
         }

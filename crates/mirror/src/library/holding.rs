@@ -34,6 +34,11 @@ impl Holding {
         Self { name, manifest: Some(manifest.digest), blobs, is_model: false, children, subject, written }
     }
 
+    /// Whether it needs a blob, or is one.
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.blobs.iter().any(|(blob, _)| blob == digest)
+    }
+
     /// A blob that was brought, by the name that says so.
     pub(super) fn of_mark(name: Repository, mark: &str) -> Option<Self> {
         let (hex, size) = mark.split_once('-')?;

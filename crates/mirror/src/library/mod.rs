@@ -104,6 +104,9 @@ pub trait Library: Send + Sync + 'static {
     /// The same of one namespace, whose case does not count.
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>>;
 
+    /// Whether a manifest of a repository needs a blob, or it was brought there a short while ago.
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool>;
+
     /// What was asked others for.
     fn fetches(&self) -> BoxFuture<'_, Fetches> {
         Box::pin(std::future::ready(Fetches::default()))

@@ -10,6 +10,7 @@ use puna_store::{Digest, Entry, Store, last_use};
 
 use super::checks::Checks;
 use super::folder::{self, Folder, blocking};
+use super::manifests::SOME_TAG;
 use super::notes::Notes;
 use super::uploads::Uploads;
 use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown, UploadId};
@@ -139,6 +140,18 @@ impl Folder {
         Ok(holdings)
     }
 
+    /// Whether a manifest of a repository needs a blob, or it was brought there. Nothing of others is read.
+    fn needs_in(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        let marks = folder::names(&self.brought().join(name.folder()))?;
+        let brought = marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark));
+        if brought.chain(self.kept_of(name)?).any(|held| held.has(digest)) {
+            return Ok(true);
+        }
+        let Some(model) = name.model(SOME_TAG) else { return Ok(false) };
+        let has = |entry: &Entry| entry.manifest.blobs().any(|layer| layer.digest == *digest);
+        Ok(self.store.tagged(&model)?.iter().any(has))
+    }
+
     /// The manifests of a repository in the registry's folder.
     pub(crate) fn kept_of(&self, name: &Repository) -> Result<Vec<Holding>, MirrorError> {
         let mut kept = Vec::new();
@@ -226,6 +239,11 @@ impl Library for StoreLibrary {
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
         let namespace = namespace.to_owned();
         Box::pin(self.with(move |folder| folder.holdings(|name| name.is_in(&namespace))))
+    }
+
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.needs_in(&name, &digest)))
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

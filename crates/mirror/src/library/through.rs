@@ -304,6 +304,13 @@ impl Library for Through {
         })
     }
 
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let comes = || self.0.coming().iter().any(|held| held.name == *name && held.has(&digest));
+            Ok(self.0.library.needs(name, digest).await? || comes())
+        })
+    }
+
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {
         self.0.library.repositories()
     }

@@ -21,7 +21,7 @@ impl Mirror {
     ) -> Answered {
         let asker = asker(head, holder);
         let blob = self.library().blob_for(&name, of, asker).await?.ok_or(MirrorError::BlobUnknown(of))?;
-        if !self.sees(holder, of).await? && !self.library().vouches(&name, of).await? {
+        if !self.sees(holder, &name, of).await? && !self.library().vouches(&name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
         let (size, etag) = (blob.size(), format!("\"{of}\""));
@@ -71,8 +71,13 @@ impl Mirror {
         Ok(response)
     }
 
-    pub(super) async fn remove_blob(&self, of: Digest, holder: Option<&Holder>) -> Answered {
-        if !self.sees(holder, of).await? {
+    pub(super) async fn remove_blob(
+        &self,
+        name: Repository,
+        of: Digest,
+        holder: Option<&Holder>,
+    ) -> Answered {
+        if !self.sees(holder, &name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
         match self.library().remove_blob(of).await? {

@@ -71,7 +71,7 @@ impl Mirror {
             return Err(MirrorError::DigestMismatch { expected: *expected, found: manifest.digest });
         }
         for blob in &manifest.blobs {
-            if !self.sees(holder, blob.digest).await? {
+            if !self.sees(holder, &name, blob.digest).await? {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }

@@ -186,9 +186,14 @@ impl Mirror {
         &self.0.stock
     }
 
-    /// Whether somebody may know of a blob that is here.
-    async fn sees(&self, holder: Option<&Holder>, digest: Digest) -> Result<bool, MirrorError> {
-        self.stock().sees(self.library(), holder, digest).await
+    /// Whether somebody who asks in a repository may know of a blob that is here.
+    async fn sees(
+        &self,
+        holder: Option<&Holder>,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        self.stock().sees(self.library(), holder, name, digest).await
     }
 
     pub(crate) fn access(&self) -> &Access {
@@ -327,7 +332,7 @@ impl Mirror {
             }
             (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of).await,
             (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder.as_ref()).await,
-            (Target::Blob(_, of), Method::DELETE) => self.remove_blob(of, holder.as_ref()).await,
+            (Target::Blob(name, of), Method::DELETE) => self.remove_blob(name, of, holder.as_ref()).await,
             (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder.as_ref()).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,

@@ -37,7 +37,7 @@ impl Mirror {
         let question = mounted.or(whole.filter(|whole| empty && *whole != Digest::of(b"")));
         if let Some(digest) = question
             && self.library().blob(digest).await?.is_some()
-            && self.sees(holder, digest).await?
+            && self.sees(holder, &name, digest).await?
             && self.stock().mount(self.library(), &name, digest).await?
         {
             return Ok(created(&name, &digest));

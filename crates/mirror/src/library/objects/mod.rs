@@ -412,6 +412,18 @@ impl Library for ObjectLibrary {
         Box::pin(self.held_by(move |name| name.is_in(namespace)))
     }
 
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let marks = self.bucket.entries(&self.bucket.key(["brought", &name.folder()])).await?;
+            let mut brought = marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), &mark.name));
+            if brought.any(|held| held.has(&digest)) {
+                return Ok(true);
+            }
+            let manifests = self.manifests_in(name, &self.folder(name).join("manifests")).await?;
+            Ok(manifests.iter().any(|kept| kept.blobs.iter().any(|blob| blob.digest == digest)))
+        })
+    }
+
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {
         Box::pin(self.all_repositories())
     }
