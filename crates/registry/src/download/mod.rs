@@ -3,9 +3,9 @@
 
 mod hash;
 mod part;
-mod theirs;
 #[cfg(test)]
 mod tests;
+mod theirs;
 
 use std::fs::File;
 use std::io;
@@ -14,13 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use puna_store::{BlobLock, Digest, Partial, Store, StoreError};
-use reqwest::Url;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::error::RegistryError;
-use crate::fetch::Source;
+use crate::fetch::{Source, What};
 use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::Session;
 use crate::lock::lock;
@@ -39,17 +38,6 @@ const FIRST_NOTES: u32 = 16;
 const FOR_READERS: usize = 2;
 /// How long somebody without work waits before he looks for some again.
 const IDLE: Duration = Duration::from_millis(200);
-
-/// What is downloaded.
-#[derive(Debug, Clone)]
-pub(crate) struct What {
-    /// Its digest; of a file whose digest nobody knows, something that only this version of it is called.
-    pub(crate) key: Digest,
-    /// Whether `key` is the digest.
-    pub(crate) verified: bool,
-    pub(crate) total: u64,
-    pub(crate) url: Url,
-}
 
 /// How far a download is.
 #[derive(Debug, Clone, Default)]
