@@ -54,7 +54,6 @@ mod manifest;
 mod pace;
 mod packaging;
 mod parts;
-mod proof;
 mod pull;
 mod push;
 mod rate;
