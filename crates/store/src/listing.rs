@@ -20,12 +20,12 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
 use crate::index::{DEPTH, Folder, Looked, names_in};
-use crate::kept;
+use crate::listfile;
 use crate::manifest::{Manifest, TEXT_LIMIT};
-use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
 use crate::silent::{Look, PATIENCE};
 use crate::store::{Entry, Place, Store};
+use crate::summary::Summary;
 
 /// The folder within that of temporary files, and the file in it, in which lists are written down.
 const KEPT: [&str; 2] = ["lists", "index"];
@@ -35,23 +35,6 @@ const WORTH: usize = 32;
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
 const FORM: &str = concat!("lists 3 of ", env!("CARGO_PKG_VERSION"));
-
-/// What a list says of a model, beside what its manifest says.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    /// Family, size and so on.
-    pub details: Details,
-    /// Tokens that it was trained for.
-    pub context_length: u64,
-    /// Width of its vectors.
-    pub embedding_length: u64,
-    /// What it can do, as [`Model::capabilities`](crate::Model::capabilities).
-    pub capabilities: Vec<String>,
-    /// The model on other servers that it stands for; empty for one that is here.
-    pub remote_model: String,
-    /// Those servers.
-    pub remote_host: String,
-}
 
 /// What lists remember.
 #[derive(Default)]
@@ -84,7 +67,7 @@ impl Remembered {
             return;
         }
         let bytes = read_limited(path, KEPT_LIMIT).unwrap_or_default();
-        let Some((places, summaries)) = kept::read(FORM, &bytes) else { return };
+        let Some((places, summaries)) = listfile::read(FORM, &bytes) else { return };
         self.places = places.into_iter().collect();
         let summaries = summaries.into_iter();
         self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
@@ -250,7 +233,7 @@ impl Store {
         memory.new = 0;
         let places = memory.places.iter().map(|(path, folder)| (path.as_path(), folder));
         let summaries = memory.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
-        let bytes = kept::write(FORM, places, summaries);
+        let bytes = listfile::write(FORM, places, summaries);
         drop(memory);
         let path = self.kept_path();
         let written = path.parent().map_or(Ok(()), create_dir);
