@@ -28,6 +28,7 @@ mod access;
 mod error;
 mod figures;
 mod history;
+mod id;
 mod library;
 mod lock;
 mod manifest;
@@ -46,9 +47,10 @@ pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
 pub use error::MirrorError;
 pub use figures::{Fetches, Figure};
 pub use history::History;
+pub use id::UploadId;
 pub use library::{
     Answer, Asker, Blob, Body, Holding, Library, Note, Notes, ObjectLibrary, Part, Shown, Storage,
-    StoreLibrary, Through, UploadId, Upstreams, Whose,
+    StoreLibrary, Through, Upstreams, Whose,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};

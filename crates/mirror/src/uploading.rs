@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::error::MirrorError;
-use crate::library::{Library, MAX_AGE, UploadId};
+use crate::id::UploadId;
+use crate::library::{Library, MAX_AGE};
 use crate::lock::lock;
 use crate::name::Repository;
 use crate::stock::fits;

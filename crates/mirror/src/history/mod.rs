@@ -15,7 +15,8 @@ use puna_store::{Digest, Entry};
 use tokio::sync::Notify;
 
 use crate::error::MirrorError;
-use crate::library::{Notes, UploadId};
+use crate::id::UploadId;
+use crate::library::Notes;
 use crate::lock::lock;
 use crate::name::{Reference, Repository};
 use record::{Known, Record};

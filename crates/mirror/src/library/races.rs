@@ -13,8 +13,8 @@ use puna_store::{Digest, Store};
 use super::folder::Folder;
 use super::{Doomed, StoreLibrary};
 use crate::error::MirrorError;
-use crate::library::store::GRACE;
 use crate::library::Library;
+use crate::library::store::GRACE;
 use crate::manifest::{Manifest, OCI_MANIFEST};
 use crate::name::{Reference, Repository};
 

@@ -13,8 +13,9 @@ use super::folder::{self, Folder, blocking};
 use super::manifests::SOME_TAG;
 use super::notes::Notes;
 use super::uploads::Uploads;
-use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown, UploadId};
+use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown};
 use crate::error::MirrorError;
+use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
 

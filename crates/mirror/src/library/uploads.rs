@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::Part;
 use super::folder::{self, Folder, absent, blocking, io};
-use super::{Part, UploadId};
 use crate::error::MirrorError;
+use crate::id::UploadId;
 use crate::lock::lock;
 use crate::name::Repository;
 

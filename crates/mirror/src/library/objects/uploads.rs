@@ -20,9 +20,10 @@ use tokio::time::timeout;
 use super::bucket::Bucket;
 use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
+use crate::id::UploadId;
 use crate::library::folder::blocking;
 use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
-use crate::library::{Body, Part, UploadId, mark_of};
+use crate::library::{Body, Part, mark_of};
 use crate::lock::lock;
 use crate::name::Repository;
 
