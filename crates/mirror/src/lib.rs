@@ -28,11 +28,13 @@ mod access;
 mod error;
 mod figures;
 mod history;
+mod holding;
 mod id;
 mod library;
 mod lock;
 mod manifest;
 mod name;
+mod notes;
 mod path;
 mod range;
 mod retention;
@@ -42,19 +44,22 @@ mod stock;
 mod tests;
 mod uploading;
 mod via;
+mod waiting;
 
 pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
 pub use error::MirrorError;
 pub use figures::{Fetches, Figure};
 pub use history::History;
+pub use holding::{Holding, Shown, Whose};
 pub use id::UploadId;
 pub use library::{
-    Answer, Asker, Blob, Body, Holding, Library, Note, Notes, ObjectLibrary, Part, Shown, Storage,
-    StoreLibrary, Through, Upstreams, Whose,
+    Asker, Blob, Body, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
+pub use notes::{Note, Notes};
 pub use path::unescaped;
 pub use retention::{Removal, Retained, Rule, retain};
 pub use routes::{Caller, Local, Mirror, Secure, Settings};
 pub use stock::Quota;
+pub use waiting::Answer;

@@ -16,9 +16,9 @@ use tokio::sync::Notify;
 
 use crate::error::MirrorError;
 use crate::id::UploadId;
-use crate::library::Notes;
 use crate::lock::lock;
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
 use record::{Known, Record};
 
 pub(crate) use record::By;

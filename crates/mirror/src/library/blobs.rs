@@ -12,10 +12,12 @@ use futures_util::{StreamExt, stream};
 use puna_store::{Digest, sync_dir};
 
 use super::checks::{Checks, Known, Pending};
-use super::folder::{self, Folder, absent, blocking, io};
-use super::{Blob, Body, mark_of};
+use super::folder::{self, Folder, absent, io};
+use super::{Blob, Body};
 use crate::error::MirrorError;
+use crate::holding::mark_of;
 use crate::name::Repository;
+use crate::waiting::blocking;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use puna_store::{Digest, Entry, ModelName, Place, Seen, StoreError};
 
 use super::folder::{self, Folder};
-use super::{Doomed, Holding, Shown, Whose, leaving};
 use crate::error::MirrorError;
+use crate::holding::{Doomed, Holding, Shown, Whose, leaving};
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 

@@ -4,9 +4,8 @@ mod arriving;
 mod blobs;
 mod checks;
 mod folder;
-mod holding;
 mod manifests;
-pub(crate) mod notes;
+mod notes;
 mod objects;
 #[cfg(all(test, unix))]
 mod races;
@@ -16,7 +15,6 @@ mod uploads;
 mod upstreams;
 
 use std::ops::Range;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -25,26 +23,19 @@ use puna_store::{Digest, Entry, Store};
 
 use crate::error::MirrorError;
 use crate::figures::Fetches;
+use crate::holding::{Doomed, Holding, Shown};
 use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::Answer;
 
-pub(crate) use folder::blocking;
-pub(crate) use holding::reachable;
-#[cfg(test)]
-pub(crate) use holding::seen;
-pub use holding::{Doomed, Holding};
-use holding::{leaving, mark_of};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
 pub(crate) use uploads::{MAX_AGE, MAX_UPLOADS};
 
-pub use notes::{Note, Notes};
 pub use through::Through;
 pub use upstreams::{Asker, Upstreams};
-
-/// What a library will answer.
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
 
 /// Bytes that come piece by piece.
 pub type Body = BoxStream<'static, Result<Bytes, MirrorError>>;
@@ -183,36 +174,6 @@ pub trait Library: Send + Sync + 'static {
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;
 }
 
-/// A tag and what it stands for, as people see it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shown {
-    /// The repository.
-    pub name: Repository,
-    /// The tag.
-    pub tag: String,
-    /// Of the manifest.
-    pub digest: Digest,
-    /// Bytes of its blobs.
-    pub size: u64,
-    /// Those of them that are here, while it is being fetched.
-    pub completed: Option<u64>,
-    /// Whose it is.
-    pub whose: Whose,
-    /// When it was written, where that is known.
-    pub written: Option<SystemTime>,
-}
-
-/// Whose something in a library is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// The registry's: it was pushed, or fetched for somebody, and is nowhere else.
-    Registry,
-    /// A model of the store's, which may be that of the machine's user.
-    Store,
-    /// Of a folder that is only read.
-    Elsewhere,
-}
-
 /// A blob that is there.
 pub trait Blob: Send {
     /// Its bytes.
@@ -230,4 +191,29 @@ pub struct Part {
     pub len: Option<u64>,
     /// The bytes.
     pub body: Body,
+}
+
+/// Something that is to go, as a library shows it now.
+#[cfg(test)]
+pub(crate) async fn seen(
+    library: &dyn Library,
+    name: &Repository,
+    tag: Option<&str>,
+    digest: Digest,
+) -> Doomed {
+    let shown = library.shown().await.unwrap();
+    let shown = shown.into_iter().find(|shown| shown.name == *name && Some(shown.tag.as_str()) == tag);
+    let is_model = shown.as_ref().is_some_and(|shown| shown.whose == crate::holding::Whose::Store);
+    let holdings = library.holdings().await.unwrap();
+    let is_it =
+        |held: &&Holding| held.name == *name && (held.manifest, held.is_model) == (Some(digest), is_model);
+    Doomed {
+        name: name.clone(),
+        tag: tag.map(str::to_owned),
+        digest,
+        is_model,
+        tag_written: shown.and_then(|shown| shown.written),
+        with_manifest: true,
+        manifest_written: holdings.iter().find(is_it).and_then(|held| held.written),
+    }
 }

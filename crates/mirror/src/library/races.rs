@@ -10,9 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use puna_store::{Digest, Store};
 
+use super::StoreLibrary;
 use super::folder::Folder;
-use super::{Doomed, StoreLibrary};
 use crate::error::MirrorError;
+use crate::holding::Doomed;
 use crate::library::Library;
 use crate::library::store::GRACE;
 use crate::manifest::{Manifest, OCI_MANIFEST};

@@ -9,15 +9,17 @@ use std::time::{Duration, SystemTime};
 use puna_store::{Digest, Entry, Store, last_use};
 
 use super::checks::Checks;
-use super::folder::{self, Folder, blocking};
+use super::folder::{self, Folder};
 use super::manifests::SOME_TAG;
-use super::notes::Notes;
 use super::uploads::Uploads;
-use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown};
+use super::{Blob, Library, Part};
 use crate::error::MirrorError;
+use crate::holding::{Doomed, Holding, Shown};
 use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::{Answer, blocking};
 
 /// How long a pushed blob may wait for its manifest.
 pub(crate) const GRACE: Duration = Duration::from_secs(24 * 60 * 60);

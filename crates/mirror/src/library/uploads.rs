@@ -15,11 +15,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Part;
-use super::folder::{self, Folder, absent, blocking, io};
+use super::folder::{self, Folder, absent, io};
 use crate::error::MirrorError;
 use crate::id::UploadId;
 use crate::lock::lock;
 use crate::name::Repository;
+use crate::waiting::blocking;
 
 /// Uploads at a time.
 pub(crate) const MAX_UPLOADS: usize = 512;

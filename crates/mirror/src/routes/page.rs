@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answered, Mirror, place, text};
 use crate::access::{Holder, Right};
 use crate::history::History;
-use crate::library::Shown;
+use crate::holding::Shown;
 use crate::lock::lock;
 use crate::name::Repository;
 use crate::stock::Use;

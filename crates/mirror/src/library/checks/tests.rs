@@ -8,7 +8,7 @@ use puna_store::Store;
 
 use super::*;
 use crate::library::Blob;
-use crate::library::folder::blocking;
+use crate::waiting::blocking;
 
 struct Bench {
     _dir: tempfile::TempDir,
