@@ -48,12 +48,12 @@ mod waiting;
 
 pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
 pub use error::MirrorError;
-pub use figures::{Fetches, Figure};
+pub use figures::Figure;
 pub use history::History;
 pub use holding::{Holding, Shown, Whose};
 pub use id::UploadId;
 pub use library::{
-    Asker, Blob, Body, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, Upstreams,
+    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};

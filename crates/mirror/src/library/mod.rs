@@ -22,7 +22,6 @@ use futures_util::stream::BoxStream;
 use puna_store::{Digest, Entry, Store};
 
 use crate::error::MirrorError;
-use crate::figures::Fetches;
 use crate::holding::{Doomed, Holding, Shown};
 use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
@@ -172,6 +171,23 @@ pub trait Library: Send + Sync + 'static {
 
     /// Gives an upload up.
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;
+}
+
+/// What a library has asked others for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetches {
+    /// Tags that were served as they are here.
+    pub hits: u64,
+    /// Tags that had to be fetched.
+    pub misses: u64,
+    /// Models that could not be fetched whole.
+    pub failures: u64,
+    /// Requests for models that were not let be fetched.
+    pub refused: u64,
+    /// Models that are being fetched.
+    pub running: u64,
+    /// Bytes that have arrived.
+    pub bytes: u64,
 }
 
 /// A blob that is there.

@@ -19,9 +19,8 @@ use puna_store::{Digest, Entry, ModelName, Store};
 
 use super::arriving::Arriving;
 use super::upstreams::{Asker, Gate, Upstreams};
-use super::{Blob, Library, Part};
+use super::{Blob, Fetches, Library, Part};
 use crate::error::MirrorError;
-use crate::figures::Fetches;
 use crate::history::History;
 use crate::holding::{Doomed, Holding, Shown, Whose};
 use crate::id::UploadId;
