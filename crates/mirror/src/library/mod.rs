@@ -31,7 +31,7 @@ use crate::waiting::Answer;
 
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
-pub(crate) use uploads::{MAX_AGE, MAX_UPLOADS};
+pub(crate) use uploads::MAX_AGE;
 
 pub use through::Through;
 pub use upstreams::{Asker, Upstreams};

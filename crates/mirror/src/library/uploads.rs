@@ -67,7 +67,7 @@ impl Uploads {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         if self.clear(folder)? >= MAX_UPLOADS {
-            return Err(MirrorError::too_many_uploads());
+            return Err(too_many());
         }
         let id = UploadId::random()?;
         let note = Note { repository: name.to_string(), committed: 0 };
@@ -240,6 +240,13 @@ async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> 
         };
         return Some(error);
     }
+}
+
+/// Refuses one more upload than may be open.
+pub(crate) fn too_many() -> MirrorError {
+    MirrorError::TooMany(format!(
+        "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
+    ))
 }
 
 fn paths(folder: &Folder, id: &UploadId) -> (PathBuf, PathBuf) {

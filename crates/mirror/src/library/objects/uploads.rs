@@ -22,7 +22,7 @@ use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
 use crate::holding::mark_of;
 use crate::id::UploadId;
-use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
+use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE, too_many};
 use crate::library::{Body, Part};
 use crate::lock::lock;
 use crate::name::Repository;
@@ -145,7 +145,7 @@ impl Uploads {
 
     pub(super) async fn begin(&self, name: &Repository) -> Result<UploadId, MirrorError> {
         if self.clear().await? >= MAX_UPLOADS {
-            return Err(MirrorError::too_many_uploads());
+            return Err(too_many());
         }
         let id = UploadId::random()?;
         self.bucket.write(&self.note_key(&id), json(&Note::new(name))?).await?;
