@@ -21,6 +21,7 @@ use crate::library::Library;
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
+use crate::quota::{Quota, fits};
 use crate::uploading::{Room, Uploading};
 
 /// How old what is known may be, where it is to be counted.
@@ -33,15 +34,6 @@ const SHOWN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 const SEEN: Duration = Duration::from_secs(60);
 /// Blobs that are remembered as seen.
 const MAX_KNOWN: usize = 100_000;
-
-/// How many bytes namespaces may have, each for itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quota {
-    /// Which: `name`, `name*`, or `*`.
-    pub namespaces: String,
-    /// Bytes of the blobs that its manifests need.
-    pub bytes: u64,
-}
 
 /// How much a namespace has of what it may have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -382,14 +374,6 @@ impl Stock {
         let mut uses: Vec<Use> = all.into_iter().filter_map(of).collect();
         uses.sort();
         Ok(uses)
-    }
-}
-
-/// Refuses more bytes than there is room for.
-pub(crate) fn fits(namespace: &str, quota: u64, used: u64, asked: u64) -> Result<(), MirrorError> {
-    match used.saturating_add(asked) <= quota {
-        true => Ok(()),
-        false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
     }
 }
 

@@ -27,8 +27,9 @@ use crate::history::{DAY, History};
 use crate::library::{Asker, Library};
 use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
+use crate::quota::Quota;
 use crate::retention::{Retained, Rule, retain};
-use crate::stock::{Quota, Stock};
+use crate::stock::Stock;
 use crate::via::Me;
 
 use page::Pulls;
