@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use puna_store::Digest;
 use tokio::sync::OwnedMutexGuard;
 
-use crate::access::{Holder, Right, is_in};
+use crate::access::{Holder, Right};
 use crate::error::MirrorError;
 use crate::figures::Figure;
 use crate::holding::{Holding, Shown};
@@ -21,6 +21,7 @@ use crate::library::Library;
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
+use crate::pattern::is_in;
 use crate::quota::{Quota, fits};
 use crate::uploading::{Room, Uploading};
 

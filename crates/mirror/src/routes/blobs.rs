@@ -5,10 +5,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
+use crate::place::text;
 use crate::range::{Wanted, wanted};
 
 impl Mirror {

@@ -6,12 +6,13 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::history::By;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
+use crate::place::text;
 
 /// Says that the subject of a manifest was understood.
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");

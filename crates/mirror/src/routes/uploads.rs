@@ -9,13 +9,14 @@ use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, bare, place, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, bare, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::id::UploadId;
 use crate::library::{Body, Part};
 use crate::name::{Repository, digest};
 use crate::path::query;
+use crate::place::{self, text};
 use crate::uploading::Room;
 
 const UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
