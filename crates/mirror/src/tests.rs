@@ -346,6 +346,20 @@ async fn a_blob_that_is_pushed_again_keeps_its_file() {
 }
 
 #[tokio::test]
+async fn what_is_mounted_takes_of_the_quota() {
+    let bench = bench(team());
+    let blobs = [bench.blob("other/x", &[1; 600]).await, bench.blob("other/x", &[2; 600]).await];
+    let mount = async |digest| {
+        let path = format!("/v2/team/y/blobs/uploads/?mount={digest}&from=other/x");
+        bench.ask("POST", &path, Body::empty()).await.0
+    };
+    assert_eq!(mount(blobs[0]).await, 201);
+    assert_eq!(mount(blobs[0]).await, 201, "it counts once");
+    assert_eq!(mount(blobs[1]).await, 413);
+    assert_eq!(mount(Digest::of(b"none")).await, 202);
+}
+
+#[tokio::test]
 async fn a_quota_looks_at_its_own_namespace_alone() {
     let bench = bench(team());
     // Something of somebody else's that cannot be read.
