@@ -1,4 +1,5 @@
 """What the scripts of this folder compute, without running anything: python -m unittest discover benches."""
+import argparse
 import importlib.machinery
 import importlib.util
 import pathlib
@@ -7,6 +8,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import peer
@@ -30,6 +32,7 @@ def script(name):
 instructions = script("instructions")
 kills = script("kills")
 quality = script("quality")
+quantize = script("quantize")
 speculation = script("speculation")
 
 
@@ -226,6 +229,42 @@ class Quality(unittest.TestCase):
         self.assertEqual(quality.verdict(0.004, 0.0039, (0.00003, 0.00004)), "yes")
         self.assertEqual(quality.verdict(0.00001, 0.0), "yes")
         self.assertEqual(quality.compared("Q4_0", {"avx2": told}, None)[0][-1], "")
+
+
+class Quantize(unittest.TestCase):
+    def test_rounds_are_compared_with_their_neighbours(self):
+        one = lambda wall, cpu: {"wall": wall, "cpu": cpu, "memory": 1.0}
+        ours, theirs = [one(1, 2), one(30, 2), one(1, 1)], [one(2, 4), one(60, 1), one(1, 4)]
+        self.assertEqual(quantize.judged(ours, theirs, 1.0), {"wall": 0.5, "cpu": 0.5, "good": True})
+        self.assertFalse(quantize.judged(ours, theirs, 0.4)["good"])
+        self.assertEqual(quantize.medians(ours), one(1, 2))
+
+    def test_without_llama_cpp_it_is_said_and_not_compared(self):
+        options = argparse.Namespace(llama_quantize="no-such-program", python=sys.executable)
+        self.assertEqual(quantize.peer(options), (None, "no-such-program is no program"))
+        options.llama_quantize, options.python = None, "false"
+        self.assertIn("pip install llama-cpp-python", quantize.peer(options)[1])
+
+    def test_the_library_is_called_with_type_and_threads(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fake = pathlib.Path(folder, "llama_cpp.py")
+            fake.write_text(
+                "import ctypes\n__version__ = '0'\nLLAMA_FTYPE_MOSTLY_Q4_K_M = 15\n"
+                "class Params(ctypes.Structure):\n    _fields_ = [('nthread', ctypes.c_int32), ('ftype', ctypes.c_int)]\n"
+                "llama_model_quantize_default_params = Params\n"
+                "def llama_model_quantize(source, target, params):\n"
+                "    open(target, 'w').write(f'{source.decode()} {params._obj.ftype} {params._obj.nthread}')\n    return 0\n"
+            )
+            options = argparse.Namespace(llama_quantize=None, python=sys.executable, source="source.gguf", threads=3)
+            target = pathlib.Path(folder, "target")
+            with mock.patch.dict("os.environ", PYTHONPATH=folder):
+                run, why = quantize.peer(options)
+                self.assertIsNone(why)
+                figures = quantize.measured(run("Q4_K_M", target))
+            self.assertEqual(target.read_text(), "source.gguf 15 3")
+            self.assertGreater(figures["memory"], 0)
+            with self.assertRaisesRegex(quantize.Failed, "ended with status 3: ?alas"):
+                quantize.measured([sys.executable, "-c", "import sys; print('alas'); sys.exit(3)"])
 
 
 class Others(unittest.TestCase):

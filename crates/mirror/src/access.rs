@@ -22,7 +22,9 @@ use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::name::Repository;
 use crate::path::query;
-use crate::routes::{Local, Settings, place, text};
+use crate::pattern::is_in;
+use crate::place::{self, Local, text};
+use crate::settings::Settings;
 
 /// How long a token holds.
 pub(crate) const TOKEN_TIME: Duration = Duration::from_secs(5 * 60);
@@ -34,8 +36,6 @@ const SKEW: u64 = 5 * 60;
 const MAX_NONCES: usize = 20_000;
 /// Bytes of a nonce at most.
 const MAX_NONCE: usize = 128;
-/// Letters of somebody's text that are shown.
-const MAX_SHOWN: usize = 100;
 
 /// What somebody wants to do. Who may do more may do less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,37 +73,6 @@ impl Holder {
     pub(crate) fn may_see(&self, namespace: &str) -> bool {
         self.namespaces.is_empty() || self.namespaces.iter().any(|own| is_in(namespace, own))
     }
-}
-
-/// Whether a namespace is one of a pattern.
-pub(crate) fn is_in(namespace: &str, pattern: &str) -> bool {
-    let (namespace, pattern) = (namespace.to_ascii_lowercase(), pattern.to_ascii_lowercase());
-    pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
-}
-
-/// Checks a pattern of namespaces: `name`, or `name*` for all that begin so. Where repositories are named by the same patterns, it is
-/// right for those, too.
-///
-/// # Errors
-/// No repository could be in such a namespace.
-pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
-    let begins = |start: &str, rests: &[&str]| {
-        rests.iter().any(|rest| Repository::parse(&format!("{start}{rest}")).is_ok())
-    };
-    let is_one = match text.strip_suffix('*') {
-        // It may end within the port of a host, or behind it.
-        Some(start) => begins(start, &["x/x", "0/x/x", "/x/x"]),
-        None => begins(text, &["/x", ""]),
-    };
-    match is_one {
-        true => Ok(()),
-        false => Err(MirrorError::Namespace(text.chars().take(MAX_SHOWN).collect())),
-    }
-}
-
-/// Whether a repository is one of a pattern, which stands for namespaces or for whole names.
-pub(crate) fn fits(name: &Repository, pattern: &str) -> bool {
-    is_in(name.namespace(), pattern) || is_in(name.as_str(), pattern)
 }
 
 /// The keys there are.
@@ -500,22 +469,6 @@ mod tests {
         for others in [&["mirror.lan"][..], &["registry.example:5000"], &["registry.example:80"]] {
             let refused = token(others).unwrap_err();
             assert!(refused.contains("https://registry.example, and that is none of the names"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn namespaces_of_keys_are_names_and_beginnings_of_them() {
-        for good in ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"]
-            .into_iter()
-            .chain(["box:50*", "box:5000*", "box:65535*", "box:5000/*", "library/llama3.2", "hf.co/me/x*"])
-        {
-            assert_eq!(check_namespace(good), Ok(()), "{good}");
-        }
-        for bad in [
-            "", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..", "./me", "box:",
-        ] {
-            let refused = check_namespace(bad).unwrap_err().to_string();
-            assert!(refused.contains("is no namespace"), "{bad}: {refused}");
         }
     }
 

@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 
 use puna_store::{Digest, StoreError};
 
-use crate::library::MAX_UPLOADS;
 use crate::name::Repository;
 
 /// A request that cannot be answered as it wishes.
@@ -84,12 +83,6 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
-    pub(crate) fn too_many_uploads() -> Self {
-        Self::TooMany(format!(
-            "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
-        ))
-    }
-
     /// Of work that panicked.
     pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);

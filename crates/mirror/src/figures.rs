@@ -34,23 +34,6 @@ impl Figure {
     }
 }
 
-/// What a library has asked others for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Fetches {
-    /// Tags that were served as they are here.
-    pub hits: u64,
-    /// Tags that had to be fetched.
-    pub misses: u64,
-    /// Models that could not be fetched whole.
-    pub failures: u64,
-    /// Requests for models that were not let be fetched.
-    pub refused: u64,
-    /// Models that are being fetched.
-    pub running: u64,
-    /// Bytes that have arrived.
-    pub bytes: u64,
-}
-
 /// What the protocol counts.
 #[derive(Default)]
 pub(crate) struct Figures {

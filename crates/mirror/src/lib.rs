@@ -28,31 +28,45 @@ mod access;
 mod error;
 mod figures;
 mod history;
+mod holding;
+mod id;
 mod library;
 mod lock;
 mod manifest;
 mod name;
+mod notes;
 mod path;
+mod pattern;
+mod place;
+mod quota;
 mod range;
 mod retention;
 mod routes;
+mod settings;
 mod stock;
 #[cfg(test)]
 mod tests;
 mod uploading;
 mod via;
+mod waiting;
 
-pub use access::{Holder, Keys, NoKeys, Right, check_namespace};
+pub use access::{Holder, Keys, NoKeys, Right};
 pub use error::MirrorError;
-pub use figures::{Fetches, Figure};
+pub use figures::Figure;
 pub use history::History;
+pub use holding::{Holding, Shown, Whose};
+pub use id::UploadId;
 pub use library::{
-    Answer, Asker, Blob, Body, Holding, Library, Note, Notes, ObjectLibrary, Part, Shown, Storage,
-    StoreLibrary, Through, UploadId, Upstreams, Whose,
+    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};
+pub use notes::{Note, Notes};
 pub use path::unescaped;
+pub use pattern::check_namespace;
+pub use place::{Local, Secure};
+pub use quota::Quota;
 pub use retention::{Removal, Retained, Rule, retain};
-pub use routes::{Caller, Local, Mirror, Secure, Settings};
-pub use stock::Quota;
+pub use routes::{Caller, Mirror};
+pub use settings::Settings;
+pub use waiting::Answer;

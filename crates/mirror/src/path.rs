@@ -3,7 +3,7 @@
 use puna_store::{DEFAULT_HOST, Digest};
 
 use crate::error::MirrorError;
-use crate::library::UploadId;
+use crate::id::UploadId;
 use crate::name::{Reference, Repository, digest};
 
 /// Where the page for people is.

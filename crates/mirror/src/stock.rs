@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 use puna_store::Digest;
 use tokio::sync::OwnedMutexGuard;
 
-use crate::access::{Holder, Right, is_in};
+use crate::access::{Holder, Right};
 use crate::error::MirrorError;
 use crate::figures::Figure;
-use crate::library::{Holding, Library, Shown, UploadId};
+use crate::holding::{Holding, Shown};
+use crate::id::UploadId;
+use crate::library::Library;
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
+use crate::pattern::is_in;
+use crate::quota::{Quota, fits};
 use crate::uploading::{Room, Uploading};
 
 /// How old what is known may be, where it is to be counted.
@@ -31,15 +35,6 @@ const SHOWN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 const SEEN: Duration = Duration::from_secs(60);
 /// Blobs that are remembered as seen.
 const MAX_KNOWN: usize = 100_000;
-
-/// How many bytes namespaces may have, each for itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quota {
-    /// Which: `name`, `name*`, or `*`.
-    pub namespaces: String,
-    /// Bytes of the blobs that its manifests need.
-    pub bytes: u64,
-}
 
 /// How much a namespace has of what it may have.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,13 +91,35 @@ impl<T> Kept<T> {
     }
 }
 
+/// What repositories have.
+struct Holdings {
+    all: Vec<Holding>,
+    /// Where among them a blob is.
+    by_blob: HashMap<Digest, Vec<usize>>,
+}
+
+impl Holdings {
+    fn new(all: Vec<Holding>) -> Self {
+        let mut by_blob: HashMap<Digest, Vec<usize>> = HashMap::new();
+        for (n, held) in all.iter().enumerate() {
+            held.blobs.iter().for_each(|(blob, _)| by_blob.entry(*blob).or_default().push(n));
+        }
+        Self { all, by_blob }
+    }
+
+    /// Those that have a blob.
+    fn of_blob(&self, digest: &Digest) -> impl Iterator<Item = &Holding> {
+        self.by_blob.get(digest).into_iter().flatten().map(|n| &self.all[*n])
+    }
+}
+
 /// Knows what the library holds.
 #[derive(Default)]
 pub(crate) struct Stock {
     quotas: Vec<Quota>,
     /// How often manifests or blobs have come or gone.
     changes: AtomicU64,
-    holdings: Kept<Vec<Holding>>,
+    holdings: Kept<Holdings>,
     /// Of namespaces that have a quota: what one of them has need not be looked for among all.
     namespaces: Mutex<HashMap<String, Arc<Kept<Vec<Holding>>>>>,
     shown: Kept<Vec<Shown>>,
@@ -117,8 +134,9 @@ impl Stock {
     }
 
     /// What the library holds, or held a while ago.
-    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Vec<Holding>>, MirrorError> {
-        self.holdings.get(|| self.changes(library), age, || library.holdings()).await
+    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Holdings>, MirrorError> {
+        let look = || async { Ok(Holdings::new(library.holdings().await?)) };
+        self.holdings.get(|| self.changes(library), age, look).await
     }
 
     /// The same of a namespace, as new as a quota must know it.
@@ -149,11 +167,13 @@ impl Stock {
         self.changes.fetch_add(1, Relaxed);
     }
 
-    /// Whether somebody may know of a blob that is here.
+    /// Whether somebody who asks in a repository may know of a blob that is here. Most often it is of that very repository; all of the
+    /// others are looked through where it is not.
     pub(crate) async fn sees(
         &self,
         library: &dyn Library,
         holder: Option<&Holder>,
+        name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
         let Some(holder) = holder.filter(|holder| !holder.namespaces.is_empty()) else { return Ok(true) };
@@ -162,13 +182,11 @@ impl Stock {
             return Ok(true);
         }
         let may = |name: &Repository| holder.may(Right::Read, Some(name));
-        let mut sees = false;
-        // What began a moment ago counts: nobody is refused by what was known before.
-        for age in [RECENT, Duration::ZERO] {
+        let mut sees = may(name) && library.needs(name, digest).await?;
+        // What others did a moment ago counts, and what was done here always does: nobody is refused by what was known long before.
+        for age in [RECENT, NEWEST] {
             if !sees {
-                let holdings = self.holdings(library, age).await?;
-                let needs = |held: &Holding| held.blobs.iter().any(|(of, _)| *of == digest);
-                sees = holdings.iter().any(|held| needs(held) && may(&held.name));
+                sees = self.holdings(library, age).await?.of_blob(&digest).any(|held| may(&held.name));
             }
         }
         if sees {
@@ -241,6 +259,29 @@ impl Stock {
         made
     }
 
+    /// Lets a repository have a blob that is here, where there is room for it. Says whether it is here.
+    pub(crate) async fn mount(
+        &self,
+        library: &dyn Library,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        let namespace = name.namespace();
+        let mut turn = None;
+        if let Some(quota) = self.quota(namespace) {
+            let Some(blob) = library.blob(digest).await? else { return Ok(false) };
+            turn = Some(self.uploading.turn(namespace).await);
+            let held = self.held(library, namespace, true).await?;
+            if !held.contains_key(&digest) {
+                fits(namespace, quota, sum(&held), blob.size())?;
+            }
+        }
+        let mounted = library.mount(name, digest).await?;
+        self.changed();
+        drop(turn);
+        Ok(mounted)
+    }
+
     /// Gives an upload up.
     pub(crate) async fn cancel(
         &self,
@@ -293,7 +334,7 @@ impl Stock {
     /// How much there is, for those who watch.
     pub(crate) async fn figures(&self, library: &dyn Library) -> Result<Vec<Figure>, MirrorError> {
         let holdings = self.holdings(library, RECENT).await?;
-        let kept = holdings.iter().filter(|held| held.manifest.is_some());
+        let kept = holdings.all.iter().filter(|held| held.manifest.is_some());
         let blobs: HashMap<Digest, u64> = kept.clone().flat_map(|held| held.blobs.iter().copied()).collect();
         let mut figures = vec![
             Figure::gauge("puna_mirror_manifests", "Manifests that are kept.", kept.count() as u64),
@@ -323,7 +364,7 @@ impl Stock {
         }
         let mut all: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
         let holdings = self.holdings(library, RECENT).await?;
-        for held in holdings.iter().filter(|held| held.manifest.is_some()) {
+        for held in holdings.all.iter().filter(|held| held.manifest.is_some()) {
             let blobs = all.entry(held.name.namespace().to_ascii_lowercase()).or_default();
             blobs.extend(held.blobs.iter().copied());
         }
@@ -334,14 +375,6 @@ impl Stock {
         let mut uses: Vec<Use> = all.into_iter().filter_map(of).collect();
         uses.sort();
         Ok(uses)
-    }
-}
-
-/// Refuses more bytes than there is room for.
-pub(crate) fn fits(namespace: &str, quota: u64, used: u64, asked: u64) -> Result<(), MirrorError> {
-    match used.saturating_add(asked) <= quota {
-        true => Ok(()),
-        false => Err(MirrorError::Quota { namespace: namespace.to_owned(), quota, used, asked }),
     }
 }
 

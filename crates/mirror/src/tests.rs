@@ -14,7 +14,8 @@ use http_body_util::BodyExt;
 use puna_store::{Digest, Store};
 
 use crate::manifest::OCI_MANIFEST;
-use crate::{History, Mirror, NoKeys, Quota, Settings, StoreLibrary};
+use crate::stock::Stock;
+use crate::{History, Holder, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -345,6 +346,20 @@ async fn a_blob_that_is_pushed_again_keeps_its_file() {
 }
 
 #[tokio::test]
+async fn what_is_mounted_takes_of_the_quota() {
+    let bench = bench(team());
+    let blobs = [bench.blob("other/x", &[1; 600]).await, bench.blob("other/x", &[2; 600]).await];
+    let mount = async |digest| {
+        let path = format!("/v2/team/y/blobs/uploads/?mount={digest}&from=other/x");
+        bench.ask("POST", &path, Body::empty()).await.0
+    };
+    assert_eq!(mount(blobs[0]).await, 201);
+    assert_eq!(mount(blobs[0]).await, 201, "it counts once");
+    assert_eq!(mount(blobs[1]).await, 413);
+    assert_eq!(mount(Digest::of(b"none")).await, 202);
+}
+
+#[tokio::test]
 async fn a_quota_looks_at_its_own_namespace_alone() {
     let bench = bench(team());
     // Something of somebody else's that cannot be read.
@@ -357,6 +372,35 @@ async fn a_quota_looks_at_its_own_namespace_alone() {
     assert_eq!(bench.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
     assert_eq!(bench.part(&bench.upload("TEAM/y").await, &[2; 500]).await, 413);
     assert_eq!(bench.part(&bench.upload("team/y").await, &[2; 400]).await, 202);
+}
+
+#[tokio::test]
+async fn whether_somebody_sees_a_blob_is_looked_up_where_he_asks() {
+    let bench = bench(Vec::new());
+    let broken = bench.dir.path().join("puna-registry/repositories/other+x/manifests");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
+    let holder = Holder { name: "t".into(), right: Right::Read, namespaces: vec!["team".into()] };
+    // One that remembers nothing each time.
+    let sees = async |name: &str, digest| {
+        let name = Repository::parse(name).unwrap();
+        Stock::default().sees(bench.mirror.library(), Some(&holder), &name, digest).await
+    };
+    let digest = bench.blob("team/x", b"weights").await;
+    assert_eq!(sees("team/x", digest).await, Ok(true), "it was brought there");
+    std::fs::remove_dir_all(bench.dir.path().join("puna-registry/brought")).unwrap();
+    for (name, is_model) in [("team/x", false), ("team/m", true)] {
+        let text = manifest_of(is_model, digest, 7);
+        assert_eq!(bench.ask("PUT", &format!("/v2/{name}/manifests/v1"), Body::from(text)).await.0, 201);
+        assert_eq!(sees(name, digest).await, Ok(true), "a manifest needs it");
+    }
+    // What is not there may be of another one: that takes a look at all of them, one of which cannot be had here.
+    assert!(sees("team/y", digest).await.is_err());
+    std::fs::remove_dir_all(broken).unwrap();
+    assert_eq!(sees("team/y", digest).await, Ok(true));
+    assert_eq!(sees("team/y", Digest::of(b"none")).await, Ok(false));
+    let others = bench.blob("other/x", b"of others").await;
+    assert_eq!(sees("team/x", others).await, Ok(false));
 }
 
 #[tokio::test]

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::error::MirrorError;
-use crate::library::{Library, MAX_AGE, UploadId};
+use crate::id::UploadId;
+use crate::library::{Library, MAX_AGE};
 use crate::lock::lock;
 use crate::name::Repository;
-use crate::stock::fits;
+use crate::quota::fits;
 
 /// How long nobody has been at an upload that gives way to others for which there is no room.
 const REST: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });

@@ -4,7 +4,7 @@
 use axum::http::{HeaderMap, header};
 
 use crate::error::MirrorError;
-use crate::library::UploadId;
+use crate::id::UploadId;
 
 /// How the names of mirrors begin.
 const PREFIX: &str = "puna-";

@@ -7,13 +7,23 @@ use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, LOCATION, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 
 use crate::address::shown;
-use crate::download::What;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session};
 use crate::lock::lock;
 
 /// How often a registry is asked how many bytes a blob has.
 const SIZE_ATTEMPTS: u32 = 3;
+
+/// What is downloaded.
+#[derive(Debug, Clone)]
+pub(crate) struct What {
+    /// Its digest; of a file whose digest nobody knows, something that only this version of it is called.
+    pub(crate) key: Digest,
+    /// Whether `key` is the digest.
+    pub(crate) verified: bool,
+    pub(crate) total: u64,
+    pub(crate) url: Url,
+}
 
 /// Where a blob comes from.
 pub(crate) struct Source {

@@ -1,5 +1,7 @@
 //! One operation's conversation with a registry: addresses, credentials, redirects, and answers of bounded size.
 
+mod proof;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -20,11 +22,11 @@ use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
 use crate::hosts::Credentials;
 use crate::lock::lock;
-use crate::proof::no_token;
 use crate::rate::Limit;
 use crate::retry::{Retry, Trouble};
 use crate::settings::{Options, Progress, Report, Settings, WAITING, without_user};
 use crate::tls;
+use proof::no_token;
 
 /// Redirects that are followed.
 const MAX_HOPS: usize = 10;

@@ -10,9 +10,9 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::Registry;
 use crate::blocking::{at_work, blocking};
-use crate::download::What;
 use crate::endpoint::Endpoint;
 use crate::error::RegistryError;
+use crate::fetch::What;
 use crate::http::Session;
 use crate::hub::{HubFile, HubModel};
 use crate::manifest::read_manifest;

@@ -4,14 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use puna_store::{Digest, FileTemplate, NamedTemplate};
+use puna_store::Digest;
 use tokio::sync::mpsc;
 
 use crate::hosts::Hosts;
-use crate::packaging::Format;
-
-/// A search for the known template that a Jinja template is.
-pub type DetectTemplate = fn(&FileTemplate) -> Option<NamedTemplate>;
+use crate::packaging::{DetectTemplate, Format};
 
 /// How a client behaves. The times are there for tests; the defaults suit the world.
 #[derive(Debug, Clone)]

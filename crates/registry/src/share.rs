@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, Weak};
 use puna_store::{Digest, Store};
 use tokio::sync::watch;
 
-use crate::download::{State, What, download};
+use crate::download::{State, download};
 use crate::error::RegistryError;
+use crate::fetch::What;
 use crate::http::Session;
 use crate::lock::lock;
 

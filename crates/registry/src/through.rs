@@ -10,8 +10,9 @@ use tokio::sync::mpsc;
 
 use crate::Registry;
 use crate::blocking::{at_work, blocking};
-use crate::download::{State, What};
+use crate::download::State;
 use crate::error::RegistryError;
+use crate::fetch::What;
 use crate::file::read_at;
 use crate::manifest::with_layers;
 use crate::pull::{Held, Sources, Wanted};

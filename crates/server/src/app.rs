@@ -2,14 +2,15 @@
 
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
-use puna_store::{Details, Model, Store, StoreError, Weights};
+use puna_store::{Details, Listed, Model, Store, StoreError, Weights};
 use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
@@ -58,6 +59,24 @@ struct Inner {
     end: End,
     /// What serves `/v2`, once it does.
     mirror: OnceLock<crate::mirror::Registry>,
+    /// What was last answered of all models.
+    told: Told,
+}
+
+/// An answer of all models, which holds as long as the list of them is the same.
+#[derive(Default)]
+pub(crate) struct Told(Mutex<Option<(Arc<Listed>, Bytes)>>);
+
+impl Told {
+    /// The answer of a list, if that was the last one.
+    pub(crate) fn of(&self, listed: &Arc<Listed>) -> Option<Bytes> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().filter(|(of, _)| Arc::ptr_eq(of, listed)).map(|(_, answer)| answer.clone())
+    }
+
+    pub(crate) fn keep(&self, listed: Arc<Listed>, answer: Bytes) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((listed, answer));
+    }
 }
 
 impl App {
@@ -75,7 +94,7 @@ impl App {
         let end = End::default();
         let (responses, links, remotes) =
             (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
-        let mirror = OnceLock::new();
+        let (mirror, told) = (OnceLock::new(), Told::default());
         Ok(Self(Arc::new(Inner {
             config,
             store,
@@ -87,7 +106,21 @@ impl App {
             remotes,
             end,
             mirror,
+            told,
         })))
+    }
+
+    /// What was last answered of all models.
+    pub(crate) fn told(&self) -> &Told {
+        &self.0.told
+    }
+
+    /// Makes the folder of blobs where nothing was ever stored: commands of this machine see by it that they can share files with
+    /// the server instead of sending them. A store that cannot be written is served as it is.
+    pub(crate) fn make_folder(&self) {
+        if let Err(error) = self.0.store.make_folder() {
+            tracing::debug!(%error, "the folder of blobs is not made");
+        }
     }
 
     /// Clears away in the background what no model uses, unless that is not wanted.

@@ -71,7 +71,7 @@ pub async fn serve(
     answer(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
-/// The same for everybody: clears away first what no model uses, unless that is not wanted, and looks at the files of API keys and of the certificate whenever something comes from `reload`, besides every
+/// The same for everybody: makes the folder of blobs, clears away what no model uses, unless that is not wanted, and looks at the files of API keys and of the certificate whenever something comes from `reload`, besides every
 /// second in which somebody asks.
 ///
 /// # Errors
@@ -84,6 +84,7 @@ pub async fn serve_reloading(
 ) -> Result<(), ServeError> {
     let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
     let app = app::App::new(config, launcher)?;
+    app.make_folder();
     app.tidy();
     answer(app, listener, end, reload).await
 }

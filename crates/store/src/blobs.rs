@@ -34,6 +34,14 @@ impl Store {
         self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(path, stamp);
     }
 
+    /// Makes the folder of blobs. By it programs that use the same folder of models know it from one that is elsewhere.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn make_folder(&self) -> Result<(), StoreError> {
+        files::create_dir(&self.root().join("blobs"))
+    }
+
     /// Where a blob is or would be in the store's own folder, which alone is written.
     pub(crate) fn own_blob_path(&self, digest: &Digest) -> PathBuf {
         blob_in(self.root(), digest)

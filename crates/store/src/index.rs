@@ -91,14 +91,71 @@ impl Folder {
     }
 
     /// Looks at all of it that will be compared.
-    fn look_ahead(&mut self, at: &mut PathBuf) {
-        self.seen = Stamp::at(at);
+    fn look_ahead(&mut self, at: &Path, near: &mut Near) {
+        let (Some(dir), Some(name)) = (at.parent(), at.file_name()) else { return };
+        near.enter(dir);
+        let mut below = PathBuf::from(name);
+        self.seen = near.stamp(&below);
         for (name, text) in &mut self.files {
             let Some(text) = text else { continue };
-            at.push(name);
-            text.seen = Stamp::at(at);
-            at.pop();
+            below.push(name);
+            text.seen = near.stamp(&below);
+            below.pop();
         }
+    }
+
+    /// Whether all of it is as it was, where manifests are by a look in advance, and nothing of it has to be read.
+    fn is_as_it_was(&self, at: &Path, depth: usize) -> bool {
+        if depth == DEPTH {
+            let is_same = |(_, text): &(String, Option<Text>)| {
+                text.as_ref().is_some_and(|text| text.seen == Some(text.stamp))
+            };
+            return self.stamp.is_some() && self.seen == self.stamp && self.files.iter().all(is_same);
+        }
+        self.stamp.is_some()
+            && Stamp::at(at) == self.stamp
+            && self.folders.iter().all(|(name, folder)| folder.is_as_it_was(&at.join(name), depth + 1))
+    }
+
+    /// Forgets a look in advance.
+    fn look_away(&mut self) {
+        self.seen = None;
+        self.folders.iter_mut().for_each(|(_, folder)| folder.look_away());
+        self.files.iter_mut().filter_map(|(_, text)| text.as_mut()).for_each(|text| text.seen = None);
+    }
+}
+
+/// A folder whose way was gone once: the system is asked for what is below it from there, since the long way to each of thousands of
+/// files is most of what asking costs.
+#[derive(Default)]
+struct Near {
+    dir: PathBuf,
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    open: Option<std::os::fd::OwnedFd>,
+}
+
+impl Near {
+    fn enter(&mut self, dir: &Path) {
+        if self.dir == dir {
+            return;
+        }
+        self.dir = dir.to_owned();
+        #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+        {
+            use rustix::fs::{Mode, OFlags};
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            self.open = rustix::fs::open(dir, flags, Mode::empty()).ok();
+        }
+    }
+
+    /// Of what is below it; `None` where there is none.
+    fn stamp(&self, below: &Path) -> Option<Stamp> {
+        #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+        if let Some(dir) = &self.open {
+            let stat = rustix::fs::statat(dir, below, rustix::fs::AtFlags::empty());
+            return stat.ok().map(|stat| Stamp::of_stat(&stat));
+        }
+        Stamp::at(&self.dir.join(below))
     }
 }
 
@@ -118,7 +175,8 @@ fn look_ahead(root: &Path, before: &mut Folder) {
         return;
     }
     fn look(models: &mut [(PathBuf, &mut Folder)]) {
-        models.iter_mut().for_each(|(at, folder)| folder.look_ahead(at));
+        let mut near = Near::default();
+        models.iter_mut().for_each(|(at, folder)| folder.look_ahead(at, &mut near));
     }
     let half = models.len() / 2;
     let (first, second) = models.split_at_mut(half);
@@ -147,6 +205,8 @@ pub(crate) struct Looked {
     pub(crate) now: Folder,
     /// How much of that had to be read.
     pub(crate) read: usize,
+    /// Nothing has changed since what is remembered was: of models nothing is said.
+    pub(crate) is_same: bool,
 }
 
 impl Looked {
@@ -154,8 +214,20 @@ impl Looked {
     ///
     /// # Errors
     /// A folder is there that cannot be read.
-    pub(crate) fn at(root: &Path, mut before: Folder) -> Result<Self, StoreError> {
+    pub(crate) fn at(root: &Path, before: Folder) -> Result<Self, StoreError> {
+        Self::unless_same(root, before, false)
+    }
+
+    /// The same for who may know already what it is where nothing has changed.
+    ///
+    /// # Errors
+    /// As [`Looked::at`].
+    pub(crate) fn unless_same(root: &Path, mut before: Folder, is_known: bool) -> Result<Self, StoreError> {
         look_ahead(root, &mut before);
+        if is_known && before.is_as_it_was(root, 0) {
+            before.look_away();
+            return Ok(Self { now: before, is_same: true, ..Self::default() });
+        }
         let mut look = Look { looked: Self::default(), parts: Vec::new(), showing: HashMap::new() };
         let now = look.folder(root, before)?;
         let mut looked = Self { now, ..look.looked };

@@ -41,7 +41,7 @@ mod home;
 mod import;
 mod index;
 mod inorder;
-mod kept;
+mod listfile;
 mod listing;
 mod manifest;
 mod model;
@@ -55,6 +55,7 @@ mod requantize;
 mod silent;
 mod stamp;
 mod store;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -75,7 +76,7 @@ pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
 pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
-pub use listing::Summary;
+pub use listing::Listed;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use model::{Details, Model, Weights};
 pub use modelfile::{
@@ -94,6 +95,7 @@ pub use requantize::{
 };
 pub use stamp::{Stamp, same_file};
 pub use store::{Deleted, Entry, Place, Store, default_root};
+pub use summary::Summary;
 pub use transfer::{BlobLock, Partial};
 pub use uploads::UploadNote;
 pub use verify::{Aside, Damage, Unusable};

@@ -20,12 +20,12 @@ use crate::embedded;
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
 use crate::index::{DEPTH, Folder, Looked, names_in};
-use crate::kept;
+use crate::listfile;
 use crate::manifest::{Manifest, TEXT_LIMIT};
-use crate::model::Details;
 use crate::name::{ModelName, part_from_file_name};
 use crate::silent::{Look, PATIENCE};
 use crate::store::{Entry, Place, Store};
+use crate::summary::Summary;
 
 /// The folder within that of temporary files, and the file in it, in which lists are written down.
 const KEPT: [&str; 2] = ["lists", "index"];
@@ -35,23 +35,6 @@ const WORTH: usize = 32;
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
 const FORM: &str = concat!("lists 3 of ", env!("CARGO_PKG_VERSION"));
-
-/// What a list says of a model, beside what its manifest says.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    /// Family, size and so on.
-    pub details: Details,
-    /// Tokens that it was trained for.
-    pub context_length: u64,
-    /// Width of its vectors.
-    pub embedding_length: u64,
-    /// What it can do, as [`Model::capabilities`](crate::Model::capabilities).
-    pub capabilities: Vec<String>,
-    /// The model on other servers that it stands for; empty for one that is here.
-    pub remote_model: String,
-    /// Those servers.
-    pub remote_host: String,
-}
 
 /// What lists remember.
 #[derive(Default)]
@@ -66,6 +49,17 @@ struct Remembered {
     is_read: bool,
     /// How much of this is not written down.
     new: usize,
+    /// The last list, where the own folder is the only one.
+    last: Option<Arc<Listed>>,
+}
+
+/// All models, and what is wrong.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// Newest first.
+    pub entries: Vec<Entry>,
+    /// What is wrong with files that were skipped, and the folders that do not answer.
+    pub broken: Vec<StoreError>,
 }
 
 /// A look at the manifests of a folder that is only read.
@@ -84,7 +78,7 @@ impl Remembered {
             return;
         }
         let bytes = read_limited(path, KEPT_LIMIT).unwrap_or_default();
-        let Some((places, summaries)) = kept::read(FORM, &bytes) else { return };
+        let Some((places, summaries)) = listfile::read(FORM, &bytes) else { return };
         self.places = places.into_iter().collect();
         let summaries = summaries.into_iter();
         self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
@@ -124,20 +118,28 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
-        self.list_all().map(|(entries, _)| entries)
+        Ok(self.listed()?.entries.clone())
     }
 
-    /// As [`Store::list`], with what is wrong with the files that were skipped, and the folders that do not answer.
+    /// As [`Store::list`], with what is wrong with the files that were skipped, and the folders that do not answer. It is the very list of
+    /// the last time where nothing has changed since.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn list_all(&self) -> Result<(Vec<Entry>, Vec<StoreError>), StoreError> {
+    pub fn listed(&self) -> Result<Arc<Listed>, StoreError> {
         // Held to the end: lists at the same moment would have to read all of it, each for itself.
         let mut memory = self.listed.lock();
         memory.recall(&self.kept_path());
         let asked = self.ask_others(&mut memory);
         let manifests = self.manifests();
-        let looked = Looked::at(&manifests, memory.places.remove(&manifests).unwrap_or_default())?;
+        let before = memory.places.remove(&manifests).unwrap_or_default();
+        let last = memory.last.take().filter(|_| self.others().is_empty());
+        let looked = Looked::unless_same(&manifests, before, last.is_some())?;
+        if let Some(last) = last.filter(|_| looked.is_same) {
+            memory.places.insert(manifests, looked.now);
+            memory.last = Some(last.clone());
+            return Ok(last);
+        }
         let (mut entries, mut broken) = memory.learn(&Place::Own, manifests, looked);
         for error in &broken {
             if self.is_news(&error.to_string()) {
@@ -159,7 +161,9 @@ impl Store {
             memory.summaries.retain(|digest, _| digests.contains(digest));
         }
         broken.extend(silent);
-        Ok((entries, broken))
+        let listed = Arc::new(Listed { entries, broken });
+        memory.last = Some(listed.clone());
+        Ok(listed)
     }
 
     /// Begins to look at the folders that are only read, but for those that have not answered the last time.
@@ -250,7 +254,7 @@ impl Store {
         memory.new = 0;
         let places = memory.places.iter().map(|(path, folder)| (path.as_path(), folder));
         let summaries = memory.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
-        let bytes = kept::write(FORM, places, summaries);
+        let bytes = listfile::write(FORM, places, summaries);
         drop(memory);
         let path = self.kept_path();
         let written = path.parent().map_or(Ok(()), create_dir);
@@ -374,7 +378,8 @@ mod tests {
         let others = [gone.path().to_owned(), share.path().to_owned()];
         let store = Store::open(own.path()).unwrap().with_others(others);
         let list = || {
-            let (mut entries, broken) = store.list_all().unwrap();
+            let listed = store.listed().unwrap();
+            let (mut entries, broken) = (listed.entries.clone(), listed.broken.clone());
             entries.retain(|entry| !entry.is_embedded());
             let mut names: Vec<String> = entries.iter().map(|entry| entry.name.model().to_owned()).collect();
             names.sort();
@@ -463,6 +468,47 @@ mod tests {
         let one = &listed["m2"];
         assert_eq!(*one, read_entry(&one.name, &path(2), Place::Own).unwrap(), "as if it had been read");
         assert!(now.listed.lock().new < 10, "it was not");
+    }
+
+    #[test]
+    fn a_list_is_that_of_the_last_time_until_something_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap().digest);
+        let manifest = |digest| {
+            Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] }.to_bytes()
+        };
+        let name = |name: &str| ModelName::parse(name).unwrap();
+        let put = |model: &str| {
+            store.store_manifest(&name(model), &manifest(blobs[0]), true, &mut || ()).unwrap();
+        };
+        for model in ["a", "b", "me/c", "me/c:1b"] {
+            put(model);
+        }
+        let settled = || {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            store.listed().unwrap();
+            store.listed().unwrap()
+        };
+        let is_same = |before: &Arc<Listed>| Arc::ptr_eq(before, &store.listed().unwrap());
+        let first = settled();
+        assert!(is_same(&first) && is_same(&first));
+        // As others do it: in place, of the same length; a file more; one less; a model more.
+        let path = |model: &str| name(model).manifest_path(&store.manifests());
+        let changes: [&dyn Fn(); 4] = [
+            &|| fs::write(path("a"), manifest(blobs[1])).unwrap(),
+            &|| assert!(fs::copy(path("me/c"), path("me/c:2b")).is_ok()),
+            &|| fs::remove_file(path("me/c:1b")).unwrap(),
+            &|| put("d"),
+        ];
+        for change in changes {
+            let before = settled();
+            assert!(is_same(&before));
+            change();
+            assert!(!is_same(&before));
+        }
+        assert_eq!(store.list().unwrap().iter().filter(|entry| !entry.is_embedded()).count(), 5);
+        assert!(store.list().unwrap().iter().any(|entry| entry.manifest.layers[0].digest == blobs[1]));
     }
 
     #[test]

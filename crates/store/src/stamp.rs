@@ -30,6 +30,21 @@ impl Stamp {
         Ok(Self { length: meta.len(), modified, changed, file: identity(meta).unwrap_or_default() })
     }
 
+    /// The same of what Linux says of it.
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    pub(crate) fn of_stat(stat: &rustix::fs::Stat) -> Self {
+        let nanos = |seconds, nanos: u64| {
+            i64::saturating_mul(seconds, 1_000_000_000)
+                .saturating_add(i64::try_from(nanos).unwrap_or(i64::MAX))
+        };
+        Self {
+            length: u64::try_from(stat.st_size).unwrap_or_default(),
+            modified: nanos(stat.st_mtime, stat.st_mtime_nsec),
+            changed: nanos(stat.st_ctime, stat.st_ctime_nsec),
+            file: (stat.st_dev, stat.st_ino),
+        }
+    }
+
     /// Of the file or folder at a path; `None` where there is none.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).and_then(|meta| Self::of(&meta)).ok()
@@ -136,6 +151,16 @@ mod tests {
         assert!(touched.is_file_of(&before) && !touched.has_bytes_of(&before));
         fs::write(&path, "more bytes").unwrap();
         assert!(!Stamp::at(&path).unwrap().is_file_of(&before));
+    }
+
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    #[test]
+    fn a_file_has_one_stamp_from_wherever_it_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), "bytes").unwrap();
+        let folder = fs::File::open(dir.path()).unwrap();
+        let stat = rustix::fs::statat(&folder, "a", rustix::fs::AtFlags::empty()).unwrap();
+        assert_eq!(Some(Stamp::of_stat(&stat)), Stamp::at(&dir.path().join("a")));
     }
 
     #[test]

@@ -282,12 +282,20 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn tags(&self, name: &ModelName) -> Result<Vec<String>, StoreError> {
+        Ok(self.tagged(name)?.into_iter().map(|entry| entry.name.tag().to_owned()).collect())
+    }
+
+    /// The models of a name, whose own tag does not count, in all folders.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn tagged(&self, name: &ModelName) -> Result<Vec<Entry>, StoreError> {
         let same = |other: &ModelName| {
             ModelName::from_parts(name.host(), name.namespace(), name.model(), other.tag())
                 .is_ok_and(|wanted| wanted.same(other))
         };
         let models = self.list()?.into_iter().filter(|entry| !entry.is_embedded() && same(&entry.name));
-        Ok(models.map(|entry| entry.name.tag().to_owned()).collect())
+        Ok(models.collect())
     }
 
     /// Takes a file over as the blob of a digest that was compared with its content: by a second name where the file

@@ -11,8 +11,10 @@ use bytes::Bytes;
 use super::record::{Record, TURN};
 use super::{DAY, History, key, key_of_digest};
 use crate::error::MirrorError;
-use crate::library::{Holding, Note, Notes, Shown, blocking};
+use crate::holding::{Holding, Shown};
 use crate::lock::lock;
+use crate::notes::{Note, Notes};
+use crate::waiting::blocking;
 
 /// How long what is new is gathered before it is written.
 const GATHER: Duration = Duration::from_secs(10);

@@ -15,9 +15,10 @@ use puna_store::{Digest, Entry};
 use tokio::sync::Notify;
 
 use crate::error::MirrorError;
-use crate::library::{Notes, UploadId};
+use crate::id::UploadId;
 use crate::lock::lock;
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
 use record::{Known, Record};
 
 pub(crate) use record::By;

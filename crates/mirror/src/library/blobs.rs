@@ -5,15 +5,19 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use puna_store::{Digest, sync_dir};
 
-use super::checks::{Checks, Known};
-use super::folder::{self, Folder, absent, blocking, io};
+use super::checks::{Checks, Known, Pending};
+use super::folder::{self, Folder, absent, io};
 use super::{Blob, Body};
 use crate::error::MirrorError;
+use crate::holding::mark_of;
+use crate::name::Repository;
+use crate::waiting::blocking;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
@@ -43,6 +47,36 @@ impl Folder {
         // Before the manifest that needs it is there.
         sync_dir(&self.blobs());
         Ok(())
+    }
+
+    /// Keeps a blob that is here for a repository that will name it in a manifest: whatever else goes meanwhile, it stays as long as one
+    /// that was pushed. Says whether it is here.
+    pub(crate) fn mount(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        let _changes = self.changes()?;
+        match self.take_from_store(digest) {
+            Err(MirrorError::ManifestBlobUnknown(_)) => return Ok(false),
+            // The store's models go without this lock.
+            Err(_) if !self.store.has_blob(digest) => return Ok(false),
+            taken => taken?,
+        }
+        let blob = self.blob(digest);
+        let size = fs::metadata(&blob).map_err(io("read", &blob))?.len();
+        self.mark_brought(name, digest, size)?;
+        Ok(true)
+    }
+
+    /// Says that a repository has been brought a blob, by which it stays until a manifest needs it, or for a day.
+    pub(crate) fn mark_brought(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<(), MirrorError> {
+        let brought = self.brought().join(name.folder());
+        let mark = brought.join(mark_of(digest, size));
+        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
+        let made = File::create(&mark).and_then(|mark| mark.set_modified(SystemTime::now()));
+        made.map_err(io("write", &mark))
     }
 
     /// Removes a blob that was pushed and that no manifest needs.
@@ -90,8 +124,8 @@ impl FileBlob {
         Self { check: Some((checks, known)), ..self }
     }
 
-    pub(super) fn metadata(&self) -> io::Result<fs::Metadata> {
-        self.file.metadata()
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
     }
 }
 
@@ -101,34 +135,55 @@ impl Blob for FileBlob {
     }
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
-        if let Some((checks, known)) = &self.check {
-            checks.given(*known);
-        }
-        let pieces = stream::unfold(range, move |range| {
+        let pending = self.check.as_ref().and_then(|(checks, known)| checks.given(*known, &self.file));
+        let last = self.size.saturating_sub(1);
+        let pieces = stream::unfold((range, pending), move |(range, mut pending)| {
             let (file, check) = (self.file.clone(), self.check.clone());
             async move {
                 if range.is_empty() {
                     return None;
                 }
-                let len = (range.end - range.start).min(PIECE as u64) as usize;
+                let ended = |error| Some((Err(error), (range.end..range.end, None)));
+                let until = match reach(&mut pending, range.start, last).await {
+                    Ok(until) => until.min(range.end),
+                    Err(error) => return ended(error),
+                };
+                let len = (until - range.start).min(PIECE as u64) as usize;
                 let read = match cached(&file, range.start, len) {
                     Some(bytes) => Ok(bytes),
-                    None => blocking(move || read_at(&file, range.start, len)).await,
+                    None => {
+                        let file = file.clone();
+                        blocking(move || read_at(&file, range.start, len)).await
+                    }
                 };
                 match read {
                     Ok(bytes) => {
                         let rest = range.start + bytes.len() as u64..range.end;
-                        Some((Ok(bytes), rest))
+                        Some((Ok(bytes), (rest, pending)))
                     }
                     Err(error) => {
-                        check.into_iter().for_each(|(checks, known)| checks.failed(known));
-                        Some((Err(error), range.end..range.end))
+                        check.into_iter().for_each(|(checks, known)| checks.failed(known, &file));
+                        ended(error)
                     }
                 }
             }
         });
         pieces.boxed()
     }
+}
+
+/// Up to where bytes may be given out from one on: the last one of a blob waits until it is known to be whole, and nobody gets more of one
+/// that is not.
+async fn reach(pending: &mut Option<Pending>, from: u64, last: u64) -> Result<u64, MirrorError> {
+    let Some(found) = pending else { return Ok(u64::MAX) };
+    let judged = match found.now() {
+        None if from < last => return Ok(last),
+        None => found.wait().await,
+        Some(judged) => judged,
+    };
+    judged.map_err(|why| MirrorError::Internal(format!("a blob is given out no further: {why}")))?;
+    *pending = None;
+    Ok(u64::MAX)
 }
 
 /// Bytes of a file that the system has in memory, perhaps fewer than were asked for; `None` where they come from the disk,
@@ -154,6 +209,14 @@ fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
     read_exact_at(file, &mut bytes, at)
         .map_err(|e| MirrorError::Internal(format!("a blob cannot be read: {e}")))?;
     Ok(bytes.freeze())
+}
+
+/// Bytes of a file from one on, as many as come at once; none at its end.
+pub(super) fn read_some_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_at(file, bytes, at);
+    #[cfg(windows)]
+    return std::os::windows::fs::FileExt::seek_read(file, bytes, at);
 }
 
 #[cfg(unix)]

@@ -151,11 +151,3 @@ pub(crate) fn absent<T>(
 pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MirrorError {
     move |e| StoreError::io(action, path, &e).into()
 }
-
-/// Does something on a thread that may wait for the disk.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, MirrorError> + Send + 'static,
-) -> Result<T, MirrorError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(MirrorError::Internal(e.to_string())))
-}

@@ -7,13 +7,13 @@ use bytes::Bytes;
 use puna_store::{Digest, Entry, ModelName, Place, Seen, StoreError};
 
 use super::folder::{self, Folder};
-use super::{Doomed, Holding, Shown, Whose, leaving};
 use crate::error::MirrorError;
+use crate::holding::{Doomed, Holding, Shown, Whose, leaving};
 use crate::manifest::{Descriptor, Kind, Manifest};
 use crate::name::{Reference, Repository};
 
 /// Any tag: what a repository is asked for to learn the model's other parts.
-const SOME_TAG: &str = "latest";
+pub(super) const SOME_TAG: &str = "latest";
 
 impl Folder {
     /// A manifest of a repository.

@@ -4,47 +4,37 @@ mod arriving;
 mod blobs;
 mod checks;
 mod folder;
-mod holding;
 mod manifests;
-pub(crate) mod notes;
+mod notes;
 mod objects;
+#[cfg(all(test, unix))]
+mod races;
 mod store;
 mod through;
 mod uploads;
 mod upstreams;
 
-use std::fmt;
 use std::ops::Range;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use puna_store::{Digest, Entry, Store};
-use ring::rand::{SecureRandom, SystemRandom};
-use serde::{Deserialize, Serialize};
 
 use crate::error::MirrorError;
-use crate::figures::Fetches;
+use crate::holding::{Doomed, Holding, Shown};
+use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::Answer;
 
-pub(crate) use folder::blocking;
-pub(crate) use holding::reachable;
-#[cfg(test)]
-pub(crate) use holding::seen;
-pub use holding::{Doomed, Holding};
-use holding::{leaving, mark_of};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
-pub(crate) use uploads::{MAX_AGE, MAX_UPLOADS};
+pub(crate) use uploads::MAX_AGE;
 
-pub use notes::{Note, Notes};
 pub use through::Through;
 pub use upstreams::{Asker, Upstreams};
-
-/// What a library will answer.
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
 
 /// Bytes that come piece by piece.
 pub type Body = BoxStream<'static, Result<Bytes, MirrorError>>;
@@ -102,6 +92,9 @@ pub trait Library: Send + Sync + 'static {
     /// The same of one namespace, whose case does not count.
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>>;
 
+    /// Whether a manifest of a repository needs a blob, or it was brought there a short while ago.
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool>;
+
     /// What was asked others for.
     fn fetches(&self) -> BoxFuture<'_, Fetches> {
         Box::pin(std::future::ready(Fetches::default()))
@@ -154,6 +147,13 @@ pub trait Library: Send + Sync + 'static {
     /// Removes a blob that no manifest needs. Says whether there was one.
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool>;
 
+    /// Lets a repository have a blob that is here as if its bytes had been pushed there: it may wait for a manifest as long. Says whether
+    /// it is here.
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let _ = name;
+        Box::pin(async move { Ok(self.blob(digest).await?.is_some()) })
+    }
+
     /// Begins an upload to a repository.
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId>;
 
@@ -173,34 +173,21 @@ pub trait Library: Send + Sync + 'static {
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, ()>;
 }
 
-/// A tag and what it stands for, as people see it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shown {
-    /// The repository.
-    pub name: Repository,
-    /// The tag.
-    pub tag: String,
-    /// Of the manifest.
-    pub digest: Digest,
-    /// Bytes of its blobs.
-    pub size: u64,
-    /// Those of them that are here, while it is being fetched.
-    pub completed: Option<u64>,
-    /// Whose it is.
-    pub whose: Whose,
-    /// When it was written, where that is known.
-    pub written: Option<SystemTime>,
-}
-
-/// Whose something in a library is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// The registry's: it was pushed, or fetched for somebody, and is nowhere else.
-    Registry,
-    /// A model of the store's, which may be that of the machine's user.
-    Store,
-    /// Of a folder that is only read.
-    Elsewhere,
+/// What a library has asked others for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetches {
+    /// Tags that were served as they are here.
+    pub hits: u64,
+    /// Tags that had to be fetched.
+    pub misses: u64,
+    /// Models that could not be fetched whole.
+    pub failures: u64,
+    /// Requests for models that were not let be fetched.
+    pub refused: u64,
+    /// Models that are being fetched.
+    pub running: u64,
+    /// Bytes that have arrived.
+    pub bytes: u64,
 }
 
 /// A blob that is there.
@@ -222,51 +209,27 @@ pub struct Part {
     pub body: Body,
 }
 
-/// The name of an upload, which nobody can guess.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String")]
-pub struct UploadId(String);
-
-/// Digits of an upload's name.
-const ID_DIGITS: usize = 32;
-
-impl UploadId {
-    /// A new one.
-    pub(crate) fn random() -> Result<Self, MirrorError> {
-        let mut bytes = [0; ID_DIGITS / 2];
-        let filled = SystemRandom::new().fill(&mut bytes);
-        filled.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
-        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
-    }
-
-    /// Reads one of a path.
-    ///
-    /// # Errors
-    /// It is none that was given out.
-    pub fn parse(text: &str) -> Result<Self, MirrorError> {
-        let digits = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
-        match text.len() == ID_DIGITS && text.bytes().all(digits) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(MirrorError::UploadUnknown(text.chars().take(ID_DIGITS).collect())),
-        }
-    }
-
-    /// As it stands in paths.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl TryFrom<String> for UploadId {
-    type Error = MirrorError;
-
-    fn try_from(text: String) -> Result<Self, MirrorError> {
-        Self::parse(&text)
-    }
-}
-
-impl fmt::Display for UploadId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+/// Something that is to go, as a library shows it now.
+#[cfg(test)]
+pub(crate) async fn seen(
+    library: &dyn Library,
+    name: &Repository,
+    tag: Option<&str>,
+    digest: Digest,
+) -> Doomed {
+    let shown = library.shown().await.unwrap();
+    let shown = shown.into_iter().find(|shown| shown.name == *name && Some(shown.tag.as_str()) == tag);
+    let is_model = shown.as_ref().is_some_and(|shown| shown.whose == crate::holding::Whose::Store);
+    let holdings = library.holdings().await.unwrap();
+    let is_it =
+        |held: &&Holding| held.name == *name && (held.manifest, held.is_model) == (Some(digest), is_model);
+    Doomed {
+        name: name.clone(),
+        tag: tag.map(str::to_owned),
+        digest,
+        is_model,
+        tag_written: shown.and_then(|shown| shown.written),
+        with_manifest: true,
+        manifest_written: holdings.iter().find(is_it).and_then(|held| held.written),
     }
 }

@@ -9,13 +9,17 @@ use std::time::{Duration, SystemTime};
 use puna_store::{Digest, Entry, Store, last_use};
 
 use super::checks::Checks;
-use super::folder::{self, Folder, blocking};
-use super::notes::Notes;
+use super::folder::{self, Folder};
+use super::manifests::SOME_TAG;
 use super::uploads::Uploads;
-use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown, UploadId};
+use super::{Blob, Library, Part};
 use crate::error::MirrorError;
+use crate::holding::{Doomed, Holding, Shown};
+use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::{Answer, blocking};
 
 /// How long a pushed blob may wait for its manifest.
 pub(crate) const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -49,7 +53,7 @@ impl StoreLibrary {
 
 impl Folder {
     /// Removes pushed blobs that no manifest needs, a day after they came. Those of models are the store's by then.
-    fn sweep(&self) -> Result<(usize, u64), MirrorError> {
+    pub(super) fn sweep(&self) -> Result<(usize, u64), MirrorError> {
         // Who has nothing to clear away makes no folder for a lock.
         if !self.is_there() {
             return Ok((0, 0));
@@ -137,6 +141,18 @@ impl Folder {
             holdings.extend(marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark)));
         }
         Ok(holdings)
+    }
+
+    /// Whether a manifest of a repository needs a blob, or it was brought there. Nothing of others is read.
+    fn needs_in(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+        let marks = folder::names(&self.brought().join(name.folder()))?;
+        let brought = marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), mark));
+        if brought.chain(self.kept_of(name)?).any(|held| held.has(digest)) {
+            return Ok(true);
+        }
+        let Some(model) = name.model(SOME_TAG) else { return Ok(false) };
+        let has = |entry: &Entry| entry.manifest.blobs().any(|layer| layer.digest == *digest);
+        Ok(self.store.tagged(&model)?.iter().any(has))
     }
 
     /// The manifests of a repository in the registry's folder.
@@ -228,6 +244,11 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.holdings(|name| name.is_in(&namespace))))
     }
 
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.needs_in(&name, &digest)))
+    }
+
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {
         Box::pin(self.with(Folder::all_repositories))
     }
@@ -267,6 +288,11 @@ impl Library for StoreLibrary {
             }
             Ok(())
         })
+    }
+
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.mount(&name, &digest)))
     }
 
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {

@@ -18,15 +18,17 @@ use puna_registry::{Registry, RegistryError};
 use puna_store::{Digest, Entry, ModelName, Store};
 
 use super::arriving::Arriving;
-use super::notes::Notes;
 use super::upstreams::{Asker, Gate, Upstreams};
-use super::{Answer, Blob, Doomed, Holding, Library, Part, Shown, UploadId, Whose};
+use super::{Blob, Fetches, Library, Part};
 use crate::error::MirrorError;
-use crate::figures::Fetches;
 use crate::history::History;
+use crate::holding::{Doomed, Holding, Shown, Whose};
+use crate::id::UploadId;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::Answer;
 use coming::Coming;
 use strays::Strays;
 use tags::{MAX_TAGS, Tags};
@@ -205,6 +207,14 @@ impl Library for Through {
         self.0.library.land(name, tag, manifest, store)
     }
 
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            self.own(name)?;
+            // What arrives just now is no blob of the library yet: its bytes are to be pushed.
+            self.0.library.mount(name, digest).await
+        })
+    }
+
     fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
         Box::pin(async move {
             self.own(name)?;
@@ -293,6 +303,13 @@ impl Library for Through {
             let mut holdings = self.0.library.holdings_in(namespace).await?;
             holdings.extend(self.0.coming().into_iter().filter(|held| held.name.is_in(namespace)));
             Ok(holdings)
+        })
+    }
+
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let comes = || self.0.coming().iter().any(|held| held.name == *name && held.has(&digest));
+            Ok(self.0.library.needs(name, digest).await? || comes())
         })
     }
 

@@ -14,11 +14,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::folder::{self, Folder, absent, blocking, io};
-use super::{Part, UploadId, mark_of};
+use super::Part;
+use super::folder::{self, Folder, absent, io};
 use crate::error::MirrorError;
+use crate::id::UploadId;
 use crate::lock::lock;
 use crate::name::Repository;
+use crate::waiting::blocking;
 
 /// Uploads at a time.
 pub(crate) const MAX_UPLOADS: usize = 512;
@@ -65,7 +67,7 @@ impl Uploads {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         if self.clear(folder)? >= MAX_UPLOADS {
-            return Err(MirrorError::too_many_uploads());
+            return Err(too_many());
         }
         let id = UploadId::random()?;
         let note = Note { repository: name.to_string(), committed: 0 };
@@ -240,6 +242,13 @@ async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> 
     }
 }
 
+/// Refuses one more upload than may be open.
+pub(crate) fn too_many() -> MirrorError {
+    MirrorError::TooMany(format!(
+        "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
+    ))
+}
+
 fn paths(folder: &Folder, id: &UploadId) -> (PathBuf, PathBuf) {
     let data = folder.uploads().join(id.as_str());
     (data.clone(), data.with_extension("json"))
@@ -326,11 +335,7 @@ impl Session {
             return Err(MirrorError::DigestMismatch { expected: digest, found });
         }
         // Who brought the bytes may name them in a manifest, until when they stay.
-        let brought = folder.brought().join(self.repository()?.folder());
-        let mark = brought.join(mark_of(&digest, self.note.committed));
-        fs::create_dir_all(&brought).map_err(io("create the folder", &brought))?;
-        let made = File::create(&mark).and_then(|mark| mark.set_modified(SystemTime::now()));
-        made.map_err(io("write", &mark))?;
+        folder.mark_brought(&self.repository()?, &digest, self.note.committed)?;
         let dir = folder.blobs();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
         file.sync_all().map_err(io("write", &path))?;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use puna_store::{DEFAULT_HOST, ModelName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::access::{fits, is_in};
 use crate::error::MirrorError;
 use crate::name::Repository;
+use crate::pattern::{fits, is_in};
 
 /// From where, and what not.
 #[derive(Debug, Clone, Default)]

@@ -7,7 +7,7 @@ use puna_store::Digest;
 
 use super::rule::Rule;
 use crate::history::{DAY, Times, seconds};
-use crate::library::{Doomed, Holding, Shown, Whose, reachable};
+use crate::holding::{Doomed, Holding, Shown, Whose, reachable};
 use crate::name::Repository;
 
 /// A tag or manifest that no rule keeps.

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::access::{check_namespace, fits, is_in};
 use crate::name::Repository;
+use crate::pattern::{check_namespace, fits, is_in};
 
 /// Days that a rule may look back: a century.
 const MAX_DAYS: u64 = 36_500;

@@ -4,7 +4,8 @@ use super::plan::{Plan, Removal, plan};
 use super::rule::Rule;
 use crate::error::MirrorError;
 use crate::history::History;
-use crate::library::{Library, blocking};
+use crate::library::Library;
+use crate::waiting::blocking;
 
 /// So many tags and manifests are removed together: what is known of their use is no older than that takes.
 const PART: usize = 500;

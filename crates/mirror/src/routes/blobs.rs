@@ -5,10 +5,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
+use crate::place::text;
 use crate::range::{Wanted, wanted};
 
 impl Mirror {
@@ -21,7 +22,7 @@ impl Mirror {
     ) -> Answered {
         let asker = asker(head, holder);
         let blob = self.library().blob_for(&name, of, asker).await?.ok_or(MirrorError::BlobUnknown(of))?;
-        if !self.sees(holder, of).await? && !self.library().vouches(&name, of).await? {
+        if !self.sees(holder, &name, of).await? && !self.library().vouches(&name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
         let (size, etag) = (blob.size(), format!("\"{of}\""));
@@ -71,8 +72,13 @@ impl Mirror {
         Ok(response)
     }
 
-    pub(super) async fn remove_blob(&self, of: Digest, holder: Option<&Holder>) -> Answered {
-        if !self.sees(holder, of).await? {
+    pub(super) async fn remove_blob(
+        &self,
+        name: Repository,
+        of: Digest,
+        holder: Option<&Holder>,
+    ) -> Answered {
+        if !self.sees(holder, &name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
         match self.library().remove_blob(of).await? {

@@ -6,12 +6,13 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::history::By;
 use crate::manifest::{MAX_MANIFEST, Manifest};
 use crate::name::{Reference, Repository};
+use crate::place::text;
 
 /// Says that the subject of a manifest was understood.
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -71,7 +72,7 @@ impl Mirror {
             return Err(MirrorError::DigestMismatch { expected: *expected, found: manifest.digest });
         }
         for blob in &manifest.blobs {
-            if !self.sees(holder, blob.digest).await? {
+            if !self.sees(holder, &name, blob.digest).await? {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }

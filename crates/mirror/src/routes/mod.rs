@@ -4,7 +4,6 @@ mod blobs;
 mod lists;
 mod manifests;
 mod page;
-pub(crate) mod place;
 mod uploads;
 
 use std::panic::AssertUnwindSafe;
@@ -27,14 +26,15 @@ use crate::history::{DAY, History};
 use crate::library::{Asker, Library};
 use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
+use crate::place::{Local, text};
 use crate::retention::{Retained, Rule, retain};
-use crate::stock::{Quota, Stock};
+use crate::settings::Settings;
+use crate::stock::Stock;
 use crate::via::Me;
 
 use page::Pulls;
 
 pub use page::Caller;
-pub use place::Secure;
 
 /// What every answer of a registry says it is.
 const VERSION: (HeaderName, HeaderValue) =
@@ -50,28 +50,6 @@ const RECOVERY: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(5 * 60);
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
-
-/// A request comes from this machine and was meant for it. Whoever answers connections puts it among a request's extensions.
-#[derive(Debug, Clone, Copy)]
-pub struct Local;
-
-/// How a registry behaves.
-#[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// Whether everybody may pull, where there are keys; without any everybody may.
-    pub anonymous: bool,
-    /// Whether everybody may push, where there are no keys; otherwise those from this machine alone.
-    pub push: bool,
-    /// Whether what was pushed may be removed.
-    pub delete: bool,
-    /// The hosts, with ports where clients name them, under which clients reach it: signatures for others count for nothing. Without any
-    /// it believes the request.
-    pub names: Vec<String>,
-    /// How many bytes namespaces may have, the first that fits; others have no limit.
-    pub quotas: Vec<Quota>,
-    /// What stays; of repositories that no rule fits, everything.
-    pub retention: Vec<Rule>,
-}
 
 /// A registry. Cheap to clone.
 #[derive(Clone)]
@@ -186,9 +164,14 @@ impl Mirror {
         &self.0.stock
     }
 
-    /// Whether somebody may know of a blob that is here.
-    async fn sees(&self, holder: Option<&Holder>, digest: Digest) -> Result<bool, MirrorError> {
-        self.stock().sees(self.library(), holder, digest).await
+    /// Whether somebody who asks in a repository may know of a blob that is here.
+    async fn sees(
+        &self,
+        holder: Option<&Holder>,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        self.stock().sees(self.library(), holder, name, digest).await
     }
 
     pub(crate) fn access(&self) -> &Access {
@@ -327,7 +310,7 @@ impl Mirror {
             }
             (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of).await,
             (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder.as_ref()).await,
-            (Target::Blob(_, of), Method::DELETE) => self.remove_blob(of, holder.as_ref()).await,
+            (Target::Blob(name, of), Method::DELETE) => self.remove_blob(name, of, holder.as_ref()).await,
             (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder.as_ref()).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
@@ -409,11 +392,6 @@ fn asker(head: &Parts, holder: Option<&Holder>) -> Asker {
         true => Asker::Known,
         false => Asker::Anybody,
     }
-}
-
-/// A header as text.
-pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// Whether a client has what an `ETag` stands for.

@@ -10,12 +10,13 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::{Answered, Mirror, place, text};
+use super::{Answered, Mirror};
 use crate::access::{Holder, Right};
 use crate::history::History;
-use crate::library::Shown;
+use crate::holding::Shown;
 use crate::lock::lock;
 use crate::name::Repository;
+use crate::place::{self, text};
 use crate::stock::Use;
 
 /// Rows of a table at most.

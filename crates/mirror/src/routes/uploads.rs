@@ -9,12 +9,14 @@ use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, bare, place, text, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, bare, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
-use crate::library::{Body, Part, UploadId};
+use crate::id::UploadId;
+use crate::library::{Body, Part};
 use crate::name::{Repository, digest};
 use crate::path::query;
+use crate::place::{self, text};
 use crate::uploading::Room;
 
 const UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
@@ -37,7 +39,8 @@ impl Mirror {
         let question = mounted.or(whole.filter(|whole| empty && *whole != Digest::of(b"")));
         if let Some(digest) = question
             && self.library().blob(digest).await?.is_some()
-            && self.sees(holder, digest).await?
+            && self.sees(holder, &name, digest).await?
+            && self.stock().mount(self.library(), &name, digest).await?
         {
             return Ok(created(&name, &digest));
         }

@@ -24,19 +24,7 @@ const THIS_FOLDER: &str = "FROM .\n";
 const MAX_BYTES: u64 = 64 << 20;
 
 pub fn run(args: &CreateArgs) -> Result<()> {
-    if ModelRef::parse(&args.model).is_err() {
-        bail!("invalid model name: {}", args.model);
-    }
-    for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {
-        if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
-            return Err(usage::wrong(format!(
-                "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
-            )));
-        }
-    }
-    if args.imatrix.is_some() && args.quantize.is_none() {
-        return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
-    }
+    check(args)?;
     let Recipe { modelfile, base, shown: file } = read(&args.file)?;
     let mut display = Display::new();
     let mut show = |progress: puna_store::Progress| display.show(&shown(progress));
@@ -50,39 +38,66 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         out::note(format_args!("warning: parameter {name} is deprecated"));
     }
     let service = Service::connect_or_own()?;
-    service.runtime().block_on(async {
-        for file in &plan.files {
-            give(&service, file, args.reference, &mut display).await?;
-        }
-        if let Some(file) = &imatrix {
-            // Needed for this one time.
-            give(&service, file, false, &mut display).await?;
-        }
-        let given: Vec<LocalFile> = plan.files.iter().chain(&imatrix).cloned().collect();
-        let mut request = request(args, plan);
-        request.imatrix = imatrix.map(|file| file.digest.to_string()).unwrap_or_default();
-        let created = async { display.follow(service.client().create(&request).await?).await };
-        match created.await {
-            Err(error) if is_missing(service.client(), &request.from).await => {
-                let from = &request.from;
-                // An address is no name of a file or a stored model.
-                if from.contains("://") {
-                    bail!("FROM {from} cannot be pulled: {error}");
-                }
-                bail!(
-                    "FROM {from}: no file or folder here, and no stored model (`puna list`), is called so, and it cannot be \
-                     pulled: {error}"
-                )
-            }
-            Err(error) => match with_names(&error.to_string(), &given) {
-                Some(text) => bail!(text),
-                None => Err(error.into()),
-            },
-            Ok(()) => Ok(()),
-        }
-    })?;
+    service.runtime().block_on(create(args, &service, plan, imatrix, &mut display))?;
     display.done();
     Ok(())
+}
+
+/// Refuses what can be told to be wrong before anything is read.
+fn check(args: &CreateArgs) -> Result<()> {
+    if ModelRef::parse(&args.model).is_err() {
+        bail!("invalid model name: {}", args.model);
+    }
+    for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {
+        if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
+            return Err(usage::wrong(format!(
+                "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
+            )));
+        }
+    }
+    if args.imatrix.is_some() && args.quantize.is_none() {
+        return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
+    }
+    Ok(())
+}
+
+/// Gets the files to the server, and has it make the model.
+async fn create(
+    args: &CreateArgs,
+    service: &Service,
+    plan: LocalPlan,
+    imatrix: Option<LocalFile>,
+    display: &mut Display,
+) -> Result<()> {
+    for file in &plan.files {
+        give(service, file, args.reference, display).await?;
+    }
+    if let Some(file) = &imatrix {
+        // Needed for this one time.
+        give(service, file, false, display).await?;
+    }
+    let given: Vec<LocalFile> = plan.files.iter().chain(&imatrix).cloned().collect();
+    let mut request = request(args, plan);
+    request.imatrix = imatrix.map(|file| file.digest.to_string()).unwrap_or_default();
+    let created = async { display.follow(service.client().create(&request).await?).await };
+    match created.await {
+        Ok(()) => Ok(()),
+        Err(error) if is_missing(service.client(), &request.from).await => {
+            let from = &request.from;
+            // An address is no name of a file or a stored model.
+            if from.contains("://") {
+                bail!("FROM {from} cannot be pulled: {error}");
+            }
+            bail!(
+                "FROM {from}: no file or folder here, and no stored model (`puna list`), is called so, and it cannot be \
+                 pulled: {error}"
+            )
+        }
+        Err(error) => match with_names(&error.to_string(), &given) {
+            Some(text) => bail!(text),
+            None => Err(error.into()),
+        },
+    }
 }
 
 /// What a server says of files, with the names that they have here: it has some of them by their digests alone. `None` where it speaks of no

@@ -5,6 +5,7 @@ mod hash;
 mod part;
 #[cfg(test)]
 mod tests;
+mod theirs;
 
 use std::fs::File;
 use std::io;
@@ -13,13 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use puna_store::{BlobLock, Digest, Partial, Store, StoreError};
-use reqwest::Url;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::error::RegistryError;
-use crate::fetch::Source;
+use crate::fetch::{Source, What};
 use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::Session;
 use crate::lock::lock;
@@ -28,6 +28,7 @@ use crate::settings::Settings;
 use crate::space::room;
 use crate::sum::Saved;
 use hash::EndsHashing;
+use theirs::{Theirs, right_to_download};
 
 /// Bytes that are written or read at once.
 const PIECE: usize = 1 << 20;
@@ -37,17 +38,6 @@ const FIRST_NOTES: u32 = 16;
 const FOR_READERS: usize = 2;
 /// How long somebody without work waits before he looks for some again.
 const IDLE: Duration = Duration::from_millis(200);
-
-/// What is downloaded.
-#[derive(Debug, Clone)]
-pub(crate) struct What {
-    /// Its digest; of a file whose digest nobody knows, something that only this version of it is called.
-    pub(crate) key: Digest,
-    /// Whether `key` is the digest.
-    pub(crate) verified: bool,
-    pub(crate) total: u64,
-    pub(crate) url: Url,
-}
 
 /// How far a download is.
 #[derive(Debug, Clone, Default)]
@@ -59,6 +49,8 @@ pub(crate) struct State {
     pub(crate) life: u64,
     /// What is being done, as long as it is.
     work: Weak<Work>,
+    /// What another process has done, as far as it has noted that.
+    theirs: Option<Arc<Theirs>>,
 }
 
 impl State {
@@ -79,9 +71,17 @@ impl State {
     /// The file whose bytes have arrived without a gap from `from` on, and up to where; `None`: not even that one has. It is the file
     /// of this very download, whatever has its name by now.
     pub(crate) fn arrived(&self, from: u64) -> Option<(Arc<File>, u64)> {
-        let work = self.work.upgrade()?;
-        let until = work.table().reach(from);
-        (until > from).then(|| (work.file.clone(), until))
+        let (file, until) = match (self.work.upgrade(), &self.theirs) {
+            (Some(work), _) => (work.file.clone(), work.table().reach(from)),
+            (None, Some(theirs)) => theirs.arrived(from),
+            (None, None) => return None,
+        };
+        (until > from).then_some((file, until))
+    }
+
+    /// What has arrived before counts no more: whoever reads along has wrong bytes.
+    fn begin_anew(&mut self) {
+        (self.life, self.work, self.theirs) = (self.life + 1, Weak::new(), None);
     }
 }
 
@@ -133,7 +133,11 @@ pub(crate) async fn download(
         let source = Source::new(session.clone(), &what);
         let work = Arc::new(Work::new(source, &store, &what, lock.clone(), ground, state));
         let completed = work.table().completed();
-        state.send_modify(|state| (state.completed, state.work) = (completed, Arc::downgrade(&work)));
+        state.send_modify(|state| {
+            // Of what another process has left: it may have begun anew at its end.
+            state.follow_to(&work.file);
+            (state.completed, state.work) = (completed, Arc::downgrade(&work));
+        });
         let error = match work.run().await {
             Err(error @ RegistryError::DigestMismatch { .. }) => error,
             Err(error @ RegistryError::Size { .. }) if work.table().completed() == 0 => {
@@ -144,8 +148,7 @@ pub(crate) async fn download(
             }
             ended => return ended,
         };
-        // Whoever reads along has wrong bytes.
-        state.send_modify(|state| (state.life, state.work) = (state.life + 1, Weak::new()));
+        state.send_modify(State::begin_anew);
         let partial = work.partial.clone();
         blocking(move || Ok(partial.discard()?)).await?;
         // Bytes of an earlier run may have been lost with the power. Once more, with all of them fetched now.
@@ -153,50 +156,6 @@ pub(crate) async fn download(
             return Err(error);
         }
         tracing::warn!(%error, "what an interrupted download left was damaged: downloading anew");
-    }
-}
-
-/// The right to download; `None` when another process has finished the blob meanwhile.
-async fn right_to_download(
-    store: &Arc<Store>,
-    digest: Digest,
-    total: u64,
-    state: &watch::Sender<State>,
-) -> Result<Option<BlobLock>, RegistryError> {
-    loop {
-        let at = store.clone();
-        match blocking(move || Right::ask(&at, &digest, total)).await? {
-            Right::Nobodys => return Ok(None),
-            Right::Ours(lock) => return Ok(Some(lock)),
-            Right::Theirs(_) if state.is_closed() => return Err(RegistryError::Cancelled),
-            Right::Theirs(completed) => {
-                state.send_modify(|state| state.completed = completed.unwrap_or(state.completed));
-            }
-        }
-        tokio::time::sleep(IDLE).await;
-    }
-}
-
-/// Who may download a blob.
-enum Right {
-    /// It is there.
-    Nobodys,
-    Ours(BlobLock),
-    /// Another process, which has noted that so many bytes are there.
-    Theirs(Option<u64>),
-}
-
-impl Right {
-    fn ask(store: &Store, digest: &Digest, total: u64) -> Result<Self, RegistryError> {
-        let lock = store.lock_download(digest)?;
-        if store.hold_blob(digest, total) {
-            return Ok(Self::Nobodys);
-        }
-        if let Some(lock) = lock {
-            return Ok(Self::Ours(lock));
-        }
-        let table = Table::load(&store.partial(digest)?, total)?;
-        Ok(Self::Theirs(table.map(|table| table.completed())))
     }
 }
 

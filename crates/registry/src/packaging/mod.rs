@@ -10,7 +10,7 @@ mod tests;
 mod unpack;
 mod write;
 
-use puna_store::Digest;
+use puna_store::{Digest, FileTemplate, NamedTemplate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -31,6 +31,9 @@ const OLLAMA: &str = "application/vnd.ollama.image.";
 const FILE_PATH: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.model.filepath"];
 /// The same for other artifacts.
 const TITLE: &str = "org.opencontainers.image.title";
+
+/// A search for the known template that a Jinja template is.
+pub type DetectTemplate = fn(&FileTemplate) -> Option<NamedTemplate>;
 
 /// How a model is packaged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

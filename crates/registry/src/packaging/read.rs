@@ -9,10 +9,9 @@ use puna_store::{
 use serde_json::Value;
 
 use super::unpack::{Form, check_name, unpack};
-use super::{Artifact, DOCKER, Format, MANIFEST, MODEL_PACK, OLLAMA, Origin};
+use super::{Artifact, DOCKER, DetectTemplate, Format, MANIFEST, MODEL_PACK, OLLAMA, Origin};
 use crate::descriptor::Descriptor;
 use crate::error::RegistryError;
-use crate::settings::DetectTemplate;
 
 /// Bytes of a text layer at most.
 const MAX_TEXT: u64 = 4 << 20;

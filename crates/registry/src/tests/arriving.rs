@@ -68,14 +68,9 @@ async fn the_last_byte_of_a_blob_waits_for_its_digest() {
     assert!(!bench.store.has_blob(&model.weights));
 }
 
-#[tokio::test]
-async fn who_reads_bytes_that_were_damaged_here_is_told_when_they_come_anew() {
-    let size = 3 << 20;
-    let model = Model::new(size);
-    let right = model.blobs[&model.weights.to_string()].clone();
-    let bench = Bench::new();
-    // An interrupted download has noted bytes that the disk has lost.
-    let partial = bench.store.partial(&model.weights).unwrap();
+/// What an interrupted download leaves that has noted bytes which the disk has lost: the first of three parts.
+fn leave_damaged(store: &Store, model: &Model, right: &[u8]) {
+    let partial = store.partial(&model.weights).unwrap();
     let mut lost = right.to_vec();
     lost[..1 << 20].fill(0);
     std::fs::write(partial.data(), lost).unwrap();
@@ -85,6 +80,15 @@ async fn who_reads_bytes_that_were_damaged_here_is_told_when_they_come_anew() {
     partial.write_part(0, note(0, 1 << 20).as_bytes()).unwrap();
     partial.write_part(1, note(1, 0).as_bytes()).unwrap();
     partial.write_part(2, note(2, 0).as_bytes()).unwrap();
+}
+
+#[tokio::test]
+async fn who_reads_bytes_that_were_damaged_here_is_told_when_they_come_anew() {
+    let size = 3 << 20;
+    let model = Model::new(size);
+    let right = model.blobs[&model.weights.to_string()].clone();
+    let bench = Bench::new();
+    leave_damaged(&bench.store, &model, &right);
 
     // What is missing comes when somebody has read what is there.
     let (server, gate) = gated(&model, Seen::is_blob).await;
@@ -126,4 +130,83 @@ async fn a_slow_reader_gets_the_rest_of_a_blob_that_is_removed_meanwhile() {
         bytes.extend_from_slice(&slow.read(bytes.len() as u64, 100_000).await.unwrap());
     }
     assert!(bytes == right);
+}
+
+/// What comes within a time in which nobody has to wait for more than notes.
+async fn soon<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), work).await.expect("it waits for the whole blob")
+}
+
+#[tokio::test]
+async fn another_process_reads_along_and_fetches_nothing_again() {
+    let size = 3 << 20;
+    let model = Model::new(size);
+    let right = model.blobs[&model.weights.to_string()].clone();
+    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let first = Bench::new();
+    let second = first.beside();
+    let mut begun = first.running(&server, &model).await;
+    begun.read(0, 1000).await.unwrap();
+    let mut along = second.running(&server, &model).await;
+    assert_eq!(soon(along.read(500, 500)).await.unwrap(), right[500..1000]);
+    gate.add_permits(1000);
+    let (all, error) = soon(read_all(begun, size)).await;
+    assert!(error.is_none() && all == right, "{error:?}");
+    let (all, error) = soon(read_all(along, size)).await;
+    assert!(error.is_none() && all == right, "{error:?}");
+    let mut asked: Vec<_> = server.blob_requests().iter().filter_map(Seen::range).collect();
+    asked.sort();
+    assert!(asked.windows(2).all(|two| two[0].1 < two[1].0), "{asked:?}");
+}
+
+#[tokio::test]
+async fn who_reads_along_goes_on_by_himself_when_the_other_process_ends() {
+    let size = 3 << 20;
+    let model = Model::new(size);
+    let right = model.blobs[&model.weights.to_string()].clone();
+    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let first = Bench::new();
+    let second = first.beside();
+    let mut begun = first.running(&server, &model).await;
+    begun.read(0, 1000).await.unwrap();
+    let mut along = second.running(&server, &model).await;
+    let mut bytes = soon(along.read(0, 1000)).await.unwrap().to_vec();
+    drop(begun);
+    gate.add_permits(1000);
+    while bytes.len() < size {
+        bytes.extend_from_slice(&soon(along.read(bytes.len() as u64, 100_000)).await.unwrap());
+    }
+    assert!(bytes == right);
+}
+
+#[tokio::test]
+async fn who_reads_along_is_told_when_the_other_process_begins_anew() {
+    let size = 3 << 20;
+    let model = Model::new(size);
+    let right = model.blobs[&model.weights.to_string()].clone();
+    let first = Bench::new();
+    let second = first.beside();
+    leave_damaged(&first.store, &model, &right);
+    let (server, gate) = gated(&model, Seen::is_blob).await;
+    let mut begun = first.running(&server, &model).await;
+    begun.read(0, 1000).await.unwrap();
+    let mut along = second.running(&server, &model).await;
+    assert_eq!(soon(along.read(0, 1000)).await.unwrap(), vec![0; 1000], "nobody can know yet");
+    gate.add_permits(1000);
+    // Somebody else has it begin anew.
+    let late = first.running(&server, &model).await;
+    for mut told in [begun, along] {
+        let error = soon(async {
+            let mut at = 1000;
+            loop {
+                match told.read(at, 100_000).await {
+                    Ok(piece) => at += piece.len() as u64,
+                    Err(error) => break error,
+                }
+            }
+        });
+        assert_eq!(error.await, RegistryError::Anew { digest: model.weights });
+    }
+    let (all, error) = soon(read_all(late, size)).await;
+    assert!(error.is_none() && all == right, "{error:?}");
 }

@@ -242,7 +242,17 @@ impl Bench {
 
     pub(crate) fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(dir.path().join("models")).unwrap());
+        let root = dir.path().join("models");
+        Self::at(dir, &root, change)
+    }
+
+    /// The same store with a client of its own, as another process has it.
+    pub(crate) fn beside(&self) -> Self {
+        Self::at(tempfile::tempdir().unwrap(), self.root(), |_| {})
+    }
+
+    fn at(dir: tempfile::TempDir, root: &Path, change: impl FnOnce(&mut Settings)) -> Self {
+        let store = Arc::new(Store::open(root).unwrap());
         let mut settings = Settings {
             user_agent: "ollama/0.0.0 puna-test".into(),
             key: Some(dir.path().join("id_ed25519")),

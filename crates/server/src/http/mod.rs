@@ -23,5 +23,5 @@ pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::{VIA_HEADER, current_via};
 pub(crate) use reply::{
-    Anthropic, ErrorForm, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
+    Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
 };

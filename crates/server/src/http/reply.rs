@@ -90,9 +90,12 @@ impl<D: ErrorForm> IntoResponse for Refused<D> {
     }
 }
 
+/// The content type of JSON in the native dialect.
+pub(crate) const JSON: &str = "application/json; charset=utf-8";
+
 /// A JSON answer of the native dialect.
 pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    typed(status, "application/json; charset=utf-8", body)
+    typed(status, JSON, body)
 }
 
 /// A JSON answer whose content type names no character set.

@@ -3,23 +3,39 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use puna_api::native::{
     CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary, ShowRequest,
 };
-use puna_store::{Deleted, Entry, ModelRef, Store, StoreError};
+use puna_store::{Deleted, Entry, Listed, ModelRef, Store, StoreError};
 
 use super::create::check_parameters;
 use super::rfc3339;
 use super::show;
 use crate::app::{App, api_details, store_failure};
 use crate::canonical::Failure;
-use crate::http::{Json, Native, Refused, json};
+use crate::http::{JSON, Json, Native, Refused, json};
 use crate::names::Name;
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
-    let list = app.store(stored_models).await?.map_err(|e| store_failure(&e))?;
-    Ok(json(StatusCode::OK, &list))
+    let at = app.clone();
+    let told = app.store(move |store| {
+        let listed = store.listed()?;
+        if let Some(answer) = at.told().of(&listed) {
+            return Ok(Some(answer));
+        }
+        let (list, is_whole) = told_of(store, &listed);
+        let answer = serde_json::to_vec(&list).ok().map(Bytes::from);
+        if let Some(answer) = answer.clone().filter(|_| is_whole) {
+            at.told().keep(listed, answer);
+        }
+        Ok(answer)
+    });
+    let answer = told.await?.map_err(|e: StoreError| store_failure(&e))?;
+    let answer =
+        answer.ok_or_else(|| Failure::internal("the list of models cannot be written".to_owned()))?;
+    Ok(([(header::CONTENT_TYPE, JSON)], answer).into_response())
 }
 
 /// What `GET /api/tags` answers, for who has the store at hand.
@@ -27,8 +43,14 @@ pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Nat
 /// # Errors
 /// The store cannot be read.
 pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
-    let (entries, broken) = store.list_all()?;
-    let models = entries.iter().map(|entry| summary(store, entry)).collect();
+    let listed = store.listed()?;
+    Ok(told_of(store, &listed).0)
+}
+
+/// What is told of a list, and whether something could be told of each model.
+fn told_of(store: &Store, listed: &Listed) -> (ListResponse, bool) {
+    let mut is_whole = true;
+    let models = listed.entries.iter().map(|entry| summary(store, entry, &mut is_whole)).collect();
     store.keep_lists();
     let way_out = |error: &StoreError| match error {
         StoreError::Silent { .. } => error.to_string(),
@@ -36,11 +58,11 @@ pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
             "{error}: repair or delete that file; until then the space of removed models is not freed"
         ),
     };
-    Ok(ListResponse { models, warnings: broken.iter().map(way_out).collect() })
+    (ListResponse { models, warnings: listed.broken.iter().map(way_out).collect() }, is_whole)
 }
 
 /// What the list says of a model. One whose parts are missing is listed all the same, so that it can be deleted.
-fn summary(store: &Store, entry: &Entry) -> ModelSummary {
+fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
     let name = entry.name.to_string();
     let mut summary = ModelSummary {
         model: name.clone(),
@@ -61,10 +83,12 @@ fn summary(store: &Store, entry: &Entry) -> ModelSummary {
             (summary.remote_model, summary.remote_host) =
                 (known.remote_model.clone(), known.remote_host.clone());
         }
-        Err(error) if store.is_news(&error.to_string()) => {
-            tracing::warn!(model = summary.name, %error, "a stored model is broken");
+        Err(error) => {
+            *is_whole = false;
+            if store.is_news(&error.to_string()) {
+                tracing::warn!(model = summary.name, %error, "a stored model is broken");
+            }
         }
-        Err(_) => {}
     }
     summary
 }

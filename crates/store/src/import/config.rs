@@ -100,6 +100,11 @@ impl Json {
         numbers.ok_or_else(|| self.wrong(key, "a list of numbers"))
     }
 
+    pub(super) fn strings(&self, key: &str) -> Option<Vec<String>> {
+        let list = self.value.get(key)?.as_array()?;
+        list.iter().map(|text| text.as_str().map(str::to_owned)).collect()
+    }
+
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         self.value.get(key).and_then(Value::as_str)
     }

@@ -17,7 +17,7 @@ use super::{Folder, ImportError, Report, bert, plan};
 use crate::error::StoreError;
 
 /// Parts of a layer: the name there, the name here.
-const LAYER: [(&str, &str); 27] = [
+const LAYER: [(&str, &str); 31] = [
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
     ("self_attn.q_proj.bias", "attn_q.bias"),
@@ -45,6 +45,10 @@ const LAYER: [(&str, &str); 27] = [
     ("mlp.router.weight", "ffn_gate_inp.weight"),
     ("mlp.router.bias", "ffn_gate_inp.bias"),
     ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+    ("mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight"),
+    ("mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight"),
+    ("mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight"),
+    ("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
 ];
 
 /// Outside of the layers.
@@ -174,16 +178,17 @@ pub(super) fn outputs<'a>(
         };
         outputs.push(one(family, gguf, tensor, sizes, matrices)?);
     }
-    check_whole(&outputs, sizes.layers)?;
+    check_whole(family, &outputs, sizes.layers)?;
     plan::sort(&mut outputs);
     Ok(outputs)
 }
 
 /// Every layer has what the first one has, and what stands around the layers is there.
-fn check_whole(outputs: &[Output<'_>], layers: u32) -> Result<(), ImportError> {
+fn check_whole(family: &Family, outputs: &[Output<'_>], layers: u32) -> Result<(), ImportError> {
+    let norm = format!("{}.weight", family.norm);
     let names: BTreeSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
     let first = names.iter().filter_map(|name| name.strip_prefix("blk.0."));
-    let first: Vec<&str> = first.chain(["attn_norm.weight"]).collect();
+    let first: Vec<&str> = first.chain([norm.as_str()]).collect();
     let of = |layer| first.iter().map(move |part| format!("blk.{layer}.{part}"));
     let whole = ["token_embd.weight", "output_norm.weight"].map(str::to_owned);
     match whole.into_iter().chain((0..layers).flat_map(of)).find(|name| !names.contains(name.as_str())) {
@@ -211,7 +216,10 @@ fn one<'a>(
 /// Vectors, norms and routers stay exact.
 fn type_of(gguf: &str, tensor: &Tensor<'_>, matrices: TensorType) -> TensorType {
     let exact = !tensor.is_matrix() || !gguf.ends_with(".weight");
-    let exact = exact || gguf.ends_with("_norm.weight") || gguf.ends_with("ffn_gate_inp.weight");
+    let exact = exact
+        || ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"]
+            .iter()
+            .any(|end| gguf.ends_with(end));
     if exact { TensorType::F32 } else { matrices }
 }
 

@@ -17,6 +17,8 @@ pub(super) struct Family {
     pub(super) classes: &'static [&'static str],
     /// What the norm called `post_attention_layernorm` is.
     pub(super) second_norm: &'static str,
+    /// A norm that each layer has.
+    pub(super) norm: &'static str,
     /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
     pub(super) pairs: bool,
     /// What is added to the weights of norms.
@@ -32,6 +34,7 @@ const PLAIN: Family = Family {
     architecture: "",
     classes: &[],
     second_norm: "ffn_norm",
+    norm: "attn_norm",
     pairs: false,
     norm_offset: 0.0,
     tied: false,
@@ -41,8 +44,11 @@ const PLAIN: Family = Family {
 const GEMMA: Family =
     Family { second_norm: "post_attention_norm", norm_offset: 1.0, tied: true, bare_start: true, ..PLAIN };
 
+/// Families with norms behind their parts alone.
+const BEHIND: Family = Family { second_norm: "post_attention_norm", norm: "post_attention_norm", ..PLAIN };
+
 /// All families.
-pub(super) const FAMILIES: [Family; 8] = [
+pub(super) const FAMILIES: [Family; 20] = [
     Family {
         architecture: "llama",
         classes: &[
@@ -63,6 +69,8 @@ pub(super) const FAMILIES: [Family; 8] = [
     },
     Family { architecture: "qwen3", classes: &["Qwen3ForCausalLM", "Qwen3Model"], ..PLAIN },
     Family { architecture: "qwen3moe", classes: &["Qwen3MoeForCausalLM"], ..PLAIN },
+    Family { architecture: "qwen2moe", classes: &["Qwen2MoeForCausalLM"], ..PLAIN },
+    Family { architecture: "gemma", classes: &["GemmaForCausalLM"], second_norm: PLAIN.second_norm, ..GEMMA },
     Family { architecture: "gemma2", classes: &["Gemma2ForCausalLM"], ..GEMMA },
     Family {
         architecture: "gemma3",
@@ -76,6 +84,21 @@ pub(super) const FAMILIES: [Family; 8] = [
         second_norm: "post_attention_norm",
         ..PLAIN
     },
+    Family { architecture: "smollm3", classes: &["SmolLM3ForCausalLM"], pairs: true, ..PLAIN },
+    Family { architecture: "arcee", classes: &["ArceeForCausalLM"], pairs: true, ..PLAIN },
+    Family { architecture: "granite", classes: &["GraniteForCausalLM"], pairs: true, ..PLAIN },
+    Family {
+        architecture: "seed_oss",
+        classes: &["SeedOssForCausalLM"],
+        second_norm: "post_attention_norm",
+        ..PLAIN
+    },
+    Family { architecture: "olmo2", classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"], ..BEHIND },
+    Family { architecture: "exaone4", classes: &["Exaone4ForCausalLM"], ..BEHIND },
+    Family { architecture: "olmoe", classes: &["OlmoeForCausalLM"], ..PLAIN },
+    Family { architecture: "command-r", classes: &["CohereForCausalLM"], tied: true, ..PLAIN },
+    Family { architecture: "cohere2", classes: &["Cohere2ForCausalLM"], tied: true, ..PLAIN },
+    Family { architecture: "ernie4_5", classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"], ..PLAIN },
 ];
 
 /// The family of a class.
@@ -126,7 +149,9 @@ impl Shape {
         let kv_heads = config.opt_count("num_key_value_heads")?.unwrap_or(if gemma3 { 4 } else { heads });
         let width = config.count("hidden_size")?;
         let head = config.opt_count("head_dim")?.unwrap_or(if gemma3 { 256 } else { width / heads });
-        let context = match config.opt_count("max_position_embeddings")? {
+        // Command R was trained for more than it says there.
+        let longer = config.opt_count("model_max_length")?.filter(|_| family.architecture == "command-r");
+        let context = match longer.or(config.opt_count("max_position_embeddings")?) {
             Some(context) => context,
             None if gemma3 => 131_072,
             None => config.count("max_position_embeddings")?,
@@ -155,7 +180,7 @@ impl Shape {
         set("feed_forward_length", config.count("intermediate_size")?);
         set("attention.head_count", heads);
         set("attention.head_count_kv", kv_heads);
-        if arch.starts_with("gemma") || config.opt_count("head_dim")?.is_some() {
+        if arch.starts_with("gemma") || arch != "granite" && config.opt_count("head_dim")?.is_some() {
             set("attention.key_length", self.head);
             set("attention.value_length", self.head);
         }
@@ -165,32 +190,92 @@ impl Shape {
             set("expert_used_count", used.map_or_else(|| config.count("num_experts_per_tok"), Ok)?);
         }
         let window = config.opt_count("sliding_window")?;
+        if family.pairs || matches!(arch, "exaone4" | "cohere2") {
+            set("vocab_size", u32::try_from(rows).unwrap_or(u32::MAX));
+        }
         match arch {
-            "llama" => {
-                set("vocab_size", u32::try_from(rows).unwrap_or(u32::MAX));
-                set("rope.dimension_count", self.head);
+            _ if family.pairs => set("rope.dimension_count", self.head),
+            "cohere2" => {
+                set("rope.dimension_count", (config.float("rotary_pct", 1.0)? * self.head as f32) as u32);
             }
             "qwen3moe" => set("expert_feed_forward_length", config.count("moe_intermediate_size")?),
+            "qwen2moe" => {
+                set("expert_feed_forward_length", config.count("moe_intermediate_size")?);
+                set("expert_shared_feed_forward_length", config.count("shared_expert_intermediate_size")?);
+            }
             "gpt-oss" => set("expert_feed_forward_length", config.count("intermediate_size")?),
             // None is a window of none, which tells Phi 4 from the others.
             "phi3" => set("attention.sliding_window", window.unwrap_or(0)),
             _ => {}
         }
         let slides = match arch {
-            "gemma2" | "gpt-oss" => true,
+            "gemma2" | "gpt-oss" | "cohere2" => true,
             "gemma3" => config.opt_count("sliding_window_pattern")? != Some(1),
             _ => false,
         };
         if slides {
             set("attention.sliding_window", config.count("sliding_window")?);
         }
+        self.write_layers(config, arch, writer)?;
         self.write_numbers(config, arch, writer)?;
         self.write_rope(config, arch, writer)
     }
 
+    /// Which layers are of which kind, where that is not the same for all files of an architecture.
+    fn write_layers(&self, config: &Json, arch: &str, writer: &mut Writer) -> Result<(), StoreError> {
+        let layers = self.sizes.layers;
+        let window = config.opt_count("sliding_window")?;
+        if let ("olmo2" | "exaone4", Some(window)) = (arch, window) {
+            writer.set(&format!("{arch}.attention.sliding_window"), window);
+            let of_type = config
+                .strings("layer_types")
+                .map(|types| types.iter().map(|kind| kind == "sliding_attention").collect::<Vec<bool>>());
+            let letters = config.text("sliding_window_pattern").filter(|text| !text.is_empty());
+            let by_letter = || {
+                letters.map(|text| text.bytes().cycle().take(layers as usize).map(|c| c == b'L').collect())
+            };
+            // Unless something is said, the fourth one sees all.
+            let every = match config.value("sliding_window_pattern") {
+                Some(value) if value.is_number() => config.count("sliding_window_pattern")?,
+                _ => 4,
+            };
+            let by_number = || (1..=layers).map(|layer| !layer.is_multiple_of(every)).collect();
+            let slides: Vec<bool> = of_type.or_else(by_letter).unwrap_or_else(by_number);
+            if slides.len() != layers as usize {
+                return Err(config.wrong("layer_types", "a list with a word for each layer").into());
+            }
+            writer.set(&format!("{arch}.attention.sliding_window_pattern"), slides);
+        }
+        // Files have no word for it.
+        match config.opt_count("no_rope_layer_interval")? {
+            Some(every) if arch == "smollm3" && every != 4 => {
+                let found = format!("{every}: in a GGUF file it is 4");
+                Err(config.wrong_value("no_rope_layer_interval", found).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn write_numbers(&self, config: &Json, arch: &str, writer: &mut Writer) -> Result<(), StoreError> {
-        let eps = config.float("rms_norm_eps", if arch == "gemma3" { 1e-6 } else { 1e-5 })?;
+        let eps = config.float("rms_norm_eps", if arch.starts_with("gemma") { 1e-6 } else { 1e-5 })?;
         writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), eps);
+        if let "command-r" | "cohere2" = arch {
+            writer
+                .set(&format!("{arch}.attention.layer_norm_epsilon"), config.float("layer_norm_eps", 1e-5)?);
+            writer.set(&format!("{arch}.logit_scale"), config.float("logit_scale", 0.0625)?);
+            writer.set(&format!("{arch}.rope.scaling.type"), "none");
+        }
+        let scales = [
+            ("attention_multiplier", "attention.scale"),
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("logits_scaling", "logit_scale"),
+        ];
+        for (there, here) in scales.into_iter().filter(|_| arch == "granite") {
+            if let Some(scale) = config.opt_float(there)?.filter(|scale| *scale != 0.0) {
+                writer.set(&format!("{arch}.{here}"), scale);
+            }
+        }
         for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
             if arch.starts_with("gemma") && config.value(key).is_some_and(|value| !value.is_null()) {
                 writer.set(&format!("{arch}.{key}"), config.float(key, 0.0)?);

@@ -108,7 +108,7 @@ fn files_that_are_no_manifests_are_left_alone() {
     fs::write(library.join("a/deep/er/file"), "x").unwrap();
     assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
     // Nothing that might name blobs, so that what nobody uses can go.
-    assert!(kit.store.list_all().unwrap().1.is_empty());
+    assert!(kit.store.listed().unwrap().broken.is_empty());
     kit.store.delete(&name("a")).unwrap();
     assert!(library.join("a/.DS_Store").exists());
 }
@@ -470,7 +470,8 @@ fn a_manifest_that_cannot_be_read_is_told_when_it_keeps_space() {
     kit.model("bad", 2);
     let path = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
     std::fs::write(&path, "{").unwrap();
-    let (entries, broken) = kit.store.list_all().unwrap();
+    let listed = kit.store.listed().unwrap();
+    let (entries, broken) = (&listed.entries, &listed.broken);
     assert_eq!((entries.len(), broken.len()), (2, 1));
     let kept = kit.store.delete(&name("a")).unwrap().kept.expect("it was kept");
     assert!(kept.to_string().contains("bad/latest: bad manifest"), "{kept}");

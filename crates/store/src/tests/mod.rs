@@ -8,6 +8,7 @@ mod import;
 mod layout;
 mod minilm;
 mod others;
+mod peft;
 mod quantize;
 mod races;
 

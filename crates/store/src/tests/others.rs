@@ -66,7 +66,8 @@ fn a_folder_that_is_not_there_or_broken_costs_nothing() {
     fs::create_dir_all(broken.join("manifests/h/n/m")).unwrap();
     fs::write(broken.join("manifests/h/n/m/t"), "no manifest").unwrap();
     let store = Store::open(own.root()).unwrap().with_others([own.dir.path().join("away"), broken]);
-    let (entries, warnings) = store.list_all().unwrap();
+    let listed = store.listed().unwrap();
+    let (entries, warnings) = (&listed.entries, &listed.broken);
     assert_eq!((entries.iter().filter(|e| !e.is_embedded()).count(), warnings.len()), (1, 0));
     assert!(store.resolve(&name("mine")).is_ok());
     let blob = store.add_blob(b"unused").unwrap();

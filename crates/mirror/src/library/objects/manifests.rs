@@ -8,8 +8,8 @@ use puna_store::Digest;
 use super::bucket::Entry;
 use super::{ObjectLibrary, blob_key, each};
 use crate::error::MirrorError;
+use crate::holding::{Shown, Whose};
 use crate::library::store::GRACE;
-use crate::library::{Shown, Whose};
 use crate::manifest::Manifest;
 use crate::name::{Reference, Repository};
 

@@ -44,14 +44,16 @@ use puna_store::{Digest, Store};
 use serde::{Deserialize, Serialize};
 
 use super::blobs::FileBlob;
-use super::folder::blocking;
-use super::notes::Notes;
 use super::store::GRACE;
-use super::{Answer, Blob, Body, Doomed, Holding, Library, Part, Shown, UploadId};
+use super::{Blob, Body, Library, Part};
 use crate::error::MirrorError;
+use crate::holding::{Doomed, Holding, Shown};
+use crate::id::UploadId;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
+use crate::notes::Notes;
+use crate::waiting::{Answer, blocking};
 use bucket::{Bucket, Entry};
 use retire::RETIRING;
 use uploads::Uploads;
@@ -410,6 +412,18 @@ impl Library for ObjectLibrary {
 
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
         Box::pin(self.held_by(move |name| name.is_in(namespace)))
+    }
+
+    fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let marks = self.bucket.entries(&self.bucket.key(["brought", &name.folder()])).await?;
+            let mut brought = marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), &mark.name));
+            if brought.any(|held| held.has(&digest)) {
+                return Ok(true);
+            }
+            let manifests = self.manifests_in(name, &self.folder(name).join("manifests")).await?;
+            Ok(manifests.iter().any(|kept| kept.blobs.iter().any(|blob| blob.digest == digest)))
+        })
     }
 
     fn repositories(&self) -> Answer<'_, Vec<Repository>> {

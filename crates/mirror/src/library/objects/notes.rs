@@ -4,8 +4,8 @@ use bytes::Bytes;
 use object_store::path::Path;
 
 use super::bucket::{Bucket, Entry};
-use crate::library::Answer;
-use crate::library::notes::{Note, Notes};
+use crate::notes::{Note, Notes};
+use crate::waiting::Answer;
 
 impl Bucket {
     fn note_key(&self, name: &str) -> Path {

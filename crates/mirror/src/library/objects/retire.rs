@@ -14,7 +14,8 @@ use puna_store::Digest;
 use super::bucket::Entry;
 use super::{AT_ONCE, ObjectLibrary, each_of};
 use crate::error::MirrorError;
-use crate::library::{Doomed, Holding, UploadId, leaving};
+use crate::holding::{Doomed, Holding, leaving};
+use crate::id::UploadId;
 use crate::manifest::Manifest;
 use crate::name::{Reference, Repository};
 

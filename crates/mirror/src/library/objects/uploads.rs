@@ -20,11 +20,13 @@ use tokio::time::timeout;
 use super::bucket::Bucket;
 use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
-use crate::library::folder::blocking;
-use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE};
-use crate::library::{Body, Part, UploadId, mark_of};
+use crate::holding::mark_of;
+use crate::id::UploadId;
+use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE, too_many};
+use crate::library::{Body, Part};
 use crate::lock::lock;
 use crate::name::Repository;
+use crate::waiting::blocking;
 
 /// Bytes of a part. Some services want all parts of an object to be of one size.
 const PART: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
@@ -143,7 +145,7 @@ impl Uploads {
 
     pub(super) async fn begin(&self, name: &Repository) -> Result<UploadId, MirrorError> {
         if self.clear().await? >= MAX_UPLOADS {
-            return Err(MirrorError::too_many_uploads());
+            return Err(too_many());
         }
         let id = UploadId::random()?;
         self.bucket.write(&self.note_key(&id), json(&Note::new(name))?).await?;

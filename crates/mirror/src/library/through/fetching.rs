@@ -16,11 +16,11 @@ use super::tags::{State, Tag, Why};
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
 use crate::history::By;
-use crate::library::folder::blocking;
 use crate::library::upstreams::Permit;
 use crate::lock::lock;
 use crate::manifest::{Kind, Manifest};
 use crate::name::{Reference, Repository};
+use crate::waiting::blocking;
 
 /// How long a manifest waits for blobs that are being fetched.
 const ARRIVAL: Duration = Duration::from_secs(20);

@@ -14,10 +14,10 @@ use super::coming::{Coming, Making, Of, sum};
 use super::tags::{State, Tag};
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
-use crate::library::folder::blocking;
 use crate::library::upstreams::Permit;
 use crate::manifest::Manifest;
 use crate::name::Reference;
+use crate::waiting::blocking;
 
 /// How long a request waits for a model that is being made of several files.
 const WAIT: Duration = Duration::from_secs(20);

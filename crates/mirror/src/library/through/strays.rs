@@ -12,11 +12,11 @@ use super::asking::is_absence;
 use super::tags::Why;
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
-use crate::library::folder::blocking;
 use crate::library::upstreams::{Asker, Permit};
 use crate::lock::lock;
 use crate::name::Repository;
 use crate::via;
+use crate::waiting::blocking;
 
 /// Blobs of which something is known.
 const MAX_STRAYS: usize = 10_000;

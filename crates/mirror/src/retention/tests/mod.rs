@@ -10,7 +10,8 @@ use puna_store::{Digest, Store};
 use super::plan::{Plan, plan};
 use super::{Rule, retain};
 use crate::history::{By, DAY, History, Times};
-use crate::library::{Holding, Library, Shown, StoreLibrary, Whose};
+use crate::holding::{Holding, Shown, Whose};
+use crate::library::{Library, StoreLibrary};
 use crate::manifest::{Manifest, OCI_MANIFEST};
 use crate::name::{Reference, Repository};
 

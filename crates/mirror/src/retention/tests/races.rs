@@ -1,7 +1,8 @@
 //! What is removed while others push, pull and remove; and how long much of it takes.
 
 use super::*;
-use crate::library::{Doomed, seen};
+use crate::holding::Doomed;
+use crate::library::seen;
 use crate::manifest::OCI_INDEX;
 use crate::retention::run::{Retained, remove};
 

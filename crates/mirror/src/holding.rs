@@ -28,14 +28,19 @@ pub struct Holding {
 }
 
 impl Holding {
-    pub(super) fn of_manifest(name: Repository, manifest: &Manifest, written: Option<SystemTime>) -> Self {
+    pub(crate) fn of_manifest(name: Repository, manifest: &Manifest, written: Option<SystemTime>) -> Self {
         let blobs = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
         let (children, subject) = (manifest.children.clone(), manifest.subject);
         Self { name, manifest: Some(manifest.digest), blobs, is_model: false, children, subject, written }
     }
 
+    /// Whether it needs a blob, or is one.
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.blobs.iter().any(|(blob, _)| blob == digest)
+    }
+
     /// A blob that was brought, by the name that says so.
-    pub(super) fn of_mark(name: Repository, mark: &str) -> Option<Self> {
+    pub(crate) fn of_mark(name: Repository, mark: &str) -> Option<Self> {
         let (hex, size) = mark.split_once('-')?;
         let digest = format!("sha256:{hex}").parse().ok()?;
         let blobs = vec![(digest, size.parse().ok()?)];
@@ -45,7 +50,7 @@ impl Holding {
 }
 
 /// The name that says that a blob was brought.
-pub(super) fn mark_of(digest: &Digest, size: u64) -> String {
+pub(crate) fn mark_of(digest: &Digest, size: u64) -> String {
     format!("{}-{size}", digest.hex())
 }
 
@@ -70,7 +75,7 @@ pub struct Doomed {
 
 /// Which of the manifests of a repository that are to go may go, once some tags have: those that are as they were seen, and
 /// that nothing needs which stays.
-pub(super) fn leaving(
+pub(crate) fn leaving(
     doomed: &HashMap<Digest, Option<SystemTime>>,
     tagged: impl IntoIterator<Item = Digest>,
     manifests: &[Holding],
@@ -106,27 +111,32 @@ pub(crate) fn reachable<'a>(
     reached
 }
 
-/// Something that is to go, as a library shows it now.
-#[cfg(test)]
-pub(crate) async fn seen(
-    library: &dyn super::Library,
-    name: &Repository,
-    tag: Option<&str>,
-    digest: Digest,
-) -> Doomed {
-    let shown = library.shown().await.unwrap();
-    let shown = shown.into_iter().find(|shown| shown.name == *name && Some(shown.tag.as_str()) == tag);
-    let is_model = shown.as_ref().is_some_and(|shown| shown.whose == super::Whose::Store);
-    let holdings = library.holdings().await.unwrap();
-    let is_it =
-        |held: &&Holding| held.name == *name && (held.manifest, held.is_model) == (Some(digest), is_model);
-    Doomed {
-        name: name.clone(),
-        tag: tag.map(str::to_owned),
-        digest,
-        is_model,
-        tag_written: shown.and_then(|shown| shown.written),
-        with_manifest: true,
-        manifest_written: holdings.iter().find(is_it).and_then(|held| held.written),
-    }
+/// A tag and what it stands for, as people see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shown {
+    /// The repository.
+    pub name: Repository,
+    /// The tag.
+    pub tag: String,
+    /// Of the manifest.
+    pub digest: Digest,
+    /// Bytes of its blobs.
+    pub size: u64,
+    /// Those of them that are here, while it is being fetched.
+    pub completed: Option<u64>,
+    /// Whose it is.
+    pub whose: Whose,
+    /// When it was written, where that is known.
+    pub written: Option<SystemTime>,
+}
+
+/// Whose something in a library is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// The registry's: it was pushed, or fetched for somebody, and is nowhere else.
+    Registry,
+    /// A model of the store's, which may be that of the machine's user.
+    Store,
+    /// Of a folder that is only read.
+    Elsewhere,
 }

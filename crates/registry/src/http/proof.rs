@@ -3,13 +3,13 @@
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 use reqwest::{Body, Method, Response, Url};
 
+use super::{Ask, Session, sensitive};
 use crate::address::{authority, plain};
 use crate::auth::{self, Asker, Challenge, Challenges, MAX_TOKEN};
 use crate::blocking::blocking;
 use crate::docker;
 use crate::error::RegistryError;
 use crate::hosts::{Credentials, Secret};
-use crate::http::{Ask, Session, sensitive};
 use crate::key::Identity;
 
 /// What we are called at servers that exchange tokens.
@@ -157,7 +157,7 @@ impl Session {
         let ask = Ask::new(Method::POST, url.clone()).with_body(&body);
         let ask = ask.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
         let sent = tokio::time::timeout(self.settings().patience, self.send_once(&ask, &url, None)).await;
-        let stalled = |_| crate::http::stalled(&Method::POST, &url, self.settings().patience);
+        let stalled = |_| super::stalled(&Method::POST, &url, self.settings().patience);
         self.bearer(sent.map_err(stalled)??).await
     }
 

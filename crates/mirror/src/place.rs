@@ -1,13 +1,16 @@
-//! Where a client finds this registry, as it sees it: behind a reverse proxy that is another address than ours.
+//! What the head of a request says of where it comes from, and of where the client finds this registry: behind a reverse proxy that is
+//! another address than ours.
 
-use axum::http::header;
 use axum::http::request::Parts;
-
-use super::text;
+use axum::http::{HeaderMap, HeaderName, header};
 
 /// Whether a connection came with TLS. Whoever answers connections puts it among a request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Secure(pub bool);
+
+/// A request comes from this machine and was meant for it. Whoever answers connections puts it among a request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub struct Local;
 
 /// `scheme://host` of a request, from what a proxy says of it, else from itself. A client that lies about this lies to
 /// itself: it is told the address that it named.
@@ -27,6 +30,11 @@ pub(crate) fn of(head: &Parts) -> String {
     let own = || head.uri.authority().map(|a| a.as_str()).or_else(|| text(headers, header::HOST));
     let host = first("x-forwarded-host").filter(|host| is_host(host)).or_else(own).unwrap_or_default();
     format!("{scheme}://{host}")
+}
+
+/// A header as text.
+pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// Whether a text can stand for a host in an address.

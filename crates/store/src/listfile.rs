@@ -17,16 +17,16 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::digest::Digest;
 use crate::index::{DEPTH, Folder, Text};
-use crate::listing::Summary;
 use crate::manifest::{Layer, Manifest};
 use crate::model::Details;
 use crate::stamp::Stamp;
+use crate::summary::Summary;
 
 /// Items that room is made for before they are there.
 const FIRST: usize = 4096;
 
 /// What is written down: the folders of manifests, and what is told of models by the digests of their manifests.
-pub(crate) type Kept = (Vec<(PathBuf, Folder)>, Vec<(Digest, Summary)>);
+pub(crate) type Lists = (Vec<(PathBuf, Folder)>, Vec<(Digest, Summary)>);
 
 /// The bytes of what is known, for readers of the same `form`.
 pub(crate) fn write<'a>(
@@ -50,7 +50,7 @@ pub(crate) fn write<'a>(
 }
 
 /// Reads what was written down in this form; `None` where that is anything else.
-pub(crate) fn read(form: &str, bytes: &[u8]) -> Option<Kept> {
+pub(crate) fn read(form: &str, bytes: &[u8]) -> Option<Lists> {
     let rest = bytes.strip_prefix(form.as_bytes())?.strip_prefix(b"\n")?;
     let mut reader = Reader { rest, texts: Vec::new() };
     let places = reader.list(|reader| Some((String::read(reader)?.into(), read_folder(reader, 0)?)))?;
