@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use puna_graph::{
     Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope, Rows,
-    StepInput, Weight,
+    StateSpec, StepInput, Weight,
 };
 
 use crate::cache::Cache;
@@ -16,6 +16,7 @@ use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
+use crate::states::States;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
 use crate::topology::{self, System};
 use crate::watch::{Wanted, Watch};
@@ -47,6 +48,7 @@ pub struct CpuBackend {
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     cache: Option<Cache>,
+    states: Option<States>,
     programs: Vec<Program>,
     deal: Deal,
     arena: Arena,
@@ -109,6 +111,7 @@ impl CpuBackend {
             weights: Vec::new(),
             ropes: Vec::new(),
             cache: None,
+            states: None,
             programs: Vec::new(),
             deal: Deal::new(watch.layout()),
             watch,
@@ -201,6 +204,12 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError> {
+        self.states = None;
+        self.states = Some(States::new(spec)?);
+        Ok(())
+    }
+
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError> {
         let program = compile(
             &plan,
@@ -236,7 +245,7 @@ impl Backend for CpuBackend {
         self.follow(start);
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
-        check(input, program, self.cache.as_ref());
+        check(input, program, self.cache.as_ref(), self.states.as_ref());
         let step = Step {
             level: self.level,
             threads: self.pool.threads(),
@@ -247,6 +256,7 @@ impl Backend for CpuBackend {
             q8: &self.q8,
             tiles: &self.tiles,
             cache: self.cache.as_ref(),
+            states: self.states.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
         self.result = (Some(program.result), step.rows(program.result.rows));
@@ -280,6 +290,12 @@ impl Backend for CpuBackend {
     fn copy_page(&mut self, from: u32, to: u32) {
         if let Some(cache) = &mut self.cache {
             cache.copy_page(from, to);
+        }
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        if let Some(states) = &mut self.states {
+            states.copy(from, to);
         }
     }
 
@@ -332,13 +348,17 @@ impl CpuBackend {
 }
 
 /// Panics where a step would make threads write the same memory: more rows than the program was made for, segments that
-/// are not one after the other, a page that two sequences write.
-fn check(input: &StepInput, program: &Program, cache: Option<&Cache>) {
+/// are not one after the other, a page or a state that two sequences write.
+fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Option<&States>) {
     let (tokens, outputs) = (input.tokens.len(), input.outputs.len());
     // A program whose result has a row a token has no value with a row an output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
     assert!(input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens));
+    let distinct = |mut all: Vec<u32>| {
+        all.sort_unstable();
+        all.windows(2).all(|pair| pair[0] != pair[1])
+    };
     let mut written = Vec::new();
     let mut next = 0;
     for segment in &input.segments {
@@ -350,8 +370,12 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>) {
         }
     }
     assert_eq!(next, tokens, "segments cover all rows");
-    written.sort_unstable();
-    assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "a page is written for one sequence");
+    assert!(distinct(written), "a page is written for one sequence");
+    if let Some(states) = states {
+        let slots: Vec<u32> = input.segments.iter().map(|segment| segment.state).collect();
+        assert!(slots.iter().all(|&slot| (slot as usize) < states.slots()), "states have slots");
+        assert!(distinct(slots), "a state is written for one sequence");
+    }
 }
 
 #[cfg(test)]

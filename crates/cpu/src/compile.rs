@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    AttentionSpec, BackendError, Capacity, LowRank, Node, Op, Place, Plan, Rope, Rows, Shifts, ValueId,
-    Weight, WeightId,
+    AttentionSpec, BackendError, Capacity, LowRank, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts,
+    ValueId, Weight, WeightId,
 };
 
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
@@ -22,6 +22,8 @@ use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts};
+use crate::ops::pick::Pick;
+use crate::ops::recurrent::{Conv, Delta, Scan, Wkv};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
@@ -199,6 +201,11 @@ impl Compiler<'_> {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Concat { a, b, out });
             }
+            Op::Pick { x, start, width, period } => {
+                let x = self.place(x);
+                self.push(Pick { x, out, start, width, period });
+            }
+            Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
                 self.push(GatherOutputs { x, out });
@@ -206,6 +213,33 @@ impl Compiler<'_> {
             Op::Moe { .. } => self.moe(op, out)?,
         }
         Ok(1)
+    }
+
+    fn recur(&mut self, recurrence: &Recurrence, out: Place) -> Result<(), BackendError> {
+        match *recurrence {
+            Recurrence::Conv { x, spec } => {
+                let (x, by_column) = (self.place(x), self.floats(spec.w)?);
+                let (w, bias) = (tap_by_tap(&by_column, spec.taps), self.floats(spec.bias)?);
+                self.push(Conv { x, out, spec, w, bias });
+            }
+            Recurrence::Scan { x, dt, b, c, spec } => {
+                let [x, dt, b, c] = [x, dt, b, c].map(|id| self.place(id));
+                let a = Scan::ordered(&spec, self.floats(Some(spec.a))?);
+                let (d, dt_bias) = (self.floats(Some(spec.d))?, self.floats(spec.dt_bias)?);
+                self.push(Scan { x, dt, b, c, out, spec, a, d, dt_bias });
+            }
+            Recurrence::Delta { q, k, v, decay, beta, spec } => {
+                let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| self.place(id));
+                let (a, dt_bias) = (self.floats(Some(spec.a))?, self.floats(Some(spec.dt_bias))?);
+                self.push(Delta { q, k, v, decay, beta, out, spec, a, dt_bias });
+            }
+            Recurrence::Wkv { r, k, v, decay, spec } => {
+                let [r, k, v, decay] = [r, k, v, decay].map(|id| self.place(id));
+                let first = self.floats(Some(spec.first))?;
+                self.push(Wkv { r, k, v, decay, out, spec, first });
+            }
+        }
+        Ok(())
     }
 
     fn map(&mut self, f: Unary, x: ValueId, out: Place) {
@@ -496,6 +530,11 @@ impl Compiler<'_> {
         let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
         Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, each: n, first: 0, row_bytes, bias })
     }
+}
+
+/// A convolution's weights, which a file has column by column.
+fn tap_by_tap(w: &[f32], taps: usize) -> Vec<f32> {
+    (0..taps).flat_map(|tap| w.iter().skip(tap).step_by(taps)).copied().collect()
 }
 
 fn unsupported(weight: &Weight) -> BackendError {

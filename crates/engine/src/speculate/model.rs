@@ -106,6 +106,9 @@ impl Drafts {
         if !stepper.info.can_generate || !stepper.info.causal {
             return Err(EngineError::CannotGenerate);
         }
+        if stepper.info.recurrent {
+            return Err(EngineError::RecurrentDraft { architecture: stepper.info.architecture });
+        }
         let pages = Pages::new(cache_spec(&stepper.model, &options).pages);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
@@ -239,7 +242,8 @@ impl Drafts {
             if outputs {
                 input.outputs.push((first_row + rows - 1) as u32);
             }
-            input.segments.push(Segment { first_row, rows, past, pages: follower.held.list(&self.pages) });
+            let pages = follower.held.list(&self.pages);
+            input.segments.push(Segment { first_row, rows, past, pages, state: 0 });
         }
         input
     }

@@ -29,12 +29,14 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod granitehybrid;
 mod grok;
 mod hunyuan;
 mod jais;
 mod laguna;
 mod llama;
 mod llama4;
+mod mamba;
 mod mellum;
 mod minicpm3;
 mod minimax_m2;
@@ -113,6 +115,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gptneox", load: gptneox::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granite_swa", load: granite::load },
+    Entry { name: "granitehybrid", load: granitehybrid::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "grok", load: grok::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
@@ -128,6 +131,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "llama-embed", load: eurobert::load_llama },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "maincoder", load: hunyuan::load_maincoder },
+    Entry { name: "mamba", load: mamba::load },
+    Entry { name: "mamba2", load: mamba::load_2 },
     Entry { name: "mellum", load: mellum::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minicpm3", load: minicpm3::load },

@@ -245,7 +245,7 @@ fn load_error(error: impl std::fmt::Display) -> LoadError {
 fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
     MemoryParts {
         weights: report.weights,
-        kv: report.cache,
+        kv: report.cache + report.states,
         scratch: report.scratch,
         draft: report.draft,
         other: 0,
