@@ -174,6 +174,8 @@ fn has_pages(model: &Model) -> bool {
 
 /// Bytes of states where nobody says how many sequences run.
 const STATE_BYTES: usize = 512 << 20;
+/// Pages that there are for each slot in that case, at least.
+const PAGES_A_STATE: usize = 8;
 /// Slots in that case.
 const OPEN_STATES: std::ops::RangeInclusive<usize> = 4..=64;
 /// Slots for copies, where it is said.
@@ -190,7 +192,11 @@ pub(crate) fn state_spec(model: &Model, options: &EngineOptions) -> StateSpec {
             let sequences = sequences.max(1);
             sequences + fit.saturating_sub(sequences).clamp(*COPIES.start(), *COPIES.end())
         }
-        (None, None) => fit.clamp(*OPEN_STATES.start(), *OPEN_STATES.end()),
+        (None, None) => {
+            // Fewer with a small cache: that is what is given up where memory is scarce.
+            let pages = options.cache_pages.unwrap_or(usize::MAX);
+            fit.min(pages / PAGES_A_STATE).clamp(*OPEN_STATES.start(), *OPEN_STATES.end())
+        }
     };
     StateSpec { slots: if one.states.is_empty() { 0 } else { slots }, ..one }
 }

@@ -106,9 +106,7 @@ impl Drafts {
         if !stepper.info.can_generate || !stepper.info.causal {
             return Err(EngineError::CannotGenerate);
         }
-        if stepper.info.recurrent {
-            return Err(EngineError::RecurrentDraft { architecture: stepper.info.architecture });
-        }
+        can_take_back(&stepper)?;
         let pages = Pages::new(cache_spec(&stepper.model, &options).pages);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
@@ -124,7 +122,9 @@ impl Drafts {
     /// What loading a draft model with the options of its model takes.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = options_of(options);
-        Stepper::bare(&draft.view, draft.backend, &options)?.memory(&options)
+        let mut stepper = Stepper::bare(&draft.view, draft.backend, &options)?;
+        can_take_back(&stepper)?;
+        stepper.memory(&options)
     }
 
     /// What was planned.
@@ -288,6 +288,12 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
 /// Options of a draft model: those of its model, but for what is the model's own.
 fn options_of(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
+}
+
+/// Whether guesses that did not come true can be taken back.
+fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
+    let architecture = stepper.info.architecture;
+    if stepper.info.recurrent { Err(EngineError::RecurrentDraft { architecture }) } else { Ok(()) }
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.
