@@ -9,7 +9,7 @@ use puna_graph::{
 };
 
 use crate::cache::Cache;
-use crate::compile::{Program, compile};
+use crate::compile::{Constants, Program, compile};
 use crate::deal::Deal;
 use crate::ease::Ease;
 use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
@@ -50,6 +50,7 @@ pub struct CpuBackend {
     cache: Option<Cache>,
     states: Option<States>,
     programs: Vec<Program>,
+    constants: Constants,
     deal: Deal,
     arena: Arena,
     q8: Vec<Q8Buffer>,
@@ -113,6 +114,7 @@ impl CpuBackend {
             cache: None,
             states: None,
             programs: Vec::new(),
+            constants: Constants::default(),
             deal: Deal::new(watch.layout()),
             watch,
             ease: Ease::new(Instant::now()),
@@ -195,6 +197,7 @@ impl Backend for CpuBackend {
         }
         (self.weights, self.ropes) = (weights, ropes);
         self.programs.clear();
+        self.constants = Constants::default();
         Ok(())
     }
 
@@ -218,6 +221,7 @@ impl Backend for CpuBackend {
             self.level,
             self.deterministic,
             self.observations.as_ref(),
+            &mut self.constants,
         )?;
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
@@ -308,7 +312,8 @@ impl Backend for CpuBackend {
         let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
-        self.arena.len() * 4 + q8 + tiles + own + self.gathered.capacity() * 4
+        let shared = self.constants.bytes();
+        self.arena.len() * 4 + q8 + tiles + own + shared + self.gathered.capacity() * 4
     }
 
     fn measure(&mut self, on: bool) {

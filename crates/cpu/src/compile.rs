@@ -27,6 +27,17 @@ use crate::ops::recurrent::{Conv, Delta, Scan, Wkv};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
+/// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
+#[derive(Default)]
+pub struct Constants(HashMap<WeightId, Arc<[f32]>>);
+
+impl Constants {
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.0.values().map(|numbers| 4 * numbers.len()).sum()
+    }
+}
+
 /// A compiled plan.
 pub struct Program {
     pub instructions: Vec<Box<dyn Instruction>>,
@@ -52,6 +63,7 @@ pub fn compile(
     level: &'static Level,
     deterministic: bool,
     observations: Option<&Arc<Observations>>,
+    constants: &mut Constants,
 ) -> Result<Program, BackendError> {
     let mut c = Compiler {
         plan,
@@ -59,6 +71,7 @@ pub fn compile(
         level,
         deterministic,
         observations,
+        constants,
         ropes,
         out: Vec::new(),
         angles: HashMap::new(),
@@ -116,6 +129,7 @@ struct Compiler<'a> {
     level: &'static Level,
     deterministic: bool,
     observations: Option<&'a Arc<Observations>>,
+    constants: &'a mut Constants,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
     /// Values that are rounded already, and where.
@@ -218,13 +232,16 @@ impl Compiler<'_> {
     fn recur(&mut self, recurrence: &Recurrence, out: Place) -> Result<(), BackendError> {
         match *recurrence {
             Recurrence::Conv { x, spec } => {
-                let (x, by_column) = (self.place(x), self.floats(spec.w)?);
-                let (w, bias) = (tap_by_tap(&by_column, spec.taps), self.floats(spec.bias)?);
+                let (x, bias) = (self.place(x), self.floats(spec.bias)?);
+                let w = match spec.w {
+                    Some(w) => self.constant(w, |by_column| tap_by_tap(&by_column, spec.taps))?,
+                    None => Arc::default(),
+                };
                 self.push(Conv { x, out, spec, w, bias });
             }
             Recurrence::Scan { x, dt, b, c, spec } => {
                 let [x, dt, b, c] = [x, dt, b, c].map(|id| self.place(id));
-                let a = Scan::ordered(&spec, self.floats(Some(spec.a))?);
+                let a = self.constant(spec.a, |a| Scan::ordered(&spec, a))?;
                 let (d, dt_bias) = (self.floats(Some(spec.d))?, self.floats(spec.dt_bias)?);
                 self.push(Scan { x, dt, b, c, out, spec, a, d, dt_bias });
             }
@@ -330,6 +347,20 @@ impl Compiler<'_> {
         let done = puna_quant::dequantize(weight.ty, weight.data.bytes(), &mut floats);
         done.map_err(|_| unsupported(weight))?;
         Ok(floats)
+    }
+
+    /// A tensor as f32 in another order, which is made once.
+    fn constant(
+        &mut self,
+        id: WeightId,
+        order: impl FnOnce(Vec<f32>) -> Vec<f32>,
+    ) -> Result<Arc<[f32]>, BackendError> {
+        if let Some(known) = self.constants.0.get(&id) {
+            return Ok(Arc::clone(known));
+        }
+        let made: Arc<[f32]> = order(self.floats(Some(id))?).into();
+        self.constants.0.insert(id, Arc::clone(&made));
+        Ok(made)
     }
 
     /// By how much the scores of each query head shift, from the farthest key before the query to the farthest behind it.

@@ -50,3 +50,40 @@ impl States {
         self.values.get_mut().copy_within(from..from + self.slot, to);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_all_states_of_a_slot_and_no_others() {
+        let mut states = States::new(StateSpec { states: vec![3, 2], slots: 3 }).unwrap();
+        let part = |states: &States, slot, state, len| {
+            // SAFETY: nobody else is here, and the slice is gone when the next one is made.
+            unsafe { states.part(slot, state, 0, len).to_vec() }
+        };
+        for slot in 0..3 {
+            // SAFETY: as above.
+            unsafe {
+                states.part(slot, 0, 0, 3).fill(slot as f32 + 1.0);
+                states.part(slot, 1, 1, 1).fill(slot as f32 + 0.5);
+            }
+        }
+        states.copy(1, 2);
+        assert_eq!((part(&states, 0, 0, 3), part(&states, 0, 1, 2)), (vec![1.0; 3], vec![0.0, 0.5]));
+        for slot in [1, 2] {
+            assert_eq!(
+                (part(&states, slot, 0, 3), part(&states, slot, 1, 2)),
+                (vec![2.0; 3], vec![0.0, 1.5])
+            );
+        }
+    }
+
+    #[test]
+    fn more_slots_than_there_is_memory_for_are_an_error() {
+        for slots in [1 << 40, usize::MAX] {
+            let error = States::new(StateSpec { states: vec![1 << 20], slots }).map(drop).unwrap_err();
+            assert!(error.to_string().ends_with("bytes for recurrent states"), "{error}");
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! Recurrent layers: a task takes some columns of a sequence through all its tokens of the step, so that their part of the state
 //! stays near and is nobody else's.
 
+use std::sync::Arc;
+
 use puna_graph::{ConvSpec, DeltaSpec, Place, ScanSpec, Segment, WkvSpec};
 
 use crate::kernels::{DeltaStep, ScanStep, Tap, WkvStep};
@@ -83,7 +85,7 @@ pub struct Conv {
     pub out: Place,
     pub spec: ConvSpec,
     /// The weights of each tap in turn; empty where the oldest row is the result.
-    pub w: Vec<f32>,
+    pub w: Arc<[f32]>,
     pub bias: Vec<f32>,
 }
 
@@ -154,7 +156,7 @@ pub struct Scan {
     pub out: Place,
     pub spec: ScanSpec,
     /// A number a head, or for columns with steps of their own as many as the state has, in its order.
-    pub a: Vec<f32>,
+    pub a: Arc<[f32]>,
     pub d: Vec<f32>,
     pub dt_bias: Vec<f32>,
 }
