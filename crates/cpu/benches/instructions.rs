@@ -7,8 +7,8 @@
 use std::hint::black_box;
 
 use puna_cpu::kernels::{
-    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax, Scratch,
-    WeightRows, level, levels,
+    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN,
+    RunningSoftmax, ScanStep, Scratch, Tap, WeightRows, WkvStep, level, levels,
 };
 use puna_quant::TensorType;
 
@@ -40,6 +40,7 @@ fn main() {
         if level.name != "portable" {
             attention(level);
             vectors(level);
+            recurrent(level);
         }
     }
 }
@@ -134,6 +135,39 @@ fn vectors(level: &Level) {
     case(&name("swiglu"), &mut || (v.swiglu)(&mut y, &w));
     case(&name("geglu"), &mut || (v.geglu)(&mut y, &w));
     case(&name("exp_sum"), &mut || _ = black_box((v.exp_sum)(&mut y, 3.0)));
+    black_box(&y);
+}
+
+/// A token of a head of 128 values by 64 columns, and of a convolution.
+fn recurrent(level: &Level) {
+    const COLS: usize = 64;
+    let kernels = &level.vector.recurrent;
+    let (x, w, rows, cols) = (values(K), values(K), values(DIM), values(COLS));
+    let mut y = vec![0.0; K];
+    let name = |what: &str| format!("{} {what}", level.name);
+    let taps = [Tap { x: &x, w: &w }; 4];
+    case(&name("conv"), &mut || (kernels.conv)(&taps, &w, true, &mut y));
+    let mut state = vec![0.0; DIM * COLS];
+    let y = &mut y[..COLS];
+    let steps = [0.1; COLS];
+    let each = vec![-0.5; DIM * COLS];
+    for (what, dt, a, d) in
+        [("scan", &[0.1][..], &[-0.5][..], &[1.0][..]), ("scan by column", &steps, &each, &cols)]
+    {
+        case(&name(what), &mut || {
+            let (b, c) = (&rows[..], &rows[..]);
+            (kernels.scan)(ScanStep { state: &mut state, x: &cols, dt, a, b, c, d, y });
+        });
+    }
+    case(&name("delta"), &mut || {
+        let (q, k) = (&rows[..], &rows[..]);
+        (kernels.delta)(DeltaStep { state: &mut state, decay: &[0.9], q, k, v: &cols, beta: 0.01, y });
+    });
+    let decay = vec![0.9; DIM];
+    case(&name("wkv"), &mut || {
+        let (first, r, k) = (&rows[..], &rows[..], &rows[..]);
+        (kernels.wkv)(WkvStep { state: &mut state, decay: &decay, first, r, k, v: &cols, y });
+    });
     black_box(&y);
 }
 

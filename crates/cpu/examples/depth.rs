@@ -72,7 +72,7 @@ fn input(past: usize, rows: usize, pages: usize) -> StepInput {
     StepInput {
         tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
         positions: positions.map(|p| p as u32).collect(),
-        segments: vec![Segment { first_row: 0, rows, past, pages: (0..pages as u32).collect() }],
+        segments: vec![Segment { first_row: 0, rows, past, pages: (0..pages as u32).collect(), state: 0 }],
         outputs: vec![rows as u32 - 1],
         doses: Vec::new(),
     }

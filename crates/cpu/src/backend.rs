@@ -5,17 +5,18 @@ use std::time::Instant;
 
 use puna_graph::{
     Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope, Rows,
-    StepInput, Weight,
+    StateSpec, StepInput, Weight,
 };
 
 use crate::cache::Cache;
-use crate::compile::{Program, compile};
+use crate::compile::{Constants, Program, compile};
 use crate::deal::Deal;
 use crate::ease::Ease;
 use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::Arena;
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
+use crate::states::States;
 use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
 use crate::topology::{self, System};
 use crate::watch::{Wanted, Watch};
@@ -47,7 +48,9 @@ pub struct CpuBackend {
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     cache: Option<Cache>,
+    states: Option<States>,
     programs: Vec<Program>,
+    constants: Constants,
     deal: Deal,
     arena: Arena,
     q8: Vec<Q8Buffer>,
@@ -109,7 +112,9 @@ impl CpuBackend {
             weights: Vec::new(),
             ropes: Vec::new(),
             cache: None,
+            states: None,
             programs: Vec::new(),
+            constants: Constants::default(),
             deal: Deal::new(watch.layout()),
             watch,
             ease: Ease::new(Instant::now()),
@@ -192,12 +197,19 @@ impl Backend for CpuBackend {
         }
         (self.weights, self.ropes) = (weights, ropes);
         self.programs.clear();
+        self.constants = Constants::default();
         Ok(())
     }
 
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError> {
         self.cache = None;
         self.cache = Some(Cache::new(spec)?);
+        Ok(())
+    }
+
+    fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError> {
+        self.states = None;
+        self.states = Some(States::new(spec)?);
         Ok(())
     }
 
@@ -209,6 +221,7 @@ impl Backend for CpuBackend {
             self.level,
             self.deterministic,
             self.observations.as_ref(),
+            &mut self.constants,
         )?;
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
@@ -236,7 +249,7 @@ impl Backend for CpuBackend {
         self.follow(start);
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
-        check(input, program, self.cache.as_ref());
+        check(input, program, self.cache.as_ref(), self.states.as_ref());
         let step = Step {
             level: self.level,
             threads: self.pool.threads(),
@@ -247,6 +260,7 @@ impl Backend for CpuBackend {
             q8: &self.q8,
             tiles: &self.tiles,
             cache: self.cache.as_ref(),
+            states: self.states.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
         self.result = (Some(program.result), step.rows(program.result.rows));
@@ -283,6 +297,12 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn copy_state(&mut self, from: u32, to: u32) {
+        if let Some(states) = &mut self.states {
+            states.copy(from, to);
+        }
+    }
+
     fn exact_rows(&self) -> usize {
         // Attention and everything else do each row by itself.
         STREAM_ROWS
@@ -292,7 +312,8 @@ impl Backend for CpuBackend {
         let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
-        self.arena.len() * 4 + q8 + tiles + own + self.gathered.capacity() * 4
+        let shared = self.constants.bytes();
+        self.arena.len() * 4 + q8 + tiles + own + shared + self.gathered.capacity() * 4
     }
 
     fn measure(&mut self, on: bool) {
@@ -332,13 +353,17 @@ impl CpuBackend {
 }
 
 /// Panics where a step would make threads write the same memory: more rows than the program was made for, segments that
-/// are not one after the other, a page that two sequences write.
-fn check(input: &StepInput, program: &Program, cache: Option<&Cache>) {
+/// are not one after the other, a page or a state that two sequences write.
+fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Option<&States>) {
     let (tokens, outputs) = (input.tokens.len(), input.outputs.len());
     // A program whose result has a row a token has no value with a row an output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
     assert!(input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens));
+    let distinct = |mut all: Vec<u32>| {
+        all.sort_unstable();
+        all.windows(2).all(|pair| pair[0] != pair[1])
+    };
     let mut written = Vec::new();
     let mut next = 0;
     for segment in &input.segments {
@@ -350,8 +375,12 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>) {
         }
     }
     assert_eq!(next, tokens, "segments cover all rows");
-    written.sort_unstable();
-    assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "a page is written for one sequence");
+    assert!(distinct(written), "a page is written for one sequence");
+    if let Some(states) = states {
+        let slots: Vec<u32> = input.segments.iter().map(|segment| segment.state).collect();
+        assert!(slots.iter().all(|&slot| (slot as usize) < states.slots()), "states have slots");
+        assert!(distinct(slots), "a state is written for one sequence");
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    AttentionSpec, BackendError, Capacity, LowRank, Node, Op, Place, Plan, Rope, Rows, Shifts, ValueId,
-    Weight, WeightId,
+    AttentionSpec, BackendError, Capacity, LowRank, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts,
+    ValueId, Weight, WeightId,
 };
 
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
@@ -22,8 +22,21 @@ use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts};
+use crate::ops::pick::Pick;
+use crate::ops::recurrent::{Conv, Delta, Scan, Wkv};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
+
+/// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
+#[derive(Default)]
+pub struct Constants(HashMap<WeightId, Arc<[f32]>>);
+
+impl Constants {
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.0.values().map(|numbers| 4 * numbers.len()).sum()
+    }
+}
 
 /// A compiled plan.
 pub struct Program {
@@ -50,6 +63,7 @@ pub fn compile(
     level: &'static Level,
     deterministic: bool,
     observations: Option<&Arc<Observations>>,
+    constants: &mut Constants,
 ) -> Result<Program, BackendError> {
     let mut c = Compiler {
         plan,
@@ -57,6 +71,7 @@ pub fn compile(
         level,
         deterministic,
         observations,
+        constants,
         ropes,
         out: Vec::new(),
         angles: HashMap::new(),
@@ -114,6 +129,7 @@ struct Compiler<'a> {
     level: &'static Level,
     deterministic: bool,
     observations: Option<&'a Arc<Observations>>,
+    constants: &'a mut Constants,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
     /// Values that are rounded already, and where.
@@ -199,6 +215,11 @@ impl Compiler<'_> {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Concat { a, b, out });
             }
+            Op::Pick { x, start, width, period } => {
+                let x = self.place(x);
+                self.push(Pick { x, out, start, width, period });
+            }
+            Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
                 self.push(GatherOutputs { x, out });
@@ -206,6 +227,36 @@ impl Compiler<'_> {
             Op::Moe { .. } => self.moe(op, out)?,
         }
         Ok(1)
+    }
+
+    fn recur(&mut self, recurrence: &Recurrence, out: Place) -> Result<(), BackendError> {
+        match *recurrence {
+            Recurrence::Conv { x, spec } => {
+                let (x, bias) = (self.place(x), self.floats(spec.bias)?);
+                let w = match spec.w {
+                    Some(w) => self.constant(w, |by_column| tap_by_tap(&by_column, spec.taps))?,
+                    None => Arc::default(),
+                };
+                self.push(Conv { x, out, spec, w, bias });
+            }
+            Recurrence::Scan { x, dt, b, c, spec } => {
+                let [x, dt, b, c] = [x, dt, b, c].map(|id| self.place(id));
+                let a = self.constant(spec.a, |a| Scan::ordered(&spec, a))?;
+                let (d, dt_bias) = (self.floats(Some(spec.d))?, self.floats(spec.dt_bias)?);
+                self.push(Scan { x, dt, b, c, out, spec, a, d, dt_bias });
+            }
+            Recurrence::Delta { q, k, v, decay, beta, spec } => {
+                let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| self.place(id));
+                let (a, dt_bias) = (self.floats(Some(spec.a))?, self.floats(Some(spec.dt_bias))?);
+                self.push(Delta { q, k, v, decay, beta, out, spec, a, dt_bias });
+            }
+            Recurrence::Wkv { r, k, v, decay, spec } => {
+                let [r, k, v, decay] = [r, k, v, decay].map(|id| self.place(id));
+                let first = self.floats(Some(spec.first))?;
+                self.push(Wkv { r, k, v, decay, out, spec, first });
+            }
+        }
+        Ok(())
     }
 
     fn map(&mut self, f: Unary, x: ValueId, out: Place) {
@@ -296,6 +347,20 @@ impl Compiler<'_> {
         let done = puna_quant::dequantize(weight.ty, weight.data.bytes(), &mut floats);
         done.map_err(|_| unsupported(weight))?;
         Ok(floats)
+    }
+
+    /// A tensor as f32 in another order, which is made once.
+    fn constant(
+        &mut self,
+        id: WeightId,
+        order: impl FnOnce(Vec<f32>) -> Vec<f32>,
+    ) -> Result<Arc<[f32]>, BackendError> {
+        if let Some(known) = self.constants.0.get(&id) {
+            return Ok(Arc::clone(known));
+        }
+        let made: Arc<[f32]> = order(self.floats(Some(id))?).into();
+        self.constants.0.insert(id, Arc::clone(&made));
+        Ok(made)
     }
 
     /// By how much the scores of each query head shift, from the farthest key before the query to the farthest behind it.
@@ -496,6 +561,11 @@ impl Compiler<'_> {
         let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
         Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, each: n, first: 0, row_bytes, bias })
     }
+}
+
+/// A convolution's weights, which a file has column by column.
+fn tap_by_tap(w: &[f32], taps: usize) -> Vec<f32> {
+    (0..taps).flat_map(|tap| w.iter().skip(tap).step_by(taps)).copied().collect()
 }
 
 fn unsupported(weight: &Weight) -> BackendError {

@@ -15,6 +15,7 @@ mod ops;
 mod pool;
 pub mod probe;
 mod quota;
+mod states;
 mod step;
 mod topology;
 mod watch;

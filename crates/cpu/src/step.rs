@@ -7,6 +7,7 @@ use crate::deal::Deal;
 use crate::kernels::{Level, Q8Rows, Scratch, TileRows};
 use crate::memory::{Arena, Shared};
 use crate::pool::Worker;
+use crate::states::States;
 
 /// Activations rounded to 8 bits, with room for the largest step.
 pub struct Q8Buffer {
@@ -139,6 +140,7 @@ pub struct Step<'a> {
     pub q8: &'a [Q8Buffer],
     pub tiles: &'a [TileBuffer],
     pub cache: Option<&'a Cache>,
+    pub states: Option<&'a States>,
 }
 
 impl Step<'_> {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, Want};
 
-use crate::driver::Driver;
+use crate::driver::{Borrowed, Driver};
 use crate::error::EngineError;
 use crate::sequence::JobId;
 
@@ -36,10 +36,19 @@ impl EmbedJob {
 /// What came of a step: the jobs whose texts took part in it, by text, and the texts' vectors, of a part of one none yet.
 type Embedded = (Vec<JobId>, Result<Vec<Vec<f32>>, EngineError>);
 
+/// Texts that make a step.
+struct Pack {
+    input: StepInput,
+    /// Whose each of them is.
+    owners: Vec<JobId>,
+    /// What each of them has.
+    borrowed: Vec<Borrowed>,
+}
+
 /// A text of a causal model that takes several steps.
 pub struct LongText {
     /// Pages for all of it.
-    pages: Vec<u32>,
+    pages: Borrowed,
     /// Tokens so far.
     computed: usize,
     /// What pooling needs of their vectors.
@@ -115,19 +124,19 @@ impl Driver {
     /// Embeds the next texts of the jobs, as many as fit a step.
     fn embed_some(&mut self) -> Embedded {
         let embeds = std::mem::take(&mut self.embeds);
-        let (input, owners) = self.pack(&embeds);
+        let Pack { input, owners, borrowed } = self.pack(&embeds);
         self.embeds = embeds;
         if !owners.is_empty() {
-            return (owners, self.embed_texts(&input));
+            return (owners, self.embed_texts(&input, borrowed));
         }
         let (tokens, n_ctx) = (self.embeds[0].next().map_or(0, <[u32]>::len), self.stepper.info.n_ctx);
         (vec![self.embeds[0].id], Err(EngineError::PromptTooLong { tokens, n_ctx }))
     }
 
-    /// The next texts of jobs, as many as a step and the pages hold, and whose each of them is.
-    fn pack(&mut self, jobs: &VecDeque<EmbedJob>) -> (StepInput, Vec<JobId>) {
+    /// The next texts of jobs, as many as a step and the pages hold.
+    fn pack(&mut self, jobs: &VecDeque<EmbedJob>) -> Pack {
         let causal = self.stepper.info.causal;
-        let (mut input, mut owners) = (StepInput::default(), Vec::new());
+        let (mut input, mut owners, mut borrowed) = (StepInput::default(), Vec::new(), Vec::new());
         for job in jobs {
             for tokens in &job.inputs[job.vectors.len()..] {
                 let first_row = input.tokens.len();
@@ -135,26 +144,31 @@ impl Driver {
                 if !fits || self.is_long(tokens) {
                     break;
                 }
-                let pages = if causal { self.borrow_pages(tokens.len()) } else { Some(Vec::new()) };
+                let pages = if causal { self.borrow_pages(tokens.len()) } else { Some(Borrowed::default()) };
                 // With no pages left, the texts so far make the step.
-                let Some(pages) = pages else { return (input, owners) };
+                let Some(pages) = pages else { return Pack { input, owners, borrowed } };
                 input.tokens.extend_from_slice(tokens);
                 input.positions.extend(0..tokens.len() as u32);
                 // Of a text that is scored: its first token sees all of it, or in a causal model its last.
                 input.outputs.push((first_row + if causal { tokens.len() - 1 } else { 0 }) as u32);
-                input.segments.push(Segment { first_row, rows: tokens.len(), past: 0, pages });
+                input.segments.push(pages.segment(first_row, tokens.len(), 0));
+                borrowed.push(pages);
                 owners.push(job.id);
             }
         }
-        (input, owners)
+        Pack { input, owners, borrowed }
     }
 
     /// The vectors of the texts of a step, whose pages come back.
-    fn embed_texts(&mut self, input: &StepInput) -> Result<Vec<Vec<f32>>, EngineError> {
+    fn embed_texts(
+        &mut self,
+        input: &StepInput,
+        borrowed: Vec<Borrowed>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         let pooling = self.stepper.info.pooling;
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
         let ran = self.stepper.run(want, input);
-        input.segments.iter().for_each(|segment| self.return_pages(segment.pages.clone()));
+        borrowed.into_iter().for_each(|pages| self.return_pages(pages));
         let cols = ran?.ok_or(EngineError::CannotEmbed)?;
         let result = self.stepper.backend.result();
         if pooling == Pooling::Rank {
@@ -200,7 +214,7 @@ impl Driver {
         let input = StepInput {
             tokens: chunk.to_vec(),
             positions: (past..past + chunk.len()).map(|p| p as u32).collect(),
-            segments: vec![Segment { first_row: 0, rows: chunk.len(), past, pages: text.pages.clone() }],
+            segments: vec![text.pages.segment(0, chunk.len(), past)],
             doses: Vec::new(),
             outputs: vec![chunk.len() as u32 - 1],
         };

@@ -15,7 +15,8 @@ use crate::driver::{Command, Driver};
 use crate::embed::{Done, EmbedJob, Scored};
 use crate::error::EngineError;
 use crate::job::{Job, Sink};
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, state_spec};
+use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::lookup::Lookup;
 use crate::speculate::model::{DraftModel, Drafts, name_of};
@@ -85,13 +86,17 @@ impl Engine {
         let stepper = Stepper::new(&view, backend, options)?;
         // What the model was shortened to holds for both.
         let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
+        // A recurrent state cannot take back what did not come true.
+        let draft = draft.filter(|_| !stepper.info.recurrent);
         let drafts =
             draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
         let drafted = drafts.as_ref().map_or(0, |drafts| drafts.planned().total());
         let (info, planned) = (stepper.info.clone(), MemoryReport { draft: drafted, ..stepper.planned });
         let device = stepper.backend.describe();
-        let speculator = Speculator::new(stepper.backend.exact_rows(), drafts);
-        let pages = cache_spec(&stepper.model, options).pages;
+        let exact = if info.recurrent { 1 } else { stepper.backend.exact_rows() };
+        let speculator = Speculator::new(exact, drafts);
+        let states = state_spec(&stepper.model, options).slots;
+        let pages = Pages::new(cache_spec(&stepper.model, options).pages).with_states(states);
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
         let driver = Driver::new(

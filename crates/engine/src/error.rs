@@ -58,6 +58,15 @@ pub enum EngineError {
         /// The first difference.
         difference: String,
     },
+    /// A draft model whose guesses cannot be taken back.
+    #[error(
+        "a draft model of architecture {architecture} is recurrent and cannot take back what did not come true; take one that \
+         only attends"
+    )]
+    RecurrentDraft {
+        /// The draft model's architecture.
+        architecture: &'static str,
+    },
     /// The loop has ended.
     #[error("the engine has stopped")]
     Stopped,

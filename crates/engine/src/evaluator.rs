@@ -45,7 +45,7 @@ impl Evaluator {
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let lengths = vec![0; options.max_sequences.map_or(1, |n| n.max(1))];
-        let options = EngineOptions { cache_pages: None, ..options.clone() };
+        let options = EngineOptions { cache_pages: None, states: Some(lengths.len()), ..options.clone() };
         Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths })
     }
 
@@ -74,7 +74,8 @@ impl Evaluator {
         self.lengths.iter().all(|&n| n == 0)
     }
 
-    /// Forgets what follows the first `len` tokens of a sequence.
+    /// Forgets what follows the first `len` tokens of a sequence. Recurrent states forget all or nothing: where `len` is not zero,
+    /// they stay as they are.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         self.lengths[sequence] = self.lengths[sequence].min(len);
     }
@@ -122,7 +123,8 @@ impl Evaluator {
                 Outputs::All => input.outputs.extend(rows),
             }
             let pages = (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
-            input.segments.push(Segment { first_row, rows: feed.tokens.len(), past, pages });
+            let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
+            input.segments.push(Segment { first_row, rows, past, pages, state });
         }
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);

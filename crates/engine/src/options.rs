@@ -1,7 +1,7 @@
 //! What the caller decides, and what a model will take of memory.
 
 use puna_gguf::View;
-use puna_graph::{Backend, CacheSpec, KvType};
+use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
 use puna_models::{Adapter, LoadOptions, Model, Pooling, check_architecture};
 use puna_tokenizer::Tokenizer;
 
@@ -27,6 +27,10 @@ pub struct EngineOptions {
     /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need, or one
     /// where their number is open. With fewer, sequences take turns, and no context is longer than all pages together.
     pub cache_pages: Option<usize>,
+    /// Slots for recurrent states, where a model has such: one for each sequence that runs, the others for copies that later
+    /// sequences continue. `None` takes a few more than there are sequences, or where their number is open what fits
+    /// in half a gigabyte.
+    pub states: Option<usize>,
     /// Whether and how to guess ahead, where a job does not say.
     pub speculation: Speculation,
     /// Adapters of the model, which all apply; a draft model goes without.
@@ -42,6 +46,7 @@ impl Default for EngineOptions {
             cache_v: KvType::F16,
             max_sequences: Some(4),
             cache_pages: None,
+            states: None,
             speculation: Speculation::AUTO,
             adapters: Vec::new(),
         }
@@ -65,6 +70,8 @@ pub struct ModelInfo {
     pub n_vocab: usize,
     /// Whether tokens see only what came before.
     pub causal: bool,
+    /// Whether it has recurrent states, which cannot be cut back.
+    pub recurrent: bool,
     /// Whether text can be generated.
     pub can_generate: bool,
     /// Whether pairs of texts can be scored.
@@ -82,6 +89,8 @@ pub struct MemoryReport {
     pub weights: u64,
     /// Keys and values, when every page is in use.
     pub cache: u64,
+    /// Recurrent states, when every slot is in use.
+    pub states: u64,
     /// Intermediate results.
     pub scratch: u64,
     /// All of that for the draft model, where there is one.
@@ -91,7 +100,7 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.cache + self.scratch + self.draft
+        self.weights + self.cache + self.states + self.scratch + self.draft
     }
 }
 
@@ -125,8 +134,10 @@ pub fn plan_memory_with_draft(
     options: &EngineOptions,
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
-    let draft = Drafts::plan(draft, options)?.total();
-    Ok(MemoryReport { draft, ..plan_memory(view, backend, options)? })
+    let alone = plan_memory(view, backend, options)?;
+    // With a recurrent model it is not loaded.
+    let draft = if alone.states > 0 { 0 } else { Drafts::plan(draft, options)?.total() };
+    Ok(MemoryReport { draft, ..alone })
 }
 
 /// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds. So
@@ -135,9 +146,7 @@ pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
     let trained = model.shape().n_ctx;
     let wanted = options.num_ctx.map_or(trained, |n| n.clamp(1, trained.max(1)));
     match options.cache_pages {
-        Some(pages) if !model.cache_layers().is_empty() => {
-            wanted.min(pages.max(1).saturating_mul(PAGE_TOKENS))
-        }
+        Some(pages) if has_pages(model) => wanted.min(pages.max(1).saturating_mul(PAGE_TOKENS)),
         _ => wanted,
     }
 }
@@ -153,6 +162,41 @@ pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
         key_type: options.cache_k,
         value_type: options.cache_v,
         page_tokens: PAGE_TOKENS,
-        pages: if model.cache_layers().is_empty() { 0 } else { pages },
+        pages: if has_pages(model) { pages } else { 0 },
     }
+}
+
+/// Whether a model remembers anything from step to step. Pages of one that only has states hold nothing, but the tree has their
+/// tokens.
+fn has_pages(model: &Model) -> bool {
+    !model.cache_layers().is_empty() || !model.states().is_empty()
+}
+
+/// Bytes of states where nobody says how many sequences run.
+const STATE_BYTES: usize = 512 << 20;
+/// Pages that there are for each slot in that case, at least.
+const PAGES_A_STATE: usize = 8;
+/// Slots in that case.
+const OPEN_STATES: std::ops::RangeInclusive<usize> = 4..=64;
+/// Slots for copies, where it is said.
+const COPIES: std::ops::RangeInclusive<usize> = 2..=16;
+
+/// The slots that were asked for, else some for sequences and copies.
+pub(crate) fn state_spec(model: &Model, options: &EngineOptions) -> StateSpec {
+    let states = model.states().to_vec();
+    let one = StateSpec { states, slots: 1 };
+    let fit = STATE_BYTES / one.slot_bytes().max(1);
+    let slots = match (options.states, options.max_sequences) {
+        (Some(slots), _) => slots.max(1),
+        (None, Some(sequences)) => {
+            let sequences = sequences.max(1);
+            sequences + fit.saturating_sub(sequences).clamp(*COPIES.start(), *COPIES.end())
+        }
+        (None, None) => {
+            // Fewer with a small cache: that is what is given up where memory is scarce.
+            let pages = options.cache_pages.unwrap_or(usize::MAX);
+            fit.min(pages / PAGES_A_STATE).clamp(*OPEN_STATES.start(), *OPEN_STATES.end())
+        }
+    };
+    StateSpec { slots: if one.states.is_empty() { 0 } else { slots }, ..one }
 }

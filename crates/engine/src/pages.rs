@@ -5,9 +5,13 @@
 //! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
 //! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
 
+mod states;
+
 use std::collections::BTreeMap;
 
 use puna_graph::Doses;
+
+use states::{Kept, Slots};
 
 /// Tokens a page.
 pub const PAGE_TOKENS: usize = 64;
@@ -24,6 +28,8 @@ struct Node {
     /// The page before, or whose first page it is.
     parent: Parent,
     children: Vec<NodeId>,
+    /// Recurrent states after some of the tokens.
+    kept: Vec<Kept>,
     /// Running sequences that read the page.
     users: usize,
     last_used: u64,
@@ -47,6 +53,7 @@ pub struct Pages {
     empty: Vec<usize>,
     roots: BTreeMap<Doses, Vec<NodeId>>,
     clock: u64,
+    slots: Slots,
 }
 
 /// What the tree holds of a prompt.
@@ -56,6 +63,10 @@ pub struct Match {
     pub path: Vec<NodeId>,
     /// A page whose first tokens continue the prompt, and how many.
     pub partial: Option<(NodeId, usize)>,
+    /// The recurrent state after these, where sequences have such.
+    pub state: Option<u32>,
+    /// Tokens that the tree holds, also those behind the last state; zero where there are no states.
+    pub seen: usize,
 }
 
 impl Match {
@@ -69,7 +80,15 @@ impl Pages {
     /// `total` free pages and an empty tree.
     pub fn new(total: usize) -> Self {
         let free = (0..total as u32).rev().collect();
-        Self { free, total, nodes: Vec::new(), empty: Vec::new(), roots: BTreeMap::new(), clock: 0 }
+        Self {
+            free,
+            total,
+            nodes: Vec::new(),
+            empty: Vec::new(),
+            roots: BTreeMap::new(),
+            clock: 0,
+            slots: Slots::default(),
+        }
     }
 
     /// Number of pages.
@@ -112,8 +131,13 @@ impl Pages {
         self.node(id).page
     }
 
-    /// The longest prefix of `tokens` that the tree of these doses holds.
+    /// The longest prefix of `tokens` that the tree of these doses holds, with a state where sequences have such.
     pub fn find(&self, doses: &Doses, tokens: &[u32]) -> Match {
+        let found = self.find_pages(doses, tokens);
+        if self.has_states() { self.up_to_a_state(found) } else { found }
+    }
+
+    fn find_pages(&self, doses: &Doses, tokens: &[u32]) -> Match {
         let mut found = Match::default();
         let Some(mut children) = self.roots.get(doses) else { return found };
         let mut rest = tokens;
@@ -189,6 +213,7 @@ impl Pages {
         }
         self.empty.push(oldest);
         self.free.push(node.page);
+        node.kept.into_iter().for_each(|kept| self.slots.give_back(kept.slot));
     }
 
     /// Puts a page with its tokens into the tree, behind `parent`. If the tree holds the same tokens there already, the page
@@ -213,8 +238,8 @@ impl Pages {
                 return id;
             }
         }
-        let (tokens, parent_of) = (tokens.to_vec(), parent.clone());
-        let node = Node { page, tokens, parent: parent_of, children: Vec::new(), users: 0, last_used: now };
+        let (tokens, children, kept) = (tokens.to_vec(), Vec::new(), Vec::new());
+        let node = Node { page, tokens, parent: parent.clone(), children, kept, users: 0, last_used: now };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1
@@ -256,10 +281,8 @@ mod tests {
         let second = pages.insert(&Parent::Node(first), b, &full(100)[..10]);
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
-        assert_eq!(
-            pages.find(&Doses::default(), &prompt),
-            Match { path: vec![first], partial: Some((second, 7)) }
-        );
+        let found = Match { path: vec![first], partial: Some((second, 7)), ..Match::default() };
+        assert_eq!(pages.find(&Doses::default(), &prompt), found);
         assert_eq!(pages.find(&Doses::default(), &[5]), Match::default());
     }
 

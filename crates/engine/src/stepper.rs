@@ -8,7 +8,7 @@ use puna_models::{LoadOptions, Model, Pooling, Want};
 use puna_gguf::View;
 
 use crate::error::EngineError;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context, state_spec};
 
 /// Logits of a step that there is room for, however many sequences run: 16 MiB.
 const LOGITS: usize = 1 << 22;
@@ -37,6 +37,10 @@ impl Stepper {
         if spec.pages > 0 {
             stepper.backend.create_cache(spec)?;
         }
+        let states = state_spec(&stepper.model, options);
+        if states.slots > 0 {
+            stepper.backend.create_states(states)?;
+        }
         stepper.planned = stepper.memory(options)?;
         Ok(stepper)
     }
@@ -59,12 +63,14 @@ impl Stepper {
             n_layer: shape.n_layer,
             n_vocab: shape.n_vocab,
             causal: shape.causal,
+            recurrent: !model.states().is_empty(),
             can_generate: shape.has_logits,
             can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
         };
-        let guessed = if options.speculation.is_on() && shape.causal { backend.exact_rows() } else { 1 };
+        let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
+        let guessed = if guesses { backend.exact_rows() } else { 1 };
         let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
         let results = options.max_sequences.unwrap_or_else(open).max(guessed).max(1);
         let planned = MemoryReport::default();
@@ -77,6 +83,8 @@ impl Stepper {
         let weights = self.model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
         let spec = cache_spec(&self.model, options);
         let cache = spec.page_bytes() as u64 * spec.pages as u64;
+        let states = state_spec(&self.model, options);
+        let states = states.slot_bytes() as u64 * states.slots as u64;
         // An encoder sees a text as a whole, however long.
         let tokens = options.num_batch.max(if self.info.causal { 1 } else { self.info.n_ctx });
         let (want, results) =
@@ -95,7 +103,7 @@ impl Stepper {
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
         // The result as it is handed out.
         let results = 4 * results as u64 * cols as u64;
-        Ok(MemoryReport { weights, cache, scratch: largest + smaller + results, draft: 0 })
+        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results, draft: 0 })
     }
 
     /// Rows of a step that sequences may draw from.

@@ -82,6 +82,22 @@ impl CacheSpec {
     }
 }
 
+/// Recurrent states of a model: what a sequence of any length has of them fills one slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Values of each state, in the graph's numbering.
+    pub states: Vec<usize>,
+    /// Slots in all. Memory is taken as slots are first written.
+    pub slots: usize,
+}
+
+impl StateSpec {
+    /// Bytes of one slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.states.iter().sum::<usize>() * size_of::<f32>()
+    }
+}
+
 /// Consecutive rows of a step that belong to one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
@@ -93,6 +109,9 @@ pub struct Segment {
     pub past: usize,
     /// Pages of the sequence in order, with room for `past + rows` tokens. Empty for encoders.
     pub pages: Vec<u32>,
+    /// Slot of the sequence's recurrent states: those after `past` tokens become those after all. Without a past they begin
+    /// anew, whatever the slot holds. Of no matter where a model has none.
+    pub state: u32,
 }
 
 /// What changes from step to step.
@@ -223,6 +242,9 @@ pub trait Backend: Send {
     /// Makes the paged cache, replacing an earlier one.
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError>;
 
+    /// Makes the slots of recurrent states, replacing earlier ones.
+    fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError>;
+
     /// Turns a plan into a program.
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError>;
 
@@ -242,7 +264,10 @@ pub trait Backend: Send {
     /// Makes the page `to` a copy of `from`, all layers.
     fn copy_page(&mut self, from: u32, to: u32);
 
-    /// Bytes that the backend allocated itself, beyond weights and cache.
+    /// Makes the slot `to` a copy of `from`, all states.
+    fn copy_state(&mut self, from: u32, to: u32);
+
+    /// Bytes that the backend allocated itself, beyond weights, cache and states.
     fn scratch_bytes(&self) -> usize;
 
     /// Starts or stops measuring operations.

@@ -134,7 +134,7 @@ impl Graph {
         self.layer = layer;
     }
 
-    fn push(&mut self, name: &'static str, op: Op, rows: Rows, cols: usize) -> ValueId {
+    pub(crate) fn push(&mut self, name: &'static str, op: Op, rows: Rows, cols: usize) -> ValueId {
         self.storages.push(Storage { rows, cols });
         let out = ValueId(self.values.len() as u32);
         self.values.push(Value { rows, cols, storage: self.storages.len() - 1, offset: 0 });

@@ -11,10 +11,11 @@ mod graph;
 mod kv;
 mod ops;
 mod plan;
+mod recurrent;
 
 pub use backend::{
     Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, Observed, OpTime, ProgramId, Segment,
-    StepInput, Weight,
+    StateSpec, StepInput, Weight,
 };
 pub use doses::Doses;
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
@@ -24,3 +25,4 @@ pub use ops::{
     MoeSpec, Op, Rope, RopeId, RopeKind, Rows, Shifts, Temperature, ValueId, WeightId,
 };
 pub use plan::{Capacity, Place, Plan};
+pub use recurrent::{ConvSpec, DeltaSpec, Recurrence, ScanSpec, WkvSpec};

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::backend::CacheLayer;
+use crate::recurrent::Recurrence;
 
 /// A value of a graph: an operation's result or a window of columns of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -246,6 +247,8 @@ pub enum Glu {
     Relu,
     /// `gelu(gate)`, erf form: of experts without a gate, which name one matrix as both.
     GeluAlone,
+    /// `max(gate, 0)²`: of experts without a gate, which name one matrix as both.
+    ReluSquared,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -258,7 +261,7 @@ pub enum Glu {
 impl Glu {
     /// Whether there is a gate beside the other half.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Self::GeluAlone)
+        !matches!(self, Self::GeluAlone | Self::ReluSquared)
     }
 }
 
@@ -562,6 +565,19 @@ pub enum Op {
         /// How far above the mean something must lie.
         deviations: f32,
     },
+    /// Some columns of each period of columns, side by side.
+    Pick {
+        /// Input.
+        x: ValueId,
+        /// The first one within a period.
+        start: usize,
+        /// How many of a period.
+        width: usize,
+        /// Columns of a period.
+        period: usize,
+    },
+    /// What carries a state of fixed size from token to token.
+    Recur(Box<Recurrence>),
     /// The rows of the tokens whose results are wanted.
     GatherOutputs {
         /// Input, a row a token.
@@ -592,6 +608,8 @@ impl Op {
             Op::Softcap { .. } => "softcap",
             Op::Resize { .. } => "resize",
             Op::Sparsify { .. } => "sparsify",
+            Op::Pick { .. } => "pick",
+            Op::Recur(recurrence) => recurrence.name(),
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }
@@ -599,7 +617,7 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 3] = match *self {
-            Op::Embed { .. } => [None, None, None],
+            Op::Embed { .. } | Op::Recur(_) => [None, None, None],
             Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
@@ -612,6 +630,7 @@ impl Op {
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
+            | Op::Pick { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None],
             Op::Resize { x, like } => [Some(x), Some(like), None],
             Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
@@ -620,7 +639,8 @@ impl Op {
             Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None],
             Op::Mul { x, by } => [Some(x), Some(by), None],
         };
-        list.into_iter().flatten()
+        let recurrence = if let Op::Recur(recurrence) = self { recurrence.inputs() } else { Vec::new() };
+        list.into_iter().flatten().chain(recurrence)
     }
 
     /// The input whose memory the result may take over, element by element.

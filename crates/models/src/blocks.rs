@@ -126,11 +126,23 @@ impl Plain {
         ff: usize,
         kind: Activation,
     ) -> Result<Self, ModelError> {
-        let up = w.linear(&format!("{block}.ffn_up"), n_embd, ff)?;
-        Ok(Self { up, down: w.linear(&format!("{block}.ffn_down"), ff, n_embd)?, kind })
+        Self::named(w, block, "", (n_embd, ff), kind)
     }
 
-    fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+    /// The same with `end` behind each of the names.
+    pub fn named(
+        w: &mut Weights<'_>,
+        block: &str,
+        end: &str,
+        (n_embd, ff): (usize, usize),
+        kind: Activation,
+    ) -> Result<Self, ModelError> {
+        let up = w.linear(&format!("{block}.ffn_up{end}"), n_embd, ff)?;
+        Ok(Self { up, down: w.linear(&format!("{block}.ffn_down{end}"), ff, n_embd)?, kind })
+    }
+
+    /// The feed-forward part of a layer.
+    pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let hidden = g.linear("ffn_up", &self.up, x);
         let hidden = g.activate("ffn_act", self.kind, hidden);
         g.linear("ffn_out", &self.down, hidden)

@@ -296,23 +296,41 @@ fn norm_both(g: &mut Graph, norms: &[AnyNorm; 2], [q, k]: [ValueId; 2]) -> [Valu
     [norms[0].apply(g, "Qcur_normed", q), norms[1].apply(g, "Kcur_normed", k)]
 }
 
-impl Architecture for Decoder {
-    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
+impl Decoder {
+    /// The stream before the first layer.
+    pub fn enter(&self, g: &mut Graph) -> ValueId {
         let mut x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
         x = scaled(g, "inp_scaled", x, self.embd_scale);
         if let Some(positions) = self.positions {
             let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);
             x = g.add("inp_pos", x, positions);
         }
-        x = normed(g, "inp_norm", &self.embd_norm, x);
+        normed(g, "inp_norm", &self.embd_norm, x)
+    }
+
+    /// Hidden states of the stream behind the last layer.
+    pub fn leave(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let x = self.norm.apply(g, "result_norm", x);
+        self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
+    }
+
+    /// The stream with what a part of a layer adds to it.
+    pub fn add_scaled(&self, g: &mut Graph, name: &'static str, x: ValueId, part: ValueId) -> ValueId {
+        let part = scaled(g, "part_scaled", part, self.residual_scale);
+        g.add(name, x, part)
+    }
+}
+
+impl Architecture for Decoder {
+    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
+        let mut x = self.enter(g);
         for i in 0..self.layers.len() {
             g.set_layer(Some(i));
             x = self.layer(g, i, x, outputs_only);
             x = g.steer(i, x);
         }
         g.set_layer(None);
-        let x = self.norm.apply(g, "result_norm", x);
-        self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
+        self.leave(g, x)
     }
 
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
@@ -331,21 +349,24 @@ impl Architecture for Decoder {
 
 /// Loads the parts of one layer by their names.
 pub struct Block<'a, 'w> {
-    w: &'a mut Weights<'w>,
-    hp: &'a Hparams,
+    /// The file's tensors.
+    pub w: &'a mut Weights<'w>,
+    /// The file's common keys.
+    pub hp: &'a Hparams,
     norm: NormKind,
     /// The layer's number.
     pub i: usize,
-    name: String,
+    /// What the names of its tensors begin with.
+    pub name: String,
 }
 
 /// Each layer of a model as `layer` loads it.
-pub fn layers<'w>(
+pub fn layers<'w, L>(
     w: &mut Weights<'w>,
     hp: &Hparams,
     norm: NormKind,
-    mut layer: impl FnMut(&mut Block<'_, 'w>) -> Result<Layer, ModelError>,
-) -> Result<Vec<Layer>, ModelError> {
+    mut layer: impl FnMut(&mut Block<'_, 'w>) -> Result<L, ModelError>,
+) -> Result<Vec<L>, ModelError> {
     // The first to be asked for: where keys do not fit the tensors, it shows that best.
     w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     (0..hp.n_layer).map(|i| layer(&mut Block { w, hp, norm, i, name: format!("blk.{i}") })).collect()
@@ -412,6 +433,27 @@ impl Block<'_, '_> {
     /// Rows of a matrix of the layer.
     pub fn rows(&self, part: &str) -> Option<usize> {
         self.w.rows(&format!("{}.{part}", self.name))
+    }
+
+    /// A recurrent state of so many rows and columns; `part` is the tensor whose shape says so.
+    pub fn state(&mut self, part: &str, rows: usize, cols: usize) -> Result<usize, ModelError> {
+        self.w.state(&format!("{}.{part}", self.name), rows, cols)
+    }
+
+    /// A matrix with a bias that must be there.
+    pub fn biased(&mut self, part: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+        self.tensor(&format!("{part}.bias"), &[output])?;
+        self.linear(part, input, output)
+    }
+
+    /// A norm over the first of these dimensions.
+    pub fn norm_of(&mut self, part: &str, shape: &[usize]) -> Result<AnyNorm, ModelError> {
+        self.norm.load(self.w, &format!("{}.{part}", self.name), shape)
+    }
+
+    /// The same, which may be absent.
+    pub fn opt_norm_of(&mut self, part: &str, shape: &[usize]) -> Result<Option<AnyNorm>, ModelError> {
+        self.norm.load_opt(self.w, &format!("{}.{part}", self.name), shape)
     }
 
     /// A matrix with its optional bias.

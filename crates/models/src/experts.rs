@@ -11,6 +11,8 @@ use crate::weights::Weights;
 #[derive(Debug, Clone)]
 pub struct Experts {
     router: Linear,
+    /// To what the experts read, and from what they give.
+    latent: Option<[Linear; 2]>,
     spec: MoeSpec,
 }
 
@@ -33,8 +35,10 @@ pub struct ExpertShape {
     pub groups: Option<Groups>,
     /// Whether the weight multiplies what the expert reads.
     pub weighs_input: bool,
-    /// The experts' unit.
+    /// The experts' unit; with [`Glu::ReluSquared`] they have no gate.
     pub glu: Glu,
+    /// Features that the experts read and give, where those are not the stream's.
+    pub latent: Option<usize>,
 }
 
 impl ExpertShape {
@@ -57,6 +61,7 @@ impl ExpertShape {
             groups: None,
             weighs_input: false,
             glu: Glu::Silu,
+            latent: None,
         })
     }
 
@@ -123,8 +128,19 @@ impl Experts {
         shape: ExpertShape,
         router: Linear,
     ) -> Result<Self, ModelError> {
-        let ExpertShape { experts, used, hidden, gating, normalise, scale, groups, weighs_input, glu } =
-            shape;
+        let ExpertShape {
+            experts,
+            used,
+            hidden,
+            gating,
+            normalise,
+            scale,
+            groups,
+            weighs_input,
+            glu,
+            latent,
+        } = shape;
+        let width = latent.unwrap_or(n_embd);
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
         // A factor of what an expert gives is one of its weight.
         let unknown =
@@ -137,9 +153,16 @@ impl Experts {
                 reason: "convert the experts to a format without it",
             });
         }
-        let ([gate, up], is_joined) = halves(w, &name, [n_embd, hidden, experts], glu)?;
+        let ([gate, up], is_joined) = halves(w, &name, [width, hidden, experts], glu)?;
         Ok(Self {
             router,
+            latent: match latent {
+                Some(_) => Some([
+                    w.linear(&format!("{block}.ffn_latent_down"), n_embd, width)?,
+                    w.linear(&format!("{block}.ffn_latent_up"), width, n_embd)?,
+                ]),
+                None => None,
+            },
             spec: MoeSpec {
                 experts,
                 used,
@@ -155,10 +178,11 @@ impl Experts {
                 gate,
                 up,
                 is_joined,
-                down: w.tensor(&name("down", "weight"), &[hidden, n_embd, experts])?,
-                gate_bias: w.opt(&name("gate", "bias"), &[hidden, experts])?,
+                down: w.tensor(&name("down", "weight"), &[hidden, width, experts])?,
+                gate_bias: w
+                    .opt(&name(if glu.has_gate() { "gate" } else { "up" }, "bias"), &[hidden, experts])?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
-                down_bias: w.opt(&name("down", "bias"), &[n_embd, experts])?,
+                down_bias: w.opt(&name("down", "bias"), &[width, experts])?,
                 changes: ExpertChanges::default(),
             },
         })
@@ -167,7 +191,12 @@ impl Experts {
     /// The feed-forward part of a layer, where `by` is what the router reads.
     pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         let logits = g.linear("ffn_moe_logits", &self.router, by);
-        g.moe("ffn_moe_out", self.spec.clone(), x, logits)
+        let Some([down, up]) = &self.latent else {
+            return g.moe("ffn_moe_out", self.spec.clone(), x, logits);
+        };
+        let x = g.linear("ffn_latent_down", down, x);
+        let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
+        g.linear("ffn_latent_up", up, y)
     }
 }
 

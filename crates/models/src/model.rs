@@ -116,6 +116,7 @@ pub struct Model {
     cache: Vec<CacheLayer>,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
+    states: Vec<usize>,
     adapted: Attached,
 }
 
@@ -144,6 +145,7 @@ impl Model {
             cache: loaded.cache,
             weights: weights.tensors,
             ropes: weights.ropes,
+            states: weights.states,
             adapted,
         };
         if !adapters.is_empty() {
@@ -182,6 +184,11 @@ impl Model {
     /// The rotary tables, in the order of the graph's ids.
     pub fn ropes(&self) -> &[Rope] {
         &self.ropes
+    }
+
+    /// Values of each recurrent state of a sequence, in the order of the graph's numbers; empty for most.
+    pub fn states(&self) -> &[usize] {
+        &self.states
     }
 
     /// Records a step; `None` where the model has no such result.

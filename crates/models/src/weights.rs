@@ -23,12 +23,17 @@ pub struct Weights<'a> {
     view: &'a View,
     pub(crate) tensors: Vec<Weight>,
     pub(crate) ropes: Vec<Rope>,
+    /// Values of each recurrent state of a sequence.
+    pub(crate) states: Vec<usize>,
 }
+
+/// Values of a recurrent state at most: 1 GiB.
+const STATE_VALUES: usize = 1 << 28;
 
 impl<'a> Weights<'a> {
     /// Weights of a file.
     pub fn new(view: &'a View) -> Self {
-        Self { view, tensors: Vec::new(), ropes: Vec::new() }
+        Self { view, tensors: Vec::new(), ropes: Vec::new(), states: Vec::new() }
     }
 
     /// Whether the file has a tensor.
@@ -90,16 +95,17 @@ impl<'a> Weights<'a> {
         self.tensor(name, shape)
     }
 
-    /// The matrices of a tensor `[input, output, parts]`, each on its own.
-    pub fn parts(&mut self, name: &str, stack: &[usize; 3]) -> Result<Vec<WeightId>, ModelError> {
+    /// The matrices, or rows, that a tensor of this shape is a stack of, each on its own.
+    pub fn parts(&mut self, name: &str, stack: &[usize]) -> Result<Vec<WeightId>, ModelError> {
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.checked(name, stack)?.ok_or_else(missing)?;
-        let (all, [input, output, parts]) = (tensor.shared(), *stack);
+        let Some((&parts, shape)) = stack.split_last() else { return Ok(Vec::new()) };
+        let all = tensor.shared();
         let each = all.len() / parts;
         let part = |part: usize| {
             let data = Arc::new(Mapped(all.slice(part * each, (part + 1) * each).into_aligned()));
             let name = format!("{name}[{part}]");
-            self.add(Weight { name, ty: tensor.ty, shape: vec![input, output], data })
+            self.add(Weight { name, ty: tensor.ty, shape: shape.to_vec(), data })
         };
         Ok((0..parts).map(part).collect())
     }
@@ -194,6 +200,17 @@ impl<'a> Weights<'a> {
         let which = if n_ctx > keys.original { "long" } else { "short" };
         let factors = self.numbers(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
+    }
+
+    /// Adds a recurrent state of so many rows and columns; `name` is the tensor whose shape says so.
+    pub fn state(&mut self, name: &str, rows: usize, cols: usize) -> Result<usize, ModelError> {
+        let values = rows.checked_mul(cols).filter(|&values| values <= STATE_VALUES);
+        let Some(values) = values else {
+            let what = format!("a recurrent state of {rows} × {cols} values, as `{name}` has it,");
+            return Err(ModelError::Unsupported { what, reason: "it is larger than any model's" });
+        };
+        self.states.push(values);
+        Ok(self.states.len() - 1)
     }
 
     /// Adds a rotary table, or finds the same one.

@@ -113,6 +113,15 @@ fn what_an_architecture_alone_needs_is_named() {
         ("modern-bert", "blk.1.attn_norm.weight"),
         ("t5encoder", "enc.blk.0.attn_rel_b.weight"),
         ("t5encoder", "enc.output_norm.weight"),
+        ("mamba", "blk.1.ssm_dt.bias"),
+        ("mamba2", "blk.0.ssm_dt.bias"),
+        ("jamba", "blk.2.attn_k.weight"),
+        ("falcon-h1", "blk.1.ssm_a"),
+        ("nemotron-h-moe", "blk.1.ffn_up_shexp.weight"),
+        ("lfm2", "token_embd_norm.weight"),
+        ("qwen3next", "blk.0.ssm_ba.weight"),
+        ("qwen35", "blk.2.ssm_alpha.weight"),
+        ("rwkv6", "blk.0.time_mix_w2.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -220,6 +229,36 @@ fn what_latent_attention_needs_is_named() {
     }
     let text = refused("deepseek3", with("deepseek2.attention.temperature_scale", 0.1f32), "");
     assert!(text.contains("deepseek2.attention.temperature_length"), "{text}");
+}
+
+#[test]
+fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
+    for (name, key, value) in [
+        ("mamba", "mamba.ssm.conv_kernel", 1u32),
+        ("mamba", "mamba.ssm.conv_kernel", 65),
+        ("mamba", "mamba.ssm.state_size", 0),
+        ("mamba2", "mamba2.ssm.time_step_rank", 5),
+        ("mamba2", "mamba2.ssm.group_count", 3),
+        ("lfm2", "lfm2.shortconv.l_cache", 0),
+        ("rwkv6", "rwkv6.wkv.head_size", 7),
+        ("rwkv6", "rwkv6.wkv.head_size", 0),
+    ] {
+        let text = refused(name, with(key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is {value}: ")), "{text}");
+    }
+    let text = refused("qwen35", |meta| drop(meta.remove("qwen35.rope.dimension_sections")), "");
+    assert!(text.starts_with("key `qwen35.rope.dimension_sections` is absent"), "{text}");
+    let text = refused("qwen3next", with("qwen3next.attention.recurrent_layers", vec![true; 3]), "");
+    assert!(text.starts_with("key `qwen3next.attention.recurrent_layers` is 3 entries"), "{text}");
+    let text = refused("jamba", with("jamba.attention.head_count_kv", vec![0u32, 0, 3, 0]), "");
+    assert!(text.starts_with("attention in layer 2 is not supported"), "{text}");
+    let text = refused("lfm2", with("lfm2.attention.causal", false), "");
+    assert!(text.starts_with("key `lfm2.attention.causal` is false"), "{text}");
+    // What the keys say is compared with the tensors before any state is made.
+    let text = refused("mamba", with("mamba.ssm.state_size", 1u32 << 31), "");
+    assert!(text.contains("`blk.0.ssm_a`"), "{text}");
+    let text = refused("mamba2", with("mamba2.ssm.inner_size", 1u32 << 30), "");
+    assert!(text.contains("`blk.0.ssm_a`"), "{text}");
 }
 
 #[test]

@@ -84,7 +84,13 @@ impl Model {
         let input = StepInput {
             tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
             positions: positions.map(|p| p as u32).collect(),
-            segments: vec![Segment { first_row: 0, rows, past: self.past, pages: (0..16).collect() }],
+            segments: vec![Segment {
+                first_row: 0,
+                rows,
+                past: self.past,
+                pages: (0..16).collect(),
+                state: 0,
+            }],
             outputs: vec![rows as u32 - 1],
             doses: Vec::new(),
         };
@@ -123,7 +129,7 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
 #[test]
 fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
     let blocks = |rows, past, threads| {
-        let segment = Segment { first_row: 0, rows, past, pages: (0..16).collect() };
+        let segment = Segment { first_row: 0, rows, past, pages: (0..16).collect(), state: 0 };
         Work::heads_of_blocks(&spec(), &[segment], threads)
     };
     let pairs = |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));

@@ -10,6 +10,7 @@ mod aarch64;
 mod generic;
 mod levels;
 mod portable;
+mod recurrent;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -23,6 +24,7 @@ pub(crate) use portable::load_position;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::tile_peaks;
 
+pub use recurrent::{DeltaStep, RecurrentKernels, ScanStep, Tap, WkvStep};
 pub use tiles::{Interleave, SLICE, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
 
 pub use puna_graph::KvType;
@@ -400,6 +402,8 @@ pub struct VectorKernels {
     pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
     /// Takes a run of positions into the running softmax of its query rows.
     pub attend: fn(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
+    /// What recurrent layers compute.
+    pub recurrent: RecurrentKernels,
 }
 
 /// One kernel level: a name and its functions.

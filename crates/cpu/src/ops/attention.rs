@@ -522,7 +522,7 @@ mod tests {
 
     #[test]
     fn a_block_looks_at_what_any_of_its_rows_sees() {
-        let s = Segment { first_row: 0, rows: 12, past: 9, pages: Vec::new() };
+        let s = Segment { first_row: 0, rows: 12, past: 9, pages: Vec::new(), state: 0 };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
             for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
                 let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
-        let s = Segment { first_row: 0, rows: 10, past: 0, pages: Vec::new() };
+        let s = Segment { first_row: 0, rows: 10, past: 0, pages: Vec::new(), state: 0 };
         let seen = |mask, position| row_visible(mask, &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
         assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);

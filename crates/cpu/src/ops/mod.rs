@@ -11,5 +11,7 @@ pub mod linear;
 pub mod moe;
 pub mod norm;
 pub mod observe;
+pub mod pick;
+pub mod recurrent;
 pub mod rope;
 pub mod rotate;

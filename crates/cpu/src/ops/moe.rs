@@ -72,6 +72,11 @@ pub struct State {
 }
 
 impl Mixture {
+    /// Whether experts have a gate beside what goes up: without one they name one matrix as both.
+    fn is_gated(&self) -> bool {
+        self.spec.glu.has_gate()
+    }
+
     fn tokens(&self, step: &Step<'_>) -> usize {
         step.rows(self.x.rows)
     }
@@ -336,7 +341,8 @@ unsafe impl Instruction for GateUp {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.expert_tasks(&self.0.gate, step) + self.0.expert_tasks(&self.0.up, step)
+        let m = &*self.0;
+        m.expert_tasks(&m.gate, step) + if m.is_gated() { m.expert_tasks(&m.up, step) } else { 0 }
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
@@ -364,7 +370,7 @@ unsafe impl Instruction for GateUp {
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let m = &*self.0;
         let experts = self.0.slots(step).min(m.spec.experts);
-        let matrices = [&m.gate, &m.up, &m.down];
+        let matrices = if m.is_gated() { &[&m.gate, &m.up, &m.down][..] } else { &[&m.up, &m.down] };
         let bytes = matrices.iter().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
         (bytes, matrices.iter().map(|x| (m.slots(step) * x.n * x.k) as u64).sum())
     }

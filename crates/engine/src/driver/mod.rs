@@ -67,6 +67,21 @@ pub struct Driver {
     speculator: Speculator,
 }
 
+/// What a sequence outside the tree has.
+#[derive(Debug, Default)]
+pub struct Borrowed {
+    pub pages: Vec<u32>,
+    /// Slot of its recurrent state, where the model has such.
+    pub state: Option<u32>,
+}
+
+impl Borrowed {
+    /// The part of a step that continues it after `past` tokens.
+    pub fn segment(&self, first_row: usize, rows: usize, past: usize) -> Segment {
+        Segment { first_row, rows, past, pages: self.pages.clone(), state: self.state.unwrap_or(0) }
+    }
+}
+
 /// A sequence's part of a step.
 struct Part {
     running: usize,
@@ -86,7 +101,7 @@ impl Driver {
         stepper: Stepper,
         tokenizer: Arc<Tokenizer>,
         stats: Arc<Mutex<Stats>>,
-        pages: usize,
+        pages: Pages,
         num_batch: usize,
         max_sequences: Option<usize>,
         speculator: Speculator,
@@ -95,7 +110,7 @@ impl Driver {
             stepper,
             tokenizer,
             stats,
-            pages: Pages::new(pages),
+            pages,
             num_batch: num_batch.max(1),
             max_sequences: max_sequences.map(|most| most.max(1)),
             waiting: VecDeque::new(),
@@ -196,6 +211,9 @@ impl Driver {
             if !alone && (self.embed_waits || self.pages.available(&known) < lacking + self.promised()) {
                 return;
             }
+            if !self.has_a_state_left() {
+                return;
+            }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
             // Who comes back keeps its age, so that the oldest always gets on.
             if sequence.admitted == 0 {
@@ -206,6 +224,14 @@ impl Driver {
             self.enter(&mut sequence);
             self.running.push(sequence);
         }
+    }
+
+    /// Whether one more sequence can have a slot for its state, if need be that of a copy that was made of another's.
+    fn has_a_state_left(&mut self) -> bool {
+        if self.pages.has_states() && self.pages.states_available() == 0 {
+            self.running.iter_mut().for_each(|s| s.held.drop_copies(&mut self.pages));
+        }
+        !self.pages.has_states() || self.pages.states_available() > 0
     }
 
     /// Pages that running sequences have yet to take for what is known of them and a token more.
@@ -404,7 +430,8 @@ impl Driver {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
-            input.segments.push(Segment { first_row, rows: all, past, pages: s.held.list(&self.pages) });
+            let (pages, state) = (s.held.list(&self.pages), s.held.state());
+            input.segments.push(Segment { first_row, rows: all, past, pages, state });
             input.doses.push(s.job.doses.clone());
             parts.push(Part { running, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
@@ -449,7 +476,12 @@ impl Driver {
                 &self.stepper.backend.result()[part.scores.start * cols..part.scores.end * cols],
                 cols,
             );
+            let copies = part.prompt && self.pages.has_states();
+            let is_place = copies && s.held.next_copy(s.computed, s.tokens.len()) == s.computed + part.rows;
             s.computed += part.rows;
+            if is_place {
+                s.held.copy_state(&mut self.pages, &mut *self.stepper.backend, s.computed);
+            }
             open = open && s.prefill_progress();
             if open && !part.outputs.is_empty() {
                 let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
@@ -497,24 +529,32 @@ impl Driver {
         stats.scratch_bytes = self.stepper.backend.scratch_bytes() as u64;
     }
 
-    /// Pages for a sequence outside the tree; `None` when there are not enough.
-    pub fn borrow_pages(&mut self, tokens: usize) -> Option<Vec<u32>> {
-        let mut pages = Vec::new();
-        while pages.len() * PAGE_TOKENS < tokens {
+    /// Pages for a sequence outside the tree, and a slot for its state; `None` when there are not enough.
+    pub fn borrow_pages(&mut self, tokens: usize) -> Option<Borrowed> {
+        let mut borrowed = Borrowed::default();
+        while borrowed.pages.len() * PAGE_TOKENS < tokens {
             match self.pages.take() {
-                Some(page) => pages.push(page),
+                Some(page) => borrowed.pages.push(page),
                 None => {
-                    self.return_pages(pages);
+                    self.return_pages(borrowed);
                     return None;
                 }
             }
         }
-        Some(pages)
+        if self.pages.has_states() {
+            borrowed.state = self.has_a_state_left().then(|| self.pages.take_state()).flatten();
+            if borrowed.state.is_none() {
+                self.return_pages(borrowed);
+                return None;
+            }
+        }
+        Some(borrowed)
     }
 
     /// Gives back what [`Driver::borrow_pages`] took.
-    pub fn return_pages(&mut self, pages: Vec<u32>) {
-        pages.into_iter().for_each(|page| self.pages.give_back(page));
+    pub fn return_pages(&mut self, borrowed: Borrowed) {
+        borrowed.pages.into_iter().for_each(|page| self.pages.give_back(page));
+        borrowed.state.into_iter().for_each(|slot| self.pages.give_back_state(slot));
     }
 
     /// Whether pages may come back without anybody's doing.

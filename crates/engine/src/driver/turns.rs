@@ -46,7 +46,8 @@ impl Driver {
     /// Adds rows of prompts, those first whose clients had least.
     fn choose_prompts(&mut self, chosen: &mut Vec<(JobId, usize)>) {
         let mut budget = self.prompt_budget(chosen.len());
-        let exact = self.stepper.backend.exact_rows().max(1);
+        let has_states = self.pages.has_states();
+        let exact = if has_states { 1 } else { self.stepper.backend.exact_rows().max(1) };
         let mut scores = self.stepper.scored_rows(SCORED_LOGITS).saturating_sub(chosen.len()).max(1);
         let mut results = self.stepper.results().saturating_sub(chosen.len()).max(1);
         let (served, running) = (&mut self.served, &mut self.running);
@@ -60,6 +61,10 @@ impl Driver {
             // gets the same answer.
             let most = if left > exact { left - 1 } else { left };
             let mut rows = most.min(budget);
+            if has_states {
+                // Copies of states are made between steps.
+                rows = rows.min(s.held.next_copy(s.computed, s.tokens.len()).saturating_sub(s.computed));
+            }
             if s.is_scored() {
                 rows = rows.min(scores);
                 scores -= rows;

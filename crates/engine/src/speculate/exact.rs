@@ -46,7 +46,8 @@ fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: u
 fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
     let mut evaluator = open(path, level);
     let depth = depth.min(evaluator.info().n_ctx.saturating_sub(24));
-    if !evaluator.info().can_generate {
+    // No guesses are made where a state could not take them back.
+    if !evaluator.info().can_generate || evaluator.info().recurrent {
         return (Vec::new(), 0);
     }
     let tokens: Vec<u32> = (0..depth as u32 + 8).map(|i| 5 + (i * i + 3 * i) % 200).collect();

@@ -106,6 +106,7 @@ impl Drafts {
         if !stepper.info.can_generate || !stepper.info.causal {
             return Err(EngineError::CannotGenerate);
         }
+        can_take_back(&stepper)?;
         let pages = Pages::new(cache_spec(&stepper.model, &options).pages);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
@@ -121,7 +122,9 @@ impl Drafts {
     /// What loading a draft model with the options of its model takes.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = options_of(options);
-        Stepper::bare(&draft.view, draft.backend, &options)?.memory(&options)
+        let mut stepper = Stepper::bare(&draft.view, draft.backend, &options)?;
+        can_take_back(&stepper)?;
+        stepper.memory(&options)
     }
 
     /// What was planned.
@@ -239,7 +242,8 @@ impl Drafts {
             if outputs {
                 input.outputs.push((first_row + rows - 1) as u32);
             }
-            input.segments.push(Segment { first_row, rows, past, pages: follower.held.list(&self.pages) });
+            let pages = follower.held.list(&self.pages);
+            input.segments.push(Segment { first_row, rows, past, pages, state: 0 });
         }
         input
     }
@@ -284,6 +288,12 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
 /// Options of a draft model: those of its model, but for what is the model's own.
 fn options_of(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
+}
+
+/// Whether guesses that did not come true can be taken back.
+fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
+    let architecture = stepper.info.architecture;
+    if stepper.info.recurrent { Err(EngineError::RecurrentDraft { architecture }) } else { Ok(()) }
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.

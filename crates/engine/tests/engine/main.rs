@@ -10,6 +10,7 @@ mod memory;
 mod observe;
 mod progress;
 mod prompts;
+mod recurrent;
 mod scarce_pages;
 
 use std::path::Path;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, KvType, OpTime, Plan, ProgramId, Rope, StepInput, Weight,
+    Backend, BackendError, CacheSpec, Description, KvType, OpTime, Plan, ProgramId, Rope, StateSpec,
+    StepInput, Weight,
 };
 
 use super::*;
@@ -47,6 +48,12 @@ impl Backend for Hanging {
     }
     fn copy_page(&mut self, from: u32, to: u32) {
         self.inner.copy_page(from, to);
+    }
+    fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError> {
+        self.inner.create_states(spec)
+    }
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.inner.copy_state(from, to);
     }
     fn scratch_bytes(&self) -> usize {
         self.inner.scratch_bytes()
@@ -116,6 +123,7 @@ const CHUNKED: EngineOptions = EngineOptions {
     cache_v: KvType::F16,
     max_sequences: Some(1),
     cache_pages: None,
+    states: None,
     speculation: puna_engine::Speculation::AUTO,
 };
 

@@ -17,6 +17,7 @@ mod exaone;
 mod exaone4;
 mod exaone_moe;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -29,12 +30,16 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod granitehybrid;
 mod grok;
 mod hunyuan;
 mod jais;
+mod jamba;
 mod laguna;
+mod lfm2;
 mod llama;
 mod llama4;
+mod mamba;
 mod mellum;
 mod minicpm3;
 mod minimax_m2;
@@ -42,6 +47,7 @@ mod mistral3;
 mod modern_bert;
 mod mpt;
 mod nemotron;
+mod nemotron_h;
 mod olmo;
 mod olmo2;
 mod olmoe;
@@ -51,7 +57,9 @@ mod plamo;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen3next;
 mod refact;
+mod rwkv6;
 mod seed_oss;
 mod smallthinker;
 mod smollm3;
@@ -100,6 +108,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "exaone-moe", load: exaone_moe::load },
     Entry { name: "exaone4", load: exaone4::load },
     Entry { name: "falcon", load: falcon::load },
+    Entry { name: "falcon-h1", load: falcon_h1::load },
     Entry { name: "gemma", load: gemma::load },
     Entry { name: "gemma-embedding", load: gemma_embedding::load },
     Entry { name: "gemma2", load: gemma2::load },
@@ -113,6 +122,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gptneox", load: gptneox::load },
     Entry { name: "granite", load: granite::load },
     Entry { name: "granite_swa", load: granite::load },
+    Entry { name: "granitehybrid", load: granitehybrid::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "grok", load: grok::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
@@ -121,13 +131,18 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "internlm2", load: llama::load },
     Entry { name: "jais", load: jais::load },
     Entry { name: "jais2", load: nemotron::load },
+    Entry { name: "jamba", load: jamba::load },
     Entry { name: "jina-bert-v2", load: bert::load_jina },
     Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
     Entry { name: "laguna", load: laguna::load },
+    Entry { name: "lfm2", load: lfm2::load },
+    Entry { name: "lfm2moe", load: lfm2::load_moe },
     Entry { name: "llama", load: llama::load },
     Entry { name: "llama-embed", load: eurobert::load_llama },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "maincoder", load: hunyuan::load_maincoder },
+    Entry { name: "mamba", load: mamba::load },
+    Entry { name: "mamba2", load: mamba::load_2 },
     Entry { name: "mellum", load: mellum::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minicpm3", load: minicpm3::load },
@@ -137,6 +152,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "modern-bert", load: modern_bert::load },
     Entry { name: "mpt", load: mpt::load },
     Entry { name: "nemotron", load: nemotron::load },
+    Entry { name: "nemotron_h", load: nemotron_h::load },
+    Entry { name: "nemotron_h_moe", load: nemotron_h::load },
     Entry { name: "neo-bert", load: eurobert::load_neo },
     Entry { name: "nomic-bert", load: bert::load_nomic },
     Entry { name: "nomic-bert-moe", load: bert::load_nomic_moe },
@@ -155,10 +172,14 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen2moe", load: qwen2moe::load },
     Entry { name: "qwen2vl", load: qwen2::load },
     Entry { name: "qwen3", load: qwen3::load_dense },
+    Entry { name: "qwen35", load: qwen3next::load },
+    Entry { name: "qwen35moe", load: qwen3next::load },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
+    Entry { name: "qwen3next", load: qwen3next::load },
     Entry { name: "qwen3vl", load: qwen3::load_dense },
     Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
     Entry { name: "refact", load: refact::load },
+    Entry { name: "rwkv6", load: rwkv6::load },
     Entry { name: "seed_oss", load: seed_oss::load },
     Entry { name: "smallthinker", load: smallthinker::load },
     Entry { name: "smollm3", load: smollm3::load },

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
-use puna_graph::{Backend, CacheSpec, Capacity, Doses, KvType, Plan, ProgramId, Segment, StepInput};
+use puna_graph::{
+    Backend, CacheSpec, Capacity, Doses, KvType, Plan, ProgramId, Segment, StateSpec, StepInput,
+};
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
 use puna_quant::TensorType;
 use serde_json::Value;
 
 const PAGE: usize = 64;
 const PAGES_A_SEQUENCE: usize = 2;
+const SLOTS: usize = 4;
 
 pub fn zoo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo")
@@ -134,6 +137,7 @@ impl Runner {
         let (key_type, value_type) = (KvType::F32, KvType::F32);
         let pages = PAGES_A_SEQUENCE * 4;
         backend.create_cache(CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages }).unwrap();
+        backend.create_states(StateSpec { states: model.states().to_vec(), slots: SLOTS }).unwrap();
         let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
@@ -150,7 +154,8 @@ impl Runner {
             input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
             // Pages in an odd order, so that nothing relies on their lying side by side.
             let pages = (0..PAGES_A_SEQUENCE).map(|p| (p * 4 + (sequence + p) % 4) as u32).collect();
-            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages });
+            let state = (sequence * 3 % SLOTS) as u32;
+            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages, state });
             input.doses.push(self.doses.get(sequence).cloned().unwrap_or_default());
         }
         input.outputs = (0..input.tokens.len() as u32).collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use puna_gguf::{Array, Metadata, TensorInfo, Translation, Value as Kv};
-use puna_graph::{CacheSpec, KvType};
+use puna_graph::{CacheSpec, KvType, StateSpec};
 use puna_models::{LoadOptions, Model};
 use puna_store::{Facts, parameter_size};
 use serde_json::{Map, Value, json};
@@ -33,6 +33,8 @@ struct Memory {
     weights: u64,
     /// Of keys and values, for a token, at 16 bits.
     cache_token: Option<u64>,
+    /// Of recurrent states, for a sequence.
+    states: u64,
     /// Why the rest is not known.
     unknown: Option<String>,
 }
@@ -45,9 +47,10 @@ impl Memory {
                 let (key_type, value_type) = (KvType::F16, KvType::F16);
                 let layers = model.cache_layers().to_vec();
                 let spec = CacheSpec { layers, key_type, value_type, page_tokens: 1, pages: 1 };
-                Self { weights, cache_token: Some(spec.page_bytes() as u64), unknown: None }
+                let states = StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
+                Self { weights, cache_token: Some(spec.page_bytes() as u64), states, unknown: None }
             }
-            Err(error) => Self { weights, cache_token: None, unknown: Some(error.to_string()) },
+            Err(error) => Self { weights, cache_token: None, states: 0, unknown: Some(error.to_string()) },
         }
     }
 }
@@ -83,7 +86,10 @@ fn document(
         "translated": file.view.translation().map(translation_json),
         "capabilities": capabilities,
         "chat_template": facts.chat_template,
-        "memory": {"weights": memory.weights, "cache_per_token": memory.cache_token, "unknown": memory.unknown},
+        "memory": {
+            "weights": memory.weights, "cache_per_token": memory.cache_token, "states_per_sequence": memory.states,
+            "unknown": memory.unknown,
+        },
     })
 }
 
@@ -221,19 +227,22 @@ fn type_rows(tensors: &[TensorInfo]) -> Vec<Vec<String>> {
 }
 
 fn memory_text(memory: &Memory, facts: &Facts) -> String {
-    let weights = format::bytes(memory.weights);
+    let mut weights = format!("{} of weights", format::bytes(memory.weights));
+    if memory.states > 0 {
+        weights += &format!(", {} of states a sequence", format::bytes(memory.states));
+    }
     match (memory.cache_token, &memory.unknown) {
-        (Some(0), _) => format!("{weights} of weights"),
+        (Some(0), _) => weights,
         (Some(token), _) => {
             let cache = |tokens: u64| format::bytes(token.saturating_mul(tokens));
             let all = facts.context_length;
             // A usual context first, where the model can have a longer one.
             let usual =
                 if all > 4096 { format!("{} of cache at 4096 tokens, ", cache(4096)) } else { String::new() };
-            format!("{weights} of weights, {usual}{} of cache at {all} tokens", cache(all))
+            format!("{weights}, {usual}{} of cache at {all} tokens", cache(all))
         }
         (None, reason) => {
-            format!("{weights} of weights; {}", reason.as_deref().unwrap_or("the rest is not known"))
+            format!("{weights}; {}", reason.as_deref().unwrap_or("the rest is not known"))
         }
     }
 }

@@ -140,7 +140,12 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
         plan_memory(&view, backend, options).err()
     };
     // A model is loaded whether it generates or not, a draft model only where it does.
-    let only_a_drafts = matches!(error, EngineError::CannotGenerate | EngineError::DraftVocabulary { .. });
+    let only_a_drafts = matches!(
+        error,
+        EngineError::CannotGenerate
+            | EngineError::DraftVocabulary { .. }
+            | EngineError::RecurrentDraft { .. }
+    );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);
     if its_own { of_draft(draft, error) } else { error }
@@ -245,7 +250,7 @@ fn load_error(error: impl std::fmt::Display) -> LoadError {
 fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
     MemoryParts {
         weights: report.weights,
-        kv: report.cache,
+        kv: report.cache + report.states,
         scratch: report.scratch,
         draft: report.draft,
         other: 0,

@@ -11,6 +11,7 @@ pub(crate) mod panel;
 pub(crate) mod qpanel;
 pub(crate) mod qstream;
 pub(crate) mod quant;
+pub(crate) mod recurrent;
 pub(crate) mod rows;
 pub(crate) mod shells;
 pub(crate) mod simd;

@@ -27,8 +27,9 @@ macro_rules! vector_shells {
     ($S:ty, $features:literal) => {
         mod vector {
             use super::*;
-            use $crate::kernels::generic::{attention, attention::Expand, rows, shells::shell, vector};
+            use $crate::kernels::generic::{attention, attention::Expand, recurrent, rows, shells::shell, vector};
             use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, VectorKernels};
+            use $crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, WkvStep};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
                 quantize_q8,
@@ -43,6 +44,7 @@ macro_rules! vector_shells {
                 max,
                 store_kv,
                 attend,
+                recurrent: RecurrentKernels { conv, scan, delta, wkv },
             };
 
             shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
@@ -78,6 +80,14 @@ macro_rules! vector_shells {
             shell!($features, fn attend_by(
                 run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
             ), {}, attention::attend::<$S>(run, state, scratch, expanders));
+
+            shell!($features, fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]), {
+                assert!(taps.iter().all(|tap| tap.x.len() == y.len() && tap.w.len() == y.len()));
+                assert!(bias.is_empty() || bias.len() == y.len());
+            }, recurrent::conv::<$S>(taps, bias, silu, y));
+            shell!($features, fn scan(step: ScanStep<'_>), { step.check(); }, recurrent::scan::<$S>(step));
+            shell!($features, fn delta(step: DeltaStep<'_>), { step.check(); }, recurrent::delta::<$S>(step));
+            shell!($features, fn wkv(step: WkvStep<'_>), { step.check(); }, recurrent::wkv::<$S>(step));
 
             fn expander(ty: KvType) -> Expand {
                 match ty {

@@ -217,7 +217,7 @@ unsafe fn sigmoid<S: Simd>(x: S::F) -> S::F {
 }
 
 #[inline(always)]
-unsafe fn silu_vector<S: Simd>(x: S::F) -> S::F {
+pub(crate) unsafe fn silu_vector<S: Simd>(x: S::F) -> S::F {
     // SAFETY: features by the module's contract.
     unsafe { S::mul(x, sigmoid::<S>(x)) }
 }

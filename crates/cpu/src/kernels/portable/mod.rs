@@ -4,6 +4,7 @@
 
 mod attention;
 mod linear;
+mod recurrent;
 mod vector;
 
 #[cfg(test)]
@@ -30,5 +31,6 @@ pub(crate) static LEVEL: Level = Level {
         max: vector::max,
         store_kv,
         attend: attention::attend,
+        recurrent: recurrent::KERNELS,
     },
 };

@@ -2,4 +2,5 @@
 
 mod data;
 mod linear;
+mod recurrent;
 mod vector;

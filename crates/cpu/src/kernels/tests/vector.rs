@@ -7,13 +7,13 @@ use crate::kernels::{
 
 const LENGTHS: [usize; 12] = [1, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257, 2048];
 
-fn portable() -> &'static Level {
+pub(super) fn portable() -> &'static Level {
     levels()[0]
 }
 
 /// Panics unless `a` is near `b`: `bound` relative to each value plus `floor`.
 #[track_caller]
-fn near(a: &[f32], b: &[f32], bound: f32, floor: f32, what: &str) {
+pub(super) fn near(a: &[f32], b: &[f32], bound: f32, floor: f32, what: &str) {
     assert_eq!(a.len(), b.len());
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
         assert!((a - b).abs() <= bound * b.abs() + floor || a == b, "{what}: value {i} is {a}, not {b}");

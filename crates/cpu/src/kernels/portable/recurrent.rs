@@ -1,0 +1,67 @@
+//! Recurrent layers, as defined.
+
+use crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, WkvStep};
+
+pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv };
+
+/// See [`RecurrentKernels::conv`].
+fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        let sum = bias.get(i).copied().unwrap_or(0.0) + taps.iter().map(|t| t.x[i] * t.w[i]).sum::<f32>();
+        *y = if silu { sum / (1.0 + (-sum).exp()) } else { sum };
+    }
+}
+
+/// The only element, or the `i`-th of several.
+fn one_or(x: &[f32], i: usize) -> f32 {
+    if x.len() == 1 { x[0] } else { x[i] }
+}
+
+/// See [`RecurrentKernels::scan`].
+fn scan(step: ScanStep<'_>) {
+    step.check();
+    let ScanStep { state, x, dt, a, b, c, d, y } = step;
+    let cols = x.len();
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = one_or(d, i) * x[i];
+        for (n, (b, c)) in b.iter().zip(c).enumerate() {
+            let (at, dt) = (n * cols + i, one_or(dt, i));
+            state[at] = (dt * one_or(a, at)).exp() * state[at] + dt * x[i] * b;
+            *y += state[at] * c;
+        }
+    }
+}
+
+/// See [`RecurrentKernels::delta`].
+fn delta(step: DeltaStep<'_>) {
+    step.check();
+    let DeltaStep { state, decay, q, k, v, beta, y } = step;
+    let cols = v.len();
+    for (n, row) in state.chunks_exact_mut(cols).enumerate() {
+        row.iter_mut().for_each(|s| *s *= one_or(decay, n));
+    }
+    for (i, y) in y.iter_mut().enumerate() {
+        let known: f32 = k.iter().enumerate().map(|(n, k)| state[n * cols + i] * k).sum();
+        let lacks = beta * (v[i] - known);
+        *y = 0.0;
+        for (n, (q, k)) in q.iter().zip(k).enumerate() {
+            state[n * cols + i] += k * lacks;
+            *y += state[n * cols + i] * q;
+        }
+    }
+}
+
+/// See [`RecurrentKernels::wkv`].
+fn wkv(step: WkvStep<'_>) {
+    step.check();
+    let WkvStep { state, decay, first, r, k, v, y } = step;
+    let cols = v.len();
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = 0.0;
+        for n in 0..k.len() {
+            let (s, new) = (&mut state[n * cols + i], k[n] * v[i]);
+            *y += r[n] * (*s + first[n] * new);
+            *s = decay[n] * *s + new;
+        }
+    }
+}

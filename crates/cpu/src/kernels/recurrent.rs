@@ -1,0 +1,113 @@
+//! What recurrent layers compute of one token, for some columns whose states nobody else touches.
+
+/// A row and what its values are weighed by.
+#[derive(Debug, Clone, Copy)]
+pub struct Tap<'a> {
+    /// The row.
+    pub x: &'a [f32],
+    /// As long.
+    pub w: &'a [f32],
+}
+
+/// A token of a selective scan, for the columns of a head or for columns with a step each.
+#[derive(Debug)]
+pub struct ScanStep<'a> {
+    /// A row of the columns for each of `b`; becomes the next.
+    pub state: &'a mut [f32],
+    /// The columns.
+    pub x: &'a [f32],
+    /// One step, or one a column.
+    pub dt: &'a [f32],
+    /// One number, or as many as the state has.
+    pub a: &'a [f32],
+    /// What is written of the columns to each row.
+    pub b: &'a [f32],
+    /// What is read of each row.
+    pub c: &'a [f32],
+    /// One number, or one a column: what of the columns goes to the result as it is.
+    pub d: &'a [f32],
+    /// The result: columns.
+    pub y: &'a mut [f32],
+}
+
+/// A token of the delta rule, for some columns of a head.
+#[derive(Debug)]
+pub struct DeltaStep<'a> {
+    /// A row of the columns for each of `k`; becomes the next.
+    pub state: &'a mut [f32],
+    /// What is left of the state: one number, or one a row.
+    pub decay: &'a [f32],
+    /// Query.
+    pub q: &'a [f32],
+    /// Key.
+    pub k: &'a [f32],
+    /// Columns.
+    pub v: &'a [f32],
+    /// How much of the difference is learnt.
+    pub beta: f32,
+    /// The result: columns.
+    pub y: &'a mut [f32],
+}
+
+/// A token of RWKV's memory, for some columns of a head.
+#[derive(Debug)]
+pub struct WkvStep<'a> {
+    /// A row of the columns for each of `k`; becomes the next.
+    pub state: &'a mut [f32],
+    /// What is left of each row.
+    pub decay: &'a [f32],
+    /// What each row of the token itself counts.
+    pub first: &'a [f32],
+    /// What is read of each row.
+    pub r: &'a [f32],
+    /// Key.
+    pub k: &'a [f32],
+    /// Columns.
+    pub v: &'a [f32],
+    /// The result: columns.
+    pub y: &'a mut [f32],
+}
+
+impl ScanStep<'_> {
+    /// Panics unless the parts belong together.
+    pub(super) fn check(&self) {
+        let (rows, cols) = (self.b.len(), self.x.len());
+        assert!(self.c.len() == rows && self.y.len() == cols);
+        assert!(rows.checked_mul(cols) == Some(self.state.len()));
+        let each = self.dt.len() == cols && self.a.len() == self.state.len();
+        assert!(each || (self.dt.len(), self.a.len()) == (1, 1));
+        assert!(self.d.len() == cols || self.d.len() == 1);
+    }
+}
+
+impl DeltaStep<'_> {
+    /// Panics unless the parts belong together.
+    pub(super) fn check(&self) {
+        let (rows, cols) = (self.k.len(), self.v.len());
+        assert!(self.q.len() == rows && self.y.len() == cols);
+        assert!(self.decay.len() == rows || self.decay.len() == 1);
+        assert!(rows.checked_mul(cols) == Some(self.state.len()));
+    }
+}
+
+impl WkvStep<'_> {
+    /// Panics unless the parts belong together.
+    pub(super) fn check(&self) {
+        let (rows, cols) = (self.k.len(), self.v.len());
+        assert!([self.r, self.decay, self.first].iter().all(|x| x.len() == rows) && self.y.len() == cols);
+        assert!(rows.checked_mul(cols) == Some(self.state.len()));
+    }
+}
+
+/// Arithmetic of recurrent layers. What a column gets does not depend on those beside it.
+#[derive(Debug, Clone, Copy)]
+pub struct RecurrentKernels {
+    /// `y = bias + Σ x ⊙ w` over the taps, or `silu` of that; `bias` may be empty.
+    pub conv: fn(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]),
+    /// See [`ScanStep`]: `S ← exp(dt a) S + (dt x) bᵀ`, `y = S c + d x`.
+    pub scan: fn(step: ScanStep<'_>),
+    /// See [`DeltaStep`]: `S ← decay S`, `S ← S + k (beta (v - Sᵀ k))ᵀ`, `y = Sᵀ q`.
+    pub delta: fn(step: DeltaStep<'_>),
+    /// See [`WkvStep`]: `y = (S + (first ⊙ k) vᵀ)ᵀ r`, `S ← decay S + k vᵀ`.
+    pub wkv: fn(step: WkvStep<'_>),
+}

@@ -1,0 +1,38 @@
+//! Some columns of each period of columns, side by side.
+
+use puna_graph::Place;
+
+use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+
+/// Copies columns.
+pub struct Pick {
+    pub x: Place,
+    pub out: Place,
+    /// The first one within a period.
+    pub start: usize,
+    /// How many of a period.
+    pub width: usize,
+    /// Columns of a period.
+    pub period: usize,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Pick {
+    fn name(&self) -> &'static str {
+        "pick"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
+            let (x, out) = unsafe { (step.arena.row(&self.x, row), step.arena.row_mut(&self.out, row)) };
+            for (from, to) in x.chunks_exact(self.period).zip(out.chunks_exact_mut(self.width)) {
+                to.copy_from_slice(&from[self.start..self.start + self.width]);
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Recurrent layers: a task takes some columns of a sequence through all its tokens of the step, so that their part of the state
+//! stays near and is nobody else's.
+
+use std::sync::Arc;
+
+use puna_graph::{ConvSpec, DeltaSpec, Place, ScanSpec, Segment, WkvSpec};
+
+use crate::kernels::{DeltaStep, ScanStep, Tap, WkvStep};
+use crate::states::States;
+use crate::step::{Instruction, Local, Step};
+
+/// Columns of a convolution that a task takes.
+const CONV_COLUMNS: usize = 256;
+/// Columns with steps of their own that a task takes.
+const SCAN_COLUMNS: usize = 64;
+
+/// `cols` columns of row `row` of a value, from `first` on.
+///
+/// # Safety
+/// As for [`crate::memory::Shared::slice`].
+unsafe fn columns<'a>(step: &'a Step<'_>, x: &Place, row: usize, first: usize, cols: usize) -> &'a [f32] {
+    // SAFETY: passed on.
+    unsafe { step.arena.slice(x.start + row * x.stride + first, cols) }
+}
+
+/// The same, for writing.
+///
+/// # Safety
+/// As for [`crate::memory::Shared::slice_mut`].
+#[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
+unsafe fn columns_mut<'a>(
+    step: &'a Step<'_>,
+    x: &Place,
+    row: usize,
+    first: usize,
+    cols: usize,
+) -> &'a mut [f32] {
+    // SAFETY: passed on.
+    unsafe { step.arena.slice_mut(x.start + row * x.stride + first, cols) }
+}
+
+fn states<'a>(step: &'a Step<'_>) -> &'a States {
+    step.states.expect("a step of a recurrent model has states")
+}
+
+/// A task's sequence and the number of its block of columns, where each sequence has `blocks`.
+fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'a Segment, usize) {
+    (&step.input.segments[task / blocks], task % blocks)
+}
+
+/// Part of a sequence's state as it is before the step: zeros without a past.
+///
+/// # Safety
+/// Nobody else reads or writes it meanwhile.
+#[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
+unsafe fn begun<'a>(
+    step: &'a Step<'_>,
+    s: &Segment,
+    state: usize,
+    start: usize,
+    len: usize,
+) -> &'a mut [f32] {
+    // SAFETY: passed on.
+    let part = unsafe { states(step).part(s.state, state, start, len) };
+    if s.past == 0 {
+        part.fill(0.0);
+    }
+    part
+}
+
+/// Multiply-adds of `each` a value of a state, and the bytes of all sequences' states.
+fn state_work(step: &Step<'_>, values: usize, each: usize) -> (u64, u64) {
+    let (sequences, rows) = (step.input.segments.len(), step.input.tokens.len());
+    ((4 * sequences * values) as u64, (rows * values * each) as u64)
+}
+
+/// `ln(1 + e^x)`.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// A causal convolution. Its state has the rows before the next one, the oldest first.
+pub struct Conv {
+    pub x: Place,
+    pub out: Place,
+    pub spec: ConvSpec,
+    /// The weights of each tap in turn; empty where the oldest row is the result.
+    pub w: Arc<[f32]>,
+    pub bias: Vec<f32>,
+}
+
+impl Conv {
+    fn blocks(&self) -> usize {
+        self.x.cols.div_ceil(CONV_COLUMNS)
+    }
+}
+
+// SAFETY: a task writes columns of the result and of the state that are its own, and reads the same columns of the input.
+unsafe impl Instruction for Conv {
+    fn name(&self) -> &'static str {
+        "conv"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.blocks()
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let (s, block) = segment(step, task, self.blocks());
+        let (all, before) = (self.x.cols, self.spec.taps - 1);
+        let first = block * CONV_COLUMNS;
+        let n = CONV_COLUMNS.min(all - first);
+        // SAFETY: the columns belong to this task, here and in the state; the input was computed before a barrier.
+        unsafe {
+            let mut history: Vec<&mut [f32]> =
+                (0..before).map(|j| begun(step, s, self.spec.state, j * all + first, n)).collect();
+            let input = |row: usize| columns(step, &self.x, s.first_row + row, first, n);
+            for row in 0..s.rows {
+                let tap = |k: usize| match (row + k).checked_sub(before) {
+                    Some(row) => input(row),
+                    None => &*history[row + k],
+                };
+                let out = columns_mut(step, &self.out, s.first_row + row, first, n);
+                if self.w.is_empty() {
+                    out.copy_from_slice(tap(0));
+                    continue;
+                }
+                let taps: Vec<Tap<'_>> =
+                    (0..=before).map(|k| Tap { x: tap(k), w: &self.w[k * all + first..][..n] }).collect();
+                let bias = self.bias.get(first..first + n).unwrap_or_default();
+                (step.level.vector.recurrent.conv)(&taps, bias, self.spec.silu, out);
+            }
+            for j in 0..before {
+                match (s.rows + j).checked_sub(before) {
+                    Some(row) => history[j].copy_from_slice(input(row)),
+                    None => {
+                        let (to, from) = history.split_at_mut(j + 1);
+                        to[j].copy_from_slice(from[s.rows - 1]);
+                    }
+                }
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(self.x.cols), 1)
+    }
+}
+
+/// A selective scan. Its state has for each block of columns a row a value of `b`.
+pub struct Scan {
+    pub x: Place,
+    pub dt: Place,
+    pub b: Place,
+    pub c: Place,
+    pub out: Place,
+    pub spec: ScanSpec,
+    /// A number a head, or for columns with steps of their own as many as the state has, in its order.
+    pub a: Arc<[f32]>,
+    pub d: Vec<f32>,
+    pub dt_bias: Vec<f32>,
+}
+
+impl Scan {
+    /// Whether each column has a step and numbers of its own.
+    fn is_by_column(spec: &ScanSpec, a: usize) -> bool {
+        spec.head_dim == 1 && a == spec.heads * spec.state_dim && spec.state_dim > 1
+    }
+
+    /// `a` in the order of the state.
+    pub fn ordered(spec: &ScanSpec, a: Vec<f32>) -> Vec<f32> {
+        if !Self::is_by_column(spec, a.len()) {
+            return a;
+        }
+        let (heads, n) = (spec.heads, spec.state_dim);
+        let of_block = |first: usize| {
+            let columns = first..(first + SCAN_COLUMNS).min(heads);
+            (0..n).flat_map(move |row| columns.clone().map(move |column| column * n + row))
+        };
+        (0..heads).step_by(SCAN_COLUMNS).flat_map(of_block).map(|at| a[at]).collect()
+    }
+
+    /// Columns of a block; the last one may have fewer.
+    fn block(&self) -> usize {
+        if Self::is_by_column(&self.spec, self.a.len()) { SCAN_COLUMNS } else { self.spec.head_dim }
+    }
+
+    fn blocks(&self) -> usize {
+        self.x.cols.div_ceil(self.block())
+    }
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Scan {
+    fn name(&self) -> &'static str {
+        "scan"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.blocks()
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let (s, block) = segment(step, task, self.blocks());
+        let (spec, rows) = (&self.spec, self.spec.state_dim);
+        let first = block * self.block();
+        let n = self.block().min(self.x.cols - first);
+        // The heads whose columns these are, each with a step.
+        let heads = first / spec.head_dim..(first + n).div_ceil(spec.head_dim);
+        let group = heads.start / (spec.heads / spec.groups) * rows;
+        let by_column = Self::is_by_column(spec, self.a.len());
+        let a = if by_column { &self.a[first * rows..][..n * rows] } else { &self.a[heads.clone()] };
+        let bias = self.dt_bias.get(heads.clone()).unwrap_or_default();
+        local.floats.resize(heads.len(), 0.0);
+        let dt = &mut local.floats[..];
+        // SAFETY: the columns belong to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let state = begun(step, s, spec.state, first * rows, n * rows);
+            for row in s.first_row..s.first_row + s.rows {
+                dt.copy_from_slice(columns(step, &self.dt, row, heads.start, heads.len()));
+                for (i, dt) in dt.iter_mut().enumerate() {
+                    *dt = softplus(*dt + bias.get(i).copied().unwrap_or(0.0));
+                }
+                (step.level.vector.recurrent.scan)(ScanStep {
+                    state,
+                    x: columns(step, &self.x, row, first, n),
+                    dt,
+                    a,
+                    b: columns(step, &self.b, row, group, rows),
+                    c: columns(step, &self.c, row, group, rows),
+                    d: &self.d[heads.clone()],
+                    y: columns_mut(step, &self.out, row, first, n),
+                });
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 3)
+    }
+}
+
+/// The gated delta rule. Its state has for each head a row a feature of keys.
+pub struct Delta {
+    pub q: Place,
+    pub k: Place,
+    pub v: Place,
+    pub decay: Place,
+    pub beta: Place,
+    pub out: Place,
+    pub spec: DeltaSpec,
+    pub a: Vec<f32>,
+    pub dt_bias: Vec<f32>,
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Delta {
+    fn name(&self) -> &'static str {
+        "delta"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.spec.value_heads
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let spec = &self.spec;
+        let (s, head) = segment(step, task, spec.value_heads);
+        let (rows, n) = (spec.key_dim, spec.value_dim);
+        let (key, column) = (spec.key_head(head) * rows, spec.column(head));
+        let each = self.decay.cols == spec.value_heads * rows && rows > 1;
+        let (at, count, bias) = if each { (head * rows, rows, head * rows) } else { (column, 1, head) };
+        let bias = &self.dt_bias[bias..bias + count];
+        local.floats.resize(2 * rows + count, 0.0);
+        let (qk, decay) = local.floats.split_at_mut(2 * rows);
+        let (q, k) = qk.split_at_mut(rows);
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let state = begun(step, s, spec.state, head * rows * n, rows * n);
+            for row in s.first_row..s.first_row + s.rows {
+                for ((to, from), scale) in
+                    [(&mut *q, &self.q), (&mut *k, &self.k)].into_iter().zip(spec.scales)
+                {
+                    to.copy_from_slice(columns(step, from, row, key, rows));
+                    to.iter_mut().for_each(|x| *x *= scale);
+                }
+                decay.copy_from_slice(columns(step, &self.decay, row, at, count));
+                for (decay, bias) in decay.iter_mut().zip(bias) {
+                    *decay = (self.a[head] * softplus(*decay + bias)).exp();
+                }
+                let beta = columns(step, &self.beta, row, column, 1)[0];
+                (step.level.vector.recurrent.delta)(DeltaStep {
+                    state,
+                    decay,
+                    q,
+                    k,
+                    v: columns(step, &self.v, row, head * n, n),
+                    beta: 1.0 / (1.0 + (-beta).exp()),
+                    y: columns_mut(step, &self.out, row, head * n, n),
+                });
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 4)
+    }
+}
+
+/// RWKV's memory. Its state has for each head a row a feature of keys.
+pub struct Wkv {
+    pub r: Place,
+    pub k: Place,
+    pub v: Place,
+    pub decay: Place,
+    pub out: Place,
+    pub spec: WkvSpec,
+    pub first: Vec<f32>,
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Wkv {
+    fn name(&self) -> &'static str {
+        "wkv"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.spec.heads
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let (s, head) = segment(step, task, self.spec.heads);
+        let n = self.spec.dim;
+        let at = head * n;
+        local.floats.resize(n, 0.0);
+        let decay = &mut local.floats[..];
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let state = begun(step, s, self.spec.state, at * n, n * n);
+            for row in s.first_row..s.first_row + s.rows {
+                decay.copy_from_slice(columns(step, &self.decay, row, at, n));
+                decay.iter_mut().for_each(|w| *w = (-w.exp()).exp());
+                (step.level.vector.recurrent.wkv)(WkvStep {
+                    state,
+                    decay,
+                    first: &self.first[at..at + n],
+                    r: columns(step, &self.r, row, at, n),
+                    k: columns(step, &self.k, row, at, n),
+                    v: columns(step, &self.v, row, at, n),
+                    y: columns_mut(step, &self.out, row, at, n),
+                });
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 3)
+    }
+}

@@ -1,0 +1,89 @@
+//! Recurrent states: slot after slot, in each the model's states one after the other.
+
+use puna_graph::{BackendError, StateSpec};
+
+use crate::memory::Shared;
+
+/// The states of all slots.
+pub struct States {
+    spec: StateSpec,
+    /// Where each state begins in a slot.
+    starts: Vec<usize>,
+    /// Values of a slot.
+    slot: usize,
+    values: Shared<f32>,
+}
+
+impl States {
+    /// Slots of zeros. Their memory is reserved now and taken when they are first written.
+    pub fn new(spec: StateSpec) -> Result<Self, BackendError> {
+        let mut slot = 0usize;
+        let mut starts = Vec::with_capacity(spec.states.len());
+        for &values in &spec.states {
+            starts.push(slot);
+            slot = slot.saturating_add(values);
+        }
+        let values = Shared::named(spec.slots.saturating_mul(slot), "recurrent states")?;
+        Ok(Self { spec, starts, slot, values })
+    }
+
+    /// Slots in all.
+    pub fn slots(&self) -> usize {
+        self.spec.slots
+    }
+
+    /// `len` values of a state in a slot from `start` on.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives.
+    #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
+    pub unsafe fn part(&self, slot: u32, state: usize, start: usize, len: usize) -> &mut [f32] {
+        assert!((slot as usize) < self.spec.slots);
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.spec.states[state]));
+        // SAFETY: passed on.
+        unsafe { self.values.slice_mut(slot as usize * self.slot + self.starts[state] + start, len) }
+    }
+
+    /// Makes the slot `to` a copy of `from`.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        let [from, to] = [from, to].map(|slot| slot as usize * self.slot);
+        self.values.get_mut().copy_within(from..from + self.slot, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_all_states_of_a_slot_and_no_others() {
+        let mut states = States::new(StateSpec { states: vec![3, 2], slots: 3 }).unwrap();
+        let part = |states: &States, slot, state, len| {
+            // SAFETY: nobody else is here, and the slice is gone when the next one is made.
+            unsafe { states.part(slot, state, 0, len).to_vec() }
+        };
+        for slot in 0..3 {
+            // SAFETY: as above.
+            unsafe {
+                states.part(slot, 0, 0, 3).fill(slot as f32 + 1.0);
+                states.part(slot, 1, 1, 1).fill(slot as f32 + 0.5);
+            }
+        }
+        states.copy(1, 2);
+        assert_eq!((part(&states, 0, 0, 3), part(&states, 0, 1, 2)), (vec![1.0; 3], vec![0.0, 0.5]));
+        for slot in [1, 2] {
+            assert_eq!(
+                (part(&states, slot, 0, 3), part(&states, slot, 1, 2)),
+                (vec![2.0; 3], vec![0.0, 1.5])
+            );
+        }
+    }
+
+    #[test]
+    fn more_slots_than_there_is_memory_for_are_an_error() {
+        for slots in [1 << 40, usize::MAX] {
+            let error = States::new(StateSpec { states: vec![1 << 20], slots }).map(drop).unwrap_err();
+            assert!(error.to_string().ends_with("bytes for recurrent states"), "{error}");
+        }
+    }
+}

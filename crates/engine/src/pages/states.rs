@@ -1,0 +1,196 @@
+//! Recurrent states in the tree: what a sequence had of them after some tokens of a page.
+//!
+//! Unlike keys and values a state cannot be cut back: it is that after all tokens so far and no others. So copies are kept of those
+//! at some places, and of a prompt no more is known than up to the last of these. A running sequence has a slot for its own
+//! state; all other slots are for copies, of which the one used longest ago goes first.
+
+use super::{Match, NodeId, PAGE_TOKENS, Pages};
+
+/// The slots of states: free, of a copy in the tree, or owned by a running sequence.
+#[derive(Debug, Default)]
+pub struct Slots {
+    free: Vec<u32>,
+    total: usize,
+}
+
+/// A copy that a node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// Tokens of the page up to it.
+    pub tokens: usize,
+    pub slot: u32,
+    last_used: u64,
+}
+
+impl Slots {
+    pub fn new(total: usize) -> Self {
+        Self { free: (0..total as u32).rev().collect(), total }
+    }
+
+    pub fn give_back(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+}
+
+impl Pages {
+    /// The same with so many slots of states.
+    #[must_use]
+    pub fn with_states(self, slots: usize) -> Self {
+        Self { slots: Slots::new(slots), ..self }
+    }
+
+    /// Whether sequences have recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.slots.total > 0
+    }
+
+    /// Slots that a sequence could have: free ones, and those of copies.
+    pub fn states_available(&self) -> usize {
+        self.slots.free.len() + self.nodes.iter().flatten().map(|node| node.kept.len()).sum::<usize>()
+    }
+
+    /// A slot of its own for a sequence or a copy, dropping the copy used longest ago if need be; `None` when all slots are those
+    /// of sequences.
+    pub fn take_state(&mut self) -> Option<u32> {
+        self.slots.free.pop().or_else(|| {
+            let copies = self.nodes.iter_mut().flatten().flat_map(|node| {
+                let oldest = node.kept.iter().map(|kept| kept.last_used).min();
+                oldest.map(|oldest| (oldest, &mut node.kept))
+            });
+            let (oldest, kept) = copies.min_by_key(|(oldest, _)| *oldest)?;
+            let at = kept.iter().position(|kept| kept.last_used == oldest)?;
+            Some(kept.remove(at).slot)
+        })
+    }
+
+    /// Gives back a slot that was taken.
+    pub fn give_back_state(&mut self, slot: u32) {
+        self.slots.give_back(slot);
+    }
+
+    /// Keeps the state after `tokens` tokens of a node's page. If there is one already, the slot is given back.
+    pub fn keep_state(&mut self, id: NodeId, tokens: usize, slot: u32) {
+        self.clock += 1;
+        let last_used = self.clock;
+        let kept = &mut self.node_mut(id).kept;
+        match kept.iter_mut().find(|kept| kept.tokens == tokens) {
+            Some(known) => {
+                known.last_used = last_used;
+                self.slots.give_back(slot);
+            }
+            None => kept.push(Kept { tokens, slot, last_used }),
+        }
+    }
+
+    /// Notes that a copy is used.
+    pub fn touch_state(&mut self, slot: u32) {
+        self.clock += 1;
+        let now = self.clock;
+        let kept = self.nodes.iter_mut().flatten().flat_map(|node| &mut node.kept);
+        kept.filter(|kept| kept.slot == slot).for_each(|kept| kept.last_used = now);
+    }
+
+    /// So much of what was found as there is a state for.
+    pub(super) fn up_to_a_state(&self, found: Match) -> Match {
+        let seen = found.tokens();
+        let best = |id: NodeId, most: usize| {
+            let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
+            kept.max_by_key(|kept| kept.tokens).copied()
+        };
+        let Match { mut path, partial, .. } = found;
+        if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, best(id, most)?))) {
+            return Match { path, partial: Some((id, kept.tokens)), state: Some(kept.slot), seen };
+        }
+        while let Some(id) = path.pop() {
+            let Some(kept) = best(id, PAGE_TOKENS) else { continue };
+            let partial = if kept.tokens == PAGE_TOKENS {
+                path.push(id);
+                None
+            } else {
+                Some((id, kept.tokens))
+            };
+            return Match { path, partial, state: Some(kept.slot), seen };
+        }
+        Match { seen, ..Match::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_graph::Doses;
+
+    use super::super::Parent;
+    use super::*;
+
+    fn find(pages: &Pages, tokens: &[u32]) -> Match {
+        pages.find(&Doses::default(), tokens)
+    }
+
+    fn full(start: u32) -> Vec<u32> {
+        (start..start + PAGE_TOKENS as u32).collect()
+    }
+
+    /// Two full pages and ten tokens of a third, and their nodes.
+    fn three_pages() -> (Pages, Vec<u32>, [NodeId; 3]) {
+        let mut pages = Pages::new(4).with_states(3);
+        let tokens = [full(0), full(100), full(200)[..10].to_vec()];
+        let mut parent = Parent::Root(Doses::default());
+        let nodes = [0, 1, 2].map(|i: usize| {
+            let page = pages.take().unwrap();
+            let node = pages.insert(&parent, page, &tokens[i]);
+            parent = Parent::Node(node);
+            node
+        });
+        (pages, tokens.concat(), nodes)
+    }
+
+    #[test]
+    fn a_prompt_is_known_up_to_the_last_state() {
+        let (mut pages, tokens, [first, second, third]) = three_pages();
+        assert_eq!(find(&pages, &tokens), Match { seen: 138, ..Match::default() });
+        let slots = [(); 3].map(|()| pages.take_state().unwrap());
+        assert_eq!(pages.take_state(), None);
+        pages.keep_state(first, 64, slots[0]);
+        let found = find(&pages, &tokens);
+        assert_eq!((&found.path[..], found.partial, found.state), (&[first][..], None, Some(slots[0])));
+        pages.keep_state(second, 5, slots[1]);
+        let found = find(&pages, &tokens);
+        assert_eq!((found.partial, found.state, found.tokens()), (Some((second, 5)), Some(slots[1]), 69));
+        pages.keep_state(third, 9, slots[2]);
+        assert_eq!(find(&pages, &tokens).tokens(), 137);
+        // One that parts before it has the one before.
+        assert_eq!(find(&pages, &tokens[..136]).tokens(), 69);
+        assert_eq!(find(&pages, &tokens[..68]).tokens(), 64);
+    }
+
+    #[test]
+    fn the_copy_used_longest_ago_makes_room_and_goes_with_its_page() {
+        let (mut pages, tokens, [first, second, third]) = three_pages();
+        for (node, at) in [(first, 64), (second, 64), (third, 3)] {
+            let slot = pages.take_state().unwrap();
+            pages.keep_state(node, at, slot);
+        }
+        assert_eq!(pages.states_available(), 3);
+        let oldest = find(&pages, &full(0)).state.unwrap();
+        pages.touch_state(oldest);
+        // That of the second page.
+        pages.take_state().unwrap();
+        assert_eq!(find(&pages, &tokens[..128]).tokens(), 64);
+        assert_eq!(pages.states_available(), 2);
+        // A page that goes takes its copy along.
+        pages.take().unwrap();
+        pages.take().unwrap();
+        assert_eq!(pages.states_available(), 2);
+        assert_eq!(find(&pages, &tokens).seen, 128);
+    }
+
+    #[test]
+    fn the_same_state_is_kept_once() {
+        let (mut pages, _, [first, ..]) = three_pages();
+        for _ in 0..5 {
+            let slot = pages.take_state().unwrap();
+            pages.keep_state(first, 64, slot);
+        }
+        assert_eq!((pages.states_available(), pages.slots.free.len()), (3, 2));
+    }
+}

@@ -1,0 +1,253 @@
+//! Operations that carry a state of fixed size from token to token: what recurrent layers are made of.
+//!
+//! A step continues the states of each of its sequences ([`crate::Segment::state`]) token by token; a sequence without a past
+//! begins with zeros. The order of a state's values is the backend's own.
+
+use crate::graph::Graph;
+use crate::ops::{Op, Rows, ValueId, WeightId};
+
+/// One of these operations and what it reads. Each has a state of its own: its position in [`crate::StateSpec::states`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Recurrence {
+    /// A causal convolution of each column by itself: a token's row and those before it, weighed and added.
+    Conv {
+        /// Input.
+        x: ValueId,
+        /// The form.
+        spec: ConvSpec,
+    },
+    /// A selective scan (Gu and Dao, 2023; Dao and Gu, 2024). For each head, with the step `δ = softplus(dt + dt_bias)`:
+    /// `S ← exp(δ a) · S + δ x bᵀ`, and the result is `S c + d x`.
+    Scan {
+        /// `heads · head_dim` columns.
+        x: ValueId,
+        /// A column a head.
+        dt: ValueId,
+        /// `groups · state_dim` columns: what is written.
+        b: ValueId,
+        /// `groups · state_dim` columns: what is read.
+        c: ValueId,
+        /// The form.
+        spec: ScanSpec,
+    },
+    /// The gated delta rule (Yang et al., 2024). For each value head, with `g = a · softplus(decay + dt_bias)` and
+    /// `β = σ(beta)`: `S ← exp(g) S`, then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied
+    /// by `spec.scales` before.
+    Delta {
+        /// `key_heads · key_dim` columns.
+        q: ValueId,
+        /// `key_heads · key_dim` columns.
+        k: ValueId,
+        /// `value_heads · value_dim` columns.
+        v: ValueId,
+        /// A column a value head, or one for each of its `key_dim` rows of the state.
+        decay: ValueId,
+        /// A column a value head.
+        beta: ValueId,
+        /// The form.
+        spec: DeltaSpec,
+    },
+    /// The sixth RWKV's memory (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result is
+    /// `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`.
+    Wkv {
+        /// `heads · dim` columns, as all of these.
+        r: ValueId,
+        /// Keys.
+        k: ValueId,
+        /// Values.
+        v: ValueId,
+        /// Logarithm of the decay's negative logarithm.
+        decay: ValueId,
+        /// The form.
+        spec: WkvSpec,
+    },
+}
+
+/// The form of a [`Recurrence::Conv`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConvSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Rows that are weighed: a token's and those right before it.
+    pub taps: usize,
+    /// `[taps, columns]`, the token's own last; without, the result is the oldest row as it is.
+    pub w: Option<WeightId>,
+    /// `[columns]`.
+    pub bias: Option<WeightId>,
+    /// Whether the result is `silu` of the sum.
+    pub silu: bool,
+}
+
+impl ConvSpec {
+    /// Values of the state for so many columns.
+    pub fn values(&self, cols: usize) -> usize {
+        (self.taps - 1) * cols
+    }
+}
+
+/// The form of a [`Recurrence::Scan`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScanSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Heads: parts of the columns with a step of their own. Mamba's first version has one a column.
+    pub heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Values of the state for each column.
+    pub state_dim: usize,
+    /// Groups of heads that follow each other and share `b` and `c`.
+    pub groups: usize,
+    /// `[heads]`, or with `head_dim` one `[state_dim, heads]`; negative.
+    pub a: WeightId,
+    /// `[heads]`.
+    pub d: WeightId,
+    /// `[heads]`, added to steps.
+    pub dt_bias: Option<WeightId>,
+}
+
+impl ScanSpec {
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.heads * self.head_dim * self.state_dim
+    }
+}
+
+/// The form of a [`Recurrence::Delta`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeltaSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple.
+    pub value_heads: usize,
+    /// Features of a query or key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Whether value head h uses key head `h mod key_heads`, and not `h · key_heads / value_heads`.
+    pub tiled: bool,
+    /// Columns of `decay` and `beta` of heads that lie side by side, and from one such run to the next.
+    pub runs: (usize, usize),
+    /// Multiply queries and keys.
+    pub scales: [f32; 2],
+    /// `[value_heads]`; negative.
+    pub a: WeightId,
+    /// `[value_heads]`, or one for each column of `decay` where a head has several.
+    pub dt_bias: WeightId,
+}
+
+impl DeltaSpec {
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+
+    /// The key head of a value head.
+    pub fn key_head(&self, head: usize) -> usize {
+        if self.tiled { head % self.key_heads } else { head * self.key_heads / self.value_heads }
+    }
+
+    /// The column of `beta` (and `decay`, where that has one a head) of a value head.
+    pub fn column(&self, head: usize) -> usize {
+        head / self.runs.0 * self.runs.1 + head % self.runs.0
+    }
+}
+
+/// The form of a [`Recurrence::Wkv`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WkvSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head.
+    pub dim: usize,
+    /// `u`: `[heads · dim]`.
+    pub first: WeightId,
+}
+
+impl WkvSpec {
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.heads * self.dim * self.dim
+    }
+}
+
+impl Recurrence {
+    /// The operation's name in listings and measurements.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Conv { .. } => "conv",
+            Self::Scan { .. } => "scan",
+            Self::Delta { .. } => "delta",
+            Self::Wkv { .. } => "wkv",
+        }
+    }
+
+    /// The values that the operation reads.
+    pub fn inputs(&self) -> Vec<ValueId> {
+        match *self {
+            Self::Conv { x, .. } => vec![x],
+            Self::Scan { x, dt, b, c, .. } => vec![x, dt, b, c],
+            Self::Delta { q, k, v, decay, beta, .. } => vec![q, k, v, decay, beta],
+            Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
+        }
+    }
+
+    /// Columns of the result, after a check of those that it reads.
+    fn cols(&self, of: impl Fn(ValueId) -> usize) -> usize {
+        match *self {
+            Self::Conv { x, spec } => {
+                assert!(spec.taps > 1);
+                of(x)
+            }
+            Self::Scan { x, dt, b, c, spec } => {
+                let ScanSpec { heads, head_dim, state_dim, groups, .. } = spec;
+                assert_eq!((of(x), of(dt)), (heads * head_dim, heads));
+                assert_eq!((of(b), of(c)), (groups * state_dim, groups * state_dim));
+                assert!(heads.is_multiple_of(groups));
+                of(x)
+            }
+            Self::Delta { q, k, v, decay, beta, spec } => {
+                assert_eq!((of(q), of(k)), (spec.key_heads * spec.key_dim, spec.key_heads * spec.key_dim));
+                assert_eq!(of(v), spec.value_heads * spec.value_dim);
+                assert!(spec.value_heads.is_multiple_of(spec.key_heads));
+                let columns = spec.column(spec.value_heads - 1) + 1;
+                assert!(of(beta) >= columns);
+                assert!(of(decay) == spec.value_heads * spec.key_dim || of(decay) >= columns);
+                of(v)
+            }
+            Self::Wkv { r, k, v, decay, spec } => {
+                let cols = spec.heads * spec.dim;
+                assert!([r, k, v, decay].into_iter().all(|x| of(x) == cols));
+                cols
+            }
+        }
+    }
+}
+
+impl Graph {
+    /// An operation with a state.
+    pub fn recur(&mut self, name: &'static str, recurrence: Recurrence) -> ValueId {
+        let cols = recurrence.cols(|id| self.value(id).cols);
+        assert!(recurrence.inputs().iter().all(|&x| self.value(x).rows == Rows::Tokens));
+        self.push(name, Op::Recur(Box::new(recurrence)), Rows::Tokens, cols)
+    }
+
+    /// `width` columns from `start` on of each `period` columns of `x`, side by side.
+    pub fn pick(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        start: usize,
+        width: usize,
+        period: usize,
+    ) -> ValueId {
+        let value = self.value(x);
+        assert!(value.cols.is_multiple_of(period) && start + width <= period);
+        let cols = value.cols / period * width;
+        self.push(name, Op::Pick { x, start, width, period }, value.rows, cols)
+    }
+}

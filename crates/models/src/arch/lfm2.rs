@@ -1,0 +1,108 @@
+//! LFM2: short convolutions between two gates, here and there attention with normed heads; SwiGLU, or in most layers a mixture of experts.
+//! GGUF: `general.architecture = "lfm2"` and `"lfm2moe"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, taps};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, options, usize::MAX)
+}
+
+pub(super) fn load_moe(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    options: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    load_with(keys, w, options, keys.opt_count("leading_dense_block_count")?.unwrap_or(0))
+}
+
+/// The first `dense` layers have no experts.
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+    dense: usize,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read_hybrid(keys)?;
+    if keys.opt_bool("attention.causal")? == Some(false) {
+        let (key, value) = (keys.name("attention.causal"), "false".into());
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "convolutions look back, so this is no encoder",
+        });
+    }
+    let (norm, taps) = (NormKind::Rms(keys.rms_eps()?), taps(keys, "shortconv.l_cache")?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let window = keys.opt_count("attention.sliding_window")?.filter(|&n| n > 0);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let mixer: Box<dyn Mixer> = if hp.kv_heads[b.i] == 0 {
+            Box::new(ShortConv::load(b, taps)?)
+        } else {
+            let (plain, norms) = (Attention::load(b, false)?, Some(b.head_norms()?));
+            let mask = window.map_or(Mask::Causal, |n| Mask::Window(n as u32));
+            Box::new(Attention {
+                norms,
+                rope: Some(rope),
+                spec: AttentionSpec { mask, ..plain.spec },
+                ..plain
+            })
+        };
+        let ffn = if b.i < dense {
+            b.gated(Glu::Silu)?
+        } else {
+            let shape =
+                ExpertShape::read_all(keys, keys.count("expert_feed_forward_length")?, Gating::Sigmoid)?;
+            b.experts(ExpertShape { normalise: true, ..shape })?
+        };
+        let ffn = Some((b.norm("ffn_norm")?, ffn));
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
+    })?;
+    // The last norm is under the name of one of embeddings.
+    let last = norm.load(w, "token_embd_norm", &[hp.n_embd])?;
+    let around = Decoder::with_norm(w, &hp, last, Vec::new())?;
+    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+}
+
+/// A convolution of what one gate lets in; another lets it out.
+struct ShortConv {
+    input: Linear,
+    conv: ConvSpec,
+    out: Linear,
+}
+
+impl ShortConv {
+    fn load(b: &mut Block<'_, '_>, taps: usize) -> Result<Self, ModelError> {
+        let n = b.hp.n_embd;
+        let w = Some(b.tensor("shortconv.conv.weight", &[taps, n])?);
+        let state = b.state("shortconv.conv.weight", taps - 1, n)?;
+        Ok(Self {
+            input: b.linear("shortconv.in_proj", n, 3 * n)?,
+            conv: ConvSpec { state, taps, w, bias: None, silu: false },
+            out: b.linear("shortconv.out_proj", n, n)?,
+        })
+    }
+}
+
+impl Mixer for ShortConv {
+    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+        let n = self.out.out;
+        let all = g.linear("shortconv_in", &self.input, h);
+        let [b, c, x] = [0, n, 2 * n].map(|start| g.slice(all, start, n));
+        let x = g.mul("shortconv_bx", x, b);
+        let x = g.recur("shortconv_conv", Recurrence::Conv { x, spec: self.conv });
+        g.mul("shortconv_cx", x, c)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("shortconv_out", &self.out, mixed)
+    }
+}

@@ -1,0 +1,36 @@
+//! Mamba of both versions, and FalconMamba: layers of nothing but a selective scan.
+//! GGUF: `general.architecture = "mamba"` and `"mamba2"`.
+
+use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, SsmKeys};
+use crate::mamba::{Mamba1, Mamba2};
+use crate::model::{LoadOptions, Loaded};
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, false)?);
+    // FalconMamba: norms without weights between the two halves of the step's way.
+    let normed = keys.flag("ssm.dt_b_c_rms")?;
+    load_with(keys, w, norm, |b| Ok(Box::new(Mamba1::load(b, ssm, norm, normed)?)))
+}
+
+pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
+    load_with(keys, w, norm, |b| Ok(Box::new(Mamba2::load(b, ssm)?)))
+}
+
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    norm: NormKind,
+    mixer: impl Fn(&mut Block<'_, '_>) -> Result<Box<dyn Mixer>, ModelError>,
+) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read_hybrid(keys)?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer(b)?], ffn: None })
+    })?;
+    let around = Decoder::new(w, &hp, norm, Vec::new())?;
+    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+}

@@ -1,0 +1,154 @@
+//! Qwen3-Next and Qwen3.5: three layers of the gated delta rule to each one of attention, both with gates on what they give; SwiGLU or a
+//! mixture of experts beside a shared one.
+//! GGUF: `general.architecture = "qwen3next"`, `"qwen35"` and `"qwen35moe"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, AnyNorm, Block, Decoder, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
+use crate::mamba::conv;
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let eps = keys.rms_eps()?;
+    let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, true)?);
+    let is_next = keys.meta().architecture()? == "qwen3next";
+    if !is_next && keys.meta().array(&keys.name("rope.dimension_sections"))?.is_none() {
+        let (key, value) = (keys.name("rope.dimension_sections"), "absent".into());
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "it says which pairs turn by what of a place",
+        });
+    }
+    // Of text all sections are equal, so that pairs turn as in any other model.
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let recurrent = recurrent_layers(keys, hp.n_layer)?;
+    let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let mixer: Box<dyn Mixer> = if recurrent[b.i] {
+            Box::new(DeltaNet::load(b, ssm, eps, is_next)?)
+        } else {
+            let norms = Some(b.head_norms()?);
+            Box::new(Attention { norms, rope: Some(rope), ..Attention::load(b, true)? })
+        };
+        let ffn = if has_experts {
+            let used = keys.count("expert_used_count")?;
+            let hidden = keys.count_or("expert_feed_forward_length", hp.ff(b.i) / used)?;
+            let shared = keys.count_or("expert_shared_feed_forward_length", hp.ff(b.i))?;
+            b.experts_beside(ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? }, shared)?
+        } else {
+            b.gated(Glu::Silu)?
+        };
+        let ffn = Some((b.norm("post_attention_norm")?, ffn));
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
+    })?;
+    let around = Decoder::new(w, &hp, norm, Vec::new())?;
+    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+}
+
+/// Which layers do not attend: the key, or all but the last of each period.
+fn recurrent_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    let key = keys.name("attention.recurrent_layers");
+    let Some(flags) = keys.meta().bools(&key)? else {
+        let period = keys.count_or("full_attention_interval", 4)?;
+        return Ok((1..=layers).map(|i| !i.is_multiple_of(period)).collect());
+    };
+    if flags.len() < layers {
+        let (value, reason) = (format!("{} entries", flags.len()), "fewer entries than layers");
+        return Err(ModelError::KeyValue { key, value, reason });
+    }
+    Ok(flags)
+}
+
+/// A layer of the gated delta rule.
+struct DeltaNet {
+    qkv: Linear,
+    z: Linear,
+    /// How much is learnt and how much is left, of each head.
+    beta_alpha: BetaAlpha,
+    conv: ConvSpec,
+    /// Of queries and keys: together with the factors of the rule, to length one.
+    unit: Norm,
+    delta: DeltaSpec,
+    /// Of each head's result.
+    norm: AnyNorm,
+    out: Linear,
+}
+
+enum BetaAlpha {
+    /// `ssm_beta` and `ssm_alpha`.
+    Split([Linear; 2]),
+    /// `ssm_ba`: for each key head first those of one kind of its value heads, then of the other.
+    Fused(Linear),
+}
+
+impl DeltaNet {
+    fn load(b: &mut Block<'_, '_>, keys: SsmKeys, eps: f32, is_next: bool) -> Result<Self, ModelError> {
+        let SsmKeys { taps, inner, state: dim, rank: heads, groups: key_heads } = keys;
+        let (n_embd, both) = (b.hp.n_embd, 2 * key_heads * dim);
+        let (value_dim, each) = (inner / heads, heads / key_heads);
+        let beta_alpha = if is_next {
+            BetaAlpha::Fused(b.linear("ssm_ba", n_embd, 2 * heads)?)
+        } else {
+            BetaAlpha::Split([b.linear("ssm_beta", n_embd, heads)?, b.linear("ssm_alpha", n_embd, heads)?])
+        };
+        let root = (dim as f32).sqrt();
+        Ok(Self {
+            qkv: b.linear("attn_qkv", n_embd, both + inner)?,
+            z: b.linear("attn_gate", n_embd, inner)?,
+            beta_alpha,
+            conv: conv(b, taps, both + inner, false)?,
+            unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
+            delta: DeltaSpec {
+                state: b.state("attn_qkv.weight", inner, dim)?,
+                key_heads,
+                value_heads: heads,
+                key_dim: dim,
+                value_dim,
+                tiled: !is_next,
+                runs: if is_next { (each, 2 * each) } else { (heads, heads) },
+                // To length one, and scores over the root of their number.
+                scales: [1.0 / (root * root), 1.0 / root],
+                a: b.tensor("ssm_a", &[heads])?,
+                dt_bias: b.tensor("ssm_dt.bias", &[heads])?,
+            },
+            norm: b.norm_of("ssm_norm", &[value_dim])?,
+            out: b.linear("ssm_out", inner, n_embd)?,
+        })
+    }
+}
+
+impl Mixer for DeltaNet {
+    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+        let spec = self.delta;
+        let (keys, values) = (spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim);
+        let x = g.linear("linear_attn_qkv_mixed", &self.qkv, h);
+        let z = g.linear("z", &self.z, h);
+        let (beta, decay) = match &self.beta_alpha {
+            BetaAlpha::Split([beta, alpha]) => (g.linear("beta", beta, h), g.linear("alpha", alpha, h)),
+            BetaAlpha::Fused(both) => {
+                let all = g.linear("linear_attn_mixed_ba", both, h);
+                let (run, cols) = (spec.runs.0, 2 * spec.value_heads);
+                (g.slice(all, 0, cols - run), g.slice(all, run, cols - run))
+            }
+        };
+        let x = g.recur("conv_output_silu", Recurrence::Conv { x, spec: self.conv });
+        let (q, k) = (g.slice(x, 0, keys), g.slice(x, keys, keys));
+        let v = g.slice(x, 2 * keys, values);
+        let (q, k) = (g.rms_norm("q_conv", &self.unit, q), g.rms_norm("k_conv", &self.unit, k));
+        let y = g.recur("attn_output", Recurrence::Delta { q, k, v, decay, beta, spec });
+        let y = self.norm.apply(g, "attn_out_norm", y);
+        g.glu("final_output", Glu::Silu, z, y)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("linear_attn_out", &self.out, mixed)
+    }
+}

@@ -1,0 +1,219 @@
+//! Decoders whose layers need not attend: each has one mixer or several beside each other, which carry what earlier tokens said
+//! in a cache or in a state of fixed size, and then perhaps a feed-forward part.
+
+use puna_graph::*;
+
+use crate::blocks::{FeedForward, Qkv};
+use crate::decoder::{AnyNorm, Block, Decoder};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{Architecture, Loaded, Shape};
+
+/// The part of a layer by which tokens see those before them.
+pub trait Mixer: Send + Sync {
+    /// What the cache keeps for it, if it attends.
+    fn cache(&self) -> Option<CacheLayer> {
+        None
+    }
+
+    /// All that needs other tokens, of what it reads; `layer` is its own of the cache.
+    fn mix(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId;
+
+    /// What is added to the stream, of what [`Mixer::mix`] gave, for the rows that are wanted.
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId;
+}
+
+/// One layer, in the order in which it computes.
+pub struct HybridLayer {
+    /// Of what the mixers read.
+    pub norm: AnyNorm,
+    /// All of the same value; their results are added.
+    pub mixers: Vec<Box<dyn Mixer>>,
+    /// The feed-forward part and the norm of what it reads.
+    pub ffn: Option<(AnyNorm, FeedForward)>,
+}
+
+/// The whole.
+pub struct Hybrid {
+    /// What is before and behind the layers: it has none itself.
+    pub around: Decoder,
+    /// The layers.
+    pub layers: Vec<HybridLayer>,
+    /// Stream after which layers it is halved: files have smaller weights there.
+    pub halved_every: Option<usize>,
+}
+
+impl Hybrid {
+    /// As a model.
+    pub fn loaded(self, hp: &Hparams) -> Loaded {
+        let mixers = self.layers.iter().flat_map(|layer| &layer.mixers);
+        let cache = mixers.filter_map(|mixer| mixer.cache()).collect();
+        Loaded { arch: Box::new(self), cache, shape: Shape::decoder(hp) }
+    }
+}
+
+impl Architecture for Hybrid {
+    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
+        let mut x = self.around.enter(g);
+        let mut cached = 0;
+        for (i, layer) in self.layers.iter().enumerate() {
+            g.set_layer(Some(i));
+            let h = layer.norm.apply(g, "attn_norm", x);
+            let is_last = outputs_only && i + 1 == self.layers.len();
+            let mut parts = Vec::with_capacity(layer.mixers.len());
+            for mixer in &layer.mixers {
+                let mixed = mixer.mix(g, cached, h);
+                cached += usize::from(mixer.cache().is_some());
+                parts.push(if is_last { g.gather_outputs(mixed) } else { mixed });
+            }
+            if is_last {
+                x = g.gather_outputs(x);
+            }
+            for (mixer, part) in layer.mixers.iter().zip(parts) {
+                let part = mixer.finish(g, part);
+                x = self.around.add_scaled(g, "ffn_inp", x, part);
+            }
+            if let Some((norm, ffn)) = &layer.ffn {
+                let h = norm.apply(g, "ffn_norm", x);
+                let f = ffn.forward(g, h);
+                x = self.around.add_scaled(g, "l_out", x, f);
+            }
+            if self.halved_every.is_some_and(|every| (i + 1).is_multiple_of(every)) {
+                x = g.scale("l_out", x, 0.5);
+            }
+            x = g.steer(i, x);
+        }
+        g.set_layer(None);
+        self.around.leave(g, x)
+    }
+
+    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
+        self.around.logits(g, hidden)
+    }
+}
+
+/// Attention as a mixer.
+pub struct Attention {
+    /// Query, key and value.
+    pub qkv: Qkv,
+    /// Whether the query projection has for each head a gate behind its query, whose sigmoid weighs the result.
+    pub gated: bool,
+    /// Of the heads of query and key, before they turn.
+    pub norms: Option<[AnyNorm; 2]>,
+    /// How query and key turn with the position.
+    pub rope: Option<RopeId>,
+    /// Its form.
+    pub spec: AttentionSpec,
+    /// From the heads back to the stream.
+    pub wo: Linear,
+}
+
+impl Attention {
+    /// `attn_{q,k,v,output}` of a layer; `gated`: with gates in `attn_q`.
+    pub fn load(b: &mut Block<'_, '_>, gated: bool) -> Result<Self, ModelError> {
+        let (hp, i) = (b.hp, b.i);
+        let spec = hp.attention(i);
+        if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
+            let (what, reason) =
+                (format!("attention in layer {i}"), "its heads are no multiple of its key heads");
+            return Err(ModelError::Unsupported { what, reason });
+        }
+        let [q, k, v] = hp.widths(i);
+        let q = if gated { 2 * q } else { q };
+        Ok(Self {
+            qkv: Qkv::load(b.w, &b.name, hp.n_embd, [q, k, v])?,
+            gated,
+            norms: None,
+            rope: None,
+            spec,
+            wo: b.linear("attn_output", spec.heads * spec.value_dim, hp.n_embd)?,
+        })
+    }
+}
+
+impl Mixer for Attention {
+    fn cache(&self) -> Option<CacheLayer> {
+        Some(self.spec.cache_layer())
+    }
+
+    fn mix(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
+        let [mut q, mut k, v] = self.qkv.project(g, h);
+        let dim = self.spec.key_dim;
+        let gate = self.gated.then(|| g.pick("attn_gate", q, dim, dim, 2 * dim));
+        if self.gated {
+            q = g.pick("Qcur", q, 0, dim, 2 * dim);
+        }
+        if let Some([of_q, of_k]) = &self.norms {
+            (q, k) = (of_q.apply(g, "Qcur_normed", q), of_k.apply(g, "Kcur_normed", k));
+        }
+        if let Some(rope) = self.rope {
+            q = g.rope("Qcur_rope", q, dim, rope);
+            k = g.rope("Kcur_rope", k, dim, rope);
+        }
+        let a = g.attention("kqv_out", layer, [q, k, v], self.spec);
+        let Some(gate) = gate else { return a };
+        let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
+        g.mul("attn_gated", a, gate)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("attn_out", &self.wo, mixed)
+    }
+}
+
+/// A feed-forward part in a mixer's place.
+impl Mixer for FeedForward {
+    fn mix(&self, _: &mut Graph, _: usize, h: ValueId) -> ValueId {
+        h
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        self.forward(g, mixed)
+    }
+}
+
+/// What `ssm.*` keys say of a recurrent layer.
+#[derive(Debug, Clone, Copy)]
+pub struct SsmKeys {
+    /// Rows that the convolution weighs.
+    pub taps: usize,
+    /// Columns that the state is of.
+    pub inner: usize,
+    /// Values of the state for each column.
+    pub state: usize,
+    /// Rank of the step, or heads.
+    pub rank: usize,
+    /// Groups of heads.
+    pub groups: usize,
+}
+
+impl SsmKeys {
+    /// Reads them; heads are those of [`Self::rank`], in groups, if `has_heads`.
+    pub fn read(keys: &Keys<'_>, has_heads: bool) -> Result<Self, ModelError> {
+        let taps = taps(keys, "ssm.conv_kernel")?;
+        let [inner, state, rank] =
+            ["inner_size", "state_size", "time_step_rank"].map(|key| format!("ssm.{key}"));
+        let (inner, state, rank) = (keys.count(&inner)?, keys.count(&state)?, keys.count(&rank)?);
+        let groups = if has_heads { keys.count("ssm.group_count")? } else { 1 };
+        let of = |key: &str, value: usize, reason| {
+            Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
+        };
+        if has_heads && !inner.is_multiple_of(rank) {
+            return of("ssm.time_step_rank", rank, "the heads must share ssm.inner_size evenly");
+        }
+        if has_heads && !rank.is_multiple_of(groups) {
+            return of("ssm.group_count", groups, "the groups must share ssm.time_step_rank evenly");
+        }
+        Ok(Self { taps, inner, state, rank, groups })
+    }
+}
+
+/// Rows that a convolution weighs, by a key.
+pub fn taps(keys: &Keys<'_>, key: &str) -> Result<usize, ModelError> {
+    let taps = keys.count(key)?;
+    if !(2..=64).contains(&taps) {
+        let (key, value) = (keys.name(key), taps.to_string());
+        return Err(ModelError::KeyValue { key, value, reason: "must be between 2 and 64" });
+    }
+    Ok(taps)
+}
