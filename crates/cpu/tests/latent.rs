@@ -28,7 +28,7 @@ fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend {
 /// One step of a sequence that has `past` tokens: the tokens are their positions.
 fn step(past: usize, rows: usize) -> StepInput {
     let positions: Vec<u32> = (past..past + rows).map(|p| p as u32).collect();
-    let segments = vec![Segment { first_row: 0, rows, past, pages: vec![3, 0, 2, 1] }];
+    let segments = vec![Segment { first_row: 0, rows, past, pages: vec![3, 0, 2, 1], state: 0 }];
     let outputs = (0..rows as u32).collect();
     StepInput { tokens: positions.clone(), positions, segments, outputs, ..StepInput::default() }
 }
