@@ -43,18 +43,7 @@ fn tiny_bert(
         tensors.push((format!("encoder.layer.0.{part}.bias"), vec![2]));
     }
     edit(&mut config, &mut tensors);
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for (i, (name, shape)) in tensors.iter().enumerate() {
-        let start = data.len();
-        let n = shape.iter().product::<u64>();
-        data.extend((0..n).flat_map(|k| (i as f32 + k as f32 / 16.0).to_le_bytes()));
-        header.insert(
-            name.clone(),
-            json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]}),
-        );
-    }
-    let header = serde_json::to_vec(&header).unwrap();
-    let weights = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    let weights = numbered(&tensors);
     let pooling = json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false});
     let modules = json!([{"path": "", "type": "sentence_transformers.models.Transformer"},
         {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]);
@@ -71,6 +60,20 @@ fn tiny_bert(
         ImportFile { name: name.into(), path: dir.join(name) }
     };
     files.into_iter().map(file).collect()
+}
+
+/// A file of tensors, the values of each of which begin with its number.
+fn numbered(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (i, (name, shape)) in tensors.iter().enumerate() {
+        let start = data.len();
+        let n = shape.iter().product::<u64>();
+        data.extend((0..n).flat_map(|k| (i as f32 + k as f32 / 16.0).to_le_bytes()));
+        let offsets = [start, data.len()];
+        header.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 
 #[test]
