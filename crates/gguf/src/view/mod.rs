@@ -54,6 +54,13 @@ pub struct Translation {
     pub dropped: Vec<String>,
 }
 
+impl Translation {
+    fn is_empty(&self) -> bool {
+        let lists = [&self.added, &self.changed, &self.removed, &self.dropped];
+        self.renamed.is_empty() && lists.iter().all(|list| list.is_empty())
+    }
+}
+
 impl View {
     /// Recognises the form the file is in and translates it.
     pub fn new(gguf: Arc<Gguf>) -> Result<View, GgufError> {
@@ -61,8 +68,9 @@ impl View {
         match forms::recognise(&draft) {
             Some(form) => {
                 form.rules.iter().for_each(|rule| draft.apply(rule));
-                let translation = draft.report(form.name);
-                Ok(Self::build(Arc::clone(&gguf), draft, Some(translation)))
+                // A marker may stand in a file that needs nothing.
+                let translation = Some(draft.report(form.name)).filter(|report| !report.is_empty());
+                Ok(Self::build(Arc::clone(&gguf), draft, translation))
             }
             None => Ok(Self::build(Arc::clone(&gguf), draft, None)),
         }
