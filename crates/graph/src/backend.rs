@@ -5,9 +5,9 @@ use std::sync::Arc;
 use puna_quant::TensorType;
 
 use crate::doses::Doses;
-use crate::kv::KvType;
-use crate::ops::Rope;
+use crate::kv::{CacheLayer, KvType};
 use crate::plan::Plan;
+use crate::values::Rope;
 
 /// Bytes of a tensor, wherever they live: usually a window of a mapped file.
 pub trait Bytes: Send + Sync {
@@ -38,19 +38,6 @@ impl std::fmt::Debug for Weight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {:?}", self.name, self.ty, self.shape)
     }
-}
-
-/// Keys and values of one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheLayer {
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Features of a key head.
-    pub key_dim: usize,
-    /// Features of a value head.
-    pub value_dim: usize,
-    /// Whether a value is the first features of its key, and not kept beside it.
-    pub values_in_keys: bool,
 }
 
 /// The paged cache of a model: every page holds `page_tokens` tokens of every layer.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::backend::StepInput;
-use crate::ops::Rows;
+use crate::values::Rows;
 
 /// Factors of the adapters' changes, in their order; one for those that are not named. Equal factors are equal keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::attention::*;
+use crate::changes::*;
 use crate::ops::*;
+use crate::values::*;
 
 /// A value's shape and where its columns lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -72,3 +72,16 @@ impl FromStr for KvType {
         known.ok_or_else(|| UnknownKvType(s.to_owned()))
     }
 }
+
+/// Keys and values of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLayer {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Features of a key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Whether a value is the first features of its key, and not kept beside it.
+    pub values_in_keys: bool,
+}

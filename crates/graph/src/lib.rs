@@ -5,24 +5,27 @@
 
 #![forbid(unsafe_code)]
 
+mod attention;
 mod backend;
+mod changes;
 mod doses;
 mod graph;
 mod kv;
 mod ops;
 mod plan;
 mod recurrent;
+mod values;
 
+pub use attention::{AttentionSpec, Mask, Shifts};
 pub use backend::{
-    Backend, BackendError, Bytes, CacheLayer, CacheSpec, Description, Observed, OpTime, ProgramId, Segment,
-    StateSpec, StepInput, Weight,
+    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, Segment, StateSpec,
+    StepInput, Weight,
 };
+pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use doses::Doses;
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
-pub use kv::{KvType, UnknownKvType};
-pub use ops::{
-    Activation, AttentionSpec, Changes, Direction, ExpertChanges, Gating, Glu, Groups, Index, LowRank, Mask,
-    MoeSpec, Op, Rope, RopeId, RopeKind, Rows, Shifts, Temperature, ValueId, WeightId,
-};
+pub use kv::{CacheLayer, KvType, UnknownKvType};
+pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
 pub use recurrent::{ConvSpec, DeltaSpec, Recurrence, ScanSpec, WkvSpec};
+pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

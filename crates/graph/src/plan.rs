@@ -1,7 +1,7 @@
 //! The memory planner: where in one arena each value lies, so that memory is reused as soon as it is free.
 
 use crate::graph::Graph;
-use crate::ops::{Rows, ValueId};
+use crate::values::{Rows, ValueId};
 
 /// Offsets are multiples of this many floats, so that rows start on cache lines.
 const ALIGN: usize = 16;
@@ -179,7 +179,8 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::graph::{Linear, Norm};
-    use crate::ops::{Glu, Index, WeightId};
+    use crate::ops::Glu;
+    use crate::values::{Index, WeightId};
 
     const W: WeightId = WeightId(0);
 

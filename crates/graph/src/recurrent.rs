@@ -4,7 +4,8 @@
 //! begins with zeros. The order of a state's values is the backend's own.
 
 use crate::graph::Graph;
-use crate::ops::{Op, Rows, ValueId, WeightId};
+use crate::ops::Op;
+use crate::values::{Rows, ValueId, WeightId};
 
 /// One of these operations and what it reads. Each has a state of its own: its position in [`crate::StateSpec::states`].
 #[derive(Debug, Clone, PartialEq)]

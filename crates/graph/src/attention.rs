@@ -1,0 +1,156 @@
+//! The forms of attention.
+
+use std::ops::RangeInclusive;
+
+use crate::kv::CacheLayer;
+use crate::values::WeightId;
+
+/// Which earlier tokens a token sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// All tokens at or before its position.
+    Causal,
+    /// The last `n` tokens up to and with itself.
+    Window(u32),
+    /// The tokens of its own chunk of `n` positions up to and with itself.
+    Chunk(u32),
+    /// Every token of its sequence: encoders. Nothing is cached.
+    Full,
+    /// Tokens of its sequence up to `n` positions before or behind it: encoders. Nothing is cached.
+    Around(u32),
+}
+
+impl Mask {
+    /// Whether keys and values are kept for later steps, in which tokens see what came before.
+    pub fn is_cached(self) -> bool {
+        !matches!(self, Mask::Full | Mask::Around(_))
+    }
+}
+
+/// The form of an attention operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads head `h · kv_heads / heads`.
+    pub kv_heads: usize,
+    /// Features of a query or key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Whether a value is the first features of its key, so that the cache keeps both once.
+    pub values_in_keys: bool,
+    /// Whether keys and values are those that an earlier operation has put into the layer of the cache.
+    pub only_reads: bool,
+    /// Multiplies scores.
+    pub scale: f32,
+    /// `s ← c · tanh(s / c)` on scaled scores.
+    pub softcap: Option<f32>,
+    /// Which tokens are seen.
+    pub mask: Mask,
+    /// One logit a query head that joins the softmax and contributes no value.
+    pub sinks: Option<WeightId>,
+    /// Scores fall with the distance of key and query, in each head by another slope: the largest exponent of two
+    /// (Press et al., 2021). After the softcap.
+    pub alibi: Option<f32>,
+    /// What is added to scores by the distance of key and query. After the softcap.
+    pub shifts: Option<Shifts>,
+}
+
+impl AttentionSpec {
+    /// Causal attention of so many query heads on so many key heads of these features, with scores over their root.
+    pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
+        let (values_in_keys, only_reads) = (false, false);
+        Self {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            values_in_keys,
+            only_reads,
+            scale,
+            softcap,
+            mask,
+            sinks,
+            alibi,
+            shifts,
+        }
+    }
+
+    /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
+    pub fn slopes(&self) -> Vec<f32> {
+        let Some(most) = self.alibi else { return Vec::new() };
+        let whole = 1 << self.heads.max(1).ilog2();
+        let slope = |head: usize| match head.checked_sub(whole) {
+            None => -most * (head + 1) as f32 / whole as f32,
+            Some(more) => -most / 2.0 * (2 * more + 1) as f32 / whole as f32,
+        };
+        (0..self.heads).map(|head| slope(head).exp2()).collect()
+    }
+
+    /// What the cache keeps for a layer of this form.
+    pub fn cache_layer(&self) -> CacheLayer {
+        let Self { kv_heads, key_dim, value_dim, values_in_keys, .. } = *self;
+        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys }
+    }
+}
+
+/// Amounts that are added to scores, one for each bucket of distances and each query head (Raffel et al., 2020): half of the
+/// buckets are for keys behind the query. Near distances have a bucket each, farther ones share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shifts {
+    /// `[heads, buckets]`.
+    pub table: WeightId,
+    /// How many there are, see [`Self::BUCKETS`].
+    pub buckets: usize,
+}
+
+impl Shifts {
+    /// As many as the distances make sense of.
+    pub const BUCKETS: RangeInclusive<usize> = 4..=256;
+    /// All distances from this one on share a bucket.
+    pub const FAR: usize = 128;
+
+    /// The bucket of a key that lies so many positions behind the query.
+    pub fn bucket(self, behind: i64) -> usize {
+        let half = self.buckets / 2;
+        let near = half / 2;
+        let distance = usize::try_from(behind.unsigned_abs()).unwrap_or(usize::MAX);
+        let side = if behind > 0 { half } else { 0 };
+        if distance < near {
+            return side + distance;
+        }
+        let log = |n: usize| (n as f32 / near as f32).ln();
+        let more = log(distance) / log(Self::FAR) * (half - near) as f32;
+        side + (near + more as usize).min(half - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_those_of_the_paper_also_where_heads_are_no_power_of_two() {
+        let slopes =
+            |heads| AttentionSpec { alibi: Some(8.0), ..AttentionSpec::causal(heads, heads, 4, 4) }.slopes();
+        assert_eq!(slopes(8), [1, 2, 3, 4, 5, 6, 7, 8].map(|n| (-(n as f32)).exp2()));
+        // Every other one of twice as many comes behind.
+        assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
+        assert!(AttentionSpec::causal(8, 8, 4, 4).slopes().is_empty());
+    }
+
+    #[test]
+    fn near_keys_have_a_bucket_each_and_far_ones_share() {
+        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32 }.bucket(behind);
+        assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
+        assert_eq!([1, 7, 8, 127, 128, i64::MAX].map(bucket), [17, 23, 24, 31, 31, 31]);
+        assert_eq!((bucket(-127), bucket(-128), bucket(i64::MIN)), (15, 15, 15));
+        for buckets in Shifts::BUCKETS {
+            let all = (-300..300).map(|behind| Shifts { table: WeightId(0), buckets }.bucket(behind));
+            assert!(all.max().unwrap() < buckets);
+        }
+    }
+}
