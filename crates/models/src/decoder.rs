@@ -396,7 +396,7 @@ impl Block<'_, '_> {
         let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
         let heads = self.hp.heads[self.i];
         let (latent, values) =
-            Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, rope))?;
+            Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, Some(rope)))?;
         let attention = form.attention(heads);
         let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
         let layer = self.around(Qkv::Latent(latent), attention, Some(values), ffn)?;

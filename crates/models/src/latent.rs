@@ -83,7 +83,8 @@ pub struct Latent {
     norm: AnyNorm,
     /// From a head's still features to a query of vectors.
     key_up: HeadLinear,
-    rope: RopeId,
+    /// How the features behind the still ones turn, if they do.
+    rope: Option<RopeId>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +100,7 @@ impl Latent {
         w: &mut Weights<'_>,
         block: &str,
         (n_embd, heads): (usize, usize),
-        (form, norm, rope): (LatentForm, NormKind, RopeId),
+        (form, norm, rope): (LatentForm, NormKind, Option<RopeId>),
     ) -> Result<(Self, HeadLinear), ModelError> {
         let name = |part: &str| format!("{block}.attn_{part}");
         let queries = heads * form.key_dim();
@@ -129,11 +130,11 @@ impl Latent {
             }
         };
         let kv = g.linear("kv_cmpr_pe", &self.down, x);
-        let q = g.rope_from("q_pe", q, (still + turned, still), self.rope);
+        let q = self.rope.map_or(q, |rope| g.rope_from("q_pe", q, (still + turned, still), rope));
         let q = g.linear_of_heads("Qcur", &self.key_up, q);
         let (vector, key) = (g.slice(kv, 0, rank), g.slice(kv, rank, turned));
         let vector = self.norm.apply(g, "kv_cmpr", vector);
-        let key = g.rope("k_pe", key, turned, self.rope);
+        let key = self.rope.map_or(key, |rope| g.rope("k_pe", key, turned, rope));
         let k = g.concat("Kcur", vector, key);
         [q, k, k]
     }

@@ -35,6 +35,7 @@ mod grok;
 mod hunyuan;
 mod jais;
 mod jamba;
+mod kimi_linear;
 mod laguna;
 mod lfm2;
 mod llama;
@@ -135,6 +136,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "jina-bert-v2", load: bert::load_jina },
     Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
     Entry { name: "laguna", load: laguna::load },
+    Entry { name: "kimi-linear", load: kimi_linear::load },
     Entry { name: "lfm2", load: lfm2::load },
     Entry { name: "lfm2moe", load: lfm2::load_moe },
     Entry { name: "llama", load: llama::load },
