@@ -222,7 +222,7 @@ pub enum Op {
         k: ValueId,
         /// `kv_heads · value_dim` columns; `k` itself where values lie in keys.
         v: ValueId,
-        /// Layer of the cache; ignored for [`Mask::Full`].
+        /// Layer of the cache; ignored for [`crate::Mask::Full`].
         layer: usize,
         /// The form.
         spec: AttentionSpec,
