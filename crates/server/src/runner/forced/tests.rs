@@ -335,10 +335,10 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
     ended
 }
 
-#[test]
-fn calls_in_all_forms_have_the_arguments_that_the_schema_describes() {
+/// Draws calls in every other form, from this one on. All of them take a processor the better part of a minute.
+fn calls_in_every_other_form(first: usize) {
     let mut drawn = 0;
-    for (number, case) in cases().iter().enumerate() {
+    for (number, case) in cases().iter().enumerate().skip(first).step_by(2) {
         let mut ended = 0;
         for (i, schema) in schemas().iter().enumerate() {
             ended += check(case, schema, &[], (number * 100 + i) as u64, if number < 8 { 3 } else { 1 });
@@ -346,7 +346,17 @@ fn calls_in_all_forms_have_the_arguments_that_the_schema_describes() {
         assert!(ended >= 3, "{}: only {ended} calls came to an end", case.title);
         drawn += ended;
     }
-    assert!(drawn > 100, "{drawn}");
+    assert!(drawn > 50, "{drawn}");
+}
+
+#[test]
+fn calls_in_one_half_of_all_forms_have_the_arguments_that_the_schema_describes() {
+    calls_in_every_other_form(0);
+}
+
+#[test]
+fn calls_in_the_other_half_of_all_forms_have_the_arguments_that_the_schema_describes() {
+    calls_in_every_other_form(1);
 }
 
 #[test]
