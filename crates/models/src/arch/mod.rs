@@ -172,7 +172,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen2moe", load: qwen2moe::load },
-    Entry { name: "qwen2vl", load: qwen2::load },
+    Entry { name: "qwen2vl", load: qwen2::load_vl },
     Entry { name: "qwen3", load: qwen3::load_dense },
     Entry { name: "qwen35", load: qwen3next::load },
     Entry { name: "qwen35moe", load: qwen3next::load },

@@ -12,8 +12,19 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_with(keys, w, keys.rms_eps()?)
+}
+
+/// The language models of Qwen 2 VL and Qwen 2.5 VL. The reference reads no epsilon for them; beside the squares of what real
+/// models norm, theirs is nothing.
+pub(super) fn load_vl(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    // Not zero: a row of zeros stays one.
+    load_with(keys, w, f32::MIN_POSITIVE)
+}
+
+fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, eps: f32) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let norm = NormKind::Rms(keys.rms_eps()?);
+    let norm = NormKind::Rms(eps);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
