@@ -41,6 +41,12 @@ pub fn apply(
     Ok(draft)
 }
 
+/// Checks the options of a request that generates nothing; `unknown` as for [`apply`].
+pub fn check(options: Option<&Map<String, Value>>, unknown: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+    let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
+    apply(&Map::new(), options, &mut load, &mut run, unknown).map(drop)
+}
+
 /// Takes an option, if its name is known.
 fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<bool, Failure> {
     let sampling = &mut run.sampling;

@@ -12,9 +12,10 @@ use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
 use crate::dialect::{self, check_images, collect, respond};
-use crate::http::{Client, Json, Native, Refused};
+use crate::http::{Client, Json, Native, Refused, note_ignored};
 use crate::links::Place;
 use crate::names::Name;
+use crate::options;
 use crate::remote::{has_option, note_unheard};
 
 pub(super) async fn chat(
@@ -29,6 +30,7 @@ pub(super) async fn chat(
         note_unheard(&model, request.keep_alive);
     }
     if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
+        options::check(request.options.as_ref(), &mut |name| note_ignored(format!("options.{name}")))?;
         app.models().expire(key(&model)).await;
         return Ok(encoder.empty("unload"));
     }

@@ -12,8 +12,9 @@ use crate::app::{App, Loaded, key};
 use crate::canonical::{Failure, Generate, Task};
 use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Client, Json, Native, Refused};
+use crate::http::{Client, Json, Native, Refused, note_ignored};
 use crate::names::Name;
+use crate::options;
 use crate::remote::{has_option, note_unheard};
 use crate::scheduler::{Key, LoadOptions};
 
@@ -84,6 +85,7 @@ pub(super) async fn check(app: &App, request: GenerateRequest) -> Result<Checked
         note_unheard(&model, keep_alive);
     }
     if empty && keep_alive.is_some_and(KeepAlive::is_zero) {
+        options::check(request.options.as_ref(), &mut |name| note_ignored(format!("options.{name}")))?;
         app.models().expire(key(&model)).await;
         return Ok(Checked::Unloaded);
     }

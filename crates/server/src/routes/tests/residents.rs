@@ -36,6 +36,23 @@ async fn a_model_that_is_deleted_leaves_memory() {
 }
 
 #[tokio::test]
+async fn options_are_looked_at_even_where_the_model_is_only_told_to_leave() {
+    let b = Bench::new();
+    for (path, text) in [("/api/generate", "prompt"), ("/api/chat", "messages")] {
+        let empty = if text == "prompt" { json!("") } else { json!([]) };
+        let leave =
+            |options: Value| json!({"model": "cria", text: empty, "keep_alive": 0, "options": options});
+        let wrong = b.post(path, leave(json!({"dynatemp_range": false}))).await;
+        assert_eq!(
+            (wrong.status.as_u16(), wrong.json()["error"].as_str().unwrap()),
+            (400, "option \"dynatemp_range\" must be of type float32")
+        );
+        let unknown = b.post(path, leave(json!({"zz": 1}))).await;
+        assert_eq!((unknown.status.as_u16(), unknown.header("x-puna-ignored")), (200, "options.zz"));
+    }
+}
+
+#[tokio::test]
 async fn models_are_loaded_and_unloaded_on_demand() {
     let b = Bench::new();
     let load = b.post("/api/generate", json!({"model": "CRIA", "keep_alive": "90s"})).await.json();
