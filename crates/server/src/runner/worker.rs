@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::generator::{Generator, LoadError, Loader};
 use super::line::{Entrance, Line};
@@ -22,6 +22,9 @@ use crate::panics::text_of;
 
 /// How often a sign of life is sent.
 const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+
+/// Between two writes of nothing but pieces of answers: a twentieth of what a reader can notice.
+const GATHERED: Duration = Duration::from_millis(1);
 
 /// Threads that render and tokenize prompts of ordinary size: one a core, within these bounds.
 const PREPARERS: (usize, usize) = (2, 8);
@@ -92,20 +95,36 @@ fn fail(error: LoadError, out: Sender<FromRunner>, sender: thread::JoinHandle<()
     Ok(())
 }
 
-/// Writes messages as they come; several that wait go out in one piece.
+/// Writes messages as they come; several that wait go out in one piece. Pieces that follow others within [`GATHERED`] wait for
+/// the end of it: to wake a server costs more than what it is woken for.
 fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
     let mut socket = BufWriter::new(socket);
-    while let Ok(message) = outgoing.recv() {
-        let mut sent = put(&mut socket, &message);
-        while sent.is_ok()
-            && let Ok(message) = outgoing.try_recv()
-        {
-            sent = put(&mut socket, &message);
+    let mut next = Instant::now();
+    while let Ok(mut message) = outgoing.recv() {
+        loop {
+            if put(&mut socket, &message).is_err() {
+                return;
+            }
+            let wait = if is_piece(&message) {
+                next.saturating_duration_since(Instant::now())
+            } else {
+                Duration::ZERO
+            };
+            match outgoing.recv_timeout(wait) {
+                Ok(another) => message = another,
+                Err(_) => break,
+            }
         }
-        if sent.and_then(|()| socket.flush()).is_err() {
+        if socket.flush().is_err() {
             return;
         }
+        next = Instant::now() + GATHERED;
     }
+}
+
+/// Whether more is to follow, so that nobody waits for this alone.
+fn is_piece(message: &FromRunner) -> bool {
+    matches!(message, FromRunner::Event(_, event) if !event.is_end())
 }
 
 /// Writes a message. An event that is too large costs its own request an error, and nobody else anything.
