@@ -66,6 +66,16 @@ pub enum Glu {
         /// Bound of both halves.
         limit: f32,
     },
+    /// `silu(min(gate, limit)) · clamp(up, ±limit)`.
+    SiluOfClamped {
+        /// Bound of both halves.
+        limit: f32,
+    },
+    /// `min(silu(gate), limit) · clamp(up, ±limit)`.
+    ClampedSilu {
+        /// Bound of both halves.
+        limit: f32,
+    },
 }
 
 impl Glu {

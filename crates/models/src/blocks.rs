@@ -1,6 +1,6 @@
 //! Parts that files store in more than one form: projections of query, key and value, and feed-forward pairs.
 
-use puna_graph::{Activation, Glu, Graph, Linear, ValueId};
+use puna_graph::{Activation, Glu, Graph, Linear, Norm, ValueId};
 
 pub use crate::experts::{Experts, Shared};
 
@@ -57,8 +57,10 @@ impl Qkv {
 #[derive(Debug, Clone)]
 pub struct Mlp {
     gate_up: GateUp,
-    down: Linear,
     kind: Glu,
+    /// Of the unit's result, by the root of the mean square.
+    norm: Option<Norm>,
+    down: Linear,
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +94,12 @@ impl Mlp {
             Some(gate) => GateUp::Split(gate, w.linear(&name("up"), n_embd, ff)?),
             None => GateUp::Fused(w.linear(&name("up"), n_embd, 2 * ff)?),
         };
-        Ok(Self { gate_up, down: w.linear(&name("down"), ff, n_embd)?, kind })
+        Ok(Self { gate_up, kind, norm: None, down: w.linear(&name("down"), ff, n_embd)? })
+    }
+
+    /// The same with this norm before the way down.
+    pub fn with_norm(self, norm: Norm) -> Self {
+        Self { norm: Some(norm), ..self }
     }
 
     /// The feed-forward part of a layer.
@@ -105,6 +112,7 @@ impl Mlp {
             }
         };
         let hidden = g.glu("ffn_glu", self.kind, gate, up);
+        let hidden = self.norm.as_ref().map_or(hidden, |norm| g.rms_norm("ffn_sub_norm", norm, hidden));
         g.linear("ffn_out", &self.down, hidden)
     }
 }
@@ -160,6 +168,15 @@ pub enum FeedForward {
     Moe(Experts),
     /// A mixture, and beside it an expert that every token uses.
     Shared(Experts, Shared),
+    /// A dense part, and beside it a mixture that reads, by this norm, what the router is given.
+    Early {
+        /// Reads what the layer's feed-forward part reads.
+        dense: Mlp,
+        /// Of what the mixture reads, by the root of the mean square.
+        norm: Norm,
+        /// The mixture.
+        experts: Experts,
+    },
     /// What one of the others gives, times this.
     Scaled(Box<FeedForward>, f32),
 }
@@ -184,6 +201,12 @@ impl FeedForward {
             Self::Shared(experts, shared) => {
                 let y = experts.forward_by(g, x, by);
                 let beside = shared.forward(g, x);
+                g.add("ffn_out", y, beside)
+            }
+            Self::Early { dense, norm, experts } => {
+                let y = dense.forward(g, x);
+                let by = g.rms_norm("ffn_norm_exps", norm, by);
+                let beside = experts.forward_by(g, by, by);
                 g.add("ffn_out", y, beside)
             }
             Self::Scaled(of, factor) => {

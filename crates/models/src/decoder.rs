@@ -1,6 +1,8 @@
 //! The decoder that most language models are: layers that attend and then transform, each added to a stream of features.
 //! Families differ in options of a layer and of the whole; an architecture's file names those that it takes.
 
+use std::ops::Range;
+
 use puna_graph::*;
 
 use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
@@ -89,6 +91,7 @@ pub enum QkNorm {
 }
 
 /// One layer, in the order in which it computes.
+#[derive(Clone)]
 pub struct Layer {
     /// Of what attention reads; without, it reads the stream.
     pub attn_norm: Option<AnyNorm>,
@@ -98,6 +101,8 @@ pub struct Layer {
     pub clamp: Option<f32>,
     /// Norms of query and key.
     pub qk_norm: QkNorm,
+    /// `[heads]`: multiplies each head of the query behind all that.
+    pub query_factors: Option<WeightId>,
     /// How query and key turn with the position.
     pub rope: Option<RopeId>,
     /// How queries grow with the position.
@@ -108,6 +113,8 @@ pub struct Layer {
     pub values: Option<HeadLinear>,
     /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
     pub gate: Option<(Linear, Activation)>,
+    /// Of what all heads read together.
+    pub heads_norm: Option<AnyNorm>,
     /// From the heads back to the stream.
     pub wo: Linear,
     /// Of attention's part before it is added.
@@ -122,6 +129,10 @@ pub struct Layer {
     pub early_router: bool,
     /// Of its result before it is added.
     pub post_ffn_norm: Option<AnyNorm>,
+    /// How much of the embeddings is added to the stream behind the layer.
+    pub embd_share: f32,
+    /// Of the stream behind the layer.
+    pub stream_norm: Option<AnyNorm>,
 }
 
 /// The whole, in the order in which it computes.
@@ -193,6 +204,11 @@ impl Decoder {
 
     /// As a model: with a cache where tokens see only what came before, else as an encoder.
     pub fn loaded(self, hp: &Hparams) -> Loaded {
+        self.loaded_as(hp, |decoder| Box::new(decoder))
+    }
+
+    /// The same inside of an architecture that takes its parts in an order of its own.
+    pub fn loaded_as(self, hp: &Hparams, arch: impl FnOnce(Self) -> Box<dyn Architecture>) -> Loaded {
         let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
         let cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
         let causal = !cache.is_empty();
@@ -204,7 +220,7 @@ impl Decoder {
             score_is_softmax: score_labels > 0,
             ..Shape::decoder(hp)
         };
-        Loaded { arch: Box::new(self), cache, shape }
+        Loaded { arch: arch(self), cache, shape }
     }
 
     fn layer(&self, g: &mut Graph, i: usize, mut x: ValueId, outputs_only: bool) -> ValueId {
@@ -218,6 +234,7 @@ impl Decoder {
             }
             x = g.gather_outputs(x);
         }
+        let a = normed(g, "attn_sub_norm", &l.heads_norm, a);
         let a = g.linear("attn_out", &l.wo, a);
         let a = normed(g, "attn_post_norm", &l.post_attn_norm, a);
         let a = scaled(g, "attn_scaled", a, self.residual_scale);
@@ -248,11 +265,13 @@ impl Layer {
             qkv,
             clamp: None,
             qk_norm: QkNorm::None,
+            query_factors: None,
             rope: None,
             temperature: None,
             attention,
             values: None,
             gate: None,
+            heads_norm: None,
             wo,
             post_attn_norm: None,
             parallel: false,
@@ -260,6 +279,8 @@ impl Layer {
             ffn,
             early_router: false,
             post_ffn_norm: None,
+            embd_share: 0.0,
+            stream_norm: None,
         }
     }
 
@@ -280,6 +301,10 @@ impl Layer {
         }
         if let QkNorm::After(norms) = &self.qk_norm {
             [q, k] = norm_both(g, norms, [q, k]);
+        }
+        if let Some(factors) = self.query_factors {
+            let factors = g.embed("Qcur_factors", factors, self.attention.heads, Index::Fixed(0));
+            q = g.mul("Qcur_scaled", q, factors);
         }
         if let Some(by) = self.temperature {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
@@ -308,6 +333,27 @@ impl Decoder {
         normed(g, "inp_norm", &self.embd_norm, x)
     }
 
+    /// The stream behind these layers, which `entered` the first of them. The last one of all lets only outputs through where that is
+    /// wanted.
+    pub fn pass(&self, g: &mut Graph, layers: Range<usize>, entered: ValueId, outputs_only: bool) -> ValueId {
+        let mut x = entered;
+        for i in layers {
+            let Layer { embd_share, stream_norm, .. } = &self.layers[i];
+            g.set_layer(Some(i));
+            x = self.layer(g, i, x, outputs_only);
+            if *embd_share != 0.0 {
+                let is_last = outputs_only && i + 1 == self.layers.len();
+                let embd = if is_last { g.gather_outputs(entered) } else { entered };
+                let embd = g.scale("embd_skip", embd, *embd_share);
+                x = g.add("l_out_skip", x, embd);
+            }
+            x = g.steer(i, x);
+            x = normed(g, "l_out_norm", stream_norm, x);
+        }
+        g.set_layer(None);
+        x
+    }
+
     /// Hidden states of the stream behind the last layer.
     pub fn leave(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let x = self.norm.apply(g, "result_norm", x);
@@ -323,13 +369,8 @@ impl Decoder {
 
 impl Architecture for Decoder {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut x = self.enter(g);
-        for i in 0..self.layers.len() {
-            g.set_layer(Some(i));
-            x = self.layer(g, i, x, outputs_only);
-            x = g.steer(i, x);
-        }
-        g.set_layer(None);
+        let x = self.enter(g);
+        let x = self.pass(g, 0..self.layers.len(), x, outputs_only);
         self.leave(g, x)
     }
 
@@ -369,7 +410,14 @@ pub fn layers<'w, L>(
 ) -> Result<Vec<L>, ModelError> {
     // The first to be asked for: where keys do not fit the tensors, it shows that best.
     w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    (0..hp.n_layer).map(|i| layer(&mut Block { w, hp, norm, i, name: format!("blk.{i}") })).collect()
+    (0..hp.n_layer).map(|i| layer(&mut Block::new(w, hp, norm, i))).collect()
+}
+
+impl<'a, 'w> Block<'a, 'w> {
+    /// The parts of layer `i`, whose names begin with `blk.i`.
+    pub fn new(w: &'a mut Weights<'w>, hp: &'a Hparams, norm: NormKind, i: usize) -> Self {
+        Self { w, hp, norm, i, name: format!("blk.{i}") }
+    }
 }
 
 impl Block<'_, '_> {

@@ -170,7 +170,7 @@ impl Experts {
                 normalise,
                 scale,
                 factors: w.opt(&name("down", "scale"), &[experts])?,
-                favour: w.opt(&format!("{block}.exp_probs_b.bias"), &[experts])?,
+                favour: favour(w, block, experts)?,
                 groups,
                 weighs_input,
                 glu,
@@ -198,6 +198,13 @@ impl Experts {
         let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
         g.linear("ffn_latent_up", up, y)
     }
+}
+
+/// `exp_probs_b`, which some files name as a tensor of its own and others as a bias.
+fn favour(w: &mut Weights<'_>, block: &str, experts: usize) -> Result<Option<WeightId>, ModelError> {
+    let name = format!("{block}.exp_probs_b");
+    let name = if w.has(&name) { name } else { name + ".bias" };
+    w.opt(&name, &[experts])
 }
 
 /// Gate and up matrices of all experts, and whether they are one tensor with both for each; without a gate twice the other.

@@ -6,7 +6,7 @@ use puna_graph::AttentionSpec;
 use crate::error::ModelError;
 
 /// More layers than any model has, to bound what a file can ask for.
-const MAX_LAYERS: u32 = 512;
+pub(crate) const MAX_LAYERS: u32 = 512;
 
 /// Keys under the architecture's name, read with their defaults.
 #[derive(Debug, Clone)]
@@ -113,6 +113,16 @@ impl<'a> Keys<'a> {
         Ok(width.unwrap_or(count.saturating_mul(hidden)))
     }
 
+    /// One bound a layer, from a scalar or an array that may be absent; zero and less mean none.
+    pub fn bounds(&self, key: &str, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
+        let key = self.name(key);
+        if self.meta.get(&key).is_none() {
+            return Ok(vec![None; layers]);
+        }
+        let numbers = self.numbers_per_layer(&key, layers)?;
+        Ok(numbers.into_iter().map(|bound| Some(bound).filter(|&bound| bound > 1e-6)).collect())
+    }
+
     /// One number a layer, from a scalar or an array, of a key without the architecture's name.
     pub fn numbers_per_layer(&self, key: &str, layers: usize) -> Result<Vec<f32>, ModelError> {
         let numbers = match self.meta.get(key).and_then(Value::as_array) {
@@ -165,6 +175,16 @@ impl<'a> Keys<'a> {
     /// Which layers slide: the key (a period or a bool a layer), else `default` as a period, whose last layer does not.
     pub fn sliding(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
         self.slides(layers, default, |i, period| i % period < period - 1)
+    }
+
+    /// Which layers slide, of files that list it.
+    pub fn listed_sliding(&self, layers: usize) -> Result<Vec<bool>, ModelError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        self.flags(KEY, layers)?.ok_or_else(|| ModelError::KeyValue {
+            key: self.name(KEY),
+            value: "absent".into(),
+            reason: "a list of yes or no for each layer is needed",
+        })
     }
 
     /// The same where it is the first layer of a period that does not slide.

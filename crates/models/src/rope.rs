@@ -70,6 +70,17 @@ impl RopeKeys {
         Ok(Self { dims, base, scaling: Scaling::None, ..self })
     }
 
+    /// The same, if heads of this size can turn so.
+    pub fn checked(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
+        check(self.dims, self.base, head_dim, || keys.name("rope.dimension_count_swa"))?;
+        Ok(self)
+    }
+
+    /// The same without scaling.
+    pub fn unscaled(self) -> Self {
+        Self { scaling: Scaling::None, attn_factor: 1.0, ..self }
+    }
+
     /// The table, with each frequency divided by its factor where the file has some.
     pub fn table(&self, kind: RopeKind, factors: Option<&[f32]>) -> Rope {
         let mut frequencies: Vec<f64> = (0..self.dims / 2)

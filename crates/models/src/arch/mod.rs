@@ -3,7 +3,9 @@
 mod afmoe;
 mod apertus;
 mod arcee;
+mod arctic;
 mod bert;
+mod bitnet;
 mod bloom;
 mod cohere;
 mod dbrx;
@@ -32,7 +34,9 @@ mod gptneox;
 mod granite;
 mod granitehybrid;
 mod grok;
+mod hrm_text;
 mod hunyuan;
+mod hy_v3;
 mod jais;
 mod jamba;
 mod kimi_linear;
@@ -41,12 +45,16 @@ mod lfm2;
 mod llama;
 mod llama4;
 mod mamba;
+mod maple;
 mod mellum;
+mod mimo2;
 mod minicpm3;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
 mod mpt;
+mod muse_glimmer;
+mod nanbeige;
 mod nemotron;
 mod nemotron_h;
 mod olmo;
@@ -55,6 +63,7 @@ mod olmoe;
 mod phi2;
 mod phi3;
 mod plamo;
+mod plamo3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
@@ -64,9 +73,12 @@ mod rwkv6;
 mod seed_oss;
 mod smallthinker;
 mod smollm3;
+mod spark2_5;
 mod stablelm;
 mod starcoder2;
+mod step35;
 mod t5encoder;
+mod talkie;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -86,10 +98,12 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
+    Entry { name: "arctic", load: arctic::load },
     Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
     Entry { name: "bert", load: bert::load },
+    Entry { name: "bitnet", load: bitnet::load },
     Entry { name: "bloom", load: bloom::load },
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "codeshell", load: starcoder2::load },
@@ -126,17 +140,19 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "granitehybrid", load: granitehybrid::load },
     Entry { name: "granitemoe", load: granite::load },
     Entry { name: "grok", load: grok::load },
+    Entry { name: "hrm_text", load: hrm_text::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "hunyuan_vl", load: hunyuan::load },
+    Entry { name: "hy_v3", load: hy_v3::load },
     Entry { name: "internlm2", load: llama::load },
     Entry { name: "jais", load: jais::load },
     Entry { name: "jais2", load: nemotron::load },
     Entry { name: "jamba", load: jamba::load },
     Entry { name: "jina-bert-v2", load: bert::load_jina },
     Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
-    Entry { name: "laguna", load: laguna::load },
     Entry { name: "kimi-linear", load: kimi_linear::load },
+    Entry { name: "laguna", load: laguna::load },
     Entry { name: "lfm2", load: lfm2::load },
     Entry { name: "lfm2moe", load: lfm2::load_moe },
     Entry { name: "llama", load: llama::load },
@@ -145,7 +161,9 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "maincoder", load: hunyuan::load_maincoder },
     Entry { name: "mamba", load: mamba::load },
     Entry { name: "mamba2", load: mamba::load_2 },
+    Entry { name: "maple", load: maple::load },
     Entry { name: "mellum", load: mellum::load },
+    Entry { name: "mimo2", load: mimo2::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minicpm3", load: minicpm3::load },
     Entry { name: "minimax-m2", load: minimax_m2::load },
@@ -153,6 +171,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "mistral4", load: deepseek2::load },
     Entry { name: "modern-bert", load: modern_bert::load },
     Entry { name: "mpt", load: mpt::load },
+    Entry { name: "muse-glimmer", load: muse_glimmer::load },
+    Entry { name: "nanbeige", load: nanbeige::load },
     Entry { name: "nemotron", load: nemotron::load },
     Entry { name: "nemotron_h", load: nemotron_h::load },
     Entry { name: "nemotron_h_moe", load: nemotron_h::load },
@@ -168,6 +188,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "plamo", load: plamo::load },
+    Entry { name: "plamo3", load: plamo3::load },
     Entry { name: "plm", load: minicpm3::load_plm },
     Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
@@ -185,9 +206,12 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "seed_oss", load: seed_oss::load },
     Entry { name: "smallthinker", load: smallthinker::load },
     Entry { name: "smollm3", load: smollm3::load },
+    Entry { name: "spark2_5", load: spark2_5::load },
     Entry { name: "stablelm", load: stablelm::load },
     Entry { name: "starcoder", load: gpt2::load },
     Entry { name: "starcoder2", load: starcoder2::load },
+    Entry { name: "step35", load: step35::load },
     Entry { name: "t5encoder", load: t5encoder::load },
+    Entry { name: "talkie", load: talkie::load },
     Entry { name: "xverse", load: llama::load },
 ];

@@ -1,0 +1,30 @@
+//! BitNet b1.58: a llama with one more norm before each way back to the stream, and matrices of three values with a factor each.
+//! GGUF: `general.architecture = "bitnet"`.
+
+use puna_graph::*;
+
+use crate::blocks::{FeedForward, Mlp};
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let eps = keys.rms_eps()?;
+    let norm = NormKind::Rms(eps);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let (ff, width) = (hp.ff(b.i), hp.heads[b.i] * hp.value_dim);
+        let inner = b.w.norm(&format!("{}.ffn_sub_norm", b.name), ff, eps)?;
+        let mlp = Mlp::load(b.w, &b.name, hp.n_embd, ff, Glu::Silu)?.with_norm(inner);
+        Ok(Layer {
+            rope: Some(rope),
+            heads_norm: Some(b.norm_of("attn_sub_norm", &[width])?),
+            ..b.pre_norm(FeedForward::Dense(mlp))?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

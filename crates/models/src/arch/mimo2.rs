@@ -1,0 +1,50 @@
+//! MiMo 2: heads of values smaller than those of keys, scaled values; layers with a sliding window, sinks and another base among those
+//! without; dense layers and mixtures by sigmoids with a bias for choosing.
+//! GGUF: `general.architecture = "mimo2"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
+    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
+    let local_keys = RopeKeys { base, ..rope_keys }.unscaled();
+    let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
+    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
+    let sliding = keys.listed_sliding(hp.n_layer)?;
+    let value_scale = keys.factor("attention.value_scale")?.unwrap_or(1.0);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let local = sliding[b.i];
+        let ffn = if b.has("ffn_gate_inp.weight") {
+            let shape = ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?;
+            let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
+            b.experts(ExpertShape { gating: Gating::Sigmoid, normalise: true, scale, ..shape })?
+        } else {
+            b.gated(Glu::Silu)?
+        };
+        let plain = hp.attention(b.i);
+        let layer = b.pre_norm(ffn)?;
+        Ok(Layer {
+            rope: Some(if local { local_rope } else { global_rope }),
+            attention: AttentionSpec {
+                mask: if local { window } else { Mask::Causal },
+                sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
+                ..plain
+            },
+            // Scaled values are a scaled way back.
+            wo: Linear { scale: layer.wo.scale * value_scale, ..layer.wo },
+            ..layer
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}

@@ -1,0 +1,47 @@
+//! PLaMo 3: norms before and after each part, normed query and key heads, SwiGLU; seven layers with a sliding window, which turn by
+//! another base, for each one without.
+//! GGUF: `general.architecture = "plamo3"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, AnyNorm, Block, Decoder, Layer, NormKind, QkNorm};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let eps = keys.rms_eps()?;
+    let norm = NormKind::Rms(eps);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
+    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
+    let local_keys = RopeKeys { base, ..rope_keys }.unscaled();
+    let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
+    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
+    let sliding = keys.sliding(hp.n_layer, 8)?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let local = window.filter(|_| sliding[b.i]);
+        let ffn = b.gated(Glu::Silu)?;
+        Ok(Layer {
+            qk_norm: QkNorm::Before(b.head_norms()?),
+            rope: Some(if local.is_some() { local_rope } else { global_rope }),
+            attention: AttentionSpec {
+                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
+                ..hp.attention(b.i)
+            },
+            post_attn_norm: Some(bare_norm(b, "post_attention_norm", eps)?),
+            post_ffn_norm: Some(bare_norm(b, "post_ffw_norm", eps)?),
+            ..b.pre_norm(ffn)?
+        })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}
+
+/// A norm whose tensor is named without `.weight`, as the files have it.
+fn bare_norm(b: &mut Block<'_, '_>, part: &str, eps: f32) -> Result<AnyNorm, ModelError> {
+    let w = Some(b.tensor(part, &[b.hp.n_embd])?);
+    Ok(AnyNorm::Rms(Norm { w, b: None, dim: b.hp.n_embd, eps }))
+}
