@@ -189,7 +189,7 @@ impl Backend for CpuBackend {
         for w in &weights {
             let rows = w.shape.get(1..).unwrap_or_default().iter().product::<usize>();
             let bytes = w.ty.row_bytes(w.shape[0]).and_then(|row| row.checked_mul(rows));
-            let found = w.data.bytes().len();
+            let found = w.data.size();
             if bytes != Some(found) {
                 let (name, expected) = (w.name.clone(), bytes.unwrap_or(0));
                 return Err(BackendError::WeightSize { name, found, expected });

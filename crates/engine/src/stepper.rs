@@ -80,7 +80,7 @@ impl Stepper {
     /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
     /// run.
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
-        let weights = self.model.weights().iter().map(|w| w.data.bytes().len() as u64).sum();
+        let weights = self.model.weights().iter().map(|w| w.data.size() as u64).sum();
         let spec = cache_spec(&self.model, options);
         let cache = spec.page_bytes() as u64 * spec.pages as u64;
         let states = state_spec(&self.model, options);

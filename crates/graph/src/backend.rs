@@ -13,6 +13,11 @@ use crate::values::Rope;
 pub trait Bytes: Send + Sync {
     /// The bytes.
     fn bytes(&self) -> &[u8];
+
+    /// How many they are, also of bytes that are yet to be made.
+    fn size(&self) -> usize {
+        self.bytes().len()
+    }
 }
 
 impl Bytes for Vec<u8> {

@@ -44,11 +44,16 @@ pub struct ExpertShape {
 impl ExpertShape {
     /// Experts of this width: their number and how many are used come from the keys; the rest is a plain softmax.
     pub fn read(keys: &Keys<'_>, hidden: usize) -> Result<Self, ModelError> {
-        let (experts, used) = (keys.count("expert_count")?, keys.count("expert_used_count")?);
+        Self::using(keys, hidden, keys.count("expert_used_count")?)
+    }
+
+    /// The same where a token uses so many.
+    pub fn using(keys: &Keys<'_>, hidden: usize, used: usize) -> Result<Self, ModelError> {
+        let experts = keys.count("expert_count")?;
         let of = |key: &str, value: usize, reason| {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
-        if used > experts {
+        if used == 0 || used > experts {
             return of("expert_used_count", used, "must be between 1 and the number of experts");
         }
         Ok(Self {
@@ -65,10 +70,14 @@ impl ExpertShape {
         })
     }
 
-    /// The same with everything else that keys may say of the choice: gating (or else this one), whether weights are scaled to
-    /// sum to one, their factor, groups.
+    /// The same with everything else that keys may say of the choice, see [`Self::with_choice`].
     pub fn read_all(keys: &Keys<'_>, hidden: usize, gating: Gating) -> Result<Self, ModelError> {
-        let plain = Self::read(keys, hidden)?;
+        Self::read(keys, hidden)?.with_choice(keys, gating)
+    }
+
+    /// These experts with what keys say of the choice: gating (or else this one), whether weights are scaled to sum to one, their
+    /// factor, groups.
+    pub fn with_choice(self, keys: &Keys<'_>, gating: Gating) -> Result<Self, ModelError> {
         let gating = match keys.opt_count("expert_gating_func")? {
             None | Some(0) => gating,
             Some(1) => Gating::Softmax,
@@ -84,8 +93,8 @@ impl ExpertShape {
             gating,
             normalise: keys.flag("expert_weights_norm")?,
             scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
-            groups: groups(keys, &plain)?,
-            ..plain
+            groups: groups(keys, &self)?,
+            ..self
         })
     }
 }

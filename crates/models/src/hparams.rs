@@ -143,8 +143,11 @@ impl<'a> Keys<'a> {
 
     /// One count a layer, from a scalar or an array of at least that length.
     pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, ModelError> {
-        let values = self.meta.u32_per_layer(&self.name(key), layers)?;
-        Ok(values.map(|v| v.into_iter().map(|v| v as usize).collect()))
+        let key = self.name(key);
+        // Blocks of prediction, which are not counted, have entries, too.
+        let listed = self.meta.get(&key).and_then(Value::as_array).map_or(layers, |values| values.len());
+        let values = self.meta.u32_per_layer(&key, listed.max(layers))?;
+        Ok(values.map(|v| v.into_iter().take(layers).map(|v| v as usize).collect()))
     }
 
     /// The epsilon of RMS norms.
@@ -225,6 +228,16 @@ impl Hparams {
     /// Causal attention with the heads of layer `i`.
     pub fn attention(&self, i: usize) -> AttentionSpec {
         AttentionSpec::causal(self.heads[i], self.kv_heads[i], self.key_dim, self.value_dim)
+    }
+
+    /// Refuses that layer `i` reads keys and values of `source` where that has other heads of them.
+    pub fn may_read(&self, keys: &Keys<'_>, i: usize, source: usize) -> Result<(), ModelError> {
+        if self.kv_heads[i] == self.kv_heads[source] {
+            return Ok(());
+        }
+        let value = format!("{} in layer {i}, {} in layer {source}", self.kv_heads[i], self.kv_heads[source]);
+        let reason = "a layer must have as many key heads as the one whose keys and values it reads";
+        Err(ModelError::KeyValue { key: keys.name("attention.head_count_kv"), value, reason })
     }
 
     /// Columns of query, key and value in layer `i`.

@@ -4,10 +4,11 @@
 use puna_graph::*;
 
 use crate::blocks::{FeedForward, Qkv};
-use crate::decoder::{AnyNorm, Block, Decoder};
+use crate::decoder::{AnyNorm, Block, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, Loaded, Shape};
+use crate::weights::Weights;
 
 /// The part of a layer by which tokens see those before them.
 pub trait Mixer: Send + Sync {
@@ -39,11 +40,28 @@ pub struct Hybrid {
     pub around: Decoder,
     /// The layers.
     pub layers: Vec<HybridLayer>,
-    /// Stream after which layers it is halved: files have smaller weights there.
+    /// Layers of what files count as one block.
+    pub block: usize,
+    /// Behind every how many blocks the stream is halved: files have smaller weights there.
     pub halved_every: Option<usize>,
 }
 
 impl Hybrid {
+    /// These layers with what is before and behind them as in a [`Decoder`]; each is a block.
+    pub fn new(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        norm: NormKind,
+        layers: Vec<HybridLayer>,
+    ) -> Result<Self, ModelError> {
+        Ok(Self::between(Decoder::new(w, hp, norm, Vec::new())?, layers))
+    }
+
+    /// These layers between what is before and behind those of a decoder.
+    pub fn between(around: Decoder, layers: Vec<HybridLayer>) -> Self {
+        Self { around, layers, block: 1, halved_every: None }
+    }
+
     /// As a model.
     pub fn loaded(self, hp: &Hparams) -> Loaded {
         let mixers = self.layers.iter().flat_map(|layer| &layer.mixers);
@@ -57,7 +75,8 @@ impl Architecture for Hybrid {
         let mut x = self.around.enter(g);
         let mut cached = 0;
         for (i, layer) in self.layers.iter().enumerate() {
-            g.set_layer(Some(i));
+            let block = i / self.block;
+            g.set_layer(Some(block));
             let h = layer.norm.apply(g, "attn_norm", x);
             let is_last = outputs_only && i + 1 == self.layers.len();
             let mut parts = Vec::with_capacity(layer.mixers.len());
@@ -78,10 +97,13 @@ impl Architecture for Hybrid {
                 let f = ffn.forward(g, h);
                 x = self.around.add_scaled(g, "l_out", x, f);
             }
-            if self.halved_every.is_some_and(|every| (i + 1).is_multiple_of(every)) {
+            if !(i + 1).is_multiple_of(self.block) {
+                continue;
+            }
+            if self.halved_every.is_some_and(|every| (block + 1).is_multiple_of(every)) {
                 x = g.scale("l_out", x, 0.5);
             }
-            x = g.steer(i, x);
+            x = g.steer(block, x);
         }
         g.set_layer(None);
         self.around.leave(g, x)
@@ -116,6 +138,11 @@ impl Attention {
         if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
             let (what, reason) =
                 (format!("attention in layer {i}"), "its heads are no multiple of its key heads");
+            return Err(ModelError::Unsupported { what, reason });
+        }
+        if gated && spec.key_dim != spec.value_dim {
+            let what = format!("values of {} features to keys of {}", spec.value_dim, spec.key_dim);
+            let reason = "gates of attention are as wide as its keys";
             return Err(ModelError::Unsupported { what, reason });
         }
         let [q, k, v] = hp.widths(i);

@@ -207,6 +207,12 @@ impl Bytes for Made {
     fn bytes(&self) -> &[u8] {
         self.made.get_or_init(|| SharedBytes::aligned(&self.make()))
     }
+
+    fn size(&self) -> usize {
+        let (columns, rows) = self.half.shape(&self.form);
+        let row = self.half.ty(self.ty).row_bytes(columns).unwrap_or(0);
+        row * rows * self.heads
+    }
 }
 
 impl Made {

@@ -123,16 +123,15 @@ impl RopeKeys {
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
     }
 
-    /// As DeepSeek's files mean the multiplier of yarn: they hold a tenth of it, and it sharpens scores while cosine and sine
-    /// stay. Returns these keys with that said, and by what scores are multiplied.
-    pub fn sharpened(mut self) -> (Self, f32) {
+    /// As files with latent attention mean the multiplier of yarn: they hold a tenth of it, and scores are sharpened, too. DeepSeek's
+    /// mean to sharpen these by it while cosine and sine stay. Returns these keys with that said, and by what scores are multiplied.
+    pub fn sharpened(mut self, is_deepseek: bool) -> (Self, f32) {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else { return (self, 1.0) };
-        let grown = growth(*factor, if *m == 0.0 { 1.0 } else { *m / 0.1 });
-        if *m != 0.0 {
-            // Growth over the same growth.
-            *m = 1.0;
-        }
-        let sharper = self.attn_factor * grown;
+        let stored = *m / 0.1;
+        let is_own = is_deepseek && stored != 0.0;
+        // Growth over the same growth.
+        *m = if is_own { 1.0 } else { stored };
+        let sharper = self.attn_factor * growth(*factor, if is_own { stored } else { 1.0 });
         (self, sharper * sharper)
     }
 }
@@ -208,11 +207,19 @@ mod tests {
         for (stored, multiplier, magnitude) in
             [(0.0707, 0.707, 1.0), (0.1, 1.0, 1.0), (0.0, 1.0, 1.0 + 0.1 * 40f32.ln())]
         {
-            let (keys, sharper) = keys(stored).sharpened();
+            let (keys, sharper) = keys(stored).sharpened(true);
             near(sharper, (1.0 + 0.1 * multiplier * 40f32.ln()).powi(2));
             near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
         }
+        // Of other files only cosine and sine differ by it.
+        for (stored, magnitude) in
+            [(0.0707, (1.0 + 0.1 * 40f32.ln()) / (1.0 + 0.0707 * 40f32.ln())), (0.1, 1.0)]
+        {
+            let (keys, sharper) = keys(stored).sharpened(false);
+            near(sharper, (1.0 + 0.1 * 40f32.ln()).powi(2));
+            near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
+        }
         let plain = RopeKeys { scaling: Scaling::None, ..keys(0.1) };
-        assert_eq!(plain.sharpened(), (plain, 1.0));
+        assert_eq!(plain.sharpened(true), (plain, 1.0));
     }
 }

@@ -186,6 +186,37 @@ fn what_further_architectures_need_is_named() {
     assert!(text.starts_with("`deepseek2-ocr.attention.sliding_window` is not supported"), "{text}");
 }
 
+#[test]
+fn what_layers_must_have_in_common_is_named() {
+    let source = source("gemma4");
+    let layers = source.metadata().u32("gemma4.block_count").unwrap() as usize;
+    let key = "gemma4.attention.head_count_kv";
+    let mut heads = source.metadata().u32_per_layer(key, layers).unwrap().unwrap();
+    let other = 3 - heads[layers - 1];
+    heads[layers - 1] = other;
+    let text = refused("gemma4", with(key, heads), "");
+    assert!(text.starts_with(&format!("key `{key}` is {other} in layer {}, ", layers - 1)), "{text}");
+    let text = refused("qwen3next", with("qwen3next.attention.value_length", 8u32), "");
+    assert!(text.contains("gates of attention are as wide as its keys"), "{text}");
+    for (name, key, value) in [
+        ("nanbeige", "nanbeige.num_loops", 257u32),
+        ("nanbeige", "nanbeige.num_loops", u32::MAX),
+        ("hrm_text", "hrm_text.hrm.l_cycles", 3),
+        ("hrm_text", "hrm_text.hrm.layers_per_stack", u32::MAX),
+        ("step35", "step35.rope.dimension_count_swa", 7),
+        ("mimo2", "mimo2.expert_used_count", 7),
+    ] {
+        let text = refused(name, with(key, value), "");
+        let named = if key.contains(".hrm.") { "hrm_text.block_count" } else { key };
+        assert!(text.starts_with(&format!("key `{named}` is")), "{key} = {value}: {text}");
+    }
+    for name in ["spark2_5", "maple", "mimo2", "step35"] {
+        let key = format!("{name}.attention.sliding_window_pattern");
+        let text = refused(name, |meta| drop(meta.remove(&key)), "");
+        assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
+    }
+}
+
 /// The error of loading a zoo file under another architecture's name, with other metadata.
 fn refused_as(name: &str, architecture: &str, change: impl Fn(&mut Metadata)) -> String {
     let rename = |meta: &mut Metadata| {

@@ -61,6 +61,66 @@ fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
     Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
 }
 
+#[test]
+fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head_together() {
+    let entry = Entry::load("qwen3next");
+    let file = Gguf::open(&entry.file).unwrap();
+    let count = |key: &str| file.metadata().u32(&format!("qwen3next.{key}")).unwrap() as usize;
+    let (n, heads, inner) = (count("embedding_length"), count("ssm.group_count"), count("ssm.inner_size"));
+    let (dim, values) = (count("ssm.state_size"), inner / heads);
+    let mut tensors = Vec::<Matrix>::new();
+    for block in 0..count("block_count") {
+        let name = |part: &str| format!("blk.{block}.{part}.weight");
+        let (Some(qkv), true) =
+            (self::values(&file, &name("attn_qkv")), file.tensor(&name("ssm_out")).is_some())
+        else {
+            continue;
+        };
+        let gate = self::values(&file, &name("attn_gate")).unwrap();
+        let rows = |all: &[f32], from: usize, count: usize| all[from * n..(from + count) * n].to_vec();
+        let of_head = |head: usize| {
+            let parts = [
+                rows(&qkv, head * dim, dim),
+                rows(&qkv, (heads + head) * dim, dim),
+                rows(&qkv, 2 * heads * dim + head * values, values),
+                rows(&gate, head * values, values),
+            ];
+            parts.concat()
+        };
+        let joined: Vec<f32> = (0..heads).flat_map(of_head).collect();
+        tensors.push((name("ssm_in"), [n, joined.len() / n], joined));
+        tensors.extend(["attn_qkv", "attn_gate"].map(|part| (name(part), [0; 2], Vec::new())));
+    }
+    assert!(!tensors.is_empty(), "there are layers of this kind");
+    let first = rewritten(&entry, "qwen3next", &|_| {}, &tensors);
+    let rows = feed(&first, "portable", "sevens");
+    std::fs::remove_file(&first.file).unwrap();
+    assert_eq!(complaint(&entry, &rows, true), None);
+}
+
+#[test]
+fn lists_of_layers_may_have_entries_for_blocks_of_prediction() {
+    let entry = Entry::load("nemotron-h-moe");
+    let change = |metadata: &mut Metadata| {
+        let name = |key: &str| format!("nemotron_h_moe.{key}");
+        let blocks = metadata.u32(&name("block_count")).unwrap();
+        for key in ["attention.head_count_kv", "feed_forward_length"] {
+            let mut all = metadata.u32_per_layer(&name(key), blocks as usize).unwrap().unwrap();
+            all.push(1);
+            metadata.set(&name(key), all);
+        }
+        // Puzzle's files say for each layer how many experts a token uses.
+        let used = metadata.u32(&name("expert_used_count")).unwrap();
+        metadata.set(&name("expert_used_count"), vec![used; blocks as usize + 1]);
+        metadata.set(&name("block_count"), blocks + 1);
+        metadata.set(&name("nextn_predict_layers"), 1u32);
+    };
+    let with_prediction = rewritten(&entry, "nemotron_h_moe", &change, &[]);
+    let rows = feed(&with_prediction, "portable", "sevens");
+    std::fs::remove_file(&with_prediction.file).unwrap();
+    assert_eq!(complaint(&entry, &rows, true), None);
+}
+
 /// Weight and bias of a matrix that gives the same where the norm before it has neither.
 fn without_norm(file: &Gguf, name: &str, norm: &str) -> [Matrix; 2] {
     let [weight, factors, shifts] =

@@ -17,7 +17,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let form = LatentForm::read(keys, &hp, w)?;
-    let (rope_keys, sharper) = RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?.sharpened();
+    let rope_keys = RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?;
+    let (rope_keys, sharper) = rope_keys.sharpened(keys.meta().architecture()? == "deepseek2");
     let rope = w.rope(rope_keys.table(RopeKind::Norm, None));
     let temperature = temperature(keys)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);

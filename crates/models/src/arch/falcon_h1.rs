@@ -3,7 +3,7 @@
 
 use puna_graph::{Glu, Norm, RopeKind};
 
-use crate::decoder::{self, AnyNorm, Decoder, NormKind};
+use crate::decoder::{self, AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, SsmKeys};
@@ -31,6 +31,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             ffn: Some((ffn_norm, b.gated(Glu::Silu)?)),
         })
     })?;
-    let around = Decoder::new(w, &hp, norm, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
 }

@@ -91,6 +91,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let mut layers = Vec::with_capacity(hp.n_layer);
     for (i, &slides_here) in slides.iter().enumerate() {
         let source = source(keys, &slides, i)?;
+        source.map_or(Ok(()), |source| hp.may_read(keys, i, source))?;
         let mask = if slides_here { Mask::Window(window) } else { Mask::Causal };
         let attention = AttentionSpec { scale: 1.0, mask, ..hp.attention(i) };
         layers.push(Layer::load(

@@ -119,12 +119,14 @@ impl<'a, 'k> Form<'a, 'k> {
     /// The layer whose keys and values layer `i` reads: of those that have their own the last but one if it slides, else the last.
     fn source(&self, i: usize) -> Result<usize, ModelError> {
         let source = self.own.checked_sub(if self.slides[i] { 2 } else { 1 });
-        source.filter(|&at| self.slides[at] == self.slides[i]).ok_or_else(|| {
+        let source = source.filter(|&at| self.slides[at] == self.slides[i]).ok_or_else(|| {
             let reason =
                 "the layers before those that share must end with a sliding one and one that sees everything";
             let key = self.keys.name("attention.shared_kv_layers");
             ModelError::KeyValue { key, value: (self.hp.n_layer - self.own).to_string(), reason }
-        })
+        })?;
+        self.hp.may_read(self.keys, i, source)?;
+        Ok(source)
     }
 }
 

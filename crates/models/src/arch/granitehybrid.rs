@@ -45,5 +45,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         logit_scale: 1.0 / keys.factor("logit_scale")?.unwrap_or(1.0),
         ..Decoder::new(w, &hp, norm, Vec::new())?
     };
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::between(around, layers).loaded(&hp))
 }

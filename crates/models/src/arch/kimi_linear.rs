@@ -4,7 +4,7 @@
 
 use puna_graph::*;
 
-use crate::decoder::{self, AnyNorm, Block, Decoder, NormKind};
+use crate::decoder::{self, AnyNorm, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
@@ -32,8 +32,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    let around = Decoder::new(w, &hp, norm, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
 }
 
 /// A layer of the delta rule.

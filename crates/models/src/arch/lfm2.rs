@@ -66,10 +66,14 @@ fn load_with(
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
+    if w.has("dense_2.weight") {
+        let what = "`dense_2`, by which each token has a vector of its own,".to_owned();
+        return Err(ModelError::Unsupported { what, reason: "texts have one vector here" });
+    }
     // The last norm is under the name of one of embeddings.
     let last = norm.load(w, "token_embd_norm", &[hp.n_embd])?;
     let around = Decoder::with_norm(w, &hp, last, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::between(around, layers).loaded(&hp))
 }
 
 /// A convolution of what one gate lets in; another lets it out.

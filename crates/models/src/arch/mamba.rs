@@ -1,7 +1,7 @@
 //! Mamba of both versions, and FalconMamba: layers of nothing but a selective scan.
 //! GGUF: `general.architecture = "mamba"` and `"mamba2"`.
 
-use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::decoder::{self, Block, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, Mixer, SsmKeys};
@@ -31,6 +31,5 @@ fn load_with(
     let layers = decoder::layers(w, &hp, norm, |b| {
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer(b)?], ffn: None })
     })?;
-    let around = Decoder::new(w, &hp, norm, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
 }

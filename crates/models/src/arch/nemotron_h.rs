@@ -5,7 +5,7 @@
 use puna_graph::*;
 
 use crate::blocks::Plain;
-use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::decoder::{self, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts};
 use crate::hparams::{Hparams, Keys};
@@ -29,8 +29,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         };
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn: None })
     })?;
-    let around = Decoder::new(w, &hp, norm, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
 }
 
 /// Experts beside one that every token uses, none with a gate.
@@ -41,14 +40,16 @@ struct Mixture {
 
 impl Mixture {
     fn load(b: &mut Block<'_, '_>, keys: &Keys<'_>) -> Result<Self, ModelError> {
-        let own = keys.per_layer("expert_feed_forward_length", b.hp.n_layer)?.map_or(0, |all| all[b.i]);
-        let used = keys.count("expert_used_count")?;
-        let hidden = if own > 0 { own } else { b.hp.ff(b.i) / used };
+        // Of each layer, zero where it has none.
+        let of_layer =
+            |key| Ok::<_, ModelError>(keys.per_layer(key, b.hp.n_layer)?.map_or(0, |all| all[b.i]));
+        let (own, used) = (of_layer("expert_feed_forward_length")?, of_layer("expert_used_count")?);
+        let hidden = if own > 0 { own } else { b.hp.ff(b.i) / used.max(1) };
         let shape = ExpertShape {
             glu: Glu::ReluSquared,
             gating: Gating::Sigmoid,
             latent: keys.opt_count("moe_latent_size")?.filter(|&width| width > 0),
-            ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?
+            ..ExpertShape::using(keys, hidden, used)?.with_choice(keys, Gating::Sigmoid)?
         };
         let (n_embd, shared) = (b.hp.n_embd, keys.shared_width(hidden)?);
         Ok(Self {

@@ -4,7 +4,7 @@
 
 use puna_graph::*;
 
-use crate::decoder::{self, AnyNorm, Block, Decoder, NormKind};
+use crate::decoder::{self, AnyNorm, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
@@ -49,28 +49,21 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let ffn = Some((b.norm("post_attention_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    let around = Decoder::new(w, &hp, norm, Vec::new())?;
-    Ok(Hybrid { around, layers, halved_every: None }.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
 }
 
 /// Which layers do not attend: the key, or all but the last of each period.
 fn recurrent_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
-    let key = keys.name("attention.recurrent_layers");
-    let Some(flags) = keys.meta().bools(&key)? else {
-        let period = keys.count_or("full_attention_interval", 4)?;
-        return Ok((1..=layers).map(|i| !i.is_multiple_of(period)).collect());
-    };
-    if flags.len() < layers {
-        let (value, reason) = (format!("{} entries", flags.len()), "fewer entries than layers");
-        return Err(ModelError::KeyValue { key, value, reason });
+    if let Some(flags) = keys.flags("attention.recurrent_layers", layers)? {
+        return Ok(flags);
     }
-    Ok(flags)
+    let period = keys.count_or("full_attention_interval", 4)?;
+    Ok((1..=layers).map(|i| !i.is_multiple_of(period)).collect())
 }
 
 /// A layer of the gated delta rule.
 struct DeltaNet {
-    qkv: Linear,
-    z: Linear,
+    inputs: Inputs,
     /// How much is learnt and how much is left, of each head.
     beta_alpha: BetaAlpha,
     conv: ConvSpec,
@@ -80,6 +73,42 @@ struct DeltaNet {
     /// Of each head's result.
     norm: AnyNorm,
     out: Linear,
+}
+
+/// Queries, keys and values before their convolution, and the gate of the result.
+enum Inputs {
+    /// `attn_qkv` and `attn_gate`.
+    Split([Linear; 2]),
+    /// `ssm_in` of the first files: for each key head its query and key, then the values and gates of its value heads.
+    Joined(Linear),
+}
+
+impl Inputs {
+    fn load(b: &mut Block<'_, '_>, keys: usize, values: usize) -> Result<Self, ModelError> {
+        let n_embd = b.hp.n_embd;
+        if b.has("ssm_in.weight") {
+            return Ok(Self::Joined(b.linear("ssm_in", n_embd, 2 * (keys + values))?));
+        }
+        let [qkv, z] = [("attn_qkv", 2 * keys + values), ("attn_gate", values)]
+            .map(|(part, output)| b.linear(part, n_embd, output));
+        Ok(Self::Split([qkv?, z?]))
+    }
+
+    /// Queries, keys and values one after the other; the gate.
+    fn project(&self, g: &mut Graph, h: ValueId, spec: &DeltaSpec) -> [ValueId; 2] {
+        match self {
+            Self::Split([qkv, z]) => [g.linear("linear_attn_qkv_mixed", qkv, h), g.linear("z", z, h)],
+            Self::Joined(all) => {
+                let all = g.linear("linear_attn_qkvz", all, h);
+                let (dim, values) = (spec.key_dim, spec.value_heads / spec.key_heads * spec.value_dim);
+                let mut pick = |name, start, width| g.pick(name, all, start, width, 2 * (dim + values));
+                let [q, k] = [pick("q", 0, dim), pick("k", dim, dim)];
+                let [v, z] = [pick("v", 2 * dim, values), pick("z", 2 * dim + values, values)];
+                let qk = g.concat("linear_attn_qk", q, k);
+                [g.concat("linear_attn_qkv_mixed", qk, v), z]
+            }
+        }
+    }
 }
 
 enum BetaAlpha {
@@ -101,13 +130,12 @@ impl DeltaNet {
         };
         let root = (dim as f32).sqrt();
         Ok(Self {
-            qkv: b.linear("attn_qkv", n_embd, both + inner)?,
-            z: b.linear("attn_gate", n_embd, inner)?,
+            inputs: Inputs::load(b, key_heads * dim, inner)?,
             beta_alpha,
             conv: conv(b, taps, both + inner, false)?,
             unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
             delta: DeltaSpec {
-                state: b.state("attn_qkv.weight", inner, dim)?,
+                state: b.state("ssm_out.weight", inner, dim)?,
                 key_heads,
                 value_heads: heads,
                 key_dim: dim,
@@ -129,8 +157,7 @@ impl Mixer for DeltaNet {
     fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
         let spec = self.delta;
         let (keys, values) = (spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim);
-        let x = g.linear("linear_attn_qkv_mixed", &self.qkv, h);
-        let z = g.linear("z", &self.z, h);
+        let [x, z] = self.inputs.project(g, h, &spec);
         let (beta, decay) = match &self.beta_alpha {
             BetaAlpha::Split([beta, alpha]) => (g.linear("beta", beta, h), g.linear("alpha", alpha, h)),
             BetaAlpha::Fused(both) => {

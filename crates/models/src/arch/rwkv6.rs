@@ -27,10 +27,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let layer = |norm, mixer: Box<dyn Mixer>| HybridLayer { norm, mixers: vec![mixer], ffn: None };
         Ok([layer(b.norm("attn_norm")?, Box::new(time)), layer(b.norm("attn_norm_2")?, Box::new(channel))])
     })?;
+    let plain = Hybrid::new(w, &hp, norm, blocks.into_iter().flatten().collect())?;
     let embd_norm = Some(norm.load(w, "token_embd_norm", &[hp.n_embd])?);
-    let around = Decoder { embd_norm, ..Decoder::new(w, &hp, norm, Vec::new())? };
-    let halved_every = keys.opt_count("rescale_every_n_layers")?.filter(|&n| n > 0).map(|n| 2 * n);
-    Ok(Hybrid { around, layers: blocks.into_iter().flatten().collect(), halved_every }.loaded(&hp))
+    let halved_every = keys.opt_count("rescale_every_n_layers")?.filter(|&n| n > 0);
+    Ok(Hybrid { around: Decoder { embd_norm, ..plain.around }, block: 2, halved_every, ..plain }.loaded(&hp))
 }
 
 /// The state that has the row before the next one.
