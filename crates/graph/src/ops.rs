@@ -94,6 +94,9 @@ pub enum Gating {
     SoftmaxOfChosen,
     /// Each logit's own sigmoid.
     Sigmoid,
+    /// Of each of the chosen its softmax over those that nearly were it: not chosen before, and by less than a fiftieth of either
+    /// below (sparse mixer, Liu et al., 2024).
+    SparseMixer,
 }
 
 /// Experts in groups of the same size, of which only the best are looked at: a group is as good as its two best experts.

@@ -237,7 +237,7 @@ impl Scores {
         all.extend_from_slice(logits);
         match spec.gating {
             Gating::Softmax => softmax(all),
-            Gating::SoftmaxOfChosen => {}
+            Gating::SoftmaxOfChosen | Gating::SparseMixer => {}
             Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
         }
         choice.clear();
@@ -247,8 +247,11 @@ impl Scores {
             limit(choice, groups);
         }
         for (i, weight) in weights.iter_mut().enumerate() {
-            let best = best(choice, |e| chosen[..i].contains(&(e as u32)));
-            (chosen[i], *weight) = (best as u32, all[best]);
+            let before = |e: usize| chosen[..i].contains(&(e as u32));
+            let best = best(choice, before);
+            *weight =
+                if spec.gating == Gating::SparseMixer { among_near(all, best, before) } else { all[best] };
+            chosen[i] = best as u32;
         }
         if spec.gating == Gating::SoftmaxOfChosen {
             softmax(weights);
@@ -265,6 +268,14 @@ impl Scores {
 fn best(choice: &[f32], taken: impl Fn(usize) -> bool) -> usize {
     let free = (0..choice.len()).filter(|&e| !taken(e));
     free.reduce(|a, b| if choice[b] > choice[a] { b } else { a }).expect("fewer are used than there are")
+}
+
+/// The softmax of the `best` of these logits over those that are not `taken` and near it, see [`Gating::SparseMixer`].
+fn among_near(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
+    const NEAR: f32 = 0.02;
+    let most = logits[best];
+    let near = logits.iter().enumerate().filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
+    1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
 }
 
 /// Leaves only experts of the best groups to choose from.
@@ -535,6 +546,15 @@ mod tests {
         assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
         let (_, weights) = chosen(&spec(3, 2, Gating::SoftmaxOfChosen), &[], &[3.0, 1.0, 3.0]);
         assert_eq!(weights, [0.5, 0.5]);
+    }
+
+    #[test]
+    fn a_sparse_mixer_weighs_among_those_that_are_near() {
+        let mixer = spec(4, 2, Gating::SparseMixer);
+        let share = |other: f32| 1.0 / (1.0 + other.exp());
+        // 0.99 is near 1 and is the second; nobody is near it then.
+        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]), (vec![1, 2], vec![share(-0.01), 1.0]));
+        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.9, -2.0]), (vec![1, 2], vec![1.0, 1.0]));
     }
 
     #[test]

@@ -62,6 +62,7 @@ mod olmo2;
 mod olmoe;
 mod phi2;
 mod phi3;
+mod phimoe;
 mod plamo;
 mod plamo3;
 mod qwen2;
@@ -187,6 +188,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "pangu-embedded", load: exaone::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },
+    Entry { name: "phimoe", load: phimoe::load },
     Entry { name: "plamo", load: plamo::load },
     Entry { name: "plamo3", load: plamo3::load },
     Entry { name: "plm", load: minicpm3::load_plm },

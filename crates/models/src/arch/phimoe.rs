@@ -1,0 +1,28 @@
+//! Phi-3.5-MoE: a pre-norm decoder with layer norms and biases whose experts are chosen by a sparse mixer; long-rope factors.
+//! GGUF: `general.architecture = "phimoe"`.
+//!
+//! llama.cpp norms by the root of the mean square and weighs experts by a softmax; this is the model as it was trained.
+
+use puna_graph::*;
+
+use crate::decoder::{self, Decoder, Layer, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    // Files name the epsilon of these layer norms as that of others.
+    let norm = NormKind::Layer(keys.rms_eps()?);
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let rope = w.long_rope(&rope_keys, RopeKind::Neox, options.n_ctx.unwrap_or(hp.n_ctx))?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let shape = ExpertShape { gating: Gating::SparseMixer, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let ffn = b.experts(shape)?;
+        Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
+    })?;
+    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+}
