@@ -21,7 +21,7 @@ use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
-use crate::ops::observe::{Observations, Observe, ObserveExperts};
+use crate::ops::observe::{Observations, Observe, ObserveExperts, ObserveHeads};
 use crate::ops::pick::Pick;
 use crate::ops::recurrent::{Conv, Delta, Scan, Wkv};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
@@ -313,6 +313,9 @@ impl Compiler<'_> {
     ) -> Result<(), BackendError> {
         let (x, out) = (self.place(x), self.place(nodes[0].out));
         let matrix = self.experts(w, None)?;
+        if let Some(into) = self.observations {
+            self.push(ObserveHeads { x, heads, k: matrix.k, weight: matrix.w, into: Arc::clone(into) });
+        }
         let now = self.plan.graph.nodes().len() - nodes.len();
         let values = self.plan.capacity.rows(x.rows) * heads * matrix.k;
         let q8 = (matrix.kernel.acts == ActKind::Q8).then(|| take(&mut self.q8, values, now, now));

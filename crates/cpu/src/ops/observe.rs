@@ -72,6 +72,37 @@ unsafe impl Instruction for Observe {
     }
 }
 
+/// The inputs of heads that have matrices of their own.
+pub struct ObserveHeads {
+    pub x: Place,
+    pub heads: usize,
+    /// Columns of a head that its matrix reads.
+    pub k: usize,
+    pub weight: usize,
+    pub into: Arc<Observations>,
+}
+
+// SAFETY: as above.
+unsafe impl Instruction for ObserveHeads {
+    fn name(&self) -> &'static str {
+        "observe"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        usize::from(step.rows(self.x.rows) > 0)
+    }
+
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+        let dim = self.x.cols / self.heads;
+        let rows = (0..step.rows(self.x.rows)).flat_map(|row| {
+            // SAFETY: the value was written before a barrier, and nothing else runs.
+            let row = unsafe { step.arena.row(&self.x, row) };
+            row.chunks_exact(dim).map(|head| &head[..self.k]).enumerate()
+        });
+        self.into.add(&[self.weight], self.heads, rows);
+    }
+}
+
 /// The inputs of experts: what a token gives to gate and up, and what their unit gives to down.
 pub struct ObserveExperts {
     pub mixture: Arc<Mixture>,

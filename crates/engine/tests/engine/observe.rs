@@ -33,20 +33,27 @@ fn values(view: &View, name: &str) -> Vec<f32> {
     values
 }
 
+/// What the first layer reads of each token, by hand.
+fn normed(view: &View) -> Vec<Vec<f64>> {
+    let (table, norm) = (values(view, "token_embd.weight"), values(view, "blk.0.attn_norm.weight"));
+    let architecture = view.gguf().metadata().architecture().unwrap();
+    let eps =
+        view.gguf().metadata().f32(&format!("{architecture}.attention.layer_norm_rms_epsilon")).unwrap();
+    let width = norm.len();
+    let of = |token: u32| {
+        let row = &table[token as usize * width..][..width];
+        let mean = row.iter().map(|x| f64::from(x * x)).sum::<f64>() / width as f64;
+        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+        row.iter().zip(&norm).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()
+    };
+    TOKENS.map(of).into()
+}
+
 #[test]
 fn what_the_first_products_read_are_the_normed_tokens() {
     let (view, seen) = observed("tests/data/zoo/llama.gguf");
-    let (table, norm) = (values(&view, "token_embd.weight"), values(&view, "blk.0.attn_norm.weight"));
-    let width = norm.len();
-    let mut want = vec![0.0f64; width];
-    for token in TOKENS {
-        let row = &table[token as usize * width..][..width];
-        let mean = row.iter().map(|x| f64::from(x * x)).sum::<f64>() / width as f64;
-        let scale = 1.0 / (mean + 1e-5).sqrt();
-        want.iter_mut().zip(row.iter().zip(&norm)).for_each(|(sum, (x, w))| {
-            *sum += (f64::from(*x) * scale * f64::from(*w)).powi(2);
-        });
-    }
+    let rows = normed(&view);
+    let want = (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column].powi(2)).sum::<f64>());
     let query = of(&seen, "blk.0.attn_q.weight");
     assert_eq!(query.counts, [TOKENS.len() as u64]);
     for (found, want) in query.squares.iter().zip(want) {
@@ -56,6 +63,26 @@ fn what_the_first_products_read_are_the_normed_tokens() {
     // Rows of all tokens, in the last layer too.
     assert_eq!(of(&seen, "blk.1.ffn_down.weight").counts, query.counts);
     assert!(of(&seen, "blk.1.ffn_down.weight").squares.iter().all(|sum| *sum > 0.0));
+}
+
+#[test]
+fn matrices_of_heads_read_what_is_of_their_head() {
+    let (view, seen) = observed("tests/data/zoo/deepseek2-lite.gguf");
+    let key = |key: &str| view.gguf().metadata().u32(&format!("deepseek2.{key}")).unwrap() as usize;
+    let (heads, dim) = (key("attention.head_count"), key("attention.key_length_mla"));
+    let still = dim - key("rope.dimension_count");
+    let found = of(&seen, "blk.0.attn_k_b.weight");
+    assert_eq!((found.counts.len(), found.squares.len()), (heads, heads * still));
+    assert!(found.counts.iter().all(|&count| count == TOKENS.len() as u64));
+    let (query, rows) = (values(&view, "blk.0.attn_q.weight"), normed(&view));
+    for (i, found) in found.squares.iter().enumerate() {
+        let weights = &query[(i / still * dim + i % still) * rows[0].len()..][..rows[0].len()];
+        let of = |row: &Vec<f64>| row.iter().zip(weights).map(|(x, w)| x * f64::from(*w)).sum::<f64>();
+        let want: f64 = rows.iter().map(|row| of(row).powi(2)).sum();
+        assert!((f64::from(*found) - want).abs() <= want * 2e-2 + 1e-4, "{i}: {found} for {want}");
+    }
+    let values = of(&seen, "blk.0.attn_v_b.weight");
+    assert_eq!((values.counts.len(), values.squares.len()), (heads, heads * key("attention.kv_lora_rank")));
 }
 
 #[test]
