@@ -8,7 +8,7 @@ use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
 use super::config::Json;
-use super::plan::{self, Order, Output};
+use super::plan::{self, Order, Output, Step};
 use super::safetensors::Dtype;
 use super::vocabulary::Vocabulary;
 use super::weights::Weights;
@@ -70,7 +70,7 @@ pub(super) fn convert(
         rows: config.count("vocab_size")?.into(),
     };
     let files = folder.safetensors()?;
-    let mut outputs = outputs(Weights::of(&files, config, false)?, &shape, is_classifier)?;
+    let mut outputs = outputs(Weights::of(&files, config, "")?, &shape, is_classifier)?;
     plan::settle(&mut outputs, report)?;
     let vocabulary = match padding {
         Some(_) => Words::Unigram(Box::new(Vocabulary::read(folder, config, false, shape.rows)?)),
@@ -268,9 +268,9 @@ fn outputs<'a>(
         let is_table = matches!(gguf.as_str(), "position_embd.weight" | "token_types.weight");
         let ty = if tensor.is_matrix() && !is_table { TensorType::F16 } else { TensorType::F32 };
         let mut dims = tensor.entry.shape.clone();
-        let mut order = Order::Same;
+        let mut order = Order::SAME;
         if let (Some(first), "position_embd.weight") = (shape.padding, gguf.as_str()) {
-            (dims[0], order) = (shape.context, Order::From { first });
+            (dims[0], order) = (shape.context, Order::of(Step::From { first }));
         }
         outputs.push(Output::rows(gguf, ty, dims, tensor, order));
     }

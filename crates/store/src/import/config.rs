@@ -80,6 +80,22 @@ impl Json {
         Ok(None)
     }
 
+    /// The first key of several that is there, which one must be.
+    pub(super) fn one_of(&self, keys: &[&str]) -> Result<u32, ImportError> {
+        let missing = || self.wrong(keys.first().copied().unwrap_or_default(), "a positive number");
+        self.first_count(keys)?.ok_or_else(missing)
+    }
+
+    /// The first key of several that is there.
+    pub(super) fn first_float(&self, keys: &[&str]) -> Result<Option<f32>, ImportError> {
+        for key in keys {
+            if let Some(number) = self.opt_float(key)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
     pub(super) fn float(&self, key: &str, default: f32) -> Result<f32, ImportError> {
         Ok(self.opt_float(key)?.unwrap_or(default))
     }

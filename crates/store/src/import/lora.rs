@@ -16,9 +16,11 @@ use puna_quant::TensorType;
 use serde_json::Value;
 
 use super::config::Json;
-use super::decoder::{Sizes, gguf_name, order_of};
-use super::family::{self, Family};
-use super::plan::{self, Order, Output};
+use super::decoder::rule_for;
+use super::families::{self, Family};
+use super::pieces::Cutter;
+use super::plan::{self, Change, Content, Order, Output, Part};
+use super::rules::Sizes;
 use super::safetensors::Dtype;
 use super::weights::{Tensor, Weights};
 use super::{Folder, ImportError, ImportFile};
@@ -41,18 +43,19 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
     let folder = Folder { files };
     let config = Json::read(&folder, CONFIG)?;
     let architecture = base.architecture()?;
-    let family = family::of_architecture(architecture).ok_or_else(|| ImportError::Architecture {
+    let family = families::of_architecture(architecture).ok_or_else(|| ImportError::Architecture {
         file: CONFIG.to_owned(),
         found: format!("{} of the model that it is for", crate::name::shown(architecture)),
-        known: family::FAMILIES.map(|family| family.architecture).join(", "),
+        known: families::architectures(),
     })?;
     let (rank, alpha) = (config.count("r")?, alpha(&config)?);
     let sizes = sizes(base, architecture);
     let files = folder.safetensors()?;
-    let mut weights = Weights::of(&files, &config, false)?;
-    let pairs = pairs(family, &mut weights)?;
+    let mut weights = Weights::of(&files, &config, "")?;
+    let cutter = Cutter { family, config: &config, sizes: &sizes, matrices: TensorType::F32 };
     let mut outputs = Vec::new();
-    for (name, pair) in pairs {
+    for (there, pair) in pairs(family, &mut weights)? {
+        let name = here(family, &there);
         let missing = |part: &str| ImportError::TensorMissing { name: format!("{name}.{part}") };
         let (a, b) = (pair.a.ok_or_else(|| missing("lora_A"))?, pair.b.ok_or_else(|| missing("lora_B"))?);
         let (rank_a, rank_b) = (a.entry.shape.first().copied(), b.entry.shape.get(1).copied());
@@ -68,13 +71,7 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
             );
             return Err(config.wrong_value("r", found).into());
         }
-        let rows = b.entry.shape.first().copied().unwrap_or(0);
-        let order = order_of(family, &name, rows, &sizes)?;
-        for (part, tensor, order) in [("lora_a", a, Order::Same), ("lora_b", b, order)] {
-            let ty = if tensor.entry.dtype == Dtype::F16 { TensorType::F16 } else { TensorType::F32 };
-            let shape = tensor.entry.shape.clone();
-            outputs.push(Output::rows(format!("{name}.{part}"), ty, shape, tensor, order));
-        }
+        add(&cutter, &there, &a, &b, &mut outputs)?;
     }
     let mut writer = Writer::new();
     writer.set("general.architecture", architecture).set("general.type", "adapter");
@@ -83,6 +80,36 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
     writer.set("adapter.type", "lora").set("adapter.lora.alpha", alpha);
     // Small, whatever the model's size.
     plan::write(writer, &outputs, out, &mut |_, _, _| {})
+}
+
+/// The two matrices for each tensor that the one of a name becomes: the first is the same for all, the rows of the second
+/// go where those of the model go.
+fn add<'a>(
+    cutter: &Cutter<'_>,
+    name: &str,
+    a: &Tensor<'a>,
+    b: &Tensor<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let unknown = || ImportError::TensorUnknown { name: crate::name::shown(name) };
+    let (rule, layer, end) = rule_for(cutter.family, name).ok_or_else(unknown)?;
+    let rows = b.entry.shape.first().copied().unwrap_or(0);
+    let pieces = cutter.pieces(rule, end, rows)?.ok_or_else(unknown)?;
+    let ty = |tensor: &Tensor<'_>| {
+        if tensor.entry.dtype == Dtype::F16 { TensorType::F16 } else { TensorType::F32 }
+    };
+    for (piece, parts) in pieces {
+        let full = layer.map_or_else(|| piece.clone(), |layer| format!("blk.{layer}.{piece}"));
+        let shape = a.entry.shape.clone();
+        outputs.push(Output::rows(format!("{full}.lora_a"), ty(a), shape, a.clone(), Order::SAME));
+        let columns = b.columns();
+        let shape = vec![parts.iter().map(|(rows, _)| rows).sum(), columns];
+        let part = |(rows, order)| Part { tensor: b.clone(), rows, order };
+        let parts = parts.into_iter().map(part).collect();
+        let content = Content::Rows { parts, columns, change: Change::None };
+        outputs.push(Output { name: format!("{full}.lora_b"), ty: ty(b), shape, content });
+    }
+    Ok(())
 }
 
 /// What the product of the matrices is multiplied by, times the rank.
@@ -112,15 +139,24 @@ fn alpha(config: &Json) -> Result<f32, ImportError> {
 fn sizes(base: &Metadata, architecture: &str) -> Sizes {
     let number = |key: &str| base.opt_u32(&format!("{architecture}.{key}")).ok().flatten();
     let heads = number("attention.head_count").unwrap_or(1);
+    let width = number("embedding_length").unwrap_or(0);
     Sizes {
         layers: number("block_count").unwrap_or(0),
         heads,
         kv_heads: number("attention.head_count_kv").unwrap_or(heads),
+        head: number("attention.key_length").unwrap_or(width / heads.max(1)),
         experts: 0,
     }
 }
 
-/// The matrices by the GGUF name of what they add to.
+/// What a tensor is called in the model, for messages.
+fn here(family: &Family, there: &str) -> String {
+    let Some((rule, layer, end)) = rule_for(family, there) else { return there.to_owned() };
+    let names = rule.names(end).join(" and ");
+    layer.map_or_else(|| names.clone(), |layer| format!("blk.{layer}.{names}"))
+}
+
+/// The matrices by the name, without its root, of what they add to.
 fn pairs<'a>(family: &Family, weights: &mut Weights<'a>) -> Result<BTreeMap<String, Pair<'a>>, StoreError> {
     let mut pairs = BTreeMap::<String, Pair<'a>>::new();
     let names: Vec<String> = weights.names().cloned().collect();
@@ -129,13 +165,10 @@ fn pairs<'a>(family: &Family, weights: &mut Weights<'a>) -> Result<BTreeMap<Stri
         let unknown = || ImportError::TensorUnknown { name: crate::name::shown(&name) };
         let plain = name.strip_prefix("base_model.model.").unwrap_or(&name);
         let (stem, end) = plain.split_once(".lora_").ok_or_else(unknown)?;
-        let whole = if stem.starts_with("model.") || stem.starts_with("lm_head") {
-            format!("{stem}.weight")
-        } else {
-            format!("model.{stem}.weight")
-        };
-        let gguf = gguf_name(family, &whole).ok_or_else(unknown)?;
-        let pair = pairs.entry(gguf).or_default();
+        let stem = stem.strip_prefix(family.root).unwrap_or(stem);
+        let whole = format!("{stem}.weight");
+        rule_for(family, &whole).ok_or_else(unknown)?;
+        let pair = pairs.entry(whole).or_default();
         let place = match end.split('.').next() {
             Some("A") if end.ends_with("weight") => &mut pair.a,
             Some("B") if end.ends_with("weight") => &mut pair.b,

@@ -3,10 +3,14 @@
 mod bert;
 mod config;
 mod decoder;
-mod family;
+mod families;
+mod keys;
 mod lora;
+mod pieces;
 mod plan;
 mod pretokenizer;
+mod rope;
+mod rules;
 mod safetensors;
 mod sentencepiece;
 mod special;
@@ -154,14 +158,11 @@ pub(crate) fn convert(
     if BERT.contains(&class.as_str()) {
         return bert::convert(&folder, &config, out, report);
     }
-    match family::of_class(&class) {
-        Some(family) => {
-            let bare = !class.contains("For");
-            decoder::convert(&folder, config.of_text(), family, bare, out, report)
-        }
+    match families::of_class(&class) {
+        Some(family) => decoder::convert(&folder, &config.of_text(), family, out, report),
         None => {
             let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
-            Err(ImportError::Architecture { file, found, known: family::known() }.into())
+            Err(ImportError::Architecture { file, found, known: families::known() }.into())
         }
     }
 }

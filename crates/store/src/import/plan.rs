@@ -30,10 +30,10 @@ pub(super) struct Output<'a> {
 
 /// Where its values come from.
 pub(super) enum Content<'a> {
-    /// Rows of tensors, one behind the other, with a number added to each value.
-    Rows { parts: Vec<Part<'a>>, add: f32 },
-    /// Matrices with rows and columns exchanged; of each matrix every so many-eth column, from the first.
-    Transposed { tensor: Tensor<'a>, step: u64, first: u64 },
+    /// Rows of so many values of tensors, one behind the other, with a change of each value.
+    Rows { parts: Vec<Part<'a>>, columns: u64, change: Change },
+    /// Matrices with rows and columns exchanged, so many columns of each in some order.
+    Transposed { tensor: Tensor<'a>, take: u64, order: Order, change: Change },
     /// Blocks of 32 four-bit numbers, and their exponents.
     Mxfp4 { blocks: Tensor<'a>, scales: Tensor<'a>, order: Order },
     /// Numbers that the configuration gives.
@@ -48,9 +48,34 @@ pub(super) struct Part<'a> {
     pub(super) order: Order,
 }
 
-/// Which row of the source is a row.
+/// What becomes of each value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Order {
+pub(super) enum Change {
+    None,
+    Add(f32),
+    Times(f32),
+}
+
+impl Change {
+    fn apply(self, values: &mut [f32]) {
+        match self {
+            Change::None => {}
+            Change::Add(number) => values.iter_mut().for_each(|x| *x += number),
+            Change::Times(number) => values.iter_mut().for_each(|x| *x *= number),
+        }
+    }
+}
+
+/// Which row of the source is a row: what the first step answers is what the second is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Order {
+    first: Step,
+    then: Step,
+}
+
+/// Where a row comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Step {
     Same,
     /// Within a head of so many rows the two halves in turns: pairs that turn together stand side by side.
     Paired {
@@ -73,23 +98,43 @@ pub(super) enum Order {
     },
 }
 
-impl Order {
+impl Step {
     fn source(self, row: u64) -> u64 {
         match self {
-            Order::Same => row,
-            Order::From { first } => row + first,
-            Order::Paired { head } => {
+            Step::Same => row,
+            Step::From { first } => row + first,
+            Step::Paired { head } => {
                 let (start, at) = (row / head * head, row % head);
                 start + at % 2 * (head / 2) + at / 2
             }
-            Order::Every { step, first } => row * step + first,
-            Order::Window { each, from, take } => row / take * each + from + row % take,
+            Step::Every { step, first } => row * step + first,
+            Step::Window { each, from, take } => row / take * each + from + row % take,
         }
     }
 }
 
+impl Order {
+    pub(super) const SAME: Self = Self::of(Step::Same);
+
+    pub(super) const fn of(step: Step) -> Self {
+        Self { first: step, then: Step::Same }
+    }
+
+    /// The rows of this order by those of a step before it.
+    pub(super) fn after(self, step: Step) -> Self {
+        match self.first {
+            Step::Same => Self { first: step, ..self },
+            first => Self { first: step, then: first },
+        }
+    }
+
+    fn source(self, row: u64) -> u64 {
+        self.then.source(self.first.source(row))
+    }
+}
+
 impl<'a> Output<'a> {
-    /// Rows of a tensor in some order.
+    /// Rows of a tensor in some order; a vector that changes places has rows of one.
     pub(super) fn rows(
         name: String,
         ty: TensorType,
@@ -97,25 +142,18 @@ impl<'a> Output<'a> {
         tensor: Tensor<'a>,
         order: Order,
     ) -> Self {
-        let columns = columns(&shape, order);
+        let columns = match shape[..] {
+            [_] if order != Order::SAME => 1,
+            _ => shape.last().copied().unwrap_or(1),
+        };
         let rows = shape.iter().product::<u64>() / columns.max(1);
         let parts = vec![Part { tensor, rows, order }];
-        Self { name, ty, shape, content: Content::Rows { parts, add: 0.0 } }
-    }
-
-    /// Adds a number to every value.
-    pub(super) fn plus(mut self, number: f32) -> Self {
-        if let Content::Rows { add, .. } = &mut self.content {
-            *add = number;
-        }
-        self
+        Self { name, ty, shape, content: Content::Rows { parts, columns, change: Change::None } }
     }
 
     fn columns(&self) -> u64 {
         match &self.content {
-            Content::Rows { parts, .. } => {
-                columns(&self.shape, parts.first().map_or(Order::Same, |p| p.order))
-            }
+            Content::Rows { columns, .. } => *columns,
             _ => self.shape.last().copied().unwrap_or(1),
         }
     }
@@ -162,14 +200,14 @@ impl<'a> Output<'a> {
 
     /// The bytes of rows that need no change.
     fn copied(&self, from: u64, to: u64, columns: u64) -> Result<Option<Vec<u8>>, ImportError> {
-        let Content::Rows { parts, add: 0.0 } = &self.content else { return Ok(None) };
+        let Content::Rows { parts, change: Change::None, .. } = &self.content else { return Ok(None) };
         let dtype = match self.ty {
             TensorType::F16 => Dtype::F16,
             TensorType::BF16 => Dtype::BF16,
             TensorType::F32 => Dtype::F32,
             _ => return Ok(None),
         };
-        let [Part { tensor, order: Order::Same, .. }] = &parts[..] else { return Ok(None) };
+        let [Part { tensor, order: Order::SAME, .. }] = &parts[..] else { return Ok(None) };
         if !tensor.is_plain(dtype) {
             return Ok(None);
         }
@@ -181,11 +219,13 @@ impl<'a> Output<'a> {
     fn values(&self, from: u64, to: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
         match &self.content {
             Content::Given(values) => Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec()),
-            Content::Transposed { tensor, step, first } => {
-                transposed(tensor, *step, *first, from..to, columns)
+            Content::Transposed { tensor, take, order, change } => {
+                let mut values = transposed(tensor, *take, *order, from..to, columns)?;
+                change.apply(&mut values);
+                Ok(values)
             }
             Content::Mxfp4 { .. } => Ok(Vec::new()),
-            Content::Rows { parts, add } => {
+            Content::Rows { parts, change, .. } => {
                 let mut values = Vec::with_capacity(((to - from) * columns) as usize);
                 let mut start = 0;
                 for part in parts {
@@ -193,28 +233,16 @@ impl<'a> Output<'a> {
                     part.read(rows.start - start..rows.end - start, columns, &mut values)?;
                     start += part.rows;
                 }
-                if *add != 0.0 {
-                    values.iter_mut().for_each(|x| *x += add);
-                }
+                change.apply(&mut values);
                 Ok(values)
             }
         }
     }
 }
 
-/// A vector whose elements change places has rows of one.
-fn columns(shape: &[u64], order: Order) -> u64 {
-    match (shape, order) {
-        ([n], Order::Same) => *n,
-        ([_], _) => 1,
-        ([_, _], Order::Every { .. } | Order::Window { .. }) => 1,
-        _ => shape.last().copied().unwrap_or(1),
-    }
-}
-
 impl Part<'_> {
     fn read(&self, rows: Range<u64>, columns: u64, out: &mut Vec<f32>) -> Result<(), ImportError> {
-        if self.order == Order::Same {
+        if self.order == Order::SAME {
             out.extend(self.tensor.rows(rows.start, rows.end - rows.start, columns)?);
             return Ok(());
         }
@@ -233,20 +261,19 @@ impl Part<'_> {
     }
 }
 
-/// Rows of exchanged matrices, each matrix of the source read once a call.
+/// Rows of exchanged matrices, `take` of each, each matrix of the source read once a call.
 fn transposed(
     tensor: &Tensor<'_>,
-    step: u64,
-    first: u64,
+    take: u64,
+    order: Order,
     rows: Range<u64>,
     columns: u64,
 ) -> Result<Vec<f32>, ImportError> {
-    let width = tensor.columns();
-    let each = width / step.max(1);
+    let (width, take) = (tensor.columns(), take.max(1));
     let mut out = Vec::with_capacity(((rows.end - rows.start) * columns) as usize);
     let mut held = (u64::MAX, Vec::new());
     for row in rows {
-        let (matrix, column) = (row / each.max(1), row % each.max(1) * step + first);
+        let (matrix, column) = (row / take, order.source(row % take));
         if held.0 != matrix {
             held = (matrix, tensor.rows(matrix * columns, columns, width)?);
         }
@@ -351,8 +378,11 @@ mod tests {
     #[test]
     fn orders_name_the_rows_of_their_sources() {
         let of = |order: Order, rows| (0..rows).map(|row| order.source(row)).collect::<Vec<_>>();
-        assert_eq!(of(Order::Paired { head: 4 }, 8), [0, 2, 1, 3, 4, 6, 5, 7]);
-        assert_eq!(of(Order::Every { step: 2, first: 1 }, 3), [1, 3, 5]);
-        assert_eq!(of(Order::Window { each: 4, from: 2, take: 2 }, 4), [2, 3, 6, 7]);
+        assert_eq!(of(Order::of(Step::Paired { head: 4 }), 8), [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(of(Order::of(Step::Every { step: 2, first: 1 }), 3), [1, 3, 5]);
+        let window = Order::of(Step::Window { each: 6, from: 2, take: 4 });
+        assert_eq!(of(window, 6), [2, 3, 4, 5, 8, 9]);
+        assert_eq!(of(window.after(Step::Paired { head: 4 }), 6), [2, 4, 3, 5, 8, 10]);
+        assert_eq!(of(Order::SAME.after(Step::From { first: 3 }), 2), [3, 4]);
     }
 }

@@ -58,19 +58,16 @@ const SCALES: [(&str, &str); 3] =
     [(".weight_scale_inv", ".weight"), (".weight_scale", ".weight"), ("_scale_inv", "")];
 
 impl<'a> Weights<'a> {
-    /// Takes the tensors of all files; `bare` names lack the `model.` in front of them.
-    pub(super) fn of(files: &'a [SafeTensors], config: &Json, bare: bool) -> Result<Self, StoreError> {
+    /// Takes the tensors of all files, without the root in front of their names where it is there.
+    pub(super) fn of(files: &'a [SafeTensors], config: &Json, root: &str) -> Result<Self, StoreError> {
         let mut tensors: BTreeMap<String, Tensor<'a>> = BTreeMap::new();
         for (file, entry) in files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry))) {
             if ASIDE.iter().any(|part| entry.name.contains(part)) {
                 continue;
             }
             let mut name = entry.name.replace("language_model.", "").replace("text_model.", "");
-            if name.starts_with("model.model.") {
-                name.drain(..6);
-            }
-            if bare && !name.starts_with("model.") && !name.starts_with("lm_head.") {
-                name.insert_str(0, "model.");
+            while !root.is_empty() && name.starts_with(root) {
+                name.drain(..root.len());
             }
             if tensors.insert(name, Tensor { file, entry, scale: None }).is_some() {
                 let (file, reason) =
@@ -85,6 +82,10 @@ impl<'a> Weights<'a> {
     /// Takes a tensor out.
     pub(super) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
         self.tensors.remove(name)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Tensor<'a>> {
+        self.tensors.get(name)
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {

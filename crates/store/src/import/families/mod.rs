@@ -1,0 +1,143 @@
+//! Families of decoders: what sets one apart from the others, as data. A family is a constant in a file beside this one,
+//! with the rules of its tensors and a function for its keys, and a line in [`FAMILIES`].
+
+mod behind;
+mod cohere;
+mod gemma;
+mod gpt_oss;
+mod granite;
+mod llama;
+mod names;
+mod phi;
+mod qwen;
+
+use super::config::Json;
+use super::keys::{Keys, Shape};
+use super::plan::Change;
+use super::rules::Rule;
+use crate::error::StoreError;
+
+/// What sets a family apart from the others.
+pub(super) struct Family {
+    /// Its name in a GGUF file.
+    pub(super) architecture: &'static str,
+    /// The names of its classes in `config.json`.
+    pub(super) classes: &'static [&'static str],
+    /// What stands in front of all names but the output's, where anything does.
+    pub(super) root: &'static str,
+    /// What stands in front of the number of a layer.
+    pub(super) layers: &'static str,
+    /// Tensors that are of no layer.
+    pub(super) whole: &'static [&'static [Rule]],
+    /// Tensors of a layer.
+    pub(super) layer: &'static [&'static [Rule]],
+    /// How much layers have in common.
+    pub(super) alike: Alike,
+    /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
+    pub(super) pairs: bool,
+    /// Whether the output is the table of tokens, whatever else the folder has.
+    pub(super) tied: bool,
+    /// Whether an unknown first word gets no space before it, whatever the vocabulary says.
+    pub(super) bare_start: bool,
+    /// What is added to values, or what they are multiplied by, by the name here.
+    pub(super) change: fn(&Json, &str) -> Result<Change, StoreError>,
+    /// What the configuration says about the network.
+    pub(super) shape: fn(&Json) -> Result<Shape, StoreError>,
+    /// Writes its keys.
+    pub(super) keys: fn(&mut Keys<'_>) -> Result<(), StoreError>,
+}
+
+/// What the layers of a family have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Alike {
+    /// All tensors of the first.
+    All,
+    /// Not all tensors: some have experts, or something else in place of attention.
+    Kinds,
+}
+
+/// A family like most of them.
+const PLAIN: Family = Family {
+    architecture: "",
+    classes: &[],
+    root: "model.",
+    layers: "layers.",
+    whole: &[&names::WHOLE],
+    layer: &[&names::ATTENTION, &names::GATED, &names::BEFORE],
+    alike: Alike::All,
+    pairs: false,
+    tied: false,
+    bare_start: false,
+    change: |_, _| Ok(Change::None),
+    shape: Shape::usual,
+    keys: |keys| keys.usual(),
+};
+
+/// All families.
+pub(super) const FAMILIES: &[&Family] = &[
+    &llama::LLAMA,
+    &qwen::QWEN2,
+    &qwen::QWEN3,
+    &qwen::QWEN3MOE,
+    &qwen::QWEN2MOE,
+    &gemma::GEMMA,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &phi::PHI3,
+    &gpt_oss::GPT_OSS,
+    &llama::SMOLLM3,
+    &llama::ARCEE,
+    &granite::GRANITE,
+    &llama::SEED_OSS,
+    &behind::OLMO2,
+    &behind::EXAONE4,
+    &qwen::OLMOE,
+    &cohere::COMMAND_R,
+    &cohere::COHERE2,
+    &llama::ERNIE4_5,
+];
+
+/// The family of a class.
+pub(super) fn of_class(class: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.classes.contains(&class))
+}
+
+/// The family of a GGUF architecture.
+pub(super) fn of_architecture(architecture: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.architecture == architecture)
+}
+
+/// The architectures, for messages.
+pub(super) fn architectures() -> String {
+    FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", ")
+}
+
+/// The classes that can be imported.
+pub(super) fn known() -> String {
+    let classes = FAMILIES.iter().flat_map(|family| family.classes).copied();
+    super::BERT.iter().copied().chain(classes).collect::<Vec<_>>().join(", ")
+}
+
+/// One is added to the weights of norms, which are stored as what differs from it.
+fn from_one(_: &Json, name: &str) -> Result<Change, StoreError> {
+    Ok(if name.ends_with("norm.weight") { Change::Add(1.0) } else { Change::None })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn classes_and_rules_are_told_apart() {
+        let classes: Vec<&str> = FAMILIES.iter().flat_map(|family| family.classes).copied().collect();
+        assert_eq!(classes.iter().collect::<BTreeSet<_>>().len(), classes.len());
+        for family in FAMILIES {
+            for rules in [family.whole, family.layer] {
+                let names: Vec<&str> = rules.iter().copied().flatten().map(|rule| rule.there).collect();
+                assert!(!names.is_empty() && !names.contains(&""), "{}", family.architecture);
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Tensors of the file out of those of the folder, by the rules of a family: under another name, cut up, their rows in
+//! another order, or many as one.
+
+use puna_quant::TensorType;
+
+use super::ImportError;
+use super::config::Json;
+use super::families::Family;
+use super::plan::{Change, Content, Order, Output, Part, Step};
+use super::rules::{Form, Rule, Sizes, Slice};
+use super::safetensors::Dtype;
+use super::weights::{Tensor, Weights};
+use crate::error::StoreError;
+
+/// Weights that stay exact beside norms and vectors: routers and tables of positions.
+const EXACT: [&str; 3] = ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
+
+/// What tensors are made with.
+pub(super) struct Cutter<'a> {
+    pub(super) family: &'a Family,
+    pub(super) config: &'a Json,
+    pub(super) sizes: &'a Sizes,
+    /// The type of matrices.
+    pub(super) matrices: TensorType,
+}
+
+/// A name, and how many rows in which orders come one behind the other under it.
+pub(super) type Piece = (String, Vec<(u64, Order)>);
+
+impl Cutter<'_> {
+    /// The tensors that one becomes by a rule.
+    pub(super) fn cut<'a>(
+        &self,
+        rule: &Rule,
+        layer: Option<u32>,
+        end: &str,
+        tensor: &Tensor<'a>,
+        outputs: &mut Vec<Output<'a>>,
+    ) -> Result<(), StoreError> {
+        let Some(first) = rule.names(end).into_iter().next() else { return Ok(()) };
+        let lying = Lying::of(rule, &first, tensor, self.sizes)?;
+        let pieces = self.pieces(rule, end, lying.rows)?.ok_or_else(|| lying.wrong(tensor))?;
+        for (name, parts) in pieces {
+            outputs.push(self.output(layer, &name, &lying, tensor, parts)?);
+        }
+        Ok(())
+    }
+
+    /// The names of what so many rows become, with the rows of each; nothing where they do not go up.
+    pub(super) fn pieces(
+        &self,
+        rule: &Rule,
+        end: &str,
+        rows: u64,
+    ) -> Result<Option<Vec<Piece>>, ImportError> {
+        let names = rule.names(end);
+        let Some(slices) = rule.slices(rows, self.sizes) else { return Ok(None) };
+        let mut pieces: Vec<Piece> = names.iter().map(|name| (name.clone(), Vec::new())).collect();
+        for (at, Slice { rows, step }) in slices.into_iter().enumerate() {
+            let at = if names.len() == 1 { 0 } else { at };
+            if let Some((name, parts)) = pieces.get_mut(at) {
+                parts.push((rows, self.order(name, step, rows)?));
+            }
+        }
+        Ok(Some(pieces))
+    }
+
+    /// The rows of a tensor of that name, out of those of a slice.
+    fn order(&self, name: &str, step: Step, rows: u64) -> Result<Order, ImportError> {
+        let order = Order::of(step);
+        if !self.family.pairs || !(name.starts_with("attn_q.") || name.starts_with("attn_k.")) {
+            return Ok(order);
+        }
+        let heads = if name.starts_with("attn_q.") { self.sizes.heads } else { self.sizes.kv_heads };
+        let head = rows / u64::from(heads.max(1));
+        if head == 0 || !head.is_multiple_of(2) || head * u64::from(heads) != rows {
+            let (found, want) = (vec![rows], vec![u64::from(heads), 2]);
+            return Err(ImportError::TensorShape { name: name.to_owned(), found, want });
+        }
+        Ok(order.after(Step::Paired { head }))
+    }
+
+    fn output<'a>(
+        &self,
+        layer: Option<u32>,
+        name: &str,
+        lying: &Lying,
+        tensor: &Tensor<'a>,
+        parts: Vec<(u64, Order)>,
+    ) -> Result<Output<'a>, StoreError> {
+        let rows: u64 = parts.iter().map(|(rows, _)| rows).sum();
+        let shape: Vec<u64> = lying.around.iter().copied().chain([rows]).chain(lying.columns).collect();
+        let change = (self.family.change)(self.config, name)?;
+        let matrices: u64 = lying.around.iter().product();
+        let content = match &parts[..] {
+            [(take, order)] if lying.is_turned => {
+                Content::Transposed { tensor: tensor.clone(), take: *take, order: *order, change }
+            }
+            // A vector in its own order is read as one row.
+            [(_, Order::SAME)] if lying.columns.is_none() => {
+                let parts = vec![Part { tensor: tensor.clone(), rows: matrices, order: Order::SAME }];
+                Content::Rows { parts, columns: rows, change }
+            }
+            _ => {
+                let part = |(rows, order)| Part { tensor: tensor.clone(), rows: rows * matrices, order };
+                let columns = lying.columns.unwrap_or(1);
+                Content::Rows { parts: parts.into_iter().map(part).collect(), columns, change }
+            }
+        };
+        Ok(Output { name: full(layer, name), ty: self.type_of(name, &shape), shape, content })
+    }
+
+    /// Vectors, norms and routers stay exact.
+    fn type_of(&self, name: &str, shape: &[u64]) -> TensorType {
+        let exact = shape.len() < 2 || !name.ends_with(".weight") || name.ends_with("_norm.weight");
+        if exact || EXACT.contains(&name) { TensorType::F32 } else { self.matrices }
+    }
+}
+
+/// The name in the file.
+fn full(layer: Option<u32>, name: &str) -> String {
+    layer.map_or_else(|| name.to_owned(), |layer| format!("blk.{layer}.{name}"))
+}
+
+/// How a tensor's values lie, and as what they are read.
+struct Lying {
+    /// Dimensions in front of rows.
+    around: Vec<u64>,
+    /// Rows of each matrix, or values of each vector.
+    rows: u64,
+    /// Values of a row, where it is no vector.
+    columns: Option<u64>,
+    is_turned: bool,
+}
+
+impl Lying {
+    fn of(rule: &Rule, name: &str, tensor: &Tensor<'_>, sizes: &Sizes) -> Result<Self, StoreError> {
+        let shape = &tensor.entry.shape[..];
+        let is_vector = shape.len() < 2 || name.ends_with(".bias");
+        let is_turned = !is_vector && matches!(rule.form, Form::Turned | Form::StackedTurned);
+        let is_stacked = matches!(rule.form, Form::Stacked | Form::StackedTurned);
+        let lying = match *shape {
+            [] => Self { around: vec![], rows: 1, columns: None, is_turned },
+            [ref around @ .., rows] if is_vector => {
+                Self { around: around.to_vec(), rows, columns: None, is_turned }
+            }
+            [rows, columns] if is_stacked => {
+                let experts = u64::from(sizes.experts.max(1));
+                let each = rows / experts;
+                let (rows_here, columns) = if is_turned { (columns, each) } else { (each, columns) };
+                let lying =
+                    Self { around: vec![experts], rows: rows_here, columns: Some(columns), is_turned };
+                if each * experts != rows {
+                    return Err(lying.wrong(tensor).into());
+                }
+                lying
+            }
+            [ref around @ .., inputs, outputs] if is_turned => {
+                Self { around: around.to_vec(), rows: outputs, columns: Some(inputs), is_turned }
+            }
+            [ref around @ .., rows, columns] => {
+                Self { around: around.to_vec(), rows, columns: Some(columns), is_turned }
+            }
+            [rows] => Self { around: vec![], rows, columns: None, is_turned },
+        };
+        Ok(lying)
+    }
+
+    fn wrong(&self, tensor: &Tensor<'_>) -> ImportError {
+        let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+        let want = self.around.iter().copied().chain([self.rows]).chain(self.columns).collect();
+        ImportError::TensorShape { name, found, want }
+    }
+}
+
+/// What becomes one tensor out of many of a layer: the matrices of experts, the norms of heads, packed blocks and their
+/// scales.
+pub(super) fn collect<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    layer: u32,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let prefix = format!("{}{layer}.", cutter.family.layers);
+    for rule in cutter.family.layer.iter().copied().flatten() {
+        if rule.is_numbered() {
+            numbered(cutter, weights, rule, layer, outputs)?;
+            continue;
+        }
+        let name = format!("{prefix}{}", rule.there);
+        let Some(blocks) = weights.take(&format!("{name}_blocks")) else { continue };
+        let of = format!("{name}_scales");
+        let scales = weights.take(&of).ok_or(ImportError::TensorMissing { name: of })?;
+        let names = rule.names(".weight");
+        let step = names.len() as u64;
+        for (name, first) in names.iter().zip(0..) {
+            outputs.push(packed(full(Some(layer), name), &blocks, &scales, step, first)?);
+        }
+    }
+    Ok(())
+}
+
+/// Tensors with numbers, as one.
+fn numbered<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    rule: &Rule,
+    layer: u32,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    for end in [".weight", ".bias"] {
+        let name_of = |number: usize| {
+            let there = rule.there.replace("{}", &number.to_string());
+            format!("{}{layer}.{there}{end}", cutter.family.layers)
+        };
+        let mut tensors: Vec<Tensor<'a>> = Vec::new();
+        while let Some(tensor) = weights.take(&name_of(tensors.len())) {
+            tensors.push(tensor);
+        }
+        let Some(first) = tensors.first() else { continue };
+        let name = rule.names(end).into_iter().next().unwrap_or_default();
+        if name.contains("_exps.") && tensors.len() != cutter.sizes.experts as usize {
+            let name = format!("{}{}", cutter.family.root, name_of(tensors.len()));
+            return Err(ImportError::TensorMissing { name }.into());
+        }
+        let each = first.entry.shape.clone();
+        let columns = each.last().copied().unwrap_or(1);
+        let rows = each.iter().product::<u64>() / columns.max(1);
+        if let Some(other) = tensors.iter().find(|tensor| tensor.entry.shape != each) {
+            let (name, found) = (other.entry.name.clone(), other.entry.shape.clone());
+            return Err(ImportError::TensorShape { name, found, want: each }.into());
+        }
+        let shape = [&[tensors.len() as u64], &each[..]].concat();
+        let parts = tensors.into_iter().map(|tensor| Part { tensor, rows, order: Order::SAME }).collect();
+        let content = Content::Rows { parts, columns, change: Change::None };
+        let ty = cutter.type_of(&name, &shape);
+        outputs.push(Output { name: full(Some(layer), &name), ty, shape, content });
+    }
+    Ok(())
+}
+
+/// Some rows of experts whose weights come packed: sixteen bytes for a block of 32, and their scales apart.
+fn packed<'a>(
+    name: String,
+    blocks: &Tensor<'a>,
+    scales: &Tensor<'a>,
+    step: u64,
+    first: u64,
+) -> Result<Output<'a>, StoreError> {
+    let found = blocks.entry.shape.clone();
+    let [experts, rows, count, sixteen] = found[..] else {
+        let name = blocks.entry.name.clone();
+        return Err(ImportError::TensorShape { name, found, want: vec![0, 0, 0, 16] }.into());
+    };
+    if sixteen != 16 || blocks.entry.dtype != Dtype::U8 || scales.entry.dtype != Dtype::U8 {
+        return Err(blocks.bad_type().into());
+    }
+    let want = vec![experts, rows, count];
+    if scales.entry.shape != want {
+        let (name, found) = (scales.entry.name.clone(), scales.entry.shape.clone());
+        return Err(ImportError::TensorShape { name, found, want }.into());
+    }
+    let order = Order::of(Step::Every { step, first });
+    Ok(Output {
+        name,
+        ty: TensorType::MXFP4,
+        shape: vec![experts, rows / step, count * 32],
+        content: Content::Mxfp4 { blocks: blocks.clone(), scales: scales.clone(), order },
+    })
+}

@@ -1,0 +1,148 @@
+//! Keys and tensors of rotary positions.
+
+use puna_quant::TensorType;
+
+use super::ImportError;
+use super::config::Json;
+use super::keys::Keys;
+use super::plan::{Content, Output};
+use crate::error::StoreError;
+
+/// Names of the base of frequencies, and of that of layers with a window.
+const BASE: [&str; 3] = ["rope_theta", "rotary_emb_base", "global_rope_theta"];
+const LOCAL_BASE: [&str; 3] = ["rope_local_base_freq", "local_rope_theta", "swa_rope_theta"];
+/// Names of the share of a head that turns.
+const SHARE: [&str; 4] = ["partial_rotary_factor", "rope_pct", "rotary_pct", "rope_percent"];
+
+impl Keys<'_> {
+    /// What is said about positions of layers that see everything.
+    fn global_rope(&self) -> Json {
+        self.config.rope().section("full_attention")
+    }
+
+    /// How many values of a head turn, where so great a share does unless something is said.
+    pub(super) fn turning(&self, usual: f32) -> Result<u32, StoreError> {
+        let share = self.global_rope().first_float(&SHARE)?.or(self.config.first_float(&SHARE)?);
+        Ok((share.unwrap_or(usual) * self.head() as f32) as u32)
+    }
+
+    /// The context of the training before frequencies were changed.
+    pub(super) fn original_context(&self) -> Result<u32, StoreError> {
+        let key = "original_max_position_embeddings";
+        let original = self.global_rope().opt_count(key)?.or(self.config.opt_count(key)?);
+        Ok(original.unwrap_or(self.shape.context))
+    }
+
+    /// The base of frequencies, how they are scaled, and sections of a head.
+    pub(super) fn rope(&mut self) -> Result<(), StoreError> {
+        self.rope_of(None)
+    }
+
+    /// The same, with the base that is meant where none is said.
+    pub(super) fn rope_of(&mut self, usual: Option<f32>) -> Result<(), StoreError> {
+        let rope = self.config.rope();
+        let global = self.global_rope();
+        let base = global.first_float(&BASE)?.or(self.config.first_float(&BASE)?);
+        let base = base.or(usual);
+        let local =
+            rope.section_if("sliding_attention").map(|local| local.opt_float("rope_theta")).transpose()?;
+        let local = local.flatten().or(self.config.first_float(&LOCAL_BASE)?);
+        if let Some(base) = base {
+            self.set("rope.freq_base", base);
+        }
+        if let Some(local) = local {
+            self.set("rope.freq_base_swa", local);
+        }
+        let factor = global.opt_float("factor")?;
+        let kind = global.text("rope_type").or(global.text("type")).unwrap_or("default").to_owned();
+        match (kind.as_str(), factor) {
+            ("default" | "dynamic" | "mrope", _) => {}
+            ("linear", Some(factor)) => {
+                self.set("rope.scaling.type", "linear");
+                self.set("rope.scaling.factor", factor);
+            }
+            ("yarn", Some(factor)) => self.yarn(&global, factor)?,
+            ("llama3", factor) => {
+                let factors = llama3(&global, self.head(), base, factor.unwrap_or(8.0))?;
+                self.tensors.push(factors);
+            }
+            ("longrope" | "su", _) => self.longrope(&global)?,
+            (other, _) => return Err(self.config.unknown_rope(other).into()),
+        }
+        Ok(())
+    }
+
+    fn yarn(&mut self, rope: &Json, factor: f32) -> Result<(), StoreError> {
+        let original = self.original_context()?;
+        self.set("rope.scaling.type", "yarn");
+        self.set("rope.scaling.factor", factor);
+        self.set("rope.scaling.original_context_length", original);
+        for (there, here) in [
+            ("extrapolation_factor", "yarn_ext_factor"),
+            ("attention_factor", "yarn_attn_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        ] {
+            if let Some(number) = rope.opt_float(there)? {
+                self.set(&format!("rope.scaling.{here}"), number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Phi 3's factors for short and for long contexts.
+    fn longrope(&mut self, rope: &Json) -> Result<(), StoreError> {
+        let original = self.original_context()?;
+        let scale = f64::from(self.shape.context) / f64::from(original);
+        let magnitude = if scale > 1.0 { (1.0 + scale.ln() / f64::from(original).ln()).sqrt() } else { 1.0 };
+        // No type: the factors' tensors say it.
+        self.set("rope.scaling.original_context_length", original);
+        self.set("rope.scaling.attn_factor", magnitude as f32);
+        let (long, short) = (rope.floats("long_factor")?, rope.floats("short_factor")?);
+        let want = self.turning(1.0)? as usize / 2;
+        for (key, list) in [("long_factor", &long), ("short_factor", &short)] {
+            if list.len() != want {
+                return Err(rope
+                    .wrong(key, "a list with a number for each pair of features that turns")
+                    .into());
+            }
+        }
+        let given = [given("rope_factors_long.weight", long), given("rope_factors_short.weight", short)];
+        self.tensors.extend(given);
+        Ok(())
+    }
+}
+
+/// Llama 3.1's factors of the frequencies: those that turn seldom over the original context are divided, with a smooth
+/// change between.
+fn llama3(rope: &Json, head: u32, base: Option<f32>, factor: f32) -> Result<Output<'static>, StoreError> {
+    let (low, high) = (rope.float("low_freq_factor", 1.0)?, rope.float("high_freq_factor", 4.0)?);
+    let original = rope.opt_count("original_max_position_embeddings")?.unwrap_or(8192) as f32;
+    let base = base.unwrap_or(10000.0);
+    let factors: Vec<f32> = (0..head / 2)
+        .map(|i| {
+            let exponent = (2 * i) as f32 / head as f32;
+            let length = std::f32::consts::TAU * base.powf(exponent);
+            if length < original / high {
+                1.0
+            } else if length > original / low {
+                factor
+            } else {
+                let smooth = (original / length - low) / (high - low);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        })
+        .collect();
+    Ok(given("rope_freqs.weight", factors))
+}
+
+fn given(name: &str, values: Vec<f32>) -> Output<'static> {
+    let shape = vec![values.len() as u64];
+    Output { name: name.to_owned(), ty: TensorType::F32, shape, content: Content::Given(values) }
+}
+
+impl Json {
+    fn unknown_rope(&self, kind: &str) -> ImportError {
+        self.wrong_value("rope_scaling", format!("of type {}, which is not known", crate::name::shown(kind)))
+    }
+}
