@@ -70,6 +70,32 @@ impl Json {
         count.map(|n| Some(n as u32)).ok_or_else(|| self.wrong(key, "a positive number"))
     }
 
+    /// A whole number that may be none.
+    pub(super) fn opt_number(&self, key: &str) -> Result<Option<u32>, ImportError> {
+        match self.value.get(key) {
+            Some(value) if value.as_u64() == Some(0) => Ok(Some(0)),
+            _ => self.opt_count(key),
+        }
+    }
+
+    /// Whole numbers, one for each layer.
+    pub(super) fn numbers(&self, key: &str) -> Result<Vec<u32>, ImportError> {
+        let list = self.value.get(key).and_then(Value::as_array);
+        let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let numbers = list.and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.wrong(key, "a list of whole numbers"))
+    }
+
+    /// The first key of several that is there.
+    pub(super) fn first_number(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
+        for key in keys {
+            if let Some(number) = self.opt_number(key)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
     /// The first key of several that is there.
     pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
         for key in keys {

@@ -38,8 +38,13 @@ pub(super) fn convert(
     let files = folder.safetensors()?;
     let mut weights = Weights::of(&files, config, family.root)?;
     let shape = (family.shape)(config)?;
+    // Every layer has tensors: a claimed number beyond those there are is refused before anything grows with it.
+    if shape.sizes.layers as usize > weights.len() {
+        let name = format!("{}{}{}.*", family.root, family.layers, shape.sizes.layers - 1);
+        return Err(ImportError::TensorMissing { name }.into());
+    }
     let rows = table_rows(family, &weights)?;
-    let vocabulary = Vocabulary::read(folder, config, family.bare_start, rows)?;
+    let vocabulary = Vocabulary::read(folder, config, family.bare_start, rows)?.of(family);
     // Sixteen bits of the kind that the folder has; what has fewer keeps its range in BF16.
     let is_brain = |tensor: &Tensor<'_>| tensor.is_matrix() && tensor.entry.dtype == Dtype::BF16;
     let brain = weights.has_scales || weights.iter().any(|(_, tensor)| is_brain(tensor));
@@ -53,6 +58,7 @@ pub(super) fn convert(
     }
     let mut keys = Keys::new(config, &shape, family.architecture, &mut writer, rows);
     (family.keys)(&mut keys)?;
+    scalars(family, &mut keys, &mut weights)?;
     let mut extras = keys.tensors;
     let cutter = Cutter { family, config, sizes: &shape.sizes, matrices };
     let mut outputs = outputs(&cutter, &mut weights)?;
@@ -69,6 +75,24 @@ pub(super) fn convert(
     vocabulary.write(family.architecture, &mut writer);
     extras.append(&mut outputs);
     plan::write(writer, &extras, out, report)
+}
+
+/// Numbers that a GGUF file has as keys, one for each layer.
+fn scalars(family: &Family, keys: &mut Keys<'_>, weights: &mut Weights<'_>) -> Result<(), StoreError> {
+    for (there, key) in family.scalars {
+        let mut numbers = Vec::new();
+        for layer in 0..keys.shape.sizes.layers {
+            let name = format!("{}{layer}.{there}", family.layers);
+            let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
+            if tensor.entry.elements() != 1 {
+                let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+                return Err(ImportError::TensorShape { name, found, want: vec![1] }.into());
+            }
+            numbers.extend(tensor.rows(0, 1, 1)?);
+        }
+        keys.set_whole(key, numbers);
+    }
+    Ok(())
 }
 
 /// Rows of the table of tokens.
@@ -102,11 +126,6 @@ pub(super) fn rule_for<'n>(family: &Family, name: &'n str) -> Option<(&'static R
 /// The tensors of the file, in its order.
 fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Output<'a>>, StoreError> {
     let Cutter { family, sizes, .. } = *cutter;
-    // Every layer has tensors: a claimed number beyond those there are is refused before anything grows with it.
-    if sizes.layers as usize > weights.len() {
-        let name = format!("{}{}{}.*", family.root, family.layers, sizes.layers - 1);
-        return Err(ImportError::TensorMissing { name }.into());
-    }
     let mut outputs = Vec::new();
     for layer in 0..sizes.layers {
         pieces::collect(cutter, weights, layer, &mut outputs)?;
@@ -134,7 +153,11 @@ fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Out
 fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result<(), ImportError> {
     let missing = |name: String| Err(ImportError::TensorMissing { name });
     let names: BTreeSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
-    if let Some(name) = AROUND.iter().find(|name| !names.contains(**name)) {
+    let is_meant = |name: &&&str| {
+        let mut rules = family.whole.iter().copied().flatten();
+        rules.any(|rule| name.strip_suffix(".weight") == Some(rule.here))
+    };
+    if let Some(name) = AROUND.iter().filter(is_meant).find(|name| !names.contains(**name)) {
         return missing((*name).to_owned());
     }
     let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
@@ -143,6 +166,9 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
         if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
             layers.entry(layer).or_default().insert(part);
         }
+    }
+    if family.alike == Alike::Nothing {
+        return Ok(());
     }
     let none = BTreeSet::new();
     let of = |layer: u32| layers.get(&layer).unwrap_or(&none);
@@ -156,7 +182,7 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
         let is_known = match family.alike {
             Alike::All => is_first,
             // Where a file is cut short, a layer has what no other has.
-            Alike::Kinds => {
+            Alike::Kinds | Alike::Nothing => {
                 is_first || parts == of(last) || layers.iter().any(|(n, other)| *n != layer && other == parts)
             }
         };

@@ -10,10 +10,10 @@ use super::rules::Sizes;
 use crate::error::StoreError;
 
 /// Names of the same thing in the configurations of different families.
-const WIDTH: [&str; 4] = ["hidden_size", "n_embd", "d_model", "dim"];
+const WIDTH: [&str; 5] = ["hidden_size", "n_embd", "n_embed", "d_model", "dim"];
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
-const KV_HEADS: [&str; 3] = ["num_key_value_heads", "n_head_kv", "n_kv_heads"];
+const KV_HEADS: [&str; 4] = ["num_key_value_heads", "n_head_kv", "n_kv_heads", "num_query_groups"];
 const INNER: [&str; 4] = ["intermediate_size", "n_inner", "ffn_hidden_size", "hidden_dim"];
 const CONTEXT: [&str; 6] = [
     "max_position_embeddings",
@@ -26,6 +26,14 @@ const CONTEXT: [&str; 6] = [
 const EXPERTS: [&str; 4] = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
 const EXPERTS_USED: [&str; 4] =
     ["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k"];
+const EXPERTS_SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
+const DENSE_FIRST: [&str; 4] =
+    ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace"];
+const EXPERT_SCALE: [&str; 3] = ["routed_scaling_factor", "route_scale", "moe_routed_scaling_factor"];
+const EXPERT_NORM: [&str; 2] = ["norm_topk_prob", "route_norm"];
+const EXPERT_SCORES: [&str; 3] = ["scoring_func", "score_func", "score_function"];
+/// Functions that make scores of experts, with their numbers.
+const SCORES: [(&str, u32); 2] = [("softmax", 1), ("sigmoid", 2)];
 const RMS_EPS: [&str; 2] = ["rms_norm_eps", "norm_eps"];
 const NORM_EPS: [&str; 3] = ["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"];
 
@@ -34,6 +42,8 @@ pub(super) struct Shape {
     pub(super) sizes: Sizes,
     pub(super) width: u32,
     pub(super) context: u32,
+    /// Values within a feed-forward network.
+    pub(super) inner: u32,
 }
 
 /// What is meant where a configuration says nothing.
@@ -42,16 +52,37 @@ pub(super) struct Usual {
     pub(super) kv_heads: u32,
     pub(super) head: u32,
     pub(super) context: u32,
+    pub(super) inner: u32,
 }
 
 impl Shape {
     /// Everything but heads of keys and the size of heads must be said.
     pub(super) fn usual(config: &Json) -> Result<Self, StoreError> {
-        let heads = config.one_of(&HEADS)?;
-        let context = config.one_of(&CONTEXT)?;
-        let width = config.one_of(&WIDTH)?;
-        let usual = Usual { heads, kv_heads: heads, head: width / heads, context };
-        Self::with(config, &usual)
+        Self::of(config, config.one_of(&CONTEXT)?, config.one_of(&INNER)?)
+    }
+
+    /// The inside of feed-forward networks may be unsaid: it is four times as wide as the rest.
+    pub(super) fn four(config: &Json) -> Result<Self, StoreError> {
+        Self::of(config, config.one_of(&CONTEXT)?, Self::four_times(config)?)
+    }
+
+    /// So is the context, which has no end.
+    pub(super) fn endless(config: &Json, usual: u32) -> Result<Self, StoreError> {
+        let context = config.first_count(&["seq_length", "max_position_embeddings"])?.unwrap_or(usual);
+        Self::of(config, context, Self::four_times(config)?)
+    }
+
+    fn four_times(config: &Json) -> Result<u32, StoreError> {
+        Ok(config.first_count(&INNER)?.unwrap_or(config.one_of(&WIDTH)?.saturating_mul(4)))
+    }
+
+    /// With a context and an inside that were found elsewhere.
+    pub(super) fn of(config: &Json, context: u32, inner: u32) -> Result<Self, StoreError> {
+        let (heads, width) = (config.one_of(&HEADS)?, config.one_of(&WIDTH)?);
+        let mut shape =
+            Self::with(config, &Usual { heads, kv_heads: heads, head: width / heads, context, inner })?;
+        (shape.context, shape.inner) = (context, inner);
+        Ok(shape)
     }
 
     /// What is not said is what is usual.
@@ -61,10 +92,11 @@ impl Shape {
             heads: config.first_count(&HEADS)?.unwrap_or(usual.heads),
             kv_heads: config.first_count(&KV_HEADS)?.unwrap_or(usual.kv_heads),
             head: config.opt_count("head_dim")?.unwrap_or(usual.head),
-            experts: config.first_count(&EXPERTS)?.unwrap_or(0),
+            experts: config.first_number(&EXPERTS)?.unwrap_or(0),
         };
         let context = config.first_count(&CONTEXT)?.unwrap_or(usual.context);
-        Ok(Self { sizes, width: config.one_of(&WIDTH)?, context })
+        let inner = config.first_count(&INNER)?.unwrap_or(usual.inner);
+        Ok(Self { sizes, width: config.one_of(&WIDTH)?, context, inner })
     }
 }
 
@@ -74,6 +106,7 @@ pub(super) struct Keys<'a> {
     pub(super) shape: &'a Shape,
     architecture: &'static str,
     writer: &'a mut Writer,
+    /// Rows of the table of tokens.
     rows: u32,
     /// Tensors that follow from the configuration.
     pub(super) tensors: Vec<Output<'static>>,
@@ -94,7 +127,7 @@ impl<'a> Keys<'a> {
 
     /// The usual keys: sizes, experts, norms, positions.
     pub(super) fn usual(&mut self) -> Result<(), StoreError> {
-        self.sizes()?;
+        self.sizes();
         if self.config.opt_count("head_dim")?.is_some() {
             self.head_sizes();
         }
@@ -108,9 +141,9 @@ impl<'a> Keys<'a> {
         self.writer.set(&format!("{}.{key}", self.architecture), value);
     }
 
-    /// Rows of the table of tokens.
-    pub(super) fn rows(&self) -> u32 {
-        self.rows
+    /// Sets a key that is of no architecture.
+    pub(super) fn set_whole(&mut self, key: &str, value: impl Into<Value>) {
+        self.writer.set(key, value);
     }
 
     /// Values of a head.
@@ -118,16 +151,16 @@ impl<'a> Keys<'a> {
         self.shape.sizes.head
     }
 
-    pub(super) fn sizes(&mut self) -> Result<(), StoreError> {
-        let (width, context) = (self.shape.width, self.shape.context);
+    pub(super) fn sizes(&mut self) {
+        let Shape { width, context, inner, .. } = *self.shape;
         let Sizes { layers, heads, kv_heads, .. } = self.shape.sizes;
+        self.set("vocab_size", self.rows);
         self.set("block_count", layers);
         self.set("context_length", context);
         self.set("embedding_length", width);
-        self.count("feed_forward_length", &INNER)?;
+        self.set("feed_forward_length", inner);
         self.set("attention.head_count", heads);
         self.set("attention.head_count_kv", kv_heads);
-        Ok(())
     }
 
     pub(super) fn head_sizes(&mut self) {
@@ -136,13 +169,40 @@ impl<'a> Keys<'a> {
         self.set("attention.value_length", head);
     }
 
-    /// How many experts there are and how many are asked, where there are some.
+    /// How many experts there are, how many are asked and how they are chosen, where there are some.
     pub(super) fn experts(&mut self) -> Result<(), StoreError> {
-        if self.shape.sizes.experts > 0 {
-            self.set("expert_count", self.shape.sizes.experts);
-            self.count("expert_used_count", &EXPERTS_USED)?;
+        if self.shape.sizes.experts == 0 {
+            return Ok(());
+        }
+        self.set("expert_count", self.shape.sizes.experts);
+        self.count("expert_used_count", &EXPERTS_USED)?;
+        self.count_if("expert_group_count", &["n_group"])?;
+        self.count_if("expert_group_used_count", &["topk_group"])?;
+        let scores = EXPERT_SCORES.iter().find_map(|key| Some((*key, self.config.text(key)?)));
+        if let Some((key, scores)) = scores {
+            let number = SCORES.iter().find(|(name, _)| *name == scores).map(|row| row.1);
+            let found = || format!("{}, which is not known", crate::name::shown(scores));
+            let number = number.ok_or_else(|| self.config.wrong_value(key, found()))?;
+            self.set("expert_gating_func", number);
         }
         Ok(())
+    }
+
+    /// How large experts are, which are shared, from which layer on there are some, and how their answers are weighted.
+    pub(super) fn routed(&mut self) -> Result<(), StoreError> {
+        self.count_if("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        self.number_if("expert_shared_count", &EXPERTS_SHARED)?;
+        self.number_if("leading_dense_block_count", &DENSE_FIRST)?;
+        self.float_if("expert_weights_scale", &EXPERT_SCALE)?;
+        for there in EXPERT_NORM {
+            self.flag_if("expert_weights_norm", there);
+        }
+        Ok(())
+    }
+
+    /// Experts are scored by a sigmoid each.
+    pub(super) fn sigmoid(&mut self) {
+        self.set("expert_gating_func", SCORES[1].1);
     }
 
     /// What keeps norms from dividing by nothing.
@@ -173,6 +233,14 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
+    /// A number that may be none, where it is there.
+    pub(super) fn number_if(&mut self, key: &str, there: &[&str]) -> Result<(), StoreError> {
+        if let Some(number) = self.config.first_number(there)? {
+            self.set(key, number);
+        }
+        Ok(())
+    }
+
     /// A number with a point, where it is there.
     pub(super) fn float_if(&mut self, key: &str, there: &[&str]) -> Result<(), StoreError> {
         if let Some(number) = self.config.first_float(there)? {
@@ -186,6 +254,11 @@ impl<'a> Keys<'a> {
         if let Some(flag) = self.config.flag(there) {
             self.set(key, flag);
         }
+    }
+
+    /// That all of a head turns.
+    pub(super) fn turns_whole(&mut self) {
+        self.set("rope.dimension_count", self.head());
     }
 
     /// Which layers have a window: by `layer_types`, or a pattern of letters or a number, or all but every so many-eth.

@@ -158,8 +158,9 @@ pub(crate) fn convert(
     if BERT.contains(&class.as_str()) {
         return bert::convert(&folder, &config, out, report);
     }
-    match families::of_class(&class) {
-        Some(family) => decoder::convert(&folder, &config.of_text(), family, out, report),
+    let config = config.of_text();
+    match families::of_class(&class, &config) {
+        Some(family) => decoder::convert(&folder, &config, family, out, report),
         None => {
             let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
             Err(ImportError::Architecture { file, found, known: families::known() }.into())

@@ -71,10 +71,9 @@ impl Cutter<'_> {
         if !self.family.pairs || !(name.starts_with("attn_q.") || name.starts_with("attn_k.")) {
             return Ok(order);
         }
-        let heads = if name.starts_with("attn_q.") { self.sizes.heads } else { self.sizes.kv_heads };
-        let head = rows / u64::from(heads.max(1));
-        if head == 0 || !head.is_multiple_of(2) || head * u64::from(heads) != rows {
-            let (found, want) = (vec![rows], vec![u64::from(heads), 2]);
+        let head = u64::from(self.sizes.head);
+        if head == 0 || !head.is_multiple_of(2) || !rows.is_multiple_of(head) {
+            let (found, want) = (vec![rows], vec![rows / head.max(1), head]);
             return Err(ImportError::TensorShape { name: name.to_owned(), found, want });
         }
         Ok(order.after(Step::Paired { head }))
@@ -143,6 +142,9 @@ impl Lying {
             [] => Self { around: vec![], rows: 1, columns: None, is_turned },
             [ref around @ .., rows] if is_vector => {
                 Self { around: around.to_vec(), rows, columns: None, is_turned }
+            }
+            [rows, columns] if rule.form == Form::Across => {
+                Self { around: vec![rows], rows: columns, columns: None, is_turned }
             }
             [rows, columns] if is_stacked => {
                 let experts = u64::from(sizes.experts.max(1));

@@ -96,6 +96,12 @@ pub(super) enum Step {
         from: u64,
         take: u64,
     },
+    /// Of so many groups of heads those of each side by side, which come in turns in the source.
+    Crossed {
+        groups: u64,
+        each: u64,
+        head: u64,
+    },
 }
 
 impl Step {
@@ -109,6 +115,11 @@ impl Step {
             }
             Step::Every { step, first } => row * step + first,
             Step::Window { each, from, take } => row / take * each + from + row % take,
+            Step::Crossed { groups, each, head } => {
+                let (start, at) = (row - row % (groups * each * head), row % (groups * each * head));
+                let (group, within) = (at / (each * head), at / head % each);
+                start + (within * groups + group) * head + at % head
+            }
         }
     }
 }
@@ -383,6 +394,8 @@ mod tests {
         let window = Order::of(Step::Window { each: 6, from: 2, take: 4 });
         assert_eq!(of(window, 6), [2, 3, 4, 5, 8, 9]);
         assert_eq!(of(window.after(Step::Paired { head: 4 }), 6), [2, 4, 3, 5, 8, 10]);
+        let crossed = Order::of(Step::Crossed { groups: 2, each: 3, head: 1 });
+        assert_eq!(of(crossed, 8), [0, 2, 4, 1, 3, 5, 6, 8]);
         assert_eq!(of(Order::SAME.after(Step::From { first: 3 }), 2), [3, 4]);
     }
 }

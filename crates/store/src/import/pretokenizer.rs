@@ -21,9 +21,19 @@ const BAILING: &str =
 const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const DEEPSEEK_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"##;
 const DEEPSEEK_HAN: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_MARKS: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
+/// Han, and what an inexact range took with it.
+const DEEPSEEK_OLD_HAN: &str = r"[一-龥ࠀ-一가-퟿]+";
+const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+/// Digits in threes from the right.
+const THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 
 /// The rules, whether whole words that are tokens are left alone (where it matters), and the name.
-const KNOWN: [(&[&str], Option<bool>, &str); 18] = [
+const KNOWN: &[(&[&str], Option<bool>, &str)] = &[
     (&[CL100K], Some(true), "llama-bpe"),
     (&[CL100K], Some(false), "dbrx"),
     (&[r"\p{N}{1,3}", DEEPSEEK_HAN, DEEPSEEK_WORDS], None, "deepseek-v3"),
@@ -42,6 +52,15 @@ const KNOWN: [(&[&str], Option<bool>, &str); 18] = [
     (&[DIGITS, CL100K], Some(true), "minicpm5"),
     (&[CL100K, DIGIT], None, "llama-bpe"),
     (&["[^\\n]+|[\\n]+", QWEN2], None, "laguna"),
+    (&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGIT], None, "deepseek-llm"),
+    (&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGITS], None, "deepseek-llm"),
+    (&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_OLD_HAN, DIGIT], None, "deepseek-coder"),
+    (&[r"\p{N}{1,3}", DEEPSEEK_HAN, SPARK, DIGIT], None, "spark2_5"),
+    (&[JAIS2], None, "jais-2"),
+    (&[EXAONE_MOE], None, "exaone-moe"),
+    (&[UFAKZEKA], None, "ufakzeka"),
+    (&[THREES, O200K], None, "tiny_aya"),
+    (&[DIGITS, r"(?=(\d{3})+(?!\d))"], None, "superbpe"),
 ];
 
 /// The name of the rules of a `tokenizer.json` with merges of bytes.

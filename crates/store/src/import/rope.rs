@@ -53,10 +53,19 @@ impl Keys<'_> {
         if let Some(local) = local {
             self.set("rope.freq_base_swa", local);
         }
+        if let Some(sections) = rope.value("mrope_section").or(global.value("mrope_section")) {
+            let sections = sections.as_array().filter(|list| list.len() <= 4);
+            let number = |value: &serde_json::Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
+            let sections: Option<Vec<i32>> = sections.and_then(|list| list.iter().map(number).collect());
+            let mut sections =
+                sections.ok_or_else(|| self.config.wrong("mrope_section", "a list of up to four numbers"))?;
+            sections.resize(4, 0);
+            self.set("rope.dimension_sections", sections);
+        }
         let factor = global.opt_float("factor")?;
         let kind = global.text("rope_type").or(global.text("type")).unwrap_or("default").to_owned();
         match (kind.as_str(), factor) {
-            ("default" | "dynamic" | "mrope", _) => {}
+            ("default" | "dynamic" | "mrope" | "none", _) => {}
             ("linear", Some(factor)) => {
                 self.set("rope.scaling.type", "linear");
                 self.set("rope.scaling.factor", factor);
@@ -80,6 +89,7 @@ impl Keys<'_> {
         for (there, here) in [
             ("extrapolation_factor", "yarn_ext_factor"),
             ("attention_factor", "yarn_attn_factor"),
+            ("attn_factor", "yarn_attn_factor"),
             ("beta_fast", "yarn_beta_fast"),
             ("beta_slow", "yarn_beta_slow"),
         ] {

@@ -30,6 +30,8 @@ pub(super) enum Cut {
     Qkv,
     /// For each key head its queries, its key and its value.
     Grouped,
+    /// Heads of queries in turns: the first of each key head, then the second of each.
+    Crossed,
 }
 
 /// What lies how.
@@ -38,6 +40,8 @@ pub(super) enum Form {
     Plain,
     /// Inputs before outputs.
     Turned,
+    /// What is cut and changes places are columns.
+    Across,
     /// The matrices of all experts as one, their rows one behind the other.
     Stacked,
     /// The same, inputs before outputs.
@@ -128,8 +132,18 @@ impl Rule {
             Cut::Qkv => [(0, queries), (queries, keys), (queries + keys, keys)]
                 .map(|(from, take)| Slice { rows: take, step: window(rows, from, take) })
                 .into(),
+            Cut::Crossed => {
+                let groups = u64::from(sizes.kv_heads);
+                let each = u64::from(sizes.heads) / groups.max(1);
+                let is_whole = queries == rows && groups * each == u64::from(sizes.heads);
+                let slice = Slice { rows, step: Step::Crossed { groups, each, head } };
+                return is_whole.then(|| vec![slice]).filter(|_| rows > 0);
+            }
             Cut::Grouped => {
-                let group = queries / u64::from(sizes.kv_heads).max(1);
+                if sizes.kv_heads == 0 || !sizes.heads.is_multiple_of(sizes.kv_heads) {
+                    return None;
+                }
+                let group = queries / u64::from(sizes.kv_heads);
                 let each = group + 2 * head;
                 [(0, group, queries), (group, head, keys), (group + head, head, keys)]
                     .map(|(from, take, rows)| Slice { rows, step: window(each, from, take) })
@@ -169,6 +183,8 @@ mod tests {
         assert_eq!(of(Cut::Qkv, 64), Some(qkv));
         let grouped = vec![(32, window(32, 0, 16)), (16, window(32, 16, 8)), (16, window(32, 24, 8))];
         assert_eq!(of(Cut::Grouped, 64), Some(grouped));
+        let odd = Sizes { heads: 1, kv_heads: 2, head: 1, ..Sizes::default() };
+        assert!(gathered("x", Cut::Grouped, "y").slices(5, &odd).is_none());
         assert_eq!((of(Cut::Grouped, 60), of(Cut::Behind, 64), of(Cut::Qkv, 0)), (None, None, None));
         assert_eq!(of(Cut::Turns, 6).unwrap()[1], (2, Step::Every { step: 3, first: 1 }));
     }

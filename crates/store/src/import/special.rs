@@ -82,6 +82,11 @@ impl Special {
         Ok(found)
     }
 
+    /// Adds a token with a task.
+    pub(super) fn add(&mut self, task: &'static str, id: u32) {
+        self.ids.push((task, id));
+    }
+
     fn take_templates(&mut self, folder: &Folder<'_>, settings: &JsonValue) -> Result<(), StoreError> {
         match settings.get("chat_template") {
             Some(JsonValue::String(template)) => self.template = Some(template.clone()),

@@ -6,6 +6,7 @@ use puna_gguf::{Value, Writer};
 use serde_json::Value as JsonValue;
 
 use super::config::Json;
+use super::families::Family;
 use super::special::Special;
 use super::unigram::{self, Unigram};
 use super::{Folder, ImportError, pretokenizer, sentencepiece};
@@ -88,6 +89,20 @@ impl Vocabulary {
             other => other,
         };
         Ok(Self { tokens: filled, form, special })
+    }
+
+    /// With what is known of a family: the name of its pre-tokenizer, tokens that end an answer.
+    pub(super) fn of(mut self, family: &Family) -> Self {
+        if let Form::Merges { pre, .. } = &mut self.form {
+            *pre = (family.pre)(pre);
+        }
+        for (key, text) in family.ends {
+            let found = self.tokens.iter().position(|token| token.text == *text);
+            if let Some(id) = found.and_then(|id| u32::try_from(id).ok()) {
+                self.special.add(key, id);
+            }
+        }
+        self
     }
 
     /// Writes the keys.

@@ -19,10 +19,9 @@ pub(super) const OLMO2: Family = Family {
 
 pub(super) const EXAONE4: Family = Family {
     architecture: "exaone4",
-    classes: &["Exaone4ForCausalLM"],
+    classes: &["Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"],
     keys: |keys| {
         keys.usual()?;
-        keys.set("vocab_size", keys.rows());
         window(keys)
     },
     ..BASE

@@ -36,7 +36,8 @@ pub(super) const GEMMA3: Family = Family {
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     // The configuration leaves out what is usual there.
     shape: |config| {
-        let usual = Usual { heads: 8, kv_heads: 4, head: 256, context: 131_072 };
+        let inner = config.count("intermediate_size")?;
+        let usual = Usual { heads: 8, kv_heads: 4, head: 256, context: 131_072, inner };
         Shape::with(config, &usual)
     },
     keys: |keys| {
@@ -50,7 +51,7 @@ pub(super) const GEMMA3: Family = Family {
 };
 
 fn gemma(keys: &mut Keys<'_>, base: Option<f32>) -> Result<(), StoreError> {
-    keys.sizes()?;
+    keys.sizes();
     keys.head_sizes();
     keys.experts()?;
     keys.set("attention.layer_norm_rms_epsilon", keys.config.float("rms_norm_eps", 1e-6)?);

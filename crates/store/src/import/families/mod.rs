@@ -4,9 +4,14 @@
 mod behind;
 mod cohere;
 mod gemma;
+mod glm;
+mod gpt;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
+mod layered;
 mod llama;
+mod mixture;
 mod names;
 mod phi;
 mod qwen;
@@ -23,6 +28,8 @@ pub(super) struct Family {
     pub(super) architecture: &'static str,
     /// The names of its classes in `config.json`.
     pub(super) classes: &'static [&'static str],
+    /// Whether a configuration with such a class is of this family: some classes are of several.
+    pub(super) fits: fn(&Json) -> bool,
     /// What stands in front of all names but the output's, where anything does.
     pub(super) root: &'static str,
     /// What stands in front of the number of a layer.
@@ -31,6 +38,8 @@ pub(super) struct Family {
     pub(super) whole: &'static [&'static [Rule]],
     /// Tensors of a layer.
     pub(super) layer: &'static [&'static [Rule]],
+    /// Tensors of one number in a layer, and the lists that they become under whole keys.
+    pub(super) scalars: &'static [(&'static str, &'static str)],
     /// How much layers have in common.
     pub(super) alike: Alike,
     /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
@@ -39,6 +48,10 @@ pub(super) struct Family {
     pub(super) tied: bool,
     /// Whether an unknown first word gets no space before it, whatever the vocabulary says.
     pub(super) bare_start: bool,
+    /// The name of its pre-tokenizer, where one that cuts in the same way has another: tokens around texts differ by it.
+    pub(super) pre: fn(&'static str) -> &'static str,
+    /// Tokens that end an answer and of which its files do not say so: the key, the text.
+    pub(super) ends: &'static [(&'static str, &'static str)],
     /// What is added to values, or what they are multiplied by, by the name here.
     pub(super) change: fn(&Json, &str) -> Result<Change, StoreError>,
     /// What the configuration says about the network.
@@ -54,20 +67,26 @@ pub(super) enum Alike {
     All,
     /// Not all tensors: some have experts, or something else in place of attention.
     Kinds,
+    /// Each has what it has, or nothing.
+    Nothing,
 }
 
 /// A family like most of them.
 const PLAIN: Family = Family {
     architecture: "",
     classes: &[],
+    fits: |_| true,
     root: "model.",
     layers: "layers.",
     whole: &[&names::WHOLE],
     layer: &[&names::ATTENTION, &names::GATED, &names::BEFORE],
+    scalars: &[],
     alike: Alike::All,
     pairs: false,
     tied: false,
     bare_start: false,
+    pre: |name| name,
+    ends: &[],
     change: |_, _| Ok(Change::None),
     shape: Shape::usual,
     keys: |keys| keys.usual(),
@@ -76,30 +95,85 @@ const PLAIN: Family = Family {
 /// All families.
 pub(super) const FAMILIES: &[&Family] = &[
     &llama::LLAMA,
+    &llama::MISTRAL3,
+    &llama::LLAMA4,
+    &qwen::QWEN,
     &qwen::QWEN2,
+    &qwen::QWEN2MOE,
+    &qwen::QWEN2VL,
     &qwen::QWEN3,
     &qwen::QWEN3MOE,
-    &qwen::QWEN2MOE,
+    &qwen::QWEN3VL,
+    &qwen::QWEN3VLMOE,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &phi::PHI2,
     &phi::PHI3,
     &gpt_oss::GPT_OSS,
+    &glm::CHATGLM,
+    &glm::GLM4,
+    &glm::GLM4MOE,
+    &granite::GRANITE,
+    &granite::GRANITEMOE,
+    &granite::GRANITE_SWA,
     &llama::SMOLLM3,
     &llama::ARCEE,
-    &granite::GRANITE,
     &llama::SEED_OSS,
-    &behind::OLMO2,
+    &llama::APERTUS,
+    &llama::MINICPM,
+    &llama::NEMOTRON,
+    &llama::STABLELM,
+    &llama::EXAONE,
     &behind::EXAONE4,
+    &mixture::EXAONE_MOE,
+    &llama::OLMO,
+    &behind::OLMO2,
     &qwen::OLMOE,
     &cohere::COMMAND_R,
     &cohere::COHERE2,
+    &cohere::COHERE2MOE,
     &llama::ERNIE4_5,
+    &mixture::ERNIE4_5_MOE,
+    &hunyuan::DENSE,
+    &hunyuan::MOE_V1,
+    &mixture::DEEPSEEK,
+    &mixture::DOTS1,
+    &mixture::BAILINGMOE,
+    &mixture::BAILINGMOE2,
+    &mixture::MINIMAX_M2,
+    &mixture::SMALLTHINKER,
+    &mixture::AFMOE,
+    &mixture::MELLUM,
+    &mixture::LAGUNA,
+    &mixture::DBRX,
+    &mixture::GROK,
+    &llama::BAICHUAN,
+    &llama::INTERNLM2,
+    &llama::XVERSE,
+    &llama::ORION,
+    &llama::PANGU,
+    &llama::MAINCODER,
+    &llama::JAIS2,
+    &gpt::GPT2,
+    &gpt::STARCODER,
+    &gpt::STARCODER2,
+    &gpt::CODESHELL,
+    &gpt::GPTNEOX,
+    &gpt::BLOOM,
+    &gpt::FALCON,
+    &gpt::MPT,
+    &gpt::JAIS,
+    &gpt::REFACT,
+    &layered::DECI,
+    &layered::OPENELM,
+    &layered::PLAMO,
 ];
 
-/// The family of a class.
-pub(super) fn of_class(class: &str) -> Option<&'static Family> {
-    FAMILIES.iter().copied().find(|family| family.classes.contains(&class))
+/// The family of a class, with such a configuration.
+pub(super) fn of_class(class: &str, config: &Json) -> Option<&'static Family> {
+    let is = |family: &&Family| family.classes.contains(&class) && (family.fits)(config);
+    FAMILIES.iter().copied().find(is)
 }
 
 /// The family of a GGUF architecture.
@@ -131,7 +205,9 @@ mod tests {
 
     #[test]
     fn classes_and_rules_are_told_apart() {
-        let classes: Vec<&str> = FAMILIES.iter().flat_map(|family| family.classes).copied().collect();
+        let always = |family: &&Family| std::ptr::fn_addr_eq(family.fits, PLAIN.fits);
+        let sure = FAMILIES.iter().copied().filter(always);
+        let classes: Vec<&str> = sure.flat_map(|family| family.classes).copied().collect();
         assert_eq!(classes.iter().collect::<BTreeSet<_>>().len(), classes.len());
         for family in FAMILIES {
             for rules in [family.whole, family.layer] {

@@ -1,13 +1,29 @@
 //! Phi.
 
-use super::super::keys::Keys;
+use super::super::keys::{Keys, Shape};
 use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEFORE};
+use super::names::{ATTENTION, BEFORE, FUSED, WHOLE};
 use super::{Family, PLAIN};
 use crate::error::StoreError;
 
-/// Gate and up stay in one.
-const FUSED: [Rule; 2] = [one("mlp.gate_up_proj", "ffn_up"), one("mlp.down_proj", "ffn_down")];
+/// Two layers of neurons without a gate, under one norm with attention.
+const PARALLEL: [Rule; 3] =
+    [one("self_attn.dense", "attn_output"), one("mlp.fc1", "ffn_up"), one("mlp.fc2", "ffn_down")];
+
+pub(super) const PHI2: Family = Family {
+    architecture: "phi2",
+    classes: &["PhiForCausalLM"],
+    whole: &[&[one("final_layernorm", "output_norm")], &WHOLE],
+    layer: &[&PARALLEL, &ATTENTION],
+    shape: Shape::four,
+    keys: |keys| {
+        keys.usual()?;
+        let turning = keys.turning(0.5)?;
+        keys.set("rope.dimension_count", turning);
+        Ok(())
+    },
+    ..PLAIN
+};
 
 pub(super) const PHI3: Family = Family {
     architecture: "phi3",

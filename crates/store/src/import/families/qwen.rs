@@ -1,7 +1,8 @@
 //! Qwen, and what is built like it.
 
-use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEFORE, EXPERTS, GATED};
+use super::super::keys::Keys;
+use super::super::rules::{Cut, Form, Rule, one, pieces};
+use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, OLD_NORMS, OLD_WHOLE};
 use super::{Alike, Family, PLAIN};
 
 /// The expert that all tokens meet.
@@ -12,11 +13,88 @@ const SHARED: [Rule; 4] = [
     one("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
+/// KORMo's names of the norms.
+const KORMO: [Rule; 2] = [one("pre_attention_layernorm", "attn_norm"), one("pre_mlp_layernorm", "ffn_norm")];
+
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
     classes: &["Qwen2ForCausalLM", "Qwen2Model", "KORMoForCausalLM"],
+    layer: &[&ATTENTION, &GATED, &BEFORE, &KORMO],
     ..PLAIN
 };
+
+/// The first Qwen: one matrix of queries, keys and values, with a bias.
+pub(super) const QWEN: Family = Family {
+    architecture: "qwen",
+    classes: &["QWenLMHeadModel"],
+    root: "transformer.",
+    layers: "h.",
+    whole: &[&OLD_WHOLE],
+    layer: &[&OLD_NORMS, &QWEN_1],
+    keys: |keys| {
+        keys.sizes();
+        // The two halves of the network are as wide as this together.
+        keys.set("feed_forward_length", keys.shape.inner / 2);
+        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("layer_norm_epsilon", 1e-6)?);
+        keys.rope()?;
+        keys.set("rope.dimension_count", keys.head());
+        Ok(())
+    },
+    ..PLAIN
+};
+
+const QWEN_1: [Rule; 5] = [
+    one("attn.c_attn", "attn_qkv"),
+    one("attn.c_proj", "attn_output"),
+    one("mlp.w2", "ffn_gate"),
+    one("mlp.w1", "ffn_up"),
+    one("mlp.c_proj", "ffn_down"),
+];
+
+/// Texts of a model that also sees.
+pub(super) const QWEN2VL: Family = Family {
+    architecture: "qwen2vl",
+    classes: &["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"],
+    ..PLAIN
+};
+
+pub(super) const QWEN3VL: Family = Family {
+    architecture: "qwen3vl",
+    classes: &["Qwen3VLForConditionalGeneration"],
+    keys: |keys| {
+        keys.usual()?;
+        deepstack(keys);
+        Ok(())
+    },
+    ..PLAIN
+};
+
+/// Experts come all in one, inputs before outputs.
+const QWEN3VL_EXPERTS: [Rule; 2] = [
+    pieces("mlp.experts.gate_up_proj", Cut::Behind, &["ffn_gate_exps", "ffn_up_exps"]).form(Form::Turned),
+    one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
+];
+
+pub(super) const QWEN3VLMOE: Family = Family {
+    architecture: "qwen3vlmoe",
+    classes: &["Qwen3VLMoeForConditionalGeneration"],
+    layer: &[&ATTENTION, &GATED, &BEFORE, &QWEN3VL_EXPERTS, &EXPERTS],
+    alike: Alike::Kinds,
+    keys: |keys| {
+        keys.usual()?;
+        deepstack(keys);
+        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])
+    },
+    ..PLAIN
+};
+
+/// How many layers take something of a picture.
+fn deepstack(keys: &mut Keys<'_>) {
+    let vision = keys.config.section("vision_config");
+    let layers =
+        vision.value("deepstack_visual_indexes").and_then(|list| list.as_array()).map_or(0, Vec::len);
+    keys.set("n_deepstack_layers", u32::try_from(layers).unwrap_or(0));
+}
 
 pub(super) const QWEN3: Family =
     Family { architecture: "qwen3", classes: &["Qwen3ForCausalLM", "Qwen3Model"], ..PLAIN };

@@ -1,0 +1,289 @@
+//! Families with names of their own.
+
+use puna_gguf::{Gguf, Value as Key};
+use serde_json::{Value, json};
+
+use super::config::config_there;
+use super::kit::zoo;
+use super::there::tensors;
+use super::{Kit, compare, folder_of};
+
+/// A file of the zoo and the folder that it is made back into.
+struct Case {
+    name: &'static str,
+    class: &'static str,
+    /// What the configuration calls which key.
+    keys: Vec<(&'static str, &'static str)>,
+    /// What else the configuration says; nothing takes out what others have.
+    fixed: Value,
+    /// Ends of keys that are not compared.
+    but: &'static [&'static str],
+}
+
+fn case(name: &'static str, class: &'static str) -> Case {
+    Case { name, class, keys: Vec::new(), fixed: json!({}), but: &[] }
+}
+
+impl Case {
+    fn keys(self, keys: &[(&'static str, &'static str)]) -> Self {
+        Self { keys: keys.to_vec(), ..self }
+    }
+
+    fn fixed(self, fixed: Value) -> Self {
+        Self { fixed, ..self }
+    }
+
+    fn but(self, but: &'static [&'static str]) -> Self {
+        Self { but, ..self }
+    }
+
+    fn check(self) {
+        let (kit, want) = (Kit::new(), zoo(self.name));
+        let mut config = config_there(&want, self.class, None);
+        for (there, here) in &self.keys {
+            let key = format!("{}.{here}", want.metadata().architecture().unwrap());
+            config[*there] = number(&want, &key);
+        }
+        for (key, value) in self.fixed.as_object().unwrap() {
+            match value {
+                Value::Null => drop(config.as_object_mut().unwrap().remove(key)),
+                value => config[key] = value.clone(),
+            }
+        }
+        let folder = folder_of(&kit, self.name, &want, &tensors(&want), config);
+        compare(&kit, self.name, &want, &folder, self.but);
+    }
+}
+
+/// A key's value as JSON has it.
+fn number(gguf: &Gguf, key: &str) -> Value {
+    let meta = gguf.metadata();
+    let value = meta.get(key).unwrap_or_else(|| panic!("{key}"));
+    match value {
+        Key::Bool(flag) => (*flag).into(),
+        Key::F32(number) => f64::from(*number).into(),
+        Key::U32(number) => (*number).into(),
+        Key::String(_) => meta.str(key).unwrap().into(),
+        _ => meta.u32s(key).unwrap().unwrap().into(),
+    }
+}
+
+/// Experts as most configurations describe them.
+const ROUTED: &[(&str, &str)] = &[
+    ("n_routed_experts", "expert_count"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+];
+
+/// How their answers are weighted.
+const WEIGHTED: &[(&str, &str)] =
+    &[("routed_scaling_factor", "expert_weights_scale"), ("norm_topk_prob", "expert_weights_norm")];
+
+/// Experts in groups.
+const GROUPED: &[(&str, &str)] =
+    &[("n_group", "expert_group_count"), ("topk_group", "expert_group_used_count")];
+
+#[test]
+fn glm_becomes_what_llama_cpp_makes_of_it() {
+    // llama.cpp takes the width for the context where the length of training is not said.
+    case("chatglm", "GlmForCausalLM").fixed(json!({"seq_length": 48, "partial_rotary_factor": 0.5})).check();
+    case("glm4", "Glm4ForCausalLM").fixed(json!({"partial_rotary_factor": 0.5})).check();
+    let keys = &[ROUTED, WEIGHTED, GROUPED].concat();
+    case("glm4moe", "Glm4MoeForCausalLM").keys(keys).fixed(json!({"partial_rotary_factor": 0.5})).check();
+}
+
+#[test]
+fn families_like_llama_become_what_llama_cpp_makes_of_them() {
+    case("stablelm", "StableLmForCausalLM")
+        .fixed(json!({"partial_rotary_factor": 0.5, "use_parallel_residual": false}))
+        .check();
+    case("starcoder2", "Starcoder2ForCausalLM")
+        .fixed(json!({"layer_norm_eps": null, "norm_epsilon": 1e-5}))
+        .check();
+    case("phi2", "PhiForCausalLM").fixed(json!({"partial_rotary_factor": 0.5})).check();
+    case("nemotron", "NemotronForCausalLM")
+        .fixed(json!({"layer_norm_eps": null, "rms_norm_eps": null, "norm_eps": 1e-5, "partial_rotary_factor": 0.5}))
+        .check();
+    case("ministral3", "Ministral3ForCausalLM").fixed(ministral()).check();
+    case("minicpm", "MiniCPMForCausalLM")
+        .fixed(json!({"scale_emb": 12, "scale_depth": 0.4 * 2f64.sqrt(), "dim_model_base": 192}))
+        .check();
+    case("qwen2vl", "Qwen2VLForConditionalGeneration").fixed(sections("mrope", 1e6)).check();
+    case("qwen3vl", "Qwen3VLForConditionalGeneration").fixed(sections("default", 5e6)).check();
+    case("hunyuan-dense", "HunYuanDenseV1ForCausalLM").check();
+    case("maincoder", "MaincoderForCausalLM").check();
+    case("pangu-embedded", "PanguEmbeddedForCausalLM").check();
+    case("jais2", "Jais2ForCausalLM").check();
+    let llama3 = json!({"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    case("apertus", "ApertusForCausalLM").fixed(json!({"rope_parameters": llama3})).check();
+}
+
+/// YaRN with what Ministral adds to it.
+fn ministral() -> Value {
+    json!({"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+        "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1}})
+}
+
+/// Positions of three kinds, each with pairs of a head of its own.
+fn sections(kind: &str, base: f64) -> Value {
+    json!({"rope_parameters": {"rope_type": kind, "rope_theta": base, "mrope_section": [2, 2, 2]}})
+}
+
+#[test]
+fn granite_and_cohere_become_what_llama_cpp_makes_of_them() {
+    case("granitemoe", "GraniteMoeForCausalLM").check();
+    case("granite_swa", "GraniteSWAForCausalLM")
+        .keys(&[("no_rope_layers", "attention.rope_pattern")])
+        .check();
+}
+
+#[test]
+fn mixtures_become_what_llama_cpp_makes_of_them() {
+    case("deepseek", "DeepseekForCausalLM").keys(ROUTED).check();
+    let keys = &[ROUTED, WEIGHTED, GROUPED].concat();
+    case("dots1", "Dots1ForCausalLM").keys(keys).fixed(json!({"scoring_func": "sigmoid"})).check();
+    case("ernie4_5-moe", "Ernie4_5_MoeForCausalLM")
+        .keys(&[
+            ("moe_num_experts", "expert_count"),
+            ("moe_k", "expert_used_count"),
+            ("moe_num_shared_experts", "expert_shared_count"),
+            ("moe_layer_start_index", "leading_dense_block_count"),
+            ("moe_layer_interval", "interleave_moe_layer_step"),
+        ])
+        .fixed(json!({"num_local_experts": null, "num_experts_per_tok": null}))
+        .check();
+    case("bailingmoe2", "BailingMoeV2ForCausalLM")
+        .keys(&[WEIGHTED, GROUPED].concat())
+        .fixed(json!({"num_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
+            "score_function": "sigmoid"}))
+        .check();
+    case("minimax-m2", "MiniMaxM2ForCausalLM")
+        .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid"}))
+        .check();
+    case("afmoe", "AfmoeForCausalLM")
+        .keys(GROUPED)
+        .fixed(json!({"num_shared_experts": 1, "num_dense_layers": 1, "route_norm": true, "route_scale": 1.5,
+            "score_func": "sigmoid"}))
+        .but(&["tokenizer.ggml.pre"])
+        .check();
+    case("llama4", "Llama4ForCausalLM")
+        .keys(&[
+            ("intermediate_size_mlp", "feed_forward_length"),
+            ("intermediate_size", "expert_feed_forward_length"),
+            ("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        ])
+        .check();
+    case("hunyuan-moe", "HunYuanMoEV1ForCausalLM")
+        .fixed(json!({"moe_intermediate_size": [24, 24], "moe_topk": [2, 2], "num_shared_expert": [1, 1],
+            "num_experts": 4, "num_local_experts": null}))
+        // The file's own width of the shared expert is not the one that llama.cpp writes.
+        .but(&["expert_shared_feed_forward_length"])
+        .check();
+}
+
+#[test]
+fn further_mixtures_become_what_the_engine_reads() {
+    case("mellum", "MellumForCausalLM").fixed(json!({"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]})).check();
+    case("exaone-moe", "ExaoneMoEForCausalLM")
+        .keys(WEIGHTED)
+        .fixed(
+            json!({"num_shared_experts": 1, "first_k_dense_replace": 1, "layer_types": ["sliding_attention",
+            "sliding_attention", "sliding_attention", "full_attention"]}),
+        )
+        .check();
+    case("smallthinker", "SmallThinkerForCausalLM")
+        .fixed(json!({"moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 24,
+            "sliding_window_layout": [0, 1, 1, 1, 0], "sliding_window_size": 4096}))
+        .check();
+    case("laguna", "LagunaForCausalLM")
+        .keys(&[("num_attention_heads_per_layer", "attention.head_count")])
+        .fixed(json!({"num_attention_heads": 4, "moe_routed_scaling_factor": 2.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0,
+                    "original_max_position_embeddings": 64, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}))
+        .check();
+    case("dbrx", "DbrxForCausalLM")
+        .fixed(json!({"d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 512,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+            "hidden_size": null, "num_hidden_layers": null, "num_attention_heads": null, "num_key_value_heads": null,
+            "rope_parameters": null, "num_local_experts": null, "num_experts_per_tok": null,
+            "intermediate_size": null, "max_position_embeddings": null}))
+        .but(&["vocab_size"])
+        .check();
+    case("grok-2", "Grok1ForCausalLM")
+        .keys(&[
+            ("attn_output_multiplier", "attention.output_scale"),
+            ("embedding_multiplier_scale", "embedding_scale"),
+            ("output_multiplier_scale", "logit_scale"),
+            ("router_logit_softcapping", "router_logit_softcapping"),
+        ])
+        .but(&["vocab_size"])
+        .check();
+}
+
+#[test]
+fn decoders_with_older_names_become_what_llama_cpp_makes_of_them() {
+    let gpt2 = json!({"n_embd": 48, "n_layer": 2, "n_head": 4, "n_ctx": 128, "n_positions": 128, "n_inner": null,
+        "layer_norm_epsilon": 1e-5, "hidden_size": null, "num_hidden_layers": null, "num_attention_heads": null,
+        "intermediate_size": null, "max_position_embeddings": null, "layer_norm_eps": null});
+    case("gpt2", "GPT2LMHeadModel").fixed(gpt2).check();
+    case("gptneox", "GPTNeoXForCausalLM")
+        .fixed(json!({"rotary_pct": 0.5, "use_parallel_residual": true, "rope_parameters": null}))
+        .check();
+    case("bloom", "BloomForCausalLM")
+        .fixed(json!({"n_layer": 2, "n_head": 4, "seq_length": 48, "layer_norm_epsilon": 1e-5, "layer_norm_eps": null,
+            "num_hidden_layers": null, "num_attention_heads": null, "num_key_value_heads": null,
+            "max_position_embeddings": null, "intermediate_size": null}))
+        .check();
+    case("falcon", "FalconForCausalLM")
+        .fixed(
+            json!({"multi_query": true, "new_decoder_architecture": false, "alibi": false, "num_kv_heads": 4,
+            "layer_norm_epsilon": 1e-5, "layer_norm_eps": null, "num_key_value_heads": null,
+            "max_position_embeddings": null, "intermediate_size": null}),
+        )
+        .check();
+    case("codeshell", "CodeShellForCausalLM")
+        .fixed(json!({"num_query_groups": 2, "num_key_value_heads": null, "n_inner": 96, "intermediate_size": null}))
+        .but(&["vocab_size"])
+        .check();
+    case("jais", "JAISLMHeadModel")
+        .fixed(json!({"n_inner": 96, "intermediate_size": null, "mup_embeddings_scale": 2.0, "mup_output_alpha": 0.5,
+            "mup_width_scale": 0.5}))
+        .but(&["vocab_size"])
+        .check();
+    case("refact", "GPTRefactForCausalLM")
+        .fixed(json!({"layer_norm_epsilon": 1e-5, "rms_norm_eps": null}))
+        // Its inside is always a multiple of 256, which the file's is not.
+        .but(&["vocab_size", "feed_forward_length"])
+        .check();
+    case("plamo", "PlamoForCausalLM").fixed(json!({"n_shared_head": 2})).but(&["vocab_size"]).check();
+}
+
+#[test]
+fn layers_of_different_sizes_become_what_the_engine_reads() {
+    case("openelm", "OpenELMForCausalLM")
+        .keys(&[("num_query_heads", "attention.head_count"), ("num_kv_heads", "attention.head_count_kv")])
+        .fixed(json!({"model_dim": 48, "num_transformer_layers": 2, "head_dim": 8, "max_context_length": 512,
+            "ffn_multipliers": [1.35, 2.0], "ffn_dim_divisor": 32, "rope_freq_constant": 10000}))
+        .but(&["vocab_size", "layer_norm_rms_epsilon"])
+        .check();
+    let block = |group: Value, linear: bool, inner: Value| json!({"attention": {"n_heads_in_group": group, "replace_with_linear": linear}, "ffn": {"ffn_mult": inner}});
+    let (two, none) = (json!(2), Value::Null);
+    let blocks = json!([
+        block(two.clone(), false, json!(2.0)),
+        block(none.clone(), false, json!(2.0)),
+        block(none.clone(), true, json!(2.0)),
+        block(none.clone(), false, none.clone()),
+        block(two, false, json!(2.0))
+    ]);
+    case("deci", "DeciLMForCausalLM")
+        .fixed(json!({"block_configs": blocks, "num_attention_heads": 4}))
+        // The insides are multiples of 256, which the file's are not.
+        .but(&["feed_forward_length"])
+        .check();
+}

@@ -1,0 +1,160 @@
+//! The way back to folders of decoders with older names.
+
+use super::kit::Stored;
+use super::model::{Model, turned};
+
+/// GPT-2's names.
+const OLD: &[(&str, &str)] = &[
+    ("attn_norm", "ln_1"),
+    ("attn_qkv", "attn.c_attn"),
+    ("attn_output", "attn.c_proj"),
+    ("ffn_norm", "ln_2"),
+    ("ffn_up", "mlp.c_fc"),
+    ("ffn_down", "mlp.c_proj"),
+];
+
+const OLD_WHOLE: &[(&str, &str)] = &[
+    ("token_embd", "transformer.wte"),
+    ("position_embd", "transformer.wpe"),
+    ("output_norm", "transformer.ln_f"),
+    ("output", "lm_head"),
+];
+
+const NEOX: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_up", "mlp.dense_h_to_4h"),
+    ("ffn_down", "mlp.dense_4h_to_h"),
+];
+
+const H: &str = "transformer.h.";
+
+pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
+        "gpt2" => {
+            model.turn(&["attn_qkv", "attn_output", "ffn_up", "ffn_down"]);
+            // Published folders have a mask in every layer.
+            for layer in 0..model.layers {
+                model.put(format!("{H}{layer}.attn.bias"), (vec![1, 1, 4, 4], vec![1.0; 16]));
+            }
+            model.named(OLD_WHOLE, H, OLD)
+        }
+        "gptneox" => {
+            model.group("attn_qkv", model.heads());
+            let whole = [
+                ("token_embd", "gpt_neox.embed_in"),
+                ("output_norm", "gpt_neox.final_layer_norm"),
+                ("output", "embed_out"),
+            ];
+            let own = [("attn_qkv", "attention.query_key_value"), ("attn_output", "attention.dense")];
+            model.named(&whole, "gpt_neox.layers.", &[&own, NEOX].concat())
+        }
+        arch @ ("bloom" | "falcon") => {
+            model.group("attn_qkv", model.kv_heads());
+            let root = if arch == "bloom" { "" } else { "transformer." };
+            let whole = [
+                ("token_embd", format!("{root}word_embeddings")),
+                ("token_embd_norm", format!("{root}word_embeddings_layernorm")),
+                ("output_norm", format!("{root}ln_f")),
+            ];
+            let whole: Vec<(&str, &str)> = whole.iter().map(|(here, there)| (*here, &**there)).collect();
+            let own =
+                [("attn_qkv", "self_attention.query_key_value"), ("attn_output", "self_attention.dense")];
+            model.named(&whole, &format!("{root}h."), &[&own, NEOX].concat())
+        }
+        "codeshell" => {
+            model.join(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
+            model.named(OLD_WHOLE, H, OLD)
+        }
+        "jais" => {
+            model.turn(&["attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]);
+            // Half of what they become.
+            model.all(&|name, numbers| match name {
+                "token_embd.weight" => numbers.1.iter_mut().for_each(|x| *x /= 2.0),
+                "output.weight" => numbers.1.iter_mut().for_each(|x| *x *= 4.0),
+                _ => {}
+            });
+            model.named(OLD_WHOLE, H, &[&[("ffn_gate", "mlp.c_fc2")], OLD].concat())
+        }
+        "refact" => {
+            model.join(&["attn_k", "attn_v"], "attn_kv");
+            model.join(&["ffn_gate", "ffn_up"], "both");
+            let own = [("attn_q", "attn.q"), ("attn_kv", "attn.kv"), ("both", "mlp.gate_up_proj")];
+            model.named(OLD_WHOLE, H, &[&own, OLD].concat())
+        }
+        "dbrx" => dbrx(model),
+        "openelm" => {
+            model.join(&["ffn_gate", "ffn_up"], "both");
+            let own = [
+                ("attn_norm", "attn_norm"),
+                ("attn_qkv", "attn.qkv_proj"),
+                ("attn_q_norm", "attn.q_norm"),
+                ("attn_k_norm", "attn.k_norm"),
+                ("attn_output", "attn.out_proj"),
+                ("ffn_norm", "ffn_norm"),
+                ("both", "ffn.proj_1"),
+                ("ffn_down", "ffn.proj_2"),
+            ];
+            let whole = [("token_embd", "transformer.token_embeddings"), ("output_norm", "transformer.norm")];
+            model.named(&whole, "transformer.layers.", &own)
+        }
+        "plamo" => plamo(model),
+        other => panic!("{other}"),
+    }
+}
+
+/// The matrices of all experts lie in one.
+fn dbrx(mut model: Model<'_>) -> Vec<Stored> {
+    model.each(&["ffn_down_exps"], &turned);
+    model.each(&["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"], &|(shape, numbers)| {
+        (vec![shape[0] * shape[1], shape[2]], numbers)
+    });
+    let whole =
+        [("token_embd", "transformer.wte"), ("output_norm", "transformer.norm_f"), ("output", "lm_head")];
+    let own = [
+        ("attn_norm", "norm_attn_norm.norm_1"),
+        ("attn_qkv", "norm_attn_norm.attn.Wqkv"),
+        ("attn_output", "norm_attn_norm.attn.out_proj"),
+        ("attn_output_norm", "norm_attn_norm.norm_2"),
+        ("ffn_gate_inp", "ffn.router.layer"),
+        ("ffn_gate_exps.weight", "ffn.experts.mlp.w1"),
+        ("ffn_up_exps.weight", "ffn.experts.mlp.v1"),
+        ("ffn_down_exps.weight", "ffn.experts.mlp.w2"),
+    ];
+    model.named(&whole, "transformer.blocks.", &own)
+}
+
+/// Heads of queries in turns.
+fn plamo(mut model: Model<'_>) -> Vec<Stored> {
+    let (groups, head) = (model.kv_heads(), 12);
+    let crossed = |numbers: &[f32], each: usize| {
+        let count = numbers.len() / groups / each;
+        let block = |at: usize| &numbers[at * each..][..each];
+        let mut out = Vec::new();
+        for within in 0..count {
+            (0..groups).for_each(|group| out.extend_from_slice(block(group * count + within)));
+        }
+        out
+    };
+    model.each(&["attn_q"], &|(shape, numbers)| {
+        let columns = shape[1] as usize;
+        let out = crossed(&numbers, head * columns);
+        (shape, out)
+    });
+    model.each(&["attn_output"], &|(shape, numbers)| {
+        let out = numbers.chunks_exact(shape[1] as usize).flat_map(|row| crossed(row, head)).collect();
+        (shape, out)
+    });
+    let whole = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+    let own = [
+        ("attn_norm", "norm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    model.named(&whole, "model.layers.layers.", &own)
+}
