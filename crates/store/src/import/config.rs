@@ -19,7 +19,8 @@ impl Json {
 
     /// The part about text of a model that also sees or hears, with what stands beside it.
     pub(super) fn of_text(mut self) -> Self {
-        let text = self.value.get("text_config").and_then(Value::as_object).cloned();
+        let text = ["text_config", "language_config"].iter().find_map(|key| self.value.get(key)?.as_object());
+        let text = text.cloned();
         if let (Some(text), Some(all)) = (text, self.value.as_object_mut()) {
             all.extend(text.into_iter().filter(|(key, value)| key != "architectures" && !value.is_null()));
         }

@@ -53,19 +53,12 @@ impl Keys<'_> {
         if let Some(local) = local {
             self.set("rope.freq_base_swa", local);
         }
-        if let Some(sections) = rope.value("mrope_section").or(global.value("mrope_section")) {
-            let sections = sections.as_array().filter(|list| list.len() <= 4);
-            let number = |value: &serde_json::Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
-            let sections: Option<Vec<i32>> = sections.and_then(|list| list.iter().map(number).collect());
-            let mut sections =
-                sections.ok_or_else(|| self.config.wrong("mrope_section", "a list of up to four numbers"))?;
-            sections.resize(4, 0);
-            self.set("rope.dimension_sections", sections);
-        }
+        self.sections(&rope, &["mrope_section"])?;
+        self.sections(&global, &["mrope_section"])?;
         let factor = global.opt_float("factor")?;
         let kind = global.text("rope_type").or(global.text("type")).unwrap_or("default").to_owned();
         match (kind.as_str(), factor) {
-            ("default" | "dynamic" | "mrope" | "none", _) => {}
+            ("default" | "dynamic" | "mrope" | "xdrope" | "none", _) => {}
             ("linear", Some(factor)) => {
                 self.set("rope.scaling.type", "linear");
                 self.set("rope.scaling.factor", factor);
@@ -78,6 +71,20 @@ impl Keys<'_> {
             ("longrope" | "su", _) => self.longrope(&global)?,
             (other, _) => return Err(self.config.unknown_rope(other).into()),
         }
+        Ok(())
+    }
+
+    /// How many pairs of a head turn by which kind of position, where that is said under one of these names.
+    pub(super) fn sections(&mut self, rope: &Json, there: &[&str]) -> Result<(), StoreError> {
+        let Some((key, list)) = there.iter().find_map(|key| Some((*key, rope.value(key)?))) else {
+            return Ok(());
+        };
+        let number = |value: &serde_json::Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
+        let list = list.as_array().filter(|list| list.len() <= 4);
+        let list: Option<Vec<i32>> = list.and_then(|list| list.iter().map(number).collect());
+        let mut list = list.ok_or_else(|| self.config.wrong(key, "a list of up to four numbers"))?;
+        list.resize(4, 0);
+        self.set("rope.dimension_sections", list);
         Ok(())
     }
 

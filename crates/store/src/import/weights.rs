@@ -36,7 +36,7 @@ pub(super) struct Weights<'a> {
 }
 
 /// Parts of names that stand for what is not imported: encoders of pictures and sounds, and what training left.
-const ASIDE: [&str; 14] = [
+const ASIDE: &[&str] = &[
     "visual.",
     "vision.",
     "vision_",
@@ -46,12 +46,18 @@ const ASIDE: [&str; 14] = [
     "multi_modal",
     "image_newline",
     "patch_embed",
+    "sam_model",
+    "talker.",
+    "mtp_",
     "rotary_emb.inv_freq",
     ".attention.bias",
     ".masked_bias",
     "activation_scale",
     "input_scale",
 ];
+
+/// Beginnings of such names.
+const ASIDE_FIRST: [&str; 6] = ["vit.", "vpm.", "resampler.", "merger.", "mtp.", "model.mtp."];
 
 /// The ends of the names of scales, and what they are put in place of.
 const SCALES: [(&str, &str); 3] =
@@ -62,7 +68,8 @@ impl<'a> Weights<'a> {
     pub(super) fn of(files: &'a [SafeTensors], config: &Json, root: &str) -> Result<Self, StoreError> {
         let mut tensors: BTreeMap<String, Tensor<'a>> = BTreeMap::new();
         for (file, entry) in files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry))) {
-            if ASIDE.iter().any(|part| entry.name.contains(part)) {
+            let is_aside = ASIDE.iter().any(|part| entry.name.contains(part));
+            if is_aside || ASIDE_FIRST.iter().any(|part| entry.name.starts_with(part)) {
                 continue;
             }
             let mut name = entry.name.replace("language_model.", "").replace("text_model.", "");

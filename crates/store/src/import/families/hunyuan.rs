@@ -1,5 +1,6 @@
 //! Hunyuan: norms of queries and keys behind their turning.
 
+use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
 use super::super::rules::{Rule, one};
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED};
@@ -63,6 +64,24 @@ pub(super) const MOE_V1: Family = Family {
     ..PLAIN
 };
 
+/// Texts of a model that also sees: positions of several kinds.
+pub(super) const VL: Family = Family {
+    architecture: "hunyuan_vl",
+    classes: &["HunYuanVLForConditionalGeneration"],
+    keys: |keys| {
+        keys.usual()?;
+        let rope = keys.config.rope();
+        if rope.value("xdrope_section").is_some() || rope.value("mrope_section").is_some() {
+            keys.sections(&rope, &["xdrope_section", "mrope_section"])?;
+            // The base is stretched, not the context.
+            keys.set("rope.freq_base", stretched_base(keys, &rope, 1.0)?);
+            return Ok(());
+        }
+        stretched(keys, 50.0)
+    },
+    ..DENSE
+};
+
 /// A number, or a list of the same number for each layer.
 fn same_everywhere(keys: &Keys<'_>, key: &str) -> Result<Option<u32>, StoreError> {
     let config = keys.config;
@@ -82,12 +101,16 @@ fn stretched(keys: &mut Keys<'_>, usual: f32) -> Result<(), StoreError> {
     if rope.text("rope_type").or(rope.text("type")) != Some("dynamic") {
         return Ok(());
     }
-    let (alpha, head) = (rope.float("alpha", usual)?, keys.head() as f32);
-    let base = rope.opt_float("rope_theta")?.or(keys.config.opt_float("rope_theta")?).unwrap_or(10_000.0);
-    keys.set("rope.freq_base", base * alpha.powf(head / (head - 2.0)));
+    keys.set("rope.freq_base", stretched_base(keys, &rope, usual)?);
     keys.set("rope.scaling.type", "none");
     keys.set("rope.scaling.factor", 1.0f32);
     keys.set("rope.scaling.original_context_length", CONTEXT);
     keys.set("context_length", CONTEXT);
     Ok(())
+}
+
+fn stretched_base(keys: &Keys<'_>, rope: &Json, usual: f32) -> Result<f32, StoreError> {
+    let (alpha, head) = (rope.float("alpha", usual)?, keys.head() as f32);
+    let base = rope.opt_float("rope_theta")?.or(keys.config.opt_float("rope_theta")?).unwrap_or(10_000.0);
+    Ok(base * alpha.powf(head / (head - 2.0)))
 }

@@ -1,9 +1,9 @@
 //! Mixtures of experts.
 
 use super::super::keys::{Keys, Shape};
-use super::super::rules::{Cut, Form, Rule, one, pieces};
+use super::super::rules::{Cut, Form, Rule, aside, one, pieces};
 use super::llama::turning;
-use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED};
+use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED, WHOLE};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
@@ -27,6 +27,30 @@ pub(super) const DEEPSEEK: Family = Family {
     },
     ..BASE
 };
+
+/// Texts of a model that reads pictures: nothing in pairs.
+pub(super) const DEEPSEEK_OCR: Family = Family {
+    architecture: "deepseek2-ocr",
+    classes: &["DeepseekOCRForCausalLM"],
+    whole: &[&WHOLE, &PICTURES],
+    shape: |config| {
+        let mut shape = Shape::usual(config)?;
+        // What is said of heads is about another attention.
+        shape.sizes.head = shape.width / shape.sizes.heads;
+        Ok(shape)
+    },
+    keys: |keys| {
+        keys.sizes();
+        keys.experts()?;
+        keys.routed()?;
+        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("rms_norm_eps", 1e-6)?);
+        keys.rope_of(Some(10_000.0))
+    },
+    ..BASE
+};
+
+/// Rows between those of pictures.
+const PICTURES: [Rule; 2] = [aside("view_seperator"), aside("image_newline")];
 
 pub(super) const DOTS1: Family = Family {
     architecture: "dots1",

@@ -38,7 +38,7 @@ pub(super) fn config_there(gguf: &Gguf, class: &str, llama3: Option<Value>) -> V
         rope = json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}});
     }
     let layer_types =
-        meta.bools(&format!("{arch}.attention.sliding_window_pattern")).unwrap().map(|slides| {
+        meta.bools(&format!("{arch}.attention.sliding_window_pattern")).ok().flatten().map(|slides| {
             let kind = |slides| if slides { "sliding_attention" } else { "full_attention" };
             slides.into_iter().map(kind).collect::<Vec<_>>()
         });

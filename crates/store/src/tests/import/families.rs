@@ -111,6 +111,11 @@ fn families_like_llama_become_what_llama_cpp_makes_of_them() {
     case("qwen2vl", "Qwen2VLForConditionalGeneration").fixed(sections("mrope", 1e6)).check();
     case("qwen3vl", "Qwen3VLForConditionalGeneration").fixed(sections("default", 5e6)).check();
     case("hunyuan-dense", "HunYuanDenseV1ForCausalLM").check();
+    case("hunyuan_vl", "HunYuanVLForConditionalGeneration")
+        .fixed(json!({"rope_scaling": {"type": "xdrope", "alpha": 1.0, "xdrope_section": [2, 2, 2]},
+            "rope_theta": 10000.0, "rope_parameters": null}))
+        .check();
+    case("baichuan-13b", "BaichuanForCausalLM").check();
     case("maincoder", "MaincoderForCausalLM").check();
     case("pangu-embedded", "PanguEmbeddedForCausalLM").check();
     case("jais2", "Jais2ForCausalLM").check();
@@ -134,6 +139,13 @@ fn sections(kind: &str, base: f64) -> Value {
 #[test]
 fn granite_and_cohere_become_what_llama_cpp_makes_of_them() {
     case("granitemoe", "GraniteMoeForCausalLM").check();
+    case("cohere2moe", "Cohere2MoeForCausalLM")
+        .fixed(json!({"intermediate_size": 24, "prefix_dense_intermediate_size": 96, "num_shared_experts": 1,
+            "norm_topk_prob": true, "first_k_dense_replace": 1, "layer_types": ["sliding_attention",
+            "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}))
+        // The file has the number that the list says.
+        .but(&["sliding_window_pattern"])
+        .check();
     case("granite_swa", "GraniteSWAForCausalLM")
         .keys(&[("no_rope_layers", "attention.rope_pattern")])
         .check();
@@ -142,6 +154,10 @@ fn granite_and_cohere_become_what_llama_cpp_makes_of_them() {
 #[test]
 fn mixtures_become_what_llama_cpp_makes_of_them() {
     case("deepseek", "DeepseekForCausalLM").keys(ROUTED).check();
+    case("deepseek2-ocr", "DeepseekOCRForCausalLM")
+        .keys(ROUTED)
+        .fixed(json!({"routed_scaling_factor": 1.0, "num_local_experts": null}))
+        .check();
     let keys = &[ROUTED, WEIGHTED, GROUPED].concat();
     case("dots1", "Dots1ForCausalLM").keys(keys).fixed(json!({"scoring_func": "sigmoid"})).check();
     case("ernie4_5-moe", "Ernie4_5_MoeForCausalLM")

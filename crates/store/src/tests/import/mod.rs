@@ -90,16 +90,19 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         let near = near || key == "tokenizer.ggml.pre" && is_alike;
         assert!(near || found == Some(value), "{name}: {key} is {found:?} for {value:?}");
     }
-    let names = |gguf: &Gguf| {
-        let mut names: Vec<_> =
-            gguf.tensors().iter().map(|t| (t.name.to_string(), t.shape.clone())).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(names(&made), names(want), "{name}");
+    let whole = made.tensors().iter().filter(|tensor| want.tensor(&tensor.name).is_some());
+    let mut names: Vec<_> = whole.map(|tensor| (tensor.name.to_string(), tensor.shape.clone())).collect();
+    let mut all: Vec<_> = want.tensors().iter().map(|t| (t.name.to_string(), t.shape.clone())).collect();
+    all.retain(|(name, _)| !in_pieces(&made, name));
+    names.sort();
+    all.sort();
+    assert_eq!(names, all, "{name}");
     let has_sixteen = want.tensors().iter().any(|t| matches!(t.ty, TensorType::F16 | TensorType::BF16));
     for tensor in made.tensors() {
-        let source = want.tensor(&tensor.name).unwrap();
+        let Some(source) = want.tensor(&tensor.name) else {
+            check_piece(name, want, &made, &tensor.name);
+            continue;
+        };
         if source.ty == tensor.ty
             && !(source.ty == TensorType::F32 && name.starts_with("gemma"))
             && !tensor.name.starts_with("rope")
@@ -108,10 +111,36 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
             continue;
         }
         assert!(!has_sixteen || source.ty == TensorType::F32, "{name}: {} became {}", tensor.name, tensor.ty);
-        for (a, b) in values(&made, tensor).into_iter().zip(values(&want, source)) {
+        for (a, b) in values(&made, tensor).into_iter().zip(values(want, source)) {
             let near = (a - b).abs() <= b.abs() * 1e-3 + 1e-6;
             assert!(near, "{name}: {} has {a} for {b}", tensor.name);
         }
+    }
+}
+
+/// Names of what is one tensor in some files, and of its pieces.
+const PIECES: [(&str, &[&str]); 2] =
+    [("ffn_gate_up_exps", &["ffn_gate_exps", "ffn_up_exps"]), ("attn_qkv", &["attn_q", "attn_k", "attn_v"])];
+
+/// Whether a tensor has become several.
+fn in_pieces(made: &Gguf, name: &str) -> bool {
+    let pieces = PIECES.iter().find(|(whole, _)| name.contains(whole));
+    let there = |piece: &&str| made.tensor(&name.replace(pieces.unwrap().0, piece)).is_some();
+    made.tensor(name).is_none() && pieces.is_some_and(|(_, pieces)| pieces.iter().all(there))
+}
+
+/// A tensor is the piece of another that its name says.
+fn check_piece(name: &str, want: &Gguf, made: &Gguf, tensor: &str) {
+    let part = tensor.split('.').nth(2).unwrap();
+    let (whole, pieces) = PIECES.iter().find(|(_, pieces)| pieces.contains(&part)).expect(tensor);
+    let source = want.tensor(&tensor.replace(part, whole)).expect(tensor);
+    let shape = source.shape.iter().rev().copied().collect();
+    let at = pieces.iter().position(|piece| *piece == part).unwrap();
+    let (shape, numbers) = model::piece(&(shape, values(want, source)), at, pieces.len());
+    let found = made.tensor(tensor).unwrap();
+    assert_eq!(found.shape.iter().rev().copied().collect::<Vec<u64>>(), shape, "{name}: {tensor}");
+    for (a, b) in values(made, found).into_iter().zip(numbers) {
+        assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-6, "{name}: {tensor} has {a} for {b}");
     }
 }
 

@@ -109,6 +109,16 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// Cuts the rows of a stack of matrices into halves.
+    pub(super) fn experts_of_both(&mut self, part: &str, halves: [&str; 2]) {
+        for layer in 0..self.layers {
+            let Some(both) = self.take(layer, &format!("{part}.weight")) else { continue };
+            for (half, name) in halves.into_iter().enumerate() {
+                self.back(layer, &format!("{name}.weight"), piece(&both, half, 2));
+            }
+        }
+    }
+
     /// Queries, keys and values, all of each, as those of each head of keys together.
     pub(super) fn group(&mut self, part: &str, kv_heads: usize) {
         let group = self.heads() / kv_heads;
@@ -196,4 +206,15 @@ fn behind(all: Vec<Numbers>) -> Numbers {
     let mut joined = shape;
     joined[at] = all.iter().map(|(shape, _)| shape[at]).sum();
     (joined, out)
+}
+
+/// One of several pieces, of the same size, of the rows of every matrix.
+pub(super) fn piece((shape, numbers): &Numbers, at: usize, count: usize) -> Numbers {
+    let (rows_at, matrices) = if shape.len() == 3 { (1, shape[0] as usize) } else { (0, 1) };
+    let each = numbers.len() / matrices;
+    let take = each / count;
+    let out = numbers.chunks_exact(each).flat_map(|matrix| &matrix[at * take..][..take]).copied().collect();
+    let mut shape = shape.clone();
+    shape[rows_at] /= count as u64;
+    (shape, out)
 }

@@ -142,7 +142,30 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
             model.experts(LAYERS, &names);
             like_llama(model, &[("ffn_gate_inp", "block_sparse_moe.primary_router")])
         }
-        "hunyuan-dense" | "hunyuan-moe" => with_experts(
+        "deepseek2-ocr" => {
+            // What it sees with.
+            model.put("model.sam_model.neck.0.weight".into(), (vec![1], vec![0.0]));
+            model.put("model.view_seperator".into(), (vec![1], vec![0.0]));
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(model, &[])
+        }
+        "cohere2moe" => {
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(model, &[])
+        }
+        "baichuan" => {
+            let heads = 3 * model.heads();
+            // The file has queries and keys as they are in the folder of the model of 13 billions; halves of pairs
+            // are put apart, so that bringing them together makes the same file again.
+            model.each(&["attn_qkv"], &|(shape, numbers)| {
+                let rows = shape[0] as usize;
+                let apart = super::plain::halves(&numbers, rows, heads);
+                let values = numbers.len() / 3 * 2;
+                (shape, [&apart[..values], &numbers[values..]].concat())
+            });
+            like_llama(model, &[("attn_qkv", "self_attn.W_pack")])
+        }
+        "hunyuan-dense" | "hunyuan-moe" | "hunyuan_vl" => with_experts(
             model,
             &[
                 ("attn_q_norm", "self_attn.query_layernorm"),
