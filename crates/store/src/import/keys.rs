@@ -13,7 +13,8 @@ use crate::error::StoreError;
 const WIDTH: [&str; 5] = ["hidden_size", "n_embd", "n_embed", "d_model", "dim"];
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
-const KV_HEADS: [&str; 4] = ["num_key_value_heads", "n_head_kv", "n_kv_heads", "num_query_groups"];
+const KV_HEADS: [&str; 5] =
+    ["num_key_value_heads", "n_head_kv", "n_kv_heads", "num_query_groups", "num_attention_groups"];
 const INNER: [&str; 4] = ["intermediate_size", "n_inner", "ffn_hidden_size", "hidden_dim"];
 const CONTEXT: [&str; 6] = [
     "max_position_embeddings",
@@ -24,8 +25,8 @@ const CONTEXT: [&str; 6] = [
     "max_seq_len",
 ];
 const EXPERTS: [&str; 4] = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
-const EXPERTS_USED: [&str; 4] =
-    ["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k"];
+const EXPERTS_USED: [&str; 5] =
+    ["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_top_k"];
 const EXPERTS_SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
 const DENSE_FIRST: [&str; 4] =
     ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace"];

@@ -10,7 +10,8 @@ use crate::error::StoreError;
 
 /// Names of the base of frequencies, and of that of layers with a window.
 const BASE: [&str; 3] = ["rope_theta", "rotary_emb_base", "global_rope_theta"];
-const LOCAL_BASE: [&str; 3] = ["rope_local_base_freq", "local_rope_theta", "swa_rope_theta"];
+const LOCAL_BASE: [&str; 4] =
+    ["rope_local_base_freq", "local_rope_theta", "rope_local_theta", "swa_rope_theta"];
 /// Names of the share of a head that turns.
 const SHARE: [&str; 4] = ["partial_rotary_factor", "rope_pct", "rotary_pct", "rope_percent"];
 
@@ -66,7 +67,7 @@ impl Keys<'_> {
             ("yarn", Some(factor)) => self.yarn(&global, factor)?,
             ("llama3", factor) => {
                 let factors = llama3(&global, self.head(), base, factor.unwrap_or(8.0))?;
-                self.tensors.push(factors);
+                self.give("rope_freqs.weight", factors);
             }
             ("longrope" | "su", _) => self.longrope(&global)?,
             (other, _) => return Err(self.config.unknown_rope(other).into()),
@@ -86,6 +87,11 @@ impl Keys<'_> {
         list.resize(4, 0);
         self.set("rope.dimension_sections", list);
         Ok(())
+    }
+
+    /// Adds a tensor whose numbers the configuration gives.
+    pub(super) fn give(&mut self, name: &str, values: Vec<f32>) {
+        self.tensors.push(given(name, values));
     }
 
     fn yarn(&mut self, rope: &Json, factor: f32) -> Result<(), StoreError> {
@@ -124,21 +130,26 @@ impl Keys<'_> {
                     .into());
             }
         }
-        let given = [given("rope_factors_long.weight", long), given("rope_factors_short.weight", short)];
-        self.tensors.extend(given);
+        self.give("rope_factors_long.weight", long);
+        self.give("rope_factors_short.weight", short);
         Ok(())
     }
 }
 
 /// Llama 3.1's factors of the frequencies: those that turn seldom over the original context are divided, with a smooth
 /// change between.
-fn llama3(rope: &Json, head: u32, base: Option<f32>, factor: f32) -> Result<Output<'static>, StoreError> {
+pub(super) fn llama3(
+    rope: &Json,
+    turning: u32,
+    base: Option<f32>,
+    factor: f32,
+) -> Result<Vec<f32>, StoreError> {
     let (low, high) = (rope.float("low_freq_factor", 1.0)?, rope.float("high_freq_factor", 4.0)?);
     let original = rope.opt_count("original_max_position_embeddings")?.unwrap_or(8192) as f32;
     let base = base.unwrap_or(10000.0);
-    let factors: Vec<f32> = (0..head / 2)
+    let factors = (0..turning / 2)
         .map(|i| {
-            let exponent = (2 * i) as f32 / head as f32;
+            let exponent = (2 * i) as f32 / turning as f32;
             let length = std::f32::consts::TAU * base.powf(exponent);
             if length < original / high {
                 1.0
@@ -150,7 +161,7 @@ fn llama3(rope: &Json, head: u32, base: Option<f32>, factor: f32) -> Result<Outp
             }
         })
         .collect();
-    Ok(given("rope_freqs.weight", factors))
+    Ok(factors)
 }
 
 fn given(name: &str, values: Vec<f32>) -> Output<'static> {

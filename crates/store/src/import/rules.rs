@@ -9,7 +9,7 @@ use super::plan::Step;
 pub(super) struct Rule {
     /// The name there, within its layer where it is of one; `{}` is the number of an expert or of a head.
     pub(super) there: &'static str,
-    /// The name here; with a dot in it, the whole of it.
+    /// The name here; with a dot in it, the whole of it, which may end there.
     pub(super) here: &'static str,
     /// Names of the pieces, where it becomes several.
     pub(super) pieces: &'static [&'static str],
@@ -108,7 +108,11 @@ impl Rule {
     pub(super) fn names(&self, end: &str) -> Vec<String> {
         let whole = std::slice::from_ref(&self.here);
         let names = if self.pieces.is_empty() { whole } else { self.pieces };
-        let full = |name: &&str| if name.contains('.') { (*name).to_owned() } else { format!("{name}{end}") };
+        let full = |name: &&str| match name.strip_suffix('.') {
+            Some(name) => name.to_owned(),
+            None if name.contains('.') => (*name).to_owned(),
+            None => format!("{name}{end}"),
+        };
         names.iter().filter(|name| !name.is_empty()).map(full).collect()
     }
 
@@ -167,6 +171,7 @@ mod tests {
         assert_eq!((rule.end("attn.q_norm.weight"), rule.end("attn.q.scales")), (None, None));
         assert_eq!(rule.names(".bias"), ["attn_q.bias"]);
         assert_eq!(one("gate.expert_bias", "exp_probs_b.bias").names(".weight"), ["exp_probs_b.bias"]);
+        assert_eq!(one("bias", "exp_probs_b.").names(".weight"), ["exp_probs_b"]);
         assert_eq!(pieces("up", Cut::Behind, &["a", "b"]).names(".weight"), ["a.weight", "b.weight"]);
         assert!(aside("x").names(".weight").is_empty());
     }

@@ -3,8 +3,8 @@
 use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
 use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEFORE, EXPERTS, GATED};
-use super::{Family, PLAIN};
+use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, SHARED};
+use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
 const NORMS: [Rule; 2] =
@@ -80,6 +80,37 @@ pub(super) const VL: Family = Family {
         stretched(keys, 50.0)
     },
     ..DENSE
+};
+
+/// The third version's names, of its own and of later files.
+const HY3: [Rule; 7] = [
+    one("mlp.router.gate", "ffn_gate_inp"),
+    one("mlp.gate", "ffn_gate_inp"),
+    one("mlp.expert_bias", "exp_probs_b."),
+    one("mlp.e_score_correction_bias", "exp_probs_b."),
+    one("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+    one("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+    one("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+];
+
+pub(super) const HY_V3: Family = Family {
+    architecture: "hy_v3",
+    classes: &["HYV3ForCausalLM"],
+    layer: &[&HY3, &ATTENTION, &GATED, &BEFORE, &EXPERTS, &SHARED],
+    alike: Alike::Kinds,
+    keys: |keys| {
+        keys.usual()?;
+        let config = keys.config;
+        let hidden = config.count("moe_intermediate_size")?;
+        keys.set("expert_feed_forward_length", hidden);
+        let shared = config.opt_count("num_shared_experts")?.unwrap_or(1);
+        keys.set("expert_shared_feed_forward_length", hidden.saturating_mul(shared));
+        keys.set("expert_weights_norm", config.flag("route_norm").unwrap_or(true));
+        keys.set("expert_weights_scale", config.float("router_scaling_factor", 1.0)?);
+        keys.sigmoid();
+        Ok(())
+    },
+    ..PLAIN
 };
 
 /// A number, or a list of the same number for each layer.

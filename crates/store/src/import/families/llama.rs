@@ -54,6 +54,20 @@ pub(super) const SEED_OSS: Family = Family {
 pub(super) const ERNIE4_5: Family =
     Family { architecture: "ernie4_5", classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"], ..PLAIN };
 
+/// All layers are gone through several times.
+pub(super) const NANBEIGE: Family = Family {
+    architecture: "nanbeige",
+    classes: &["NanbeigeForCausalLM"],
+    pairs: true,
+    keys: |keys| {
+        turning(keys)?;
+        keys.set("num_loops", keys.config.opt_count("num_loops")?.unwrap_or(1));
+        keys.set("skip_loop_final_norm", keys.config.flag("skip_loop_final_norm").unwrap_or(false));
+        Ok(())
+    },
+    ..PLAIN
+};
+
 /// Ministral and Mistral Small 3: positions by YaRN, scores that grow with the position.
 pub(super) const MISTRAL3: Family = Family {
     architecture: "mistral3",

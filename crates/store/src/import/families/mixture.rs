@@ -300,6 +300,24 @@ pub(super) const DBRX: Family = Family {
     ..PLAIN
 };
 
+/// A network for all tokens, and experts that read what attention read.
+const ARCTIC_PARTS: [Rule; 5] = [
+    one("residual_layernorm", "ffn_norm"),
+    one("post_attention_layernorm", "ffn_norm_exps"),
+    one("residual_mlp.w1", "ffn_gate"),
+    one("residual_mlp.w3", "ffn_up"),
+    one("residual_mlp.w2", "ffn_down"),
+];
+
+pub(super) const ARCTIC: Family = Family {
+    architecture: "arctic",
+    classes: &["ArcticForCausalLM"],
+    layer: &[&ARCTIC_PARTS, &ATTENTION, &MIXTRAL],
+    pairs: true,
+    keys: turning,
+    ..BASE
+};
+
 const GROK_PARTS: [Rule; 4] = [
     one("pre_attn_norm", "attn_norm"),
     one("post_attn_norm", "attn_output_norm"),

@@ -3,6 +3,7 @@
 
 mod behind;
 mod cohere;
+mod gated;
 mod gemma;
 mod glm;
 mod gpt;
@@ -110,6 +111,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &gemma::GEMMA3,
     &phi::PHI2,
     &phi::PHI3,
+    &phi::PHIMOE,
     &gpt_oss::GPT_OSS,
     &glm::CHATGLM,
     &glm::GLM4,
@@ -138,6 +140,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &hunyuan::DENSE,
     &hunyuan::MOE_V1,
     &hunyuan::VL,
+    &hunyuan::HY_V3,
     &mixture::DEEPSEEK,
     &mixture::DEEPSEEK_OCR,
     &mixture::DOTS1,
@@ -149,6 +152,13 @@ pub(super) const FAMILIES: &[&Family] = &[
     &mixture::MELLUM,
     &mixture::LAGUNA,
     &mixture::DBRX,
+    &mixture::ARCTIC,
+    &gated::SPARK2_5,
+    &gated::MAPLE,
+    &gated::MUSE_GLIMMER,
+    &gated::MIMO2,
+    &gated::STEP35,
+    &gated::PLAMO3,
     &mixture::GROK,
     &llama::BAICHUAN,
     &llama::INTERNLM2,
@@ -156,6 +166,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &llama::ORION,
     &llama::PANGU,
     &llama::MAINCODER,
+    &llama::NANBEIGE,
     &llama::JAIS2,
     &gpt::GPT2,
     &gpt::STARCODER,

@@ -2,7 +2,7 @@
 
 use super::super::keys::{Keys, Shape};
 use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEFORE, FUSED, WHOLE};
+use super::names::{ATTENTION, BEFORE, EXPERTS, FUSED, MIXTRAL, WHOLE};
 use super::{Family, PLAIN};
 use crate::error::StoreError;
 
@@ -29,6 +29,15 @@ pub(super) const PHI3: Family = Family {
     architecture: "phi3",
     classes: &["Phi3ForCausalLM"],
     layer: &[&ATTENTION, &FUSED, &BEFORE],
+    keys: phi3,
+    ..PLAIN
+};
+
+/// Mixtral's experts, and what a later version calls their router.
+pub(super) const PHIMOE: Family = Family {
+    architecture: "phimoe",
+    classes: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
+    layer: &[&ATTENTION, &BEFORE, &MIXTRAL, &EXPERTS, &[one("mlp.router", "ffn_gate_inp")]],
     keys: phi3,
     ..PLAIN
 };

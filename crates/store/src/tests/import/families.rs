@@ -243,6 +243,61 @@ fn further_mixtures_become_what_the_engine_reads() {
 }
 
 #[test]
+fn newer_families_become_what_the_engine_reads() {
+    case("phimoe", "PhiMoEForCausalLM").fixed(json!({"layer_norm_eps": null})).check();
+    case("nanbeige", "NanbeigeForCausalLM").keys(&[("num_loops", "num_loops")]).check();
+    case("arctic", "ArcticForCausalLM").check();
+    case("hy_v3", "HYV3ForCausalLM")
+        .keys(&[("router_scaling_factor", "expert_weights_scale"), ("route_norm", "expert_weights_norm")])
+        .fixed(json!({"num_shared_experts": 1}))
+        // The file's own width of the shared expert is not that of another expert.
+        .but(&["expert_shared_feed_forward_length"])
+        .check();
+    let rope = json!({"full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}});
+    case("spark2_5", "Spark2_5ForCausalLM")
+        .fixed(json!({"rope_parameters": rope, "gate_attn_act_mode": "sigmoid", "hidden_act": "gelu"}))
+        .check();
+    case("maple", "MapleForCausalLM")
+        // The bound is the same in all layers.
+        .but(&["swiglu_clamp_exp"])
+        .check();
+    case("muse-glimmer", "MuseGlimmerForConditionalGeneration")
+        .keys(&[("output_multiplier", "logit_scale")])
+        .fixed(json!({"qk_scale_factor": 1.5, "head_dim": 12}))
+        // One number of the configuration, which the file's norms are not.
+        .but(&["attn_q_norm.weight", "attn_k_norm.weight"])
+        .check();
+    case("step35", "Step3p5ForCausalLM")
+        .keys(&[("share_expert_dim", "expert_shared_feed_forward_length"), ("norm_expert_weight", "expert_weights_norm"),
+            ("moe_router_scaling_factor", "expert_weights_scale")])
+        .fixed(json!({"num_attention_heads": 4, "num_attention_groups": 2, "moe_num_experts": 6, "moe_top_k": 2,
+            "num_local_experts": null, "num_experts_per_tok": null, "rope_theta": [10000.0, 500.0],
+            "rope_parameters": null, "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 64},
+            "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+            "swiglu_limits": [null, 0.3, null], "swiglu_limits_shared": [0.25, null, 0.3]}))
+        // The file's heads and factors follow no rule; bounds are compared by the key behind them.
+        .but(&["attention.head_count", "attention.head_count_kv", "rope_freqs.weight", "swiglu_clamp_exp"])
+        .check();
+    case("plamo3", "Plamo3ForCausalLM")
+        .keys(&[
+            ("sliding_window_pattern", "attention.sliding_window_pattern"),
+            ("head_dim", "attention.key_length"),
+        ])
+        // Values are as wide as keys in published models.
+        .but(&["attention.value_length", "rope.dimension_count"])
+        .check();
+    case("mimo2", "MiMoV2FlashForCausalLM")
+        .keys(&[("v_head_dim", "attention.value_length"), ("attention_value_scale", "attention.value_scale")])
+        .fixed(
+            json!({"hybrid_layer_pattern": [0, 1, 1], "num_key_value_heads": 2, "swa_num_key_value_heads": 1,
+            "layernorm_epsilon": 1e-5, "partial_rotary_factor": 0.4}),
+        )
+        .but(&["attention.head_count_kv"])
+        .check();
+}
+
+#[test]
 fn decoders_with_older_names_become_what_llama_cpp_makes_of_them() {
     let gpt2 = json!({"n_embd": 48, "n_layer": 2, "n_head": 4, "n_ctx": 128, "n_positions": 128, "n_inner": null,
         "layer_norm_epsilon": 1e-5, "hidden_size": null, "num_hidden_layers": null, "num_attention_heads": null,

@@ -59,6 +59,9 @@ const ALIKE: &[(&str, &str)] = &[
     ("minimax-m2", "gpt-4o"),
 ];
 
+/// Files whose norms are not quite the same again after one was taken from them.
+const ROUNDED: [&str; 4] = ["gemma", "muse", "step", "plamo3"];
+
 /// Keys that only llama.cpp's converter writes, or writes about another file,
 /// or that it writes into every file of Gemma, whatever stands at that place.
 const NOT_COMPARED: [&str; 5] =
@@ -70,7 +73,7 @@ fn check(name: &str, class: &str, llama3: Option<Value>) {
     compare(&kit, name, &want, &folder, &[]);
 }
 
-/// What becomes of a folder has the keys of a file, but some, and its tensors.
+/// What becomes of a folder has the keys and tensors of a file; those with some ends may say something else.
 fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
     let blob = kit.store.import(&folder.files).unwrap_or_else(|e| panic!("{name}: {e}"));
     let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
@@ -103,8 +106,11 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
             check_piece(name, want, &made, &tensor.name);
             continue;
         };
+        if but.iter().any(|end| tensor.name.ends_with(end)) {
+            continue;
+        }
         if source.ty == tensor.ty
-            && !(source.ty == TensorType::F32 && name.starts_with("gemma"))
+            && !(source.ty == TensorType::F32 && ROUNDED.iter().any(|start| name.starts_with(start)))
             && !tensor.name.starts_with("rope")
         {
             assert!(made.data(tensor) == want.data(source), "{name}: {}", tensor.name);

@@ -164,10 +164,10 @@ impl<'a> Model<'a> {
                 None => (None, &*name),
             };
             let names = if layer.is_some() { names } else { whole };
-            let (stem, end) = part.rsplit_once('.').unwrap();
+            let (stem, end) = part.rsplit_once('.').unwrap_or((part, ""));
             let there = names.iter().find_map(|(here, there)| match () {
                 () if *here == part => Some((*there).to_owned()),
-                () if *here == stem => Some(format!("{there}.{end}")),
+                () if *here == stem && !end.is_empty() => Some(format!("{there}.{end}")),
                 () => None,
             });
             let there = there.unwrap_or_else(|| panic!("{}: {name}", self.arch));

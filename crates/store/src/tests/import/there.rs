@@ -177,6 +177,58 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
             ],
         ),
         "apertus" => apertus(model),
+        "phimoe" => {
+            model.experts(LAYERS, MIXTRAL);
+            like_llama(model, &[("ffn_gate_inp", "block_sparse_moe.gate")])
+        }
+        "nanbeige" => {
+            model.unpair();
+            like_llama(model, &[])
+        }
+        "arctic" => {
+            model.unpair();
+            model.experts(LAYERS, MIXTRAL);
+            like_llama(
+                model,
+                &[
+                    ("ffn_norm", "residual_layernorm"),
+                    ("ffn_norm_exps", "post_attention_layernorm"),
+                    ("ffn_gate", "residual_mlp.w1"),
+                    ("ffn_up", "residual_mlp.w3"),
+                    ("ffn_down", "residual_mlp.w2"),
+                    ("ffn_gate_inp", "block_sparse_moe.gate"),
+                ],
+            )
+        }
+        "hy_v3" => {
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(
+                model,
+                &[
+                    ("ffn_gate_inp", "mlp.router.gate"),
+                    ("exp_probs_b", "mlp.expert_bias"),
+                    ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+                    ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+                    ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+                ],
+            )
+        }
+        "spark2_5" => {
+            model.join(&["attn_q", "attn_k", "attn_v"], "all");
+            like_llama(model, &[("all", "self_attn.q_k_v_proj"), ("attn_gate", "self_attn.g_proj")])
+        }
+        "mimo2" => with_experts(model, &[("attn_sinks.weight", "self_attn.attention_sink_bias")]),
+        "maple" => with_experts(model, &[]),
+        "muse-glimmer" => muse(model),
+        "step35" => {
+            model.all(&|name, numbers| {
+                if name.ends_with("norm.weight") {
+                    numbers.1.iter_mut().for_each(|x| *x -= 1.0);
+                }
+            });
+            like_llama(model, STEP)
+        }
+        "plamo3" => plamo3(model),
         "llama4" => llama4(model),
         "bailingmoe2" => bailing(model),
         "grok" => {
@@ -241,6 +293,67 @@ fn apertus(mut model: Model<'_>) -> Vec<Stored> {
         }
     }
     like_llama(model, &[("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")])
+}
+
+const STEP: Names<'_> = &[
+    ("attn_gate", "self_attn.g_proj"),
+    ("ffn_gate_inp", "moe.gate"),
+    ("exp_probs_b.bias", "moe.router_bias"),
+    ("ffn_gate_exps", "moe.gate_proj"),
+    ("ffn_up_exps", "moe.up_proj"),
+    ("ffn_down_exps", "moe.down_proj"),
+    ("ffn_gate_shexp", "share_expert.gate_proj"),
+    ("ffn_up_shexp", "share_expert.up_proj"),
+    ("ffn_down_shexp", "share_expert.down_proj"),
+];
+
+/// Norms as what differs from one, a fifth, or one through five to the power of three halves.
+fn plamo3(mut model: Model<'_>) -> Vec<Stored> {
+    model.all(&|name, numbers| {
+        let from = match name.rsplit('.').next().unwrap() {
+            "post_attention_norm" => 1.0 / 5.0,
+            "post_ffw_norm" => 1.0 / 5f32.powf(1.5),
+            _ if name.ends_with("norm.weight") => 1.0,
+            _ => 0.0,
+        };
+        numbers.1.iter_mut().for_each(|x| *x -= from);
+    });
+    let own = [
+        ("attn_norm", "pre_mixer_norm"),
+        ("attn_qkv", "mixer.qkv_proj"),
+        ("attn_q_norm", "mixer.q_norm"),
+        ("attn_k_norm", "mixer.k_norm"),
+        ("attn_output", "mixer.o_proj"),
+        ("post_attention_norm", "post_mixer_norm.weight"),
+        ("ffn_norm", "pre_mlp_norm"),
+        ("ffn_up", "mlp.gate_up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+        ("post_ffw_norm", "post_mlp_norm.weight"),
+    ];
+    model.named(WHOLE, "model.layers.layers.", &own)
+}
+
+/// Norms of layers as what differs from one; those of heads are numbers of the configuration.
+fn muse(mut model: Model<'_>) -> Vec<Stored> {
+    model.unpair();
+    for layer in 0..model.layers {
+        model.take(layer, "attn_q_norm.weight").unwrap();
+        model.take(layer, "attn_k_norm.weight").unwrap();
+    }
+    model.all(&|name, numbers| {
+        if name.ends_with("norm.weight") && name != "output_norm.weight" {
+            numbers.1.iter_mut().for_each(|x| *x -= 1.0);
+        }
+    });
+    like_llama(
+        model,
+        &[
+            ("attn_gate", "self_attn.gate_proj"),
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+    )
 }
 
 /// Experts come all in one, inputs before outputs.
