@@ -7,6 +7,7 @@ mod families;
 mod keys;
 mod lora;
 mod pieces;
+mod plamo;
 mod plan;
 mod pretokenizer;
 mod rope;

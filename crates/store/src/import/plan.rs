@@ -184,7 +184,10 @@ impl<'a> Output<'a> {
 
     /// Ranges of rows to work on, of about one size.
     fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
-        let (rows, step) = (self.row_count(), (PIECE_VALUES / self.columns().max(1)).max(1));
+        // Columns are read in short runs: the longer the fewer.
+        let values =
+            if let Content::Transposed { .. } = self.content { 8 * PIECE_VALUES } else { PIECE_VALUES };
+        let (rows, step) = (self.row_count(), (values / self.columns().max(1)).max(1));
         let starts = (0..rows).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         starts.map(move |from| from..(from + step).min(rows))
     }
@@ -272,7 +275,7 @@ impl Part<'_> {
     }
 }
 
-/// Rows of exchanged matrices, `take` of each, each matrix of the source read once a call.
+/// Rows of exchanged matrices, `take` of each: of every row of the source the columns that they lie within are read.
 fn transposed(
     tensor: &Tensor<'_>,
     take: u64,
@@ -280,15 +283,22 @@ fn transposed(
     rows: Range<u64>,
     columns: u64,
 ) -> Result<Vec<f32>, ImportError> {
-    let (width, take) = (tensor.columns(), take.max(1));
-    let mut out = Vec::with_capacity(((rows.end - rows.start) * columns) as usize);
-    let mut held = (u64::MAX, Vec::new());
-    for row in rows {
-        let (matrix, column) = (row / take, order.source(row % take));
-        if held.0 != matrix {
-            held = (matrix, tensor.rows(matrix * columns, columns, width)?);
+    let (take, width) = (take.max(1), columns as usize);
+    let mut out = vec![0.0; ((rows.end - rows.start) * columns) as usize];
+    let mut start = rows.start;
+    while start < rows.end {
+        let matrix = start / take;
+        let end = rows.end.min((matrix + 1) * take);
+        let sources: Vec<u64> = (start..end).map(|row| order.source(row % take)).collect();
+        let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
+        let here = &mut out[((start - rows.start) * columns) as usize..];
+        for k in 0..width {
+            let values = tensor.span(matrix * columns + k as u64, low, high + 1 - low)?;
+            for (row, at) in here.chunks_mut(width).zip(&sources) {
+                row[k] = values[(at - low) as usize];
+            }
         }
-        out.extend((0..columns).map(|k| held.1[(k * width + column) as usize]));
+        start = end;
     }
     Ok(out)
 }

@@ -9,14 +9,14 @@ use super::config::Json;
 use super::families::Family;
 use super::special::Special;
 use super::unigram::{self, Unigram};
-use super::{Folder, ImportError, pretokenizer, sentencepiece};
+use super::{Folder, ImportError, plamo, pretokenizer, sentencepiece};
 use crate::error::StoreError;
 
 pub(super) const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
+pub(super) const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
+pub(super) const BYTE: i32 = 6;
 pub(super) const UNKNOWN: i32 = 2;
 
 /// No vocabulary has more tokens.
@@ -48,6 +48,8 @@ enum Form {
     Scores { has_prefix: bool },
     /// Of all ways to cut a text, the one whose scores have the greatest sum.
     Unigram(Unigram),
+    /// PLaMo's, where scores of the pieces of a text have the greatest sum, too.
+    Plamo,
 }
 
 impl Vocabulary {
@@ -65,6 +67,8 @@ impl Vocabulary {
         let (mut tokens, form) = if folder.has("tokenizer.model") {
             let (tokens, has_prefix) = sentencepiece::read(folder, rows)?;
             (tokens, Form::Scores { has_prefix })
+        } else if json.is_none() && folder.has(plamo::FILE) {
+            (plamo::read(folder, rows)?, Form::Plamo)
         } else {
             let json = json.as_ref();
             let json =
@@ -121,6 +125,13 @@ impl Vocabulary {
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
                 writer.set("tokenizer.ggml.token_type", kinds);
                 writer.set("tokenizer.ggml.add_space_prefix", *has_prefix);
+            }
+            Form::Plamo => {
+                let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
+                writer.set("tokenizer.ggml.model", "plamo2").set("tokenizer.ggml.pre", "default");
+                writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
+                writer.set("tokenizer.ggml.token_type", kinds);
+                writer.set("tokenizer.ggml.add_space_prefix", false);
             }
             Form::Unigram(unigram) => {
                 let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();

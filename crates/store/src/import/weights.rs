@@ -161,6 +161,12 @@ impl Scale {
         Ok(Self { values, block, across })
     }
 
+    /// The factor of one value.
+    fn at(&self, row: u64, column: u64) -> f32 {
+        let at = row / self.block[0] * self.across + column / self.block[1];
+        usize::try_from(at).ok().and_then(|at| self.values.get(at)).copied().unwrap_or(1.0)
+    }
+
     /// Multiplies a row.
     fn apply(&self, row: u64, values: &mut [f32]) {
         let start = (row / self.block[0] * self.across) as usize;
@@ -200,6 +206,17 @@ impl Tensor<'_> {
 
     pub(super) fn bad_type(&self) -> ImportError {
         ImportError::TensorType { name: self.entry.name.clone(), found: format!("{:?}", self.entry.dtype) }
+    }
+
+    /// Values of one row of the last dimension, from a column on, with scales.
+    pub(super) fn span(&self, row: u64, from: u64, count: u64) -> Result<Vec<f32>, ImportError> {
+        let mut values = self.floats(row * self.columns() + from, count)?;
+        if let Some(scale) = &self.scale {
+            for (column, value) in (from..).zip(&mut values) {
+                *value *= scale.at(row, column);
+            }
+        }
+        Ok(values)
     }
 
     /// Rows of so many columns, with scales.

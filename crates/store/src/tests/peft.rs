@@ -35,8 +35,13 @@ fn adapter(kit: &Kit, edit: impl Fn(&mut Value, &mut Vec<Stored>)) -> PathBuf {
 
 /// Creates a model of the zoo's llama with the adapter of a folder.
 fn with_adapter(kit: &Kit, dir: &Path) -> Result<Gguf, String> {
-    let llama = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/llama.gguf");
-    let text = format!("FROM {}\nADAPTER {}\n", llama.display(), dir.display());
+    on_top_of(kit, "llama", dir)
+}
+
+/// Creates a model of a file of the zoo with the adapter of a folder.
+fn on_top_of(kit: &Kit, base: &str, dir: &Path) -> Result<Gguf, String> {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo").join(base);
+    let text = format!("FROM {}\nADAPTER {}\n", base.with_extension("gguf").display(), dir.display());
     let plan = crate::plan_local(&crate::Modelfile::parse(&text).unwrap(), kit.dir.path(), None, &mut |_| {});
     let plan = plan.map_err(|e| e.to_string())?;
     for file in &plan.files {
@@ -67,6 +72,31 @@ fn adapters_of_peft_become_those_of_llama_cpp() {
         with_adapter(&kit, &stable).unwrap().metadata().f32("adapter.lora.alpha"),
         Ok(8.0 * 2f32.sqrt())
     );
+}
+
+/// Of a matrix of queries, keys and values the model has three: each gets its rows of the second matrix, and the first.
+#[test]
+fn an_adapter_of_a_matrix_that_became_three_becomes_three() {
+    let kit = Kit::new();
+    let numbers = |n: u64| (0..n).map(|i| i as f32).collect::<Vec<_>>();
+    let dir = adapter(&kit, |config, tensors| {
+        config["target_modules"] = json!(["c_attn"]);
+        let name = "base_model.model.transformer.h.1.attn.c_attn";
+        let matrix = |part: &str, shape: Vec<u64>| {
+            let bytes = bytes(&numbers(shape.iter().product()), "F32");
+            (format!("{name}.lora_{part}.weight"), "F32", shape, bytes)
+        };
+        *tensors = vec![matrix("A", vec![2, 48]), matrix("B", vec![96, 2])];
+    });
+    let made = on_top_of(&kit, "codeshell", &dir).unwrap();
+    let of = |name: &str| values(&made, made.tensor(name).unwrap());
+    for (part, rows, first) in [("q", 48, 0.0), ("k", 24, 96.0), ("v", 24, 144.0)] {
+        let name = format!("blk.1.attn_{part}.weight");
+        assert_eq!(made.tensor(&format!("{name}.lora_b")).unwrap().shape, [2, rows]);
+        assert_eq!(of(&format!("{name}.lora_b"))[0], first);
+        assert_eq!(of(&format!("{name}.lora_a")), numbers(96));
+    }
+    assert_eq!(made.tensors().len(), 6);
 }
 
 #[test]

@@ -234,6 +234,7 @@ pub(super) const PLAMO3: Family = Family {
     classes: &["Plamo3ForCausalLM", "PLaMo3ForCausalLM"],
     layers: "layers.layers.",
     layer: &[&PLAMO3_PARTS],
+    ends: &[("eot", "<|plamo:op|>")],
     change: |_, name| {
         Ok(match name {
             "post_attention_norm" => Change::Add(0.2),
