@@ -62,6 +62,30 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 [("attn_qkv", "self_attention.query_key_value"), ("attn_output", "self_attention.dense")];
             model.named(&whole, &format!("{root}h."), &[&own, NEOX].concat())
         }
+        "dbrx" => dbrx(model),
+        "openelm" => {
+            model.join(&["ffn_gate", "ffn_up"], "both");
+            let own = [
+                ("attn_norm", "attn_norm"),
+                ("attn_qkv", "attn.qkv_proj"),
+                ("attn_q_norm", "attn.q_norm"),
+                ("attn_k_norm", "attn.k_norm"),
+                ("attn_output", "attn.out_proj"),
+                ("ffn_norm", "ffn_norm"),
+                ("both", "ffn.proj_1"),
+                ("ffn_down", "ffn.proj_2"),
+            ];
+            let whole = [("token_embd", "transformer.token_embeddings"), ("output_norm", "transformer.norm")];
+            model.named(&whole, "transformer.layers.", &own)
+        }
+        "plamo" => plamo(model),
+        _ => code(model),
+    }
+}
+
+/// Those with GPT-2's names, and a way of their own.
+fn code(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
         "codeshell" => {
             model.join(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
             model.named(OLD_WHOLE, H, OLD)
@@ -82,23 +106,6 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             let own = [("attn_q", "attn.q"), ("attn_kv", "attn.kv"), ("both", "mlp.gate_up_proj")];
             model.named(OLD_WHOLE, H, &[&own, OLD].concat())
         }
-        "dbrx" => dbrx(model),
-        "openelm" => {
-            model.join(&["ffn_gate", "ffn_up"], "both");
-            let own = [
-                ("attn_norm", "attn_norm"),
-                ("attn_qkv", "attn.qkv_proj"),
-                ("attn_q_norm", "attn.q_norm"),
-                ("attn_k_norm", "attn.k_norm"),
-                ("attn_output", "attn.out_proj"),
-                ("ffn_norm", "ffn_norm"),
-                ("both", "ffn.proj_1"),
-                ("ffn_down", "ffn.proj_2"),
-            ];
-            let whole = [("token_embd", "transformer.token_embeddings"), ("output_norm", "transformer.norm")];
-            model.named(&whole, "transformer.layers.", &own)
-        }
-        "plamo" => plamo(model),
         other => panic!("{other}"),
     }
 }

@@ -60,7 +60,11 @@ fn with_experts(mut model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
 
 /// The tensors of a zoo file as the folder of its family has them.
 pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
-    let mut model = Model::of(gguf);
+    dense(Model::of(gguf))
+}
+
+/// Families without experts.
+fn dense(mut model: Model<'_>) -> Vec<Stored> {
     match &*model.arch.clone() {
         "chatglm" => like_llama(model, &[("ffn_up", "mlp.gate_up_proj")]),
         "glm4" => like_llama(
@@ -71,7 +75,6 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
                 ("post_ffw_norm", "post_mlp_layernorm"),
             ],
         ),
-        "glm4moe" => with_experts(model, &[("post_attention_norm", "post_attention_layernorm")]),
         "starcoder2" => like_llama(model, &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")]),
         "phi2" => model.named(
             &[
@@ -91,7 +94,47 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
             like_llama(model, &[])
         }
         "nemotron" => minus_one(model),
-        "granitemoe" | "granite_swa" => granite(model),
+        "baichuan" => {
+            let heads = 3 * model.heads();
+            // The file has queries and keys as they are in the folder of the model of 13 billions; halves of pairs
+            // are put apart, so that bringing them together makes the same file again.
+            model.each(&["attn_qkv"], &|(shape, numbers)| {
+                let rows = shape[0] as usize;
+                let apart = super::plain::halves(&numbers, rows, heads);
+                let values = numbers.len() / 3 * 2;
+                (shape, [&apart[..values], &numbers[values..]].concat())
+            });
+            like_llama(model, &[("attn_qkv", "self_attn.W_pack")])
+        }
+        "apertus" => apertus(model),
+        "nanbeige" => {
+            model.unpair();
+            like_llama(model, &[])
+        }
+        "spark2_5" => {
+            model.join(&["attn_q", "attn_k", "attn_v"], "all");
+            like_llama(model, &[("all", "self_attn.q_k_v_proj"), ("attn_gate", "self_attn.g_proj")])
+        }
+        "muse-glimmer" => muse(model),
+        "plamo3" => plamo3(model),
+        "deci" => {
+            let head = model.number("attention.key_length");
+            model.each(&["attn_q", "attn_k"], &|(shape, numbers)| {
+                let rows = shape[0] as usize;
+                (shape, super::plain::halves(&numbers, rows, rows / head))
+            });
+            // A layer without keys is a matrix.
+            model.move_where("attn_output", "attn_v", "linear");
+            like_llama(model, &[("linear", "self_attn.linear_attn")])
+        }
+        _ => mixture(model),
+    }
+}
+
+/// Mixtures whose experts have Qwen's names.
+fn mixture(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
+        "glm4moe" => with_experts(model, &[("post_attention_norm", "post_attention_layernorm")]),
         "deepseek" => {
             model.unpair();
             with_experts(model, &[])
@@ -123,6 +166,51 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
                 ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
             ],
         ),
+        "deepseek2-ocr" => {
+            // What it sees with.
+            model.put("model.sam_model.neck.0.weight".into(), (vec![1], vec![0.0]));
+            model.put("model.view_seperator".into(), (vec![1], vec![0.0]));
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(model, &[])
+        }
+        "cohere2moe" => {
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(model, &[])
+        }
+        "hunyuan-dense" | "hunyuan-moe" | "hunyuan_vl" => with_experts(
+            model,
+            &[
+                ("attn_q_norm", "self_attn.query_layernorm"),
+                ("attn_k_norm", "self_attn.key_layernorm"),
+                ("ffn_gate_inp", "mlp.gate.wg"),
+                ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+                ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+                ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+            ],
+        ),
+        "hy_v3" => {
+            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
+            with_experts(
+                model,
+                &[
+                    ("ffn_gate_inp", "mlp.router.gate"),
+                    ("exp_probs_b", "mlp.expert_bias"),
+                    ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+                    ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+                    ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+                ],
+            )
+        }
+        "mimo2" => with_experts(model, &[("attn_sinks.weight", "self_attn.attention_sink_bias")]),
+        "maple" => with_experts(model, &[]),
+        _ => mixture_apart(model),
+    }
+}
+
+/// Mixtures whose experts have other names.
+fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
+        "granitemoe" | "granite_swa" => granite(model),
         "minimax-m2" => {
             model.experts(LAYERS, MIXTRAL);
             like_llama(
@@ -142,48 +230,9 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
             model.experts(LAYERS, &names);
             like_llama(model, &[("ffn_gate_inp", "block_sparse_moe.primary_router")])
         }
-        "deepseek2-ocr" => {
-            // What it sees with.
-            model.put("model.sam_model.neck.0.weight".into(), (vec![1], vec![0.0]));
-            model.put("model.view_seperator".into(), (vec![1], vec![0.0]));
-            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
-            with_experts(model, &[])
-        }
-        "cohere2moe" => {
-            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
-            with_experts(model, &[])
-        }
-        "baichuan" => {
-            let heads = 3 * model.heads();
-            // The file has queries and keys as they are in the folder of the model of 13 billions; halves of pairs
-            // are put apart, so that bringing them together makes the same file again.
-            model.each(&["attn_qkv"], &|(shape, numbers)| {
-                let rows = shape[0] as usize;
-                let apart = super::plain::halves(&numbers, rows, heads);
-                let values = numbers.len() / 3 * 2;
-                (shape, [&apart[..values], &numbers[values..]].concat())
-            });
-            like_llama(model, &[("attn_qkv", "self_attn.W_pack")])
-        }
-        "hunyuan-dense" | "hunyuan-moe" | "hunyuan_vl" => with_experts(
-            model,
-            &[
-                ("attn_q_norm", "self_attn.query_layernorm"),
-                ("attn_k_norm", "self_attn.key_layernorm"),
-                ("ffn_gate_inp", "mlp.gate.wg"),
-                ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
-                ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
-                ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
-            ],
-        ),
-        "apertus" => apertus(model),
         "phimoe" => {
             model.experts(LAYERS, MIXTRAL);
             like_llama(model, &[("ffn_gate_inp", "block_sparse_moe.gate")])
-        }
-        "nanbeige" => {
-            model.unpair();
-            like_llama(model, &[])
         }
         "arctic" => {
             model.unpair();
@@ -200,26 +249,6 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
                 ],
             )
         }
-        "hy_v3" => {
-            model.experts_of_both("ffn_gate_up_exps", ["ffn_gate_exps", "ffn_up_exps"]);
-            with_experts(
-                model,
-                &[
-                    ("ffn_gate_inp", "mlp.router.gate"),
-                    ("exp_probs_b", "mlp.expert_bias"),
-                    ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
-                    ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
-                    ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
-                ],
-            )
-        }
-        "spark2_5" => {
-            model.join(&["attn_q", "attn_k", "attn_v"], "all");
-            like_llama(model, &[("all", "self_attn.q_k_v_proj"), ("attn_gate", "self_attn.g_proj")])
-        }
-        "mimo2" => with_experts(model, &[("attn_sinks.weight", "self_attn.attention_sink_bias")]),
-        "maple" => with_experts(model, &[]),
-        "muse-glimmer" => muse(model),
         "step35" => {
             model.all(&|name, numbers| {
                 if name.ends_with("norm.weight") {
@@ -228,7 +257,6 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
             });
             like_llama(model, STEP)
         }
-        "plamo3" => plamo3(model),
         "llama4" => llama4(model),
         "bailingmoe2" => bailing(model),
         "grok" => {
@@ -243,16 +271,6 @@ pub(super) fn tensors(gguf: &Gguf) -> Vec<Stored> {
                     ("ffn_gate_inp", "block_sparse_moe.gate"),
                 ],
             )
-        }
-        "deci" => {
-            let head = model.number("attention.key_length");
-            model.each(&["attn_q", "attn_k"], &|(shape, numbers)| {
-                let rows = shape[0] as usize;
-                (shape, super::plain::halves(&numbers, rows, rows / head))
-            });
-            // A layer without keys is a matrix.
-            model.move_where("attn_output", "attn_v", "linear");
-            like_llama(model, &[("linear", "self_attn.linear_attn")])
         }
         _ => super::old::tensors(model),
     }
