@@ -72,7 +72,7 @@ fn input(past: usize, rows: usize, pages: usize) -> StepInput {
     StepInput {
         tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
         positions: positions.map(|p| p as u32).collect(),
-        segments: vec![Segment { first_row: 0, rows, past, pages: (0..pages as u32).collect(), state: 0 }],
+        segments: vec![Segment { rows, past, pages: (0..pages as u32).collect(), ..Segment::default() }],
         outputs: vec![rows as u32 - 1],
         doses: Vec::new(),
     }
@@ -102,9 +102,10 @@ fn main() {
         let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
         let pages = most.div_ceil(PAGE);
         backend.adopt(vec![shape.embedding()], Vec::new()).expect("weights");
-        let layers =
-            vec![CacheLayer { kv_heads, key_dim: dim, value_dim: dim, values_in_keys: false }; LAYERS];
-        let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: PAGE, pages };
+        let (key_dim, value_dim, mask) = (dim, dim, Mask::Causal);
+        let layer = CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: false, mask };
+        let (layers, key_type, value_type) = (vec![layer; LAYERS], ty, ty);
+        let spec = CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: 0 };
         backend.create_cache(spec).expect("a cache");
         let plan = |mask, tokens| Plan::new(shape.graph(mask), Capacity { tokens, outputs: 1 });
         let fill = backend.compile(plan(Mask::Window(1), FILL)).expect("a program");

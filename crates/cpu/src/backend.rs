@@ -297,6 +297,12 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn copy_recent_page(&mut self, from: u32, to: u32) {
+        if let Some(cache) = &mut self.cache {
+            cache.copy_recent_page(from, to);
+        }
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) {
         if let Some(states) = &mut self.states {
             states.copy(from, to);
@@ -364,18 +370,23 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
         all.sort_unstable();
         all.windows(2).all(|pair| pair[0] != pair[1])
     };
-    let mut written = Vec::new();
+    let mut written = [Vec::new(), Vec::new()];
     let mut next = 0;
     for segment in &input.segments {
         assert_eq!(segment.first_row, next, "segments follow each other");
         next += segment.rows;
-        if let Some(each) = cache.map(Cache::page_tokens).filter(|_| !segment.pages.is_empty()) {
-            let end = (segment.past + segment.rows).div_ceil(each);
-            written.extend_from_slice(&segment.pages[segment.past / each..end]);
+        let Some(cache) = cache else { continue };
+        let (each, [recent, lasting]) = (cache.page_tokens(), cache.keeps());
+        let pages = segment.past / each..(segment.past + segment.rows).div_ceil(each);
+        if lasting && !segment.pages.is_empty() {
+            written[0].extend(pages.clone().map(|number| segment.page(false, number)));
+        }
+        if recent && !segment.recent.pages.is_empty() {
+            written[1].extend(pages.map(|number| segment.page(true, number)));
         }
     }
     assert_eq!(next, tokens, "segments cover all rows");
-    assert!(distinct(written), "a page is written for one sequence");
+    assert!(written.map(distinct) == [true; 2], "a page is written for one sequence");
     if let Some(states) = states {
         let slots: Vec<u32> = input.segments.iter().map(|segment| segment.state).collect();
         assert!(slots.iter().all(|&slot| (slot as usize) < states.slots()), "states have slots");

@@ -2,7 +2,7 @@
 //! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them; those that hold their
 //! values lie in rows.
 
-use puna_graph::{BackendError, CacheSpec, KvType};
+use puna_graph::{BackendError, CacheSpec, KvType, Mask};
 
 use crate::kernels::{KvLayout, KvRows, Level, RUN};
 use crate::memory::Shared;
@@ -11,14 +11,32 @@ use crate::memory::Shared;
 pub struct Cache {
     spec: CacheSpec,
     layers: Vec<[Half; 2]>,
-    /// Page after page, in each the layers one after the other: large pages of the system are touched one by one as the
-    /// cache fills.
+    /// What keeps everything, and what keeps only what is near.
+    pools: [Pool; 2],
+}
+
+/// Pages of the same layers: page after page, in each the layers one after the other, so that large pages of the system are
+/// touched one by one as the cache fills.
+struct Pool {
     bytes: Shared<u8>,
     page_bytes: usize,
 }
 
+impl Pool {
+    fn new(pages: usize, page_bytes: usize) -> Result<Self, BackendError> {
+        Ok(Self { bytes: Shared::named(pages.saturating_mul(page_bytes), "the cache")?, page_bytes })
+    }
+
+    fn copy(&mut self, from: u32, to: u32) {
+        let (from, to) = (from as usize * self.page_bytes, to as usize * self.page_bytes);
+        self.bytes.get_mut().copy_within(from..from + self.page_bytes, to);
+    }
+}
+
 /// Keys or values of one layer.
 struct Half {
+    /// Which pool it lies in.
+    pool: usize,
     ty: KvType,
     layout: KvLayout,
     heads: usize,
@@ -54,7 +72,7 @@ impl Cache {
             }
         };
         let mut layers = Vec::with_capacity(spec.layers.len());
-        let mut offset = 0;
+        let mut offsets = [0; 2];
         for l in &spec.layers {
             check(spec.key_type, l.key_dim)?;
             check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
@@ -63,7 +81,10 @@ impl Cache {
             let key_layout = if l.values_in_keys { KvLayout::Rows } else { key_layout };
             let (keys, head_bytes) =
                 (spec.page_tokens * row_bytes[0], spec.page_tokens * row_bytes.iter().sum::<usize>());
+            let pool = usize::from(l.is_recent());
+            let offset = offsets[pool];
             let half = |ty, layout, dim, row_bytes, offset| Half {
+                pool,
                 ty,
                 layout,
                 heads: l.kv_heads,
@@ -76,10 +97,26 @@ impl Cache {
                 half(spec.key_type, key_layout, l.key_dim, row_bytes[0], offset),
                 half(spec.value_type, KvLayout::Rows, l.value_dim, row_bytes[1], offset + keys),
             ]);
-            offset += l.kv_heads * head_bytes;
+            offsets[pool] += l.kv_heads * head_bytes;
         }
-        let bytes = spec.pages.saturating_mul(offset);
-        Ok(Self { layers, bytes: Shared::named(bytes, "the cache")?, page_bytes: offset, spec })
+        let pools = [Pool::new(spec.pages, offsets[0])?, Pool::new(spec.recent_pages, offsets[1])?];
+        Ok(Self { layers, pools, spec })
+    }
+
+    /// Whether a layer only keeps what is near.
+    pub fn is_recent(&self, layer: usize) -> bool {
+        self.spec.layers[layer].is_recent()
+    }
+
+    /// Whether some layers only keep what is near, and whether some keep everything.
+    pub fn keeps(&self) -> [bool; 2] {
+        [true, false].map(|recent| self.spec.layers.iter().any(|layer| layer.is_recent() == recent))
+    }
+
+    /// Panics where a layer does not keep what attention with this mask sees.
+    pub fn check_mask(&self, layer: usize, mask: Mask) {
+        let kept = self.spec.layers[layer].mask;
+        assert!(mask.is_within(kept), "layer {layer} keeps what {kept:?} sees, not {mask:?}");
     }
 
     /// Tokens a page.
@@ -130,7 +167,7 @@ impl Cache {
             }
         };
         // SAFETY: passed on.
-        let data = unsafe { self.bytes.slice(start, bytes) };
+        let data = unsafe { self.pools[half.pool].bytes.slice(start, bytes) };
         KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
@@ -152,71 +189,80 @@ impl Cache {
         let half = &self.layers[layer][kind as usize];
         assert!(head < half.heads && token < self.spec.page_tokens && values.len() == half.dim);
         let start = self.head_start(half, page, head);
+        let bytes = &self.pools[half.pool].bytes;
         match half.layout {
             KvLayout::Rows => {
                 // SAFETY: passed on.
-                let row = unsafe { self.bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
+                let row = unsafe { bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
                 (level.vector.store_kv)(half.ty, values, row);
             }
             KvLayout::Columns => {
                 let block = half.ty.block_values();
-                let bytes = half.ty.row_bytes(block);
+                let block_bytes = half.ty.row_bytes(block);
                 let mut row = [0u8; 4 * RUN];
                 for (i, values) in values.chunks(RUN).enumerate() {
                     let row = &mut row[..half.ty.row_bytes(values.len())];
                     (level.vector.store_kv)(half.ty, values, row);
-                    for (d, value) in row.chunks_exact(bytes).enumerate() {
+                    for (d, value) in row.chunks_exact(block_bytes).enumerate() {
                         let d = i * RUN / block + d;
                         if block > 1 {
-                            let at = start + token / RUN * RUN * half.row_bytes + d * RUN * bytes;
+                            let at = start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
                             // SAFETY: passed on; other positions of the block are not touched.
-                            unsafe { self.store_block(at, token % RUN, value) };
+                            unsafe { store_block(bytes, at, token % RUN, value) };
                             continue;
                         }
-                        let at = start + d * half.ty.row_bytes(self.spec.page_tokens) + token * bytes;
+                        let at = start + d * half.ty.row_bytes(self.spec.page_tokens) + token * block_bytes;
                         // SAFETY: passed on; other positions of the column are not touched.
-                        unsafe { self.bytes.slice_mut(at, bytes) }.copy_from_slice(value);
+                        unsafe { bytes.slice_mut(at, block_bytes) }.copy_from_slice(value);
                     }
                 }
             }
         }
     }
 
-    /// Writes a position of a block in columns that begins at `at`.
-    ///
-    /// # Safety
-    /// Nobody else reads or writes it meanwhile.
-    unsafe fn store_block(&self, at: usize, position: usize, block: &[u8]) {
-        let (scale, codes) = block.split_at(2);
-        // SAFETY: passed on.
-        unsafe { self.bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
-        for (j, &code) in codes.iter().enumerate() {
-            // SAFETY: passed on.
-            unsafe { self.bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
-        }
-    }
-
     /// Where the positions of a head in a page begin.
     fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
-        page as usize * self.page_bytes + half.offset + head * half.head_bytes
+        page as usize * self.pools[half.pool].page_bytes + half.offset + head * half.head_bytes
     }
 
     /// Makes the page `to` a copy of `from`.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        let (from, to) = (from as usize * self.page_bytes, to as usize * self.page_bytes);
-        self.bytes.get_mut().copy_within(from..from + self.page_bytes, to);
+        self.pools[0].copy(from, to);
+    }
+
+    /// The same of a page of layers that only keep what is near.
+    pub fn copy_recent_page(&mut self, from: u32, to: u32) {
+        self.pools[1].copy(from, to);
+    }
+}
+
+/// Writes a position of a block in columns that begins at `at`.
+///
+/// # Safety
+/// Nobody else reads or writes it meanwhile.
+unsafe fn store_block(bytes: &Shared<u8>, at: usize, position: usize, block: &[u8]) {
+    let (scale, codes) = block.split_at(2);
+    // SAFETY: passed on.
+    unsafe { bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
+    for (j, &code) in codes.iter().enumerate() {
+        // SAFETY: passed on.
+        unsafe { bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::CacheLayer;
+    use puna_graph::{CacheLayer, Mask};
 
     use super::*;
     use crate::kernels::{level, load_position};
 
     const PAGE: usize = 2 * RUN;
     const HEADS: usize = 2;
+
+    fn layer(kv_heads: usize, key_dim: usize, value_dim: usize, within: bool, mask: Mask) -> CacheLayer {
+        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: within, mask }
+    }
 
     fn value(layer: usize, kind: Kind, page: u32, head: usize, token: usize, d: usize) -> f32 {
         let place = ((layer * 2 + kind as usize) * 3 + page as usize) * HEADS + head;
@@ -228,12 +274,19 @@ mod tests {
         let portable = level("portable").unwrap();
         for (key_type, value_type) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
             let layers = vec![
-                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 32, values_in_keys: false },
-                CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 128, values_in_keys: false },
-                CacheLayer { kv_heads: HEADS, key_dim: 96, value_dim: 64, values_in_keys: true },
+                layer(HEADS, 96, 32, false, Mask::Causal),
+                layer(1, 64, 128, false, Mask::Window(9)),
+                layer(1, 64, 32, false, Mask::Causal),
+                layer(HEADS, 96, 64, true, Mask::Chunk(7)),
             ];
-            let spec =
-                CacheSpec { layers: layers.clone(), key_type, value_type, page_tokens: PAGE, pages: 3 };
+            let spec = CacheSpec {
+                layers: layers.clone(),
+                key_type,
+                value_type,
+                page_tokens: PAGE,
+                pages: 3,
+                recent_pages: 3,
+            };
             let mut cache = Cache::new(spec).unwrap();
             let mut places = Vec::new();
             for (layer, form) in layers.iter().enumerate() {
@@ -255,6 +308,7 @@ mod tests {
                 }
             }
             cache.copy_page(1, 2);
+            cache.copy_recent_page(1, 2);
             for &place in &places {
                 let (layer, kind, dim, page, head) = place;
                 let ty = cache.ty(kind);

@@ -28,7 +28,7 @@ fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend {
 /// One step of a sequence that has `past` tokens: the tokens are their positions.
 fn step(past: usize, rows: usize) -> StepInput {
     let positions: Vec<u32> = (past..past + rows).map(|p| p as u32).collect();
-    let segments = vec![Segment { first_row: 0, rows, past, pages: vec![3, 0, 2, 1], state: 0 }];
+    let segments = vec![Segment { rows, past, pages: vec![3, 0, 2, 1], ..Segment::default() }];
     let outputs = (0..rows as u32).collect();
     StepInput { tokens: positions.clone(), positions, segments, outputs, ..StepInput::default() }
 }
@@ -50,7 +50,8 @@ fn attended(level: &str, threads: usize, ty: KvType, values_in_keys: bool) -> Ve
     g.set_result(out);
     let mut backend = backend(level, threads, vec![table(HEADS * KEY, rows, 1).0, table(KEY, rows, 2).0]);
     let layers = vec![spec.cache_layer()];
-    let cache = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: 64, pages: 4 };
+    let cache =
+        CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: 64, pages: 4, recent_pages: 0 };
     let values = if values_in_keys { 0 } else { ty.row_bytes(VALUE) };
     assert_eq!(cache.page_bytes(), 64 * (ty.row_bytes(KEY) + values));
     backend.create_cache(cache).unwrap();
@@ -85,7 +86,7 @@ fn a_cache_of_blocks_needs_whole_ones_of_values_within_keys_too() {
     let spec = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 64, 48) };
     let layers = vec![spec.cache_layer()];
     let (key_type, value_type) = (KvType::Q8_0, KvType::F16);
-    let cache = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1 };
+    let cache = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1, recent_pages: 0 };
     let error = backend("portable", 1, Vec::new()).create_cache(cache).unwrap_err();
     assert!(matches!(error, BackendError::CacheType { multiple: 32, dim: 48, .. }), "{error}");
 }

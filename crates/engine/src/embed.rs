@@ -151,7 +151,7 @@ impl Driver {
                 input.positions.extend(0..tokens.len() as u32);
                 // Of a text that is scored: its first token sees all of it, or in a causal model its last.
                 input.outputs.push((first_row + if causal { tokens.len() - 1 } else { 0 }) as u32);
-                input.segments.push(pages.segment(first_row, tokens.len(), 0));
+                input.segments.push(pages.segment(self.windows(), first_row, tokens.len(), 0));
                 borrowed.push(pages);
                 owners.push(job.id);
             }
@@ -214,7 +214,7 @@ impl Driver {
         let input = StepInput {
             tokens: chunk.to_vec(),
             positions: (past..past + chunk.len()).map(|p| p as u32).collect(),
-            segments: vec![text.pages.segment(0, chunk.len(), past)],
+            segments: vec![text.pages.segment(self.windows(), 0, chunk.len(), past)],
             doses: Vec::new(),
             outputs: vec![chunk.len() as u32 - 1],
         };

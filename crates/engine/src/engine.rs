@@ -15,7 +15,7 @@ use crate::driver::{Command, Driver};
 use crate::embed::{Done, EmbedJob, Scored};
 use crate::error::EngineError;
 use crate::job::{Job, Sink};
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, state_spec};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::lookup::Lookup;
@@ -95,8 +95,7 @@ impl Engine {
         let device = stepper.backend.describe();
         let exact = if info.recurrent { 1 } else { stepper.backend.exact_rows() };
         let speculator = Speculator::new(exact, drafts);
-        let states = state_spec(&stepper.model, options).slots;
-        let pages = Pages::new(cache_spec(&stepper.model, options).pages).with_states(states);
+        let pages = Pages::of(&stepper.model, options);
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
         let driver = Driver::new(

@@ -1,7 +1,7 @@
 //! Steps by hand: for measuring and for looking inside, without queue, prefix tree or sampling.
 
 use puna_gguf::View;
-use puna_graph::{Backend, OpTime, Segment, StepInput};
+use puna_graph::{Backend, OpTime, RecentPages, Segment, StepInput};
 use puna_models::Want;
 
 use crate::error::EngineError;
@@ -45,7 +45,12 @@ impl Evaluator {
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
         let lengths = vec![0; options.max_sequences.map_or(1, |n| n.max(1))];
-        let options = EngineOptions { cache_pages: None, states: Some(lengths.len()), ..options.clone() };
+        let options = EngineOptions {
+            cache_pages: None,
+            states: Some(lengths.len()),
+            recent_pages: Some(usize::MAX),
+            ..options.clone()
+        };
         Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths })
     }
 
@@ -122,9 +127,12 @@ impl Evaluator {
                 Outputs::Last => input.outputs.extend(rows.last()),
                 Outputs::All => input.outputs.extend(rows),
             }
-            let pages = (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
+            let pages: Vec<u32> =
+                (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
+            // All are kept, as what was fed may be forgotten again.
+            let recent = RecentPages { first: 0, pages: pages.clone() };
             let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
-            input.segments.push(Segment { first_row, rows, past, pages, state });
+            input.segments.push(Segment { first_row, rows, past, pages, recent, state });
         }
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);

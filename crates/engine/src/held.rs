@@ -1,8 +1,8 @@
 //! The pages that a sequence holds and its recurrent state, and how they come from the tree and go back to it.
 
-use puna_graph::{Backend, Doses};
+use puna_graph::{Backend, Doses, RecentPages, Segment};
 
-use crate::pages::{Match, NodeId, PAGE_TOKENS, Pages, Parent};
+use crate::pages::{Match, NodeId, PAGE_TOKENS, Page, Pages, Parent};
 
 /// Between copies of the state that are made while a prompt is read, at least.
 const LEAST_APART: usize = 8 * PAGE_TOKENS;
@@ -15,14 +15,18 @@ pub struct Held {
     /// Full pages of the tree, retained.
     path: Vec<NodeId>,
     /// Pages that only this sequence has, in order.
-    own: Vec<u32>,
+    own: Vec<Page>,
+    /// From where on in its path it uses recent pages: those before are behind what its next token sees.
+    recent_from: usize,
+    /// Where texts end and part: what these places see is of value to others.
+    places: [usize; 2],
     /// The doses of the adapters that all of them were computed with.
     doses: Doses,
     /// Slot of its state, that after all tokens that it has computed.
     state: Option<u32>,
     /// Copies of earlier states and after how many tokens they were made, for when their page goes to the tree.
     kept: Vec<(usize, u32)>,
-    /// Where the tree knows more of the prompt than there was a state for: another will part from there, too.
+    /// Where the tree knows more of the prompt than there was a state or what it sees for: another will part from there, too.
     parts_at: usize,
 }
 
@@ -41,7 +45,6 @@ impl Held {
         if pages.has_states() {
             return Self::with_state(pages, backend, (doses, tokens), found, others);
         }
-        pages.retain(&found.path);
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The page that an unfinished one continues with, if it comes to more than the tree has.
         let least = found.partial.map_or(0, |(_, tokens)| tokens);
@@ -51,17 +54,45 @@ impl Held {
             Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
         });
         let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
-        let mut held = Self { path: found.path, doses: doses.clone(), ..Self::default() };
-        if let Some((theirs, tokens)) = unfinished {
-            if held.copy(pages, backend, theirs) {
-                computed += tokens;
-            }
-        } else if let Some((node, tokens)) = found.partial
-            && held.copy_node(pages, backend, node)
-        {
-            computed += tokens;
+        let more = unfinished.map_or(least, |(_, tokens)| tokens);
+        let mut held = Self::on(pages, found.path, computed + more, doses);
+        held.places = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
+        let copied = match (unfinished, found.partial) {
+            (Some((theirs, _)), _) => held.copy(pages, backend, theirs),
+            (None, Some((node, _))) => held.copy_node(pages, backend, node),
+            (None, None) => true,
+        };
+        if copied {
+            computed += more;
+        } else if pages.has_recent() {
+            // Without it, what follows would see further back.
+            return (held.let_go(pages), 0);
         }
         (held, computed)
+    }
+
+    /// The pages of a path in the tree for a sequence that goes on after so many tokens.
+    fn on(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, doses: &Doses) -> Self {
+        pages.retain(&path);
+        let seen = pages.seen_of(&path, tokens);
+        pages.retain_recent(seen);
+        let recent_from = path.len() - seen.len();
+        Self { path, recent_from, doses: doses.clone(), ..Self::default() }
+    }
+
+    /// Gives back all pages, which are of no use; what stays is as empty as at first.
+    fn let_go(mut self, pages: &mut Pages) -> Self {
+        self.own.drain(..).for_each(|page| pages.give_back(page));
+        self.leave_path(pages);
+        self
+    }
+
+    /// Leaves the tree.
+    fn leave_path(&mut self, pages: &mut Pages) {
+        let path = std::mem::take(&mut self.path);
+        path[self.recent_from..].iter().for_each(|&node| pages.release_recent(node, true));
+        self.recent_from = 0;
+        pages.release(&path);
     }
 
     /// The same where sequences have states: as much as there is one for.
@@ -80,15 +111,16 @@ impl Held {
             .filter(|(held, ..)| held.doses == *doses)
             .filter(|(held, theirs, (at, _))| {
                 let further = *at > found.tokens() && at / PAGE_TOKENS == held.path.len();
-                further && theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at]
+                let same = theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at];
+                further && same && pages.sees_all(&held.path, *at)
             })
             .max_by_key(|(.., (at, _))| *at);
         let (path, from, computed) = match theirs {
             Some((held, _, (at, slot))) => (held.path.clone(), Some(slot), at),
             None => (found.path.clone(), found.state, found.tokens()),
         };
-        pages.retain(&path);
-        let mut held = Self { path, parts_at, doses: doses.clone(), ..Self::default() };
+        let mut held = Self::on(pages, path, computed, doses);
+        (held.parts_at, held.places) = (parts_at, [tokens.len(), parts_at]);
         let partial = match (theirs, found.partial) {
             _ if computed.is_multiple_of(PAGE_TOKENS) => true,
             (Some((theirs, ..)), _) => {
@@ -107,35 +139,51 @@ impl Held {
             return (held, computed);
         }
         // The state is of no use without all that is before it.
-        pages.release(&std::mem::take(&mut held.path));
-        held.own.drain(..).for_each(|page| pages.give_back(page));
-        (held, 0)
+        (held.let_go(pages), 0)
     }
 
     /// Goes on with a copy of a page; `false` when there are no more.
-    fn copy(&mut self, pages: &mut Pages, backend: &mut dyn Backend, from: u32) -> bool {
+    fn copy(&mut self, pages: &mut Pages, backend: &mut dyn Backend, from: Page) -> bool {
         let Some(page) = pages.take() else { return false };
-        backend.copy_page(from, page);
+        backend.copy_page(from.all, page.all);
+        if let (Some(from), Some(to)) = (from.recent, page.recent) {
+            backend.copy_recent_page(from, to);
+        }
         self.own.push(page);
         true
     }
 
     /// The same of a node's page, which is retained meanwhile, so that taking another does not drop it.
     fn copy_node(&mut self, pages: &mut Pages, backend: &mut dyn Backend, node: NodeId) -> bool {
+        let has_recent = pages.recent_page(node).is_some();
         pages.retain(&[node]);
+        pages.retain_recent(&[node]);
         let copied = self.copy(pages, backend, pages.page(node));
+        if has_recent {
+            pages.release_recent(node, true);
+        }
         pages.release(&[node]);
         copied
     }
 
-    /// Page numbers in order.
-    pub fn list(&self, pages: &Pages) -> Vec<u32> {
-        self.path.iter().map(|&id| pages.page(id)).chain(self.own.iter().copied()).collect()
+    /// The part of a step that continues it after `past` tokens.
+    pub fn segment(&self, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
+        let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
+        let own = || self.own.iter().copied();
+        let recent = shared(self.recent_from).chain(own()).filter_map(|page| page.recent).collect();
+        Segment {
+            first_row,
+            rows,
+            past,
+            pages: shared(0).chain(own()).map(|page| page.all).collect(),
+            recent: RecentPages { first: self.recent_from, pages: recent },
+            state: self.state.unwrap_or(0),
+        }
     }
 
-    /// Slot of the state; zero without one.
-    pub fn state(&self) -> u32 {
-        self.state.unwrap_or(0)
+    /// Recent pages that it uses, where the model has such.
+    pub fn recent_pages(&self) -> usize {
+        self.path.len() - self.recent_from + self.own.len()
     }
 
     /// Tokens that there is room for.
@@ -183,8 +231,22 @@ impl Held {
             let tokens = &computed[start..start + PAGE_TOKENS];
             let node = pages.insert(&self.last(), self.own.remove(0), tokens);
             pages.retain(&[node]);
+            pages.retain_recent(&[node]);
             self.path.push(node);
             self.keep_copies(pages, node, start);
+        }
+        self.slide(pages, computed.len());
+    }
+
+    /// Lets go of recent pages that lie behind what comes next. A draft model may compute its newest token again.
+    fn slide(&mut self, pages: &mut Pages, computed: usize) {
+        let ahead = pages.seen_of(&self.path, computed.saturating_sub(1)).len();
+        while pages.has_recent() && self.recent_from < self.path.len() - ahead {
+            let from = self.recent_from * PAGE_TOKENS;
+            let sees = |place: usize| from < place && pages.windows().first_seen(place) < from + PAGE_TOKENS;
+            let valued = self.places.iter().any(|&place| sees(place));
+            pages.release_recent(self.path[self.recent_from], valued);
+            self.recent_from += 1;
         }
     }
 
@@ -214,6 +276,7 @@ impl Held {
         for (i, page) in std::mem::take(&mut self.own).into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
                 let node = pages.insert(&parent, page, rest);
+                pages.value_recent(node);
                 self.keep_copies(pages, node, start);
                 last = Some((node, rest.len()));
             } else {
@@ -228,6 +291,6 @@ impl Held {
             (None, _) => {}
         }
         self.drop_copies(pages);
-        pages.release(&self.path);
+        self.leave_path(pages);
     }
 }

@@ -6,7 +6,7 @@ use puna_models::{Adapter, LoadOptions, Model, Pooling, check_architecture};
 use puna_tokenizer::Tokenizer;
 
 use crate::error::EngineError;
-use crate::pages::PAGE_TOKENS;
+use crate::pages::{PAGE_TOKENS, Pages, Windows};
 use crate::speculate::Speculation;
 use crate::speculate::model::{DraftModel, Drafts};
 use crate::stepper::Stepper;
@@ -27,6 +27,10 @@ pub struct EngineOptions {
     /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need, or one
     /// where their number is open. With fewer, sequences take turns, and no context is longer than all pages together.
     pub cache_pages: Option<usize>,
+    /// Of these pages how many there are for layers in which tokens only see what is near, where a model has such: those that
+    /// lie behind come back while a sequence goes on. `None` takes what as many sequences see as run at once and a
+    /// few that are kept for later ones, or where their number is open what fits in a gigabyte; and always what one step sees.
+    pub recent_pages: Option<usize>,
     /// Slots for recurrent states, where a model has such: one for each sequence that runs, the others for copies that later
     /// sequences continue. `None` takes a few more than there are sequences, or where their number is open what fits
     /// in half a gigabyte.
@@ -46,6 +50,7 @@ impl Default for EngineOptions {
             cache_v: KvType::F16,
             max_sequences: Some(4),
             cache_pages: None,
+            recent_pages: None,
             states: None,
             speculation: Speculation::AUTO,
             adapters: Vec::new(),
@@ -157,12 +162,48 @@ pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
     let sequences = options.max_sequences.map_or(1, |n| n.max(1));
     let full = || context(model, options).div_ceil(PAGE_TOKENS) * sequences + 1;
     let pages = options.cache_pages.map_or_else(full, |pages| pages.max(1));
-    CacheSpec {
+    let spec = CacheSpec {
         layers: model.cache_layers().to_vec(),
         key_type: options.cache_k,
         value_type: options.cache_v,
         page_tokens: PAGE_TOKENS,
         pages: if has_pages(model) { pages } else { 0 },
+        recent_pages: 0,
+    };
+    CacheSpec { recent_pages: recent_pages(&spec, options), ..spec }
+}
+
+/// How far a model's layers see that do not see everything.
+fn windows(spec: &CacheSpec) -> Windows {
+    Windows::new(spec.layers.iter().map(|layer| layer.mask))
+}
+
+/// The recent pages that were asked for, else what some sequences see and one step computes; never more than there are pages.
+fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
+    let windows = windows(spec);
+    if windows.is_empty() {
+        return 0;
+    }
+    // One more for the page that a sequence copies the beginning of, or is about to fill.
+    let each = windows.pages(1) + 1;
+    let least = windows.pages(options.num_batch.max(1)) + 1;
+    let fit = RECENT_BYTES / (each * spec.recent_page_bytes()).max(1);
+    let sequences = match options.max_sequences {
+        Some(sequences) => {
+            sequences.max(1) + fit.saturating_sub(sequences).clamp(*COPIES.start(), *COPIES.end())
+        }
+        None => fit.clamp(*OPEN_STATES.start(), *OPEN_STATES.end()),
+    };
+    let chunk = options.num_batch.div_ceil(PAGE_TOKENS);
+    options.recent_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
+}
+
+impl Pages {
+    /// Those of a model, all free.
+    pub(crate) fn of(model: &Model, options: &EngineOptions) -> Self {
+        let spec = cache_spec(model, options);
+        let states = state_spec(model, options).slots;
+        Self::new(spec.pages).with_states(states).with_recent(windows(&spec), spec.recent_pages)
     }
 }
 
@@ -172,6 +213,8 @@ fn has_pages(model: &Model) -> bool {
     !model.cache_layers().is_empty() || !model.states().is_empty()
 }
 
+/// Bytes of recent pages where nobody says how many sequences run.
+const RECENT_BYTES: usize = 1 << 30;
 /// Bytes of states where nobody says how many sequences run.
 const STATE_BYTES: usize = 512 << 20;
 /// Pages that there are for each slot in that case, at least.

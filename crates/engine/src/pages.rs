@@ -5,12 +5,15 @@
 //! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
 //! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
 
+mod recent;
 mod states;
 
 use std::collections::BTreeMap;
 
 use puna_graph::Doses;
 
+use recent::Recent;
+pub use recent::Windows;
 use states::{Kept, Slots};
 
 /// Tokens a page.
@@ -20,9 +23,19 @@ pub const PAGE_TOKENS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId(usize);
 
+/// Where the keys and values of a page's tokens are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Those of layers that see everything.
+    pub all: u32,
+    /// Those of layers that only see what is near, where a model has such and they are still there.
+    pub recent: Option<u32>,
+}
+
 #[derive(Debug)]
 struct Node {
     page: u32,
+    recent: Option<recent::Kept>,
     /// As many as the page holds; fewer than a full page only in leaves.
     tokens: Vec<u32>,
     /// The page before, or whose first page it is.
@@ -54,6 +67,7 @@ pub struct Pages {
     roots: BTreeMap<Doses, Vec<NodeId>>,
     clock: u64,
     slots: Slots,
+    recent: Recent,
 }
 
 /// What the tree holds of a prompt.
@@ -65,7 +79,8 @@ pub struct Match {
     pub partial: Option<(NodeId, usize)>,
     /// The recurrent state after these, where sequences have such.
     pub state: Option<u32>,
-    /// Tokens that the tree holds, also those behind the last state; zero where there are no states.
+    /// Tokens that the tree holds, also those behind the last state or page that is of use; zero where sequences have neither
+    /// states nor recent pages.
     pub seen: usize,
 }
 
@@ -88,6 +103,7 @@ impl Pages {
             roots: BTreeMap::new(),
             clock: 0,
             slots: Slots::default(),
+            recent: Recent::default(),
         }
     }
 
@@ -127,14 +143,28 @@ impl Pages {
     }
 
     /// The page of a node.
-    pub fn page(&self, id: NodeId) -> u32 {
-        self.node(id).page
+    pub fn page(&self, id: NodeId) -> Page {
+        Page { all: self.node(id).page, recent: self.recent_page(id) }
     }
 
-    /// The longest prefix of `tokens` that the tree of these doses holds, with a state where sequences have such.
+    /// The longest prefix of `tokens` that the tree of these doses holds, with a state where sequences have such, and all recent
+    /// pages that what follows sees.
     pub fn find(&self, doses: &Doses, tokens: &[u32]) -> Match {
-        let found = self.find_pages(doses, tokens);
-        if self.has_states() { self.up_to_a_state(found) } else { found }
+        let mut found = self.find_pages(doses, tokens);
+        if !self.has_states() && !self.has_recent() {
+            return found;
+        }
+        let seen = found.tokens();
+        loop {
+            let before = found.tokens();
+            if self.has_states() {
+                found = self.up_to_a_state(found);
+            }
+            found = self.up_to_what_is_seen(found);
+            if found.tokens() == before {
+                return Match { seen, ..found };
+            }
+        }
     }
 
     fn find_pages(&self, doses: &Doses, tokens: &[u32]) -> Match {
@@ -183,7 +213,20 @@ impl Pages {
     }
 
     /// A page for a sequence of its own, dropping what was used longest ago if need be; `None` when all are in use.
-    pub fn take(&mut self) -> Option<u32> {
+    pub fn take(&mut self) -> Option<Page> {
+        let all = self.take_lasting()?;
+        if !self.has_recent() {
+            return Some(Page { all, recent: None });
+        }
+        let recent = self.take_recent();
+        if recent.is_none() {
+            self.free.push(all);
+        }
+        recent.map(|recent| Page { all, recent: Some(recent) })
+    }
+
+    /// The same of layers that see everything alone.
+    pub fn take_lasting(&mut self) -> Option<u32> {
         if self.free.is_empty() {
             self.evict();
         }
@@ -191,8 +234,9 @@ impl Pages {
     }
 
     /// Gives back a page that was taken.
-    pub fn give_back(&mut self, page: u32) {
-        self.free.push(page);
+    pub fn give_back(&mut self, page: Page) {
+        self.free.push(page.all);
+        page.recent.into_iter().for_each(|recent| self.give_back_recent(recent));
     }
 
     fn evict(&mut self) {
@@ -213,12 +257,13 @@ impl Pages {
         }
         self.empty.push(oldest);
         self.free.push(node.page);
+        self.drop_recent(node.recent);
         node.kept.into_iter().for_each(|kept| self.slots.give_back(kept.slot));
     }
 
     /// Puts a page with its tokens into the tree, behind `parent`. If the tree holds the same tokens there already, the page
     /// is given back and the known node returned. Nodes are not retained.
-    pub fn insert(&mut self, parent: &Parent, page: u32, tokens: &[u32]) -> NodeId {
+    pub fn insert(&mut self, parent: &Parent, page: Page, tokens: &[u32]) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
         self.clock += 1;
         let now = self.clock;
@@ -226,20 +271,32 @@ impl Pages {
             let known = self.node_mut(id);
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
                 known.last_used = now;
-                self.free.push(page);
+                self.free.push(page.all);
+                // What was gone is there again, if it is all of it.
+                match page.recent {
+                    Some(recent) if self.node(id).tokens.len() == tokens.len() => {
+                        self.keep_recent(id, recent)
+                    }
+                    recent => recent.into_iter().for_each(|recent| self.give_back_recent(recent)),
+                }
                 return id;
             }
             // A shorter leaf that this page continues is replaced, unless somebody reads it.
             if known.users == 0 && known.children.is_empty() && tokens.starts_with(&known.tokens) {
-                let old = std::mem::replace(&mut known.page, page);
+                let old = std::mem::replace(&mut known.page, page.all);
                 known.tokens = tokens.to_vec();
                 known.last_used = now;
+                let recent = known.recent.take();
                 self.free.push(old);
+                self.drop_recent(recent);
+                page.recent.into_iter().for_each(|recent| self.keep_recent(id, recent));
                 return id;
             }
         }
         let (tokens, children, kept) = (tokens.to_vec(), Vec::new(), Vec::new());
-        let node = Node { page, tokens, parent: parent.clone(), children, kept, users: 0, last_used: now };
+        let (page, recent) = (page.all, page.recent.map(|recent| self.kept(recent)));
+        let node =
+            Node { page, recent, tokens, parent: parent.clone(), children, kept, users: 0, last_used: now };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1

@@ -15,6 +15,12 @@ pub struct Stats {
     pub pages_in_use: usize,
     /// Pages of running sequences, shared ones counted once.
     pub pages_held: usize,
+    /// Pages of layers that only see what is near, where a model has such.
+    pub recent_pages: usize,
+    /// Those of them that hold something.
+    pub recent_pages_in_use: usize,
+    /// Those that running sequences use, shared ones counted once.
+    pub recent_pages_held: usize,
     /// How often a running sequence was sent back to the queue for want of pages, since the start.
     pub preempted: u64,
     /// Rounds of the loop since the start. While there are jobs, a count that stands still means a step that hangs; the

@@ -82,7 +82,7 @@ impl Stepper {
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let weights = self.model.weights().iter().map(|w| w.data.size() as u64).sum();
         let spec = cache_spec(&self.model, options);
-        let cache = spec.page_bytes() as u64 * spec.pages as u64;
+        let cache = spec.bytes();
         let states = state_spec(&self.model, options);
         let states = states.slot_bytes() as u64 * states.slots as u64;
         // An encoder sees a text as a whole, however long.

@@ -25,6 +25,33 @@ impl Mask {
     pub fn is_cached(self) -> bool {
         !matches!(self, Mask::Full | Mask::Around(_))
     }
+
+    /// Positions that a token sees at most, where that does not grow with its context: what lies farther behind need not
+    /// be kept.
+    pub fn reach(self) -> Option<usize> {
+        match self {
+            Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
+            Mask::Causal | Mask::Full | Mask::Around(_) => None,
+        }
+    }
+
+    /// The first position that the token at `position` sees, and those behind it ever will, where keys and values are kept.
+    pub fn first_seen(self, position: usize) -> usize {
+        match self {
+            Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
+            Mask::Chunk(n) => position - position % n.max(1) as usize,
+            Mask::Causal | Mask::Full | Mask::Around(_) => 0,
+        }
+    }
+
+    /// Whether no token sees more than with `other`.
+    pub fn is_within(self, other: Self) -> bool {
+        match (self, other) {
+            (Mask::Window(own), Mask::Window(n)) => own <= n,
+            (_, Mask::Causal) => self.is_cached(),
+            _ => self == other,
+        }
+    }
 }
 
 /// The form of an attention operation.
@@ -92,8 +119,8 @@ impl AttentionSpec {
 
     /// What the cache keeps for a layer of this form.
     pub fn cache_layer(&self) -> CacheLayer {
-        let Self { kv_heads, key_dim, value_dim, values_in_keys, .. } = *self;
-        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys }
+        let Self { kv_heads, key_dim, value_dim, values_in_keys, mask, .. } = *self;
+        CacheLayer { kv_heads, key_dim, value_dim, values_in_keys, mask }
     }
 }
 
@@ -140,6 +167,26 @@ mod tests {
         // Every other one of twice as many comes behind.
         assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
         assert!(AttentionSpec::causal(8, 8, 4, 4).slopes().is_empty());
+    }
+
+    #[test]
+    fn what_a_token_does_not_see_no_later_one_does() {
+        for mask in [Mask::Causal, Mask::Window(1), Mask::Window(5), Mask::Chunk(4), Mask::Window(0)] {
+            let seen: Vec<usize> = (0..40).map(|position| mask.first_seen(position)).collect();
+            assert!(seen.is_sorted(), "{mask:?}: {seen:?}");
+            let most = (0..40).map(|position| position + 1 - seen[position]).max();
+            assert_eq!(most, Some(mask.reach().unwrap_or(40)), "{mask:?}");
+        }
+        let seen = |mask: Mask| [0, 3, 4, 9].map(|position| mask.first_seen(position));
+        assert_eq!(seen(Mask::Window(4)), [0, 0, 1, 6]);
+        assert_eq!(seen(Mask::Chunk(4)), [0, 0, 4, 8]);
+    }
+
+    #[test]
+    fn a_narrower_window_is_within_a_wider_one_and_all_within_everything() {
+        assert!(Mask::Window(3).is_within(Mask::Window(4)) && !Mask::Window(5).is_within(Mask::Window(4)));
+        assert!(Mask::Chunk(3).is_within(Mask::Causal) && !Mask::Causal.is_within(Mask::Window(9)));
+        assert!(!Mask::Chunk(3).is_within(Mask::Window(3)) && !Mask::Full.is_within(Mask::Causal));
     }
 
     #[test]

@@ -45,7 +45,8 @@ impl std::fmt::Debug for Weight {
     }
 }
 
-/// The paged cache of a model: every page holds `page_tokens` tokens of every layer.
+/// The paged cache of a model: a page holds `page_tokens` tokens of every layer; those of layers in which tokens only see what
+/// is near have pages of their own, since these come back while the sequence goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSpec {
     /// The layers, in the graph's numbering.
@@ -58,13 +59,30 @@ pub struct CacheSpec {
     pub page_tokens: usize,
     /// Pages in all. Memory is taken as pages are first written.
     pub pages: usize,
+    /// Pages in all of layers that only keep what is near (see [`CacheLayer::is_recent`]).
+    pub recent_pages: usize,
 }
 
 impl CacheSpec {
-    /// Bytes of one page over all layers.
+    /// Bytes of one page, over all layers that keep everything.
     pub fn page_bytes(&self) -> usize {
-        self.layers.iter().map(|l| l.kv_heads * self.row_bytes(l).iter().sum::<usize>()).sum::<usize>()
-            * self.page_tokens
+        self.bytes_of_layers(false)
+    }
+
+    /// Bytes of one page of those that keep what is near.
+    pub fn recent_page_bytes(&self) -> usize {
+        self.bytes_of_layers(true)
+    }
+
+    fn bytes_of_layers(&self, recent: bool) -> usize {
+        let layers = self.layers.iter().filter(|layer| layer.is_recent() == recent);
+        layers.map(|l| l.kv_heads * self.row_bytes(l).iter().sum::<usize>()).sum::<usize>() * self.page_tokens
+    }
+
+    /// Bytes of all pages.
+    pub fn bytes(&self) -> u64 {
+        let of = |pages: usize, bytes: usize| pages as u64 * bytes as u64;
+        of(self.pages, self.page_bytes()) + of(self.recent_pages, self.recent_page_bytes())
     }
 
     /// Bytes that a key and a value of a layer take; values that lie in keys take none.
@@ -91,7 +109,7 @@ impl StateSpec {
 }
 
 /// Consecutive rows of a step that belong to one sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First row of the step.
     pub first_row: usize,
@@ -101,9 +119,30 @@ pub struct Segment {
     pub past: usize,
     /// Pages of the sequence in order, with room for `past + rows` tokens. Empty for encoders.
     pub pages: Vec<u32>,
+    /// Those of layers that only keep what is near.
+    pub recent: RecentPages,
     /// Slot of the sequence's recurrent states: those after `past` tokens become those after all. Without a past they begin
     /// anew, whatever the slot holds. Of no matter where a model has none.
     pub state: u32,
+}
+
+impl Segment {
+    /// The sequence's page of that number, in layers that only keep what is near or in others.
+    ///
+    /// # Panics
+    /// If it was given back, or is not there yet.
+    pub fn page(&self, recent: bool, number: usize) -> u32 {
+        if recent { self.recent.pages[number - self.recent.first] } else { self.pages[number] }
+    }
+}
+
+/// A sequence's pages of layers that only keep what is near.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RecentPages {
+    /// The number of the first that is still there, at or before the first position that is seen.
+    pub first: usize,
+    /// It and those that follow, with room for all tokens of the step.
+    pub pages: Vec<u32>,
 }
 
 /// What changes from step to step.
@@ -253,8 +292,11 @@ pub trait Backend: Send {
         1
     }
 
-    /// Makes the page `to` a copy of `from`, all layers.
+    /// Makes the page `to` a copy of `from`, all layers that keep everything.
     fn copy_page(&mut self, from: u32, to: u32);
+
+    /// The same of a page of layers that only keep what is near.
+    fn copy_recent_page(&mut self, from: u32, to: u32);
 
     /// Makes the slot `to` a copy of `from`, all states.
     fn copy_state(&mut self, from: u32, to: u32);

@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_row_has_the_dose_of_its_sequence() {
-        let segment = |first_row, rows| Segment { first_row, rows, past: 0, pages: Vec::new(), state: 0 };
+        let segment = |first_row, rows| Segment { first_row, rows, past: 0, ..Segment::default() };
         let mut input = StepInput {
             tokens: vec![0; 3],
             segments: vec![segment(0, 2), segment(2, 1)],

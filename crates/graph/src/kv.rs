@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::attention::Mask;
+
 /// Storage type of cached keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvType {
@@ -84,4 +86,13 @@ pub struct CacheLayer {
     pub value_dim: usize,
     /// Whether a value is the first features of its key, and not kept beside it.
     pub values_in_keys: bool,
+    /// Which earlier tokens see them.
+    pub mask: Mask,
+}
+
+impl CacheLayer {
+    /// Whether what lies far enough behind is not seen any more: such layers have pages of their own, that are given back.
+    pub fn is_recent(&self) -> bool {
+        self.mask.reach().is_some()
+    }
 }

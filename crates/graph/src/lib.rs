@@ -18,8 +18,8 @@ mod values;
 
 pub use attention::{AttentionSpec, Mask, Shifts};
 pub use backend::{
-    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, Segment, StateSpec,
-    StepInput, Weight,
+    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages, Segment,
+    StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use doses::Doses;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kit::{Entry, Matrix, complaint, feed, rewritten};
 use puna_gguf::{Gguf, Metadata, View};
-use puna_graph::CacheLayer;
+use puna_graph::{CacheLayer, Mask};
 use puna_models::{LoadOptions, Model};
 
 #[test]
@@ -223,8 +223,10 @@ fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() 
 fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
     let view = View::new(Arc::new(Gguf::open(&Entry::load("gemma4").file).unwrap())).unwrap();
     let model = Model::load(&view, LoadOptions::default()).unwrap();
-    let layer = |dim| CacheLayer { kv_heads: 1, key_dim: dim, value_dim: dim, values_in_keys: false };
-    assert_eq!(model.cache_layers(), [8, 8, 16].map(layer));
+    let layer =
+        |dim, mask| CacheLayer { kv_heads: 1, key_dim: dim, value_dim: dim, values_in_keys: false, mask };
+    let (near, all) = (Mask::Window(9), Mask::Causal);
+    assert_eq!(model.cache_layers(), [(8, near), (8, near), (16, all)].map(|(dim, mask)| layer(dim, mask)));
 }
 
 /// A file whose halves of experts were published apart is shown with both in one tensor; the model reads the halves.
@@ -244,7 +246,8 @@ fn latent_attention_keeps_one_short_vector_for_each_token() {
     for name in ["deepseek2-lite", "deepseek3", "glm4-moe-lite"] {
         let view = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
         let model = Model::load(&view, LoadOptions::default()).unwrap();
-        let layer = CacheLayer { kv_heads: 1, key_dim: 40, value_dim: 32, values_in_keys: true };
+        let layer =
+            CacheLayer { kv_heads: 1, key_dim: 40, value_dim: 32, values_in_keys: true, mask: Mask::Causal };
         assert_eq!(model.cache_layers(), [layer; 2], "{name}");
     }
 }

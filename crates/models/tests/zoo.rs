@@ -5,7 +5,7 @@ mod kit;
 
 use std::path::Path;
 
-use kit::{Entry, complaint, feed, zoo};
+use kit::{Entry, complaint, feed, feed_where_pages_come_back, zoo};
 use serde_json::Value;
 
 fn check(level: &str, ways: &[&str]) {
@@ -26,6 +26,25 @@ fn check(level: &str, ways: &[&str]) {
 #[test]
 fn the_portable_level_meets_the_exact_tolerance_however_tokens_are_fed() {
     check("portable", &["whole", "sevens", "one", "batch"]);
+}
+
+/// The pages of windows are used again while sequences go on, and nothing is missed.
+#[test]
+fn what_lies_behind_windows_is_not_missed() {
+    let mut failures = Vec::new();
+    let mut seen = Vec::new();
+    for entry in Entry::all().iter().filter(|entry| !entry.is_embedding()) {
+        for level in puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated()) {
+            let Some(rows) = feed_where_pages_come_back(entry, level.name) else { continue };
+            seen.push(entry.name.clone());
+            if let Some(text) = complaint(entry, &rows, level.name == "portable") {
+                failures.push(format!("{} at {}: {text}", entry.name, level.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    seen.dedup();
+    assert!(seen.len() >= 10, "only {seen:?} have windows that are shorter than their text");
 }
 
 #[test]

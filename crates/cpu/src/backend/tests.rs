@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_graph::{AttentionSpec, CacheLayer, Capacity, Glu, Graph, Index, KvType, Linear, Segment, WeightId};
+use puna_graph::{
+    AttentionSpec, CacheLayer, Capacity, Glu, Graph, Index, KvType, Linear, Mask, Segment, WeightId,
+};
 use puna_quant::TensorType;
 
 use super::*;
@@ -69,9 +71,22 @@ impl Model {
             CpuBackend::on(system, threads.map_or(Wanted::Automatic, Wanted::Exactly), level).unwrap();
         let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
         backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
-        let layer = CacheLayer { kv_heads: HEADS / 2, key_dim: HEAD, value_dim: HEAD, values_in_keys: false };
+        let layer = CacheLayer {
+            kv_heads: HEADS / 2,
+            key_dim: HEAD,
+            value_dim: HEAD,
+            values_in_keys: false,
+            mask: Mask::Causal,
+        };
         let (key_type, value_type) = (KvType::F16, KvType::F16);
-        let cache = CacheSpec { layers: vec![layer], key_type, value_type, page_tokens: 64, pages: 16 };
+        let cache = CacheSpec {
+            layers: vec![layer],
+            key_type,
+            value_type,
+            page_tokens: 64,
+            pages: 16,
+            recent_pages: 0,
+        };
         backend.create_cache(cache).unwrap();
         let programs = [PROMPT, 1]
             .map(|tokens| backend.compile(Plan::new(graph(), Capacity { tokens, outputs: 1 })).unwrap());
@@ -84,13 +99,7 @@ impl Model {
         let input = StepInput {
             tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
             positions: positions.map(|p| p as u32).collect(),
-            segments: vec![Segment {
-                first_row: 0,
-                rows,
-                past: self.past,
-                pages: (0..16).collect(),
-                state: 0,
-            }],
+            segments: vec![Segment { rows, past: self.past, pages: (0..16).collect(), ..Segment::default() }],
             outputs: vec![rows as u32 - 1],
             doses: Vec::new(),
         };
@@ -129,7 +138,7 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
 #[test]
 fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
     let blocks = |rows, past, threads| {
-        let segment = Segment { first_row: 0, rows, past, pages: (0..16).collect(), state: 0 };
+        let segment = Segment { rows, past, pages: (0..16).collect(), ..Segment::default() };
         Work::heads_of_blocks(&spec(), &[segment], threads)
     };
     let pairs = |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));

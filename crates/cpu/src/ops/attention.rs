@@ -56,7 +56,8 @@ unsafe impl Instruction for StoreKv {
             }
             let s = segment.expect("segments cover all rows");
             let position = s.past + row - s.first_row;
-            let (page, token) = (s.pages[position / cache.page_tokens()], position % cache.page_tokens());
+            let number = position / cache.page_tokens();
+            let (page, token) = (s.page(cache.is_recent(self.layer), number), position % cache.page_tokens());
             let halves =
                 [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)];
             for (kind, place, dim) in halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 }) {
@@ -159,7 +160,8 @@ fn state_len(spec: &AttentionSpec, rows: usize) -> usize {
 }
 
 impl Work {
-    fn plan(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Self {
+    /// `page_tokens` are the cache's, where keys and values are kept.
+    fn plan(spec: &AttentionSpec, segments: &[Segment], threads: usize, page_tokens: usize) -> Self {
         let group = spec.heads / spec.kv_heads;
         let block_rows = (BLOCK_ROWS / group).max(1);
         let mut work = Self::default();
@@ -169,8 +171,9 @@ impl Work {
             for row in (0..s.rows).step_by(block_rows) {
                 let rows = block_rows.min(s.rows - row);
                 let (from, to) = visible(spec.mask, s, row, rows);
-                // Whole runs, so that a position always takes part in the same one.
-                let from = from / RUN * RUN;
+                // Whole runs, so that a position always takes part in the same one; but nothing before the first page that
+                // is still there, where pages are smaller than a run.
+                let from = (from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens)));
                 let spans = if cut { spans(from, to).count() } else { 1 };
                 let heads = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
                 for kv_head in (0..spec.kv_heads).step_by(heads) {
@@ -203,7 +206,7 @@ impl Work {
     /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
     #[cfg(test)]
     pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
-        let work = Self::plan(spec, segments, threads);
+        let work = Self::plan(spec, segments, threads, RUN);
         work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
 }
@@ -224,15 +227,18 @@ fn spans(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
     (first..to.div_ceil(SPAN).max(first + 1)).map(move |i| (from.max(i * SPAN), to.min((i + 1) * SPAN)))
 }
 
+/// The first position that is still there of what layers of this form keep.
+fn first_kept(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
+    mask.reach().map_or(0, |_| s.recent.first * page_tokens)
+}
+
 /// Positions that any row of a block sees.
 fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.past + row, s.past + row + rows - 1);
     match mask {
         Mask::Full => (0, s.rows),
         Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
-        Mask::Causal => (0, last + 1),
-        Mask::Window(w) => ((first + 1).saturating_sub(w as usize), last + 1),
-        Mask::Chunk(n) => (first - first % n as usize, last + 1),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
     }
 }
 
@@ -241,9 +247,7 @@ fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
     match mask {
         Mask::Full => (0, s.rows),
         Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
-        Mask::Causal => (0, position + 1),
-        Mask::Window(w) => ((position + 1).saturating_sub(w as usize), position + 1),
-        Mask::Chunk(n) => (position - position % n as usize, position + 1),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
     }
 }
 
@@ -255,7 +259,10 @@ unsafe impl Instruction for Attend {
     }
 
     fn prepare(&mut self, step: &Step<'_>) {
-        self.work = Work::plan(&self.spec, &step.input.segments, step.threads);
+        let cache = step.cache.filter(|_| self.spec.mask.is_cached());
+        cache.iter().for_each(|cache| cache.check_mask(self.layer, self.spec.mask));
+        let page_tokens = cache.map_or(0, Cache::page_tokens);
+        self.work = Work::plan(&self.spec, &step.input.segments, step.threads, page_tokens);
         self.partials.grow(self.work.partial_len);
     }
 
@@ -461,7 +468,8 @@ impl Attend {
             return (keys, self.values_in(keys).unwrap_or_else(values));
         }
         let cache = step.cache.expect("a program with cached attention runs with a cache");
-        let (page, token) = (s.pages[at / cache.page_tokens()], at % cache.page_tokens());
+        let (number, token) = (at / cache.page_tokens(), at % cache.page_tokens());
+        let page = s.page(cache.is_recent(self.layer), number);
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: written before a barrier; nobody writes these positions now.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
@@ -522,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_block_looks_at_what_any_of_its_rows_sees() {
-        let s = Segment { first_row: 0, rows: 12, past: 9, pages: Vec::new(), state: 0 };
+        let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
             for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
                 let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
@@ -534,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
-        let s = Segment { first_row: 0, rows: 10, past: 0, pages: Vec::new(), state: 0 };
+        let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
         let seen = |mask, position| row_visible(mask, &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
         assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);

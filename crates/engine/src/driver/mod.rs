@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use puna_graph::{Segment, StepInput};
+use puna_graph::{RecentPages, Segment, StepInput};
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
@@ -19,7 +19,7 @@ use crate::embed::EmbedJob;
 use crate::error::EngineError;
 use crate::held::Held;
 use crate::job::Finish;
-use crate::pages::{PAGE_TOKENS, Pages};
+use crate::pages::{NodeId, PAGE_TOKENS, Page, Pages, Windows};
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::Guess;
 use crate::speculate::speculator::{Limits, Ran, Speculator};
@@ -71,14 +71,23 @@ pub struct Driver {
 #[derive(Debug, Default)]
 pub struct Borrowed {
     pub pages: Vec<u32>,
+    /// Recent pages, which take turns.
+    pub recent: Vec<u32>,
     /// Slot of its recurrent state, where the model has such.
     pub state: Option<u32>,
 }
 
 impl Borrowed {
     /// The part of a step that continues it after `past` tokens.
-    pub fn segment(&self, first_row: usize, rows: usize, past: usize) -> Segment {
-        Segment { first_row, rows, past, pages: self.pages.clone(), state: self.state.unwrap_or(0) }
+    pub fn segment(&self, windows: &Windows, first_row: usize, rows: usize, past: usize) -> Segment {
+        let (pages, state) = (self.pages.clone(), self.state.unwrap_or(0));
+        let mut recent = RecentPages::default();
+        if !self.recent.is_empty() {
+            recent.first = windows.first_seen(past) / PAGE_TOKENS;
+            let numbers = recent.first..(past + rows).div_ceil(PAGE_TOKENS);
+            recent.pages = numbers.map(|number| self.recent[number % self.recent.len()]).collect();
+        }
+        Segment { first_row, rows, past, pages, recent, state }
     }
 }
 
@@ -208,7 +217,8 @@ impl Driver {
             let lacking = needed.saturating_sub(known.len());
             // Whoever is alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
-            if !alone && (self.embed_waits || self.pages.available(&known) < lacking + self.promised()) {
+            let lacks_pages = self.pages.available(&known) < lacking + self.promised();
+            if !alone && (self.embed_waits || lacks_pages || self.lacks_recent(&known, tokens.len())) {
                 return;
             }
             if !self.has_a_state_left() {
@@ -238,6 +248,29 @@ impl Driver {
     fn promised(&self) -> usize {
         let lacks = |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
         self.running.iter().map(lacks).sum()
+    }
+
+    /// Whether there are not enough recent pages for one more sequence of so many tokens, whose path is in the tree: for each what
+    /// its next token sees, and for the chunk of a prompt in a step what there is of prompts beyond that.
+    fn lacks_recent(&self, path: &[NodeId], tokens: usize) -> bool {
+        if !self.pages.has_recent() {
+            return false;
+        }
+        let most = self.pages.windows().pages(1);
+        let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
+        let seen = self.pages.seen_of(path, path.len() * PAGE_TOKENS);
+        let mut lacking = needs(tokens).min(most).saturating_sub(seen.len());
+        let beyond = |tokens: usize, computed: usize| {
+            needs(tokens).saturating_sub(most).min((tokens - computed).div_ceil(PAGE_TOKENS))
+        };
+        let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
+        for s in &self.running {
+            let needed = needs(s.tokens.len()).min(most);
+            lacking += needed.saturating_sub(s.held.recent_pages());
+            chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
+        }
+        lacking += chunk.min(self.num_batch.div_ceil(PAGE_TOKENS));
+        self.pages.recent_available(seen) < lacking
     }
 
     /// Counts a client's share from that of the one who had least, and a sequence's likewise among those of its client:
@@ -430,8 +463,7 @@ impl Driver {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
-            let (pages, state) = (s.held.list(&self.pages), s.held.state());
-            input.segments.push(Segment { first_row, rows: all, past, pages, state });
+            input.segments.push(s.held.segment(&self.pages, first_row, all, past));
             input.doses.push(s.job.doses.clone());
             parts.push(Part { running, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
@@ -525,6 +557,7 @@ impl Driver {
         stats.pages = self.pages.total();
         stats.pages_in_use = self.pages.in_use();
         stats.pages_held = self.pages.held();
+        [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held] = self.pages.recent_counts();
         stats.preempted = self.preempted;
         stats.scratch_bytes = self.stepper.backend.scratch_bytes() as u64;
     }
@@ -533,12 +566,20 @@ impl Driver {
     pub fn borrow_pages(&mut self, tokens: usize) -> Option<Borrowed> {
         let mut borrowed = Borrowed::default();
         while borrowed.pages.len() * PAGE_TOKENS < tokens {
-            match self.pages.take() {
+            match self.pages.take_lasting() {
                 Some(page) => borrowed.pages.push(page),
                 None => {
                     self.return_pages(borrowed);
                     return None;
                 }
+            }
+        }
+        if self.pages.has_recent() {
+            let most = self.pages.windows().pages(self.num_batch.min(tokens)).min(borrowed.pages.len());
+            borrowed.recent.extend((0..most).map_while(|_| self.pages.take_recent()));
+            if borrowed.recent.len() < most {
+                self.return_pages(borrowed);
+                return None;
             }
         }
         if self.pages.has_states() {
@@ -553,8 +594,14 @@ impl Driver {
 
     /// Gives back what [`Driver::borrow_pages`] took.
     pub fn return_pages(&mut self, borrowed: Borrowed) {
-        borrowed.pages.into_iter().for_each(|page| self.pages.give_back(page));
+        borrowed.pages.into_iter().for_each(|all| self.pages.give_back(Page { all, recent: None }));
+        borrowed.recent.into_iter().for_each(|page| self.pages.give_back_recent(page));
         borrowed.state.into_iter().for_each(|slot| self.pages.give_back_state(slot));
+    }
+
+    /// How far layers see that do not see everything.
+    pub fn windows(&self) -> &Windows {
+        self.pages.windows()
     }
 
     /// Whether pages may come back without anybody's doing.

@@ -92,14 +92,13 @@ impl Pages {
 
     /// So much of what was found as there is a state for.
     pub(super) fn up_to_a_state(&self, found: Match) -> Match {
-        let seen = found.tokens();
         let best = |id: NodeId, most: usize| {
             let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
             kept.max_by_key(|kept| kept.tokens).copied()
         };
         let Match { mut path, partial, .. } = found;
         if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, best(id, most)?))) {
-            return Match { path, partial: Some((id, kept.tokens)), state: Some(kept.slot), seen };
+            return Match { path, partial: Some((id, kept.tokens)), state: Some(kept.slot), seen: 0 };
         }
         while let Some(id) = path.pop() {
             let Some(kept) = best(id, PAGE_TOKENS) else { continue };
@@ -109,9 +108,9 @@ impl Pages {
             } else {
                 Some((id, kept.tokens))
             };
-            return Match { path, partial, state: Some(kept.slot), seen };
+            return Match { path, partial, state: Some(kept.slot), seen: 0 };
         }
-        Match { seen, ..Match::default() }
+        Match::default()
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use puna_graph::{Backend, Doses, Segment, StepInput};
+use puna_graph::{Backend, Doses, StepInput};
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
@@ -16,8 +16,8 @@ use puna_gguf::View;
 use super::newest::Newest;
 use crate::error::EngineError;
 use crate::held::Held;
-use crate::options::{EngineOptions, MemoryReport, cache_spec};
-use crate::pages::Pages;
+use crate::options::{EngineOptions, MemoryReport};
+use crate::pages::{PAGE_TOKENS, Pages};
 use crate::sequence::JobId;
 use crate::speculate::Speculation;
 use crate::stepper::Stepper;
@@ -107,7 +107,7 @@ impl Drafts {
             return Err(EngineError::CannotGenerate);
         }
         can_take_back(&stepper)?;
-        let pages = Pages::new(cache_spec(&stepper.model, &options).pages);
+        let pages = Pages::of(&stepper.model, &options);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
             stepper,
@@ -208,11 +208,16 @@ impl Drafts {
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
-            if !follower.held.grow(&mut self.pages, n + question.most) {
+            let lacking = (n + question.most).saturating_sub(follower.held.room());
+            if lacking.div_ceil(PAGE_TOKENS) > self.pages.available(&[]) {
                 continue;
             }
             let missed = &question.tokens[follower.seen..];
             let feed = missed[..missed.len().min(budget)].to_vec();
+            let ahead = if feed.len() == missed.len() { question.most } else { 0 };
+            if !follower.held.grow(&mut self.pages, follower.seen + feed.len() + ahead) {
+                continue;
+            }
             budget -= feed.len();
             let list = if feed.len() == missed.len() { &mut ready } else { &mut behind };
             let counted = if follower.has_read { feed.len() } else { 1 };
@@ -242,8 +247,7 @@ impl Drafts {
             if outputs {
                 input.outputs.push((first_row + rows - 1) as u32);
             }
-            let pages = follower.held.list(&self.pages);
-            input.segments.push(Segment { first_row, rows, past, pages, state: 0 });
+            input.segments.push(follower.held.segment(&self.pages, first_row, rows, past));
         }
         input
     }

@@ -7,14 +7,18 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
 use puna_graph::{
-    Backend, CacheSpec, Capacity, Doses, KvType, Plan, ProgramId, Segment, StateSpec, StepInput,
+    Backend, CacheLayer, CacheSpec, Capacity, Doses, KvType, Mask, Plan, ProgramId, RecentPages, Segment,
+    StateSpec, StepInput,
 };
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
 use puna_quant::TensorType;
 use serde_json::Value;
 
 const PAGE: usize = 64;
-const PAGES_A_SEQUENCE: usize = 2;
+/// Tokens of a page where those behind windows are given back: less than the zoo's windows have.
+const SMALL_PAGE: usize = 4;
+/// Tokens that a sequence has room for.
+const ROOM: usize = 2 * PAGE;
 const SLOTS: usize = 4;
 
 pub fn zoo() -> PathBuf {
@@ -121,12 +125,22 @@ pub struct Runner {
     backend: CpuBackend,
     program: ProgramId,
     cols: usize,
+    page: usize,
+    /// What layers see that do not see everything, and the pages that each sequence has for them: where these are fewer than the
+    /// others, they take turns.
+    windows: Vec<Mask>,
+    recent: usize,
     /// Of each sequence; those that are not named have the adapters as they are.
     pub doses: Vec<Doses>,
 }
 
 impl Runner {
     pub fn new(entry: &Entry, level: &str) -> Self {
+        Self::with_pages(entry, level, PAGE, usize::MAX)
+    }
+
+    /// The same with pages of another size, of which those that lie behind windows are used again: as if steps had so many rows.
+    pub fn with_pages(entry: &Entry, level: &str, page: usize, rows: usize) -> Self {
         let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
         let n_ctx = entry.number("n_ctx").map(|n| n as usize);
         let model = Model::load_adapted(&view, &entry.adapters, LoadOptions { n_ctx }).unwrap();
@@ -135,14 +149,19 @@ impl Runner {
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
         let layers = model.cache_layers().to_vec();
         let (key_type, value_type) = (KvType::F32, KvType::F32);
-        let pages = PAGES_A_SEQUENCE * 4;
-        backend.create_cache(CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages }).unwrap();
+        let windows = windows(&layers);
+        let reach = windows.iter().filter_map(|mask| mask.reach()).max().unwrap_or(0);
+        let all = ROOM / page;
+        let recent = (reach.saturating_add(rows).div_ceil(page) + 1).min(all);
+        let (pages, recent_pages) = (4 * all, 4 * recent);
+        let spec = CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
+        backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: SLOTS }).unwrap();
         let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
         let program = backend.compile(Plan::new(graph, Capacity { tokens: 256, outputs: 256 })).unwrap();
-        Self { backend, program, cols, doses: Vec::new() }
+        Self { backend, program, cols, page, windows, recent, doses: Vec::new() }
     }
 
     /// Runs one step of several sequences, each given as its number, past and new tokens; returns a row a token.
@@ -153,15 +172,44 @@ impl Runner {
             input.tokens.extend_from_slice(tokens);
             input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
             // Pages in an odd order, so that nothing relies on their lying side by side.
-            let pages = (0..PAGES_A_SEQUENCE).map(|p| (p * 4 + (sequence + p) % 4) as u32).collect();
+            let odd = |p: usize| (p * 4 + (sequence + p) % 4) as u32;
+            let pages = (0..ROOM / self.page).map(odd).collect();
+            let seen = self.windows.iter().map(|mask| mask.first_seen(past)).min().unwrap_or(0);
+            let (first, end) = (seen / self.page, (past + tokens.len()).div_ceil(self.page));
+            assert!(end - first <= self.recent);
+            let recent = RecentPages { first, pages: (first..end).map(|p| odd(p % self.recent)).collect() };
             let state = (sequence * 3 % SLOTS) as u32;
-            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages, state });
+            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages, recent, state });
             input.doses.push(self.doses.get(sequence).cloned().unwrap_or_default());
         }
         input.outputs = (0..input.tokens.len() as u32).collect();
         self.backend.run(self.program, &input);
         self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
     }
+}
+
+/// What layers see that do not see everything.
+fn windows(layers: &[CacheLayer]) -> Vec<Mask> {
+    layers.iter().map(|layer| layer.mask).filter(|mask| mask.reach().is_some()).collect()
+}
+
+/// The rows of an entry's tokens in steps of five, second of three sequences, where pages that lie behind windows are used again
+/// for what follows; `None` for models without.
+pub fn feed_where_pages_come_back(entry: &Entry, level: &str) -> Option<Vec<Vec<f32>>> {
+    const CHUNK: usize = 5;
+    let mut runner = Runner::with_pages(entry, level, SMALL_PAGE, CHUNK);
+    let all = entry.tokens.len().div_ceil(SMALL_PAGE);
+    if runner.windows.is_empty() || runner.recent >= all {
+        return None;
+    }
+    let mut rows = Vec::new();
+    let other: Vec<u32> = entry.tokens.iter().rev().copied().collect();
+    for (i, chunk) in entry.tokens.chunks(CHUNK).enumerate() {
+        let (past, theirs) = (i * CHUNK, &other[i * CHUNK..][..chunk.len()]);
+        let result = runner.step(&[(0, past, theirs), (1, past, chunk), (2, past, theirs)]);
+        rows.extend_from_slice(&result[chunk.len()..2 * chunk.len()]);
+    }
+    Some(rows)
 }
 
 /// One way of feeding an entry's tokens.

@@ -348,7 +348,7 @@ impl Generator for Local {
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::{Backend, CacheLayer, CacheSpec};
+    use puna_graph::{Backend, CacheLayer, CacheSpec, Mask};
 
     use super::*;
 
@@ -413,11 +413,18 @@ mod tests {
     #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
         let mut backend = CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
-        let layers = vec![CacheLayer { kv_heads: 1, key_dim: 64, value_dim: 64, values_in_keys: false }];
+        let layers = vec![CacheLayer {
+            kv_heads: 1,
+            key_dim: 64,
+            value_dim: 64,
+            values_in_keys: false,
+            mask: Mask::Causal,
+        }];
         let (key_type, value_type) = (KvType::F16, KvType::F16);
         // More than any machine can address, with and without an overflow of the size.
         for pages in [1 << 46, usize::MAX] {
-            let spec = CacheSpec { layers: layers.clone(), key_type, value_type, page_tokens: 64, pages };
+            let layers = layers.clone();
+            let spec = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages, recent_pages: 0 };
             let error = engine_error(backend.create_cache(spec).unwrap_err().into());
             assert!(error.out_of_memory && error.message.starts_with("cannot allocate"), "{error:?}");
         }
