@@ -12,6 +12,7 @@ mod progress;
 mod prompts;
 mod recurrent;
 mod scarce_pages;
+mod windows;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,311 @@
+//! Models with layers that only see what is near: their pages come back behind the window, and nobody notices.
+//!
+//! The portable level computes a row the same way whoever is beside it, so that answers can be compared to the bit.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use puna_engine::{DraftModel, MemoryReport, Speculation, Stats, plan_memory};
+use puna_gguf::{Value, Writer};
+
+use super::*;
+
+/// Models, and windows for them of which a context has several: dense, with layers that read the keys of others, with experts
+/// and sinks, and beside recurrent states.
+const MODELS: [(&str, u32); 4] = [("gemma3", 150), ("gemma4", 64), ("gpt-oss", 40), ("lfm2", 100)];
+
+/// A model of the zoo with another window, and so many tokens of context.
+fn model((name, window): (&str, u32), n_ctx: u32) -> View {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
+    let source = Gguf::open(&path).unwrap();
+    let mut metadata = source.metadata().clone();
+    metadata.set(&format!("{name}.attention.sliding_window"), Value::from(window));
+    metadata.set(&format!("{name}.context_length"), Value::from(n_ctx));
+    let mut writer = Writer::with_metadata(metadata);
+    for tensor in source.tensors() {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+    }
+    let bytes = writer.to_vec(source.tensors().iter().map(|t| source.data(t))).unwrap();
+    View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap()
+}
+
+fn backend() -> Box<CpuBackend> {
+    let config = Config { threads: Some(2), kernels: Some("portable".into()), ..Config::default() };
+    Box::new(CpuBackend::new(&config).unwrap())
+}
+
+fn open_model(of: (&str, u32), options: &EngineOptions) -> Engine {
+    Engine::open(model(of, 4096), backend(), options).unwrap()
+}
+
+/// So many tokens of context, and no more pages for windows than there must be.
+fn scarce(num_ctx: usize) -> EngineOptions {
+    let (num_ctx, recent_pages) = (Some(num_ctx), Some(0));
+    EngineOptions { num_ctx, recent_pages, num_batch: 100, ..EngineOptions::default() }
+}
+
+/// The same with pages for everything.
+fn plenty(num_ctx: usize) -> EngineOptions {
+    EngineOptions { recent_pages: Some(usize::MAX), ..scarce(num_ctx) }
+}
+
+/// A job of its own client that ends only by its limit.
+fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Job {
+    let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
+    Job { max_tokens: Some(tokens), client, keep: 4, logprobs: Some(3), ..Job::new(prompt, params) }
+}
+
+/// `shared` tokens that all have, and some of its own.
+fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
+    (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 200).collect()
+}
+
+/// What a job said: its tokens, and what it drew them from as text, to the last digit.
+fn heard(events: &Receiver<Event>) -> (String, Summary) {
+    let mut drawn = String::new();
+    loop {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+            Event::Piece(piece) => drawn += &format!("{:?}\n", piece.logprobs),
+            Event::Done(summary) => return (drawn, summary),
+            Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
+            Event::Prefill { .. } | Event::Prompt(_) => {}
+        }
+    }
+}
+
+fn said(engine: &Engine, job: &Job) -> (String, Summary) {
+    let said = heard(&start(engine, job.clone()));
+    wait_until_idle(engine);
+    said
+}
+
+/// What a job says where all pages stay and nothing was computed before.
+fn alone(of: (&str, u32), num_ctx: usize, job: &Job) -> (String, Summary) {
+    said(&open_model(of, &plenty(num_ctx)), job)
+}
+
+fn assert_same(what: &str, got: &(String, Summary), want: &(String, Summary)) {
+    assert_eq!(got.1.tokens, want.1.tokens, "{what}");
+    assert!(got.0 == want.0, "{what}: other logits");
+}
+
+fn assert_all_given_back(engine: &Engine) {
+    wait_until_idle(engine);
+    let Stats { running, waiting, pages_held, recent_pages_held, .. } = engine.stats();
+    assert_eq!([running, waiting, pages_held, recent_pages_held], [0; 4]);
+}
+
+/// Pages of 64 tokens that a window of so many sees at most, with rows behind it.
+fn seen(window: u32, rows: usize) -> usize {
+    (window as usize + rows).div_ceil(PAGE_TOKENS) + 1
+}
+
+#[test]
+fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
+    for of in MODELS {
+        let engine = open_model(of, &scarce(2048));
+        let job = endless(nth(1, 0, 700), 500, 1);
+        let most = Arc::new(AtomicUsize::new(0));
+        let (sender, events) = channel();
+        let (seen_most, watched) = (Arc::clone(&most), engine.clone());
+        let sink = move |event| {
+            seen_most.fetch_max(watched.stats().recent_pages_held, Ordering::Relaxed);
+            sender.send(event).is_ok()
+        };
+        engine.submit(job.clone(), Box::new(sink)).unwrap();
+        let got = heard(&events);
+        assert_same(of.0, &got, &alone(of, 2048, &job));
+        assert_all_given_back(&engine);
+        let (stats, most) = (engine.stats(), most.load(Ordering::Relaxed));
+        assert_eq!(stats.recent_pages, seen(of.1, 100) + 1, "{}", of.0);
+        // 1200 tokens have 19 pages.
+        assert!(most > 0 && most <= seen(of.1, 1), "{}: {most} pages held", of.0);
+        assert!(stats.pages_in_use >= 19 && stats.recent_pages_in_use <= stats.recent_pages);
+    }
+}
+
+#[test]
+fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
+    for of in MODELS {
+        let engine =
+            open_model(of, &EngineOptions { recent_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) });
+        let job = endless(nth(1, 0, 500), 40, 1);
+        let first = said(&engine, &job);
+        // The same prompt: its end was kept.
+        let second = said(&engine, &job);
+        assert_eq!((first.1.cached_tokens, second.1.cached_tokens), (0, 499), "{}", of.0);
+        assert_same(of.0, &second, &first);
+        // What follows the answer.
+        let next = endless([second.1.tokens, nth(2, 0, 30)].concat(), 20, 1);
+        let third = said(&engine, &next);
+        assert_eq!(third.1.cached_tokens, 539, "{}", of.0);
+        assert_same(of.0, &third, &alone(of, 2048, &next));
+        // Another's pages that are behind its window make room for it before the ends of texts do.
+        said(&engine, &endless(nth(3, 0, 1500), 2, 1));
+        assert_eq!(said(&engine, &job).1.cached_tokens, 499, "{}", of.0);
+        (4..20).for_each(|n| drop(said(&engine, &endless(nth(n, 0, 300), 2, 1))));
+        let again = said(&engine, &job);
+        assert!(again.1.cached_tokens < 499, "{}: what is gone is computed anew", of.0);
+        assert_same(of.0, &again, &first);
+        let parted = endless(nth(1, 0, 200), 9, 1);
+        let parted_said = said(&engine, &parted);
+        assert_same(of.0, &parted_said, &alone(of, 2048, &parted));
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn where_prompts_part_what_the_place_sees_is_kept() {
+    for of in MODELS {
+        let engine =
+            open_model(of, &EngineOptions { recent_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) });
+        let cached = [1, 2, 3, 4].map(|n| {
+            let job = endless(nth(n, 448, 1000), 5, u64::from(n));
+            let got = said(&engine, &job);
+            assert_same(of.0, &got, &alone(of, 2048, &job));
+            got.1.cached_tokens
+        });
+        assert_eq!(cached, [0, 0, 448, 448], "{}", of.0);
+    }
+}
+
+#[test]
+fn several_answers_to_one_prompt_compute_it_once() {
+    for of in MODELS {
+        let options = EngineOptions { max_sequences: Some(4), recent_pages: None, ..scarce(1024) };
+        let engine = open_model(of, &options);
+        let all = [(); 4].map(|()| start(&engine, endless(nth(1, 0, 480), 150, 1)));
+        let all = all.map(|events| heard(&events));
+        wait_until_idle(&engine);
+        assert_eq!(engine.stats().prompt_tokens, 480 + 3, "{}", of.0);
+        all.iter().for_each(|one| assert_same(of.0, one, &all[0]));
+        assert_same(of.0, &all[0], &alone(of, 1024, &endless(nth(1, 0, 480), 150, 1)));
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn sequences_take_turns_for_pages_and_say_what_they_would_alone() {
+    for (of, more) in MODELS.into_iter().flat_map(|of| [(of, 0), (of, 3), (of, 9)]) {
+        let recent_pages = Some(seen(of.1, 100) + more);
+        let engine = open_model(of, &EngineOptions { recent_pages, ..scarce(1024) });
+        let jobs: Vec<Job> = (0..5).map(|n| endless(nth(n, 70, 130), 190, u64::from(n))).collect();
+        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+        for (job, events) in jobs.iter().zip(&all) {
+            assert_same(&format!("{}, {more}", of.0), &heard(events), &alone(of, 1024, job));
+        }
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+    for of in MODELS {
+        let engine = open_model(of, &EngineOptions { cache_pages: Some(7), ..scarce(256) });
+        let jobs: Vec<Job> = (0..4).map(|n| endless(nth(n, 70, 20), 150, u64::from(n))).collect();
+        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+        for (job, events) in jobs.iter().zip(&all) {
+            assert_same(of.0, &heard(events), &alone(of, 256, job));
+        }
+        assert!(engine.stats().preempted > 0, "four sequences of four pages had seven: {:?}", engine.stats());
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn contexts_shift_and_listeners_leave_without_a_page_being_lost() {
+    for of in MODELS {
+        let engine = open_model(of, &scarce(512));
+        let job = endless(nth(1, 0, 300), 600, 1);
+        let got = said(&engine, &job);
+        assert!(got.1.shifted_tokens > 200, "{}: {:?}", of.0, got.1);
+        assert_same(of.0, &got, &alone(of, 512, &job));
+        let (sender, events) = channel();
+        let sink = move |event| sender.send(event).is_ok();
+        engine.submit(endless(nth(2, 0, 300), 100_000, 1), Box::new(sink)).unwrap();
+        (0..50).for_each(|_| drop(events.recv_timeout(Duration::from_secs(20)).unwrap()));
+        drop(events);
+        assert_all_given_back(&engine);
+        assert_same(of.0, &said(&engine, &job), &got);
+    }
+}
+
+#[test]
+fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
+    for of in &MODELS[..3] {
+        let job = endless((0..400).map(|t| 40 + t % 9).collect(), 400, 1);
+        let want = alone(*of, 1024, &Job { speculation: Some(Speculation::OFF), ..job.clone() });
+        let always = Speculation { always: true, ..Speculation::AUTO };
+        let job = Job { speculation: Some(always), ..job };
+        let engine = open_model(*of, &scarce(1024));
+        assert_same(of.0, &said(&engine, &job), &want);
+        let guessed = engine.stats().speculated.lookup;
+        assert!(guessed.drafted > guessed.accepted, "{}: {guessed:?}", of.0);
+        assert_all_given_back(&engine);
+        // A draft model with windows of its own, which follows the same way.
+        let draft = DraftModel { view: model((of.0, 30), 4096), backend: backend() };
+        let job = Job { speculation: Some(Speculation { lookup: false, ..always }), ..job };
+        let engine = Engine::open_with_draft(model(*of, 4096), backend(), &scarce(1024), draft).unwrap();
+        assert_same(of.0, &said(&engine, &job), &want);
+        let drafted = engine.stats().speculated.model;
+        assert!(drafted.drafted > 200, "{}: {drafted:?}", of.0);
+        assert_all_given_back(&engine);
+    }
+}
+
+#[test]
+fn long_texts_are_embedded_with_the_pages_of_a_window() {
+    for of in MODELS {
+        let embed = |engine: &Engine, texts: Vec<Vec<u32>>| {
+            let (sender, result) = channel();
+            engine.embed(texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            result.recv_timeout(Duration::from_secs(60)).unwrap().unwrap()
+        };
+        let texts: Vec<Vec<u32>> = [30, 90, 800, 333].map(|own| nth(own, 0, own)).to_vec();
+        let engine = open_model(of, &scarce(1024));
+        let together = embed(&engine, texts.clone());
+        let whole = open_model(of, &EngineOptions { num_batch: 1024, ..plenty(1024) });
+        for (text, vector) in texts.into_iter().zip(together) {
+            assert_eq!(embed(&whole, vec![text]), [vector], "{}", of.0);
+        }
+        assert_all_given_back(&engine);
+        let job = endless(nth(1, 0, 300), 9, 1);
+        assert_same(of.0, &said(&engine, &job), &alone(of, 1024, &job));
+    }
+}
+
+/// A chunk of llama 4 is 8192 positions.
+#[test]
+fn pages_come_back_where_a_chunk_begins() {
+    let of = ("llama4", 8192);
+    let engine =
+        Engine::open(model(of, 16384), backend(), &EngineOptions { num_batch: 512, ..scarce(16384) });
+    let (engine, job) = (engine.unwrap(), endless(nth(1, 0, 8150), 60, 1));
+    let got = said(&engine, &job);
+    let all = EngineOptions { num_batch: 512, ..plenty(16384) };
+    assert_same(of.0, &got, &said(&Engine::open(model(of, 16384), backend(), &all).unwrap(), &job));
+    assert_all_given_back(&engine);
+    let next = endless(got.1.tokens, 9, 1);
+    let cached = said(&engine, &next).1.cached_tokens;
+    assert_eq!(cached, 8209, "what the new chunk sees is its own");
+}
+
+#[test]
+fn a_long_context_takes_what_windows_take() {
+    let plan = |window: u32, num_ctx: usize, recent_pages| -> MemoryReport {
+        let options = EngineOptions { max_sequences: Some(1), recent_pages, ..EngineOptions::default() };
+        let options = EngineOptions { num_ctx: Some(num_ctx), ..options };
+        plan_memory(&model(("gemma3", window), 1 << 17), backend(), &options).unwrap()
+    };
+    for num_ctx in [1 << 15, 1 << 17] {
+        let (all, near) = (plan(512, num_ctx, Some(usize::MAX)), plan(512, num_ctx, None));
+        // One layer of seven sees everything.
+        let pages = (num_ctx / PAGE_TOKENS + 1) as u64;
+        let layer = all.cache / 7 / pages;
+        assert_eq!(all.cache, 7 * layer * pages);
+        // What one sequence and 16 that were kept see, ten pages each and one more, and a step's chunk.
+        assert_eq!(near.cache, layer * pages + 6 * layer * (17 * 11 + 8), "{num_ctx}");
+        assert_eq!(MemoryReport { cache: 0, ..near }, MemoryReport { cache: 0, ..all });
+    }
+    // A window as long as the context saves nothing, and takes nothing more.
+    assert_eq!(plan(1 << 15, 4096, None), plan(1 << 15, 4096, Some(usize::MAX)));
+}
