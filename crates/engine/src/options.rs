@@ -29,7 +29,8 @@ pub struct EngineOptions {
     pub cache_pages: Option<usize>,
     /// Of these pages how many there are for layers in which tokens only see what is near, where a model has such: those that
     /// lie behind come back while a sequence goes on. `None` takes what as many sequences see as run at once and a
-    /// few that are kept for later ones, or where their number is open what fits in a gigabyte; and always what one step sees.
+    /// few that are kept for later ones, or where their number is open what takes as much memory as the pages of all others; and always
+    /// what one step sees.
     pub recent_pages: Option<usize>,
     /// Slots for recurrent states, where a model has such: one for each sequence that runs, the others for copies that later
     /// sequences continue. `None` takes a few more than there are sequences, or where their number is open what fits
@@ -187,12 +188,13 @@ fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     // One more for the page that a sequence copies the beginning of, or is about to fill.
     let each = windows.pages(1) + 1;
     let least = windows.pages(options.num_batch.max(1)) + 1;
-    let fit = RECENT_BYTES / (each * spec.recent_page_bytes()).max(1);
-    let sequences = match options.max_sequences {
-        Some(sequences) => {
-            sequences.max(1) + fit.saturating_sub(sequences).clamp(*COPIES.start(), *COPIES.end())
+    let fit = |bytes: usize| bytes / (each * spec.recent_page_bytes()).max(1);
+    let sequences = match options.max_sequences.map(|n| n.max(1)) {
+        Some(n) => n + fit(STATE_BYTES).saturating_sub(n).clamp(*COPIES.start(), *COPIES.end()),
+        None => {
+            let others = spec.pages.saturating_mul(spec.page_bytes());
+            fit(STATE_BYTES.max(others)).clamp(*OPEN_STATES.start(), *OPEN_STATES.end())
         }
-        None => fit.clamp(*OPEN_STATES.start(), *OPEN_STATES.end()),
     };
     let chunk = options.num_batch.div_ceil(PAGE_TOKENS);
     options.recent_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
@@ -213,9 +215,7 @@ fn has_pages(model: &Model) -> bool {
     !model.cache_layers().is_empty() || !model.states().is_empty()
 }
 
-/// Bytes of recent pages where nobody says how many sequences run.
-const RECENT_BYTES: usize = 1 << 30;
-/// Bytes of states where nobody says how many sequences run.
+/// Bytes of states, and of what sequences see of recent pages, where nobody says how many sequences run.
 const STATE_BYTES: usize = 512 << 20;
 /// Pages that there are for each slot in that case, at least.
 const PAGES_A_STATE: usize = 8;
@@ -242,4 +242,61 @@ pub(crate) fn state_spec(model: &Model, options: &EngineOptions) -> StateSpec {
         }
     };
     StateSpec { slots: if one.states.is_empty() { 0 } else { slots }, ..one }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_graph::{CacheLayer, Mask};
+
+    use super::*;
+
+    /// A model of so many layers of which each `nth` sees everything and the others 1024 tokens (Gemma 3), with a cache of so many
+    /// pages.
+    fn gemma(layers: usize, nth: usize, (kv_heads, dim): (usize, usize), pages: usize) -> CacheSpec {
+        let layer = |i: usize| {
+            let mask = if (i + 1).is_multiple_of(nth) { Mask::Causal } else { Mask::Window(1024) };
+            CacheLayer { kv_heads, key_dim: dim, value_dim: dim, values_in_keys: false, mask }
+        };
+        let (layers, page_tokens) = ((0..layers).map(layer).collect(), PAGE_TOKENS);
+        let (key_type, value_type) = (KvType::F16, KvType::F16);
+        CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages: 0 }
+    }
+
+    /// Millions of bytes of cache, with all pages and with those that are planned.
+    fn millions(spec: &CacheSpec, max_sequences: Option<usize>) -> [u64; 2] {
+        let options = EngineOptions { max_sequences, ..EngineOptions::default() };
+        [spec.pages, recent_pages(spec, &options)]
+            .map(|recent_pages| CacheSpec { recent_pages, ..spec.clone() }.bytes() / 1_000_000)
+    }
+
+    #[test]
+    fn layers_with_windows_take_what_some_sequences_see() {
+        let pages = |tokens: usize| tokens / PAGE_TOKENS + 1;
+        // Gemma 3 4B and 27B.
+        let (small, large) = ((34, 6, (4, 256)), (62, 6, (16, 128)));
+        let of =
+            |(layers, nth, heads), tokens, most| millions(&gemma(layers, nth, heads, pages(tokens)), most);
+        assert_eq!(of(small, 1 << 15, Some(1)), [4572, 1166]);
+        assert_eq!(of(small, 1 << 17, Some(1)), [18262, 3179]);
+        assert_eq!(of(small, 1 << 17, None), [18262, 5346]);
+        assert_eq!(of(large, 1 << 15, None), [16675, 5497]);
+        assert_eq!(of(large, 1 << 17, None), [66604, 21320]);
+        // Less than a window saves nothing.
+        let short = of(small, 1024, Some(1));
+        assert_eq!(short[0], short[1]);
+    }
+
+    #[test]
+    fn there_are_always_the_pages_of_one_step() {
+        let spec = gemma(4, 2, (1, 64), 1000);
+        let asked = |recent, num_batch| {
+            let options = EngineOptions { recent_pages: Some(recent), num_batch, ..EngineOptions::default() };
+            recent_pages(&spec, &options)
+        };
+        // 1024 tokens and those of the step, wherever they begin, and one that is copied.
+        assert_eq!([asked(0, 64), asked(0, 2048), asked(30, 64)], [19, 50, 30]);
+        assert_eq!([asked(usize::MAX, 64), asked(0, 1 << 20)], [1000; 2]);
+        let plain = CacheSpec { layers: Vec::new(), ..spec };
+        assert_eq!(recent_pages(&plain, &EngineOptions::default()), 0);
+    }
 }

@@ -276,13 +276,15 @@ fn long_texts_are_embedded_with_the_pages_of_a_window() {
 /// A chunk of llama 4 is 8192 positions.
 #[test]
 fn pages_come_back_where_a_chunk_begins() {
-    let of = ("llama4", 8192);
-    let engine =
-        Engine::open(model(of, 16384), backend(), &EngineOptions { num_batch: 512, ..scarce(16384) });
-    let (engine, job) = (engine.unwrap(), endless(nth(1, 0, 8150), 60, 1));
+    let open = |options: EngineOptions| {
+        let config = Config { threads: Some(2), deterministic: true, ..Config::default() };
+        let backend = Box::new(CpuBackend::new(&config).unwrap());
+        let options = EngineOptions { num_batch: 512, ..options };
+        Engine::open(model(("llama4", 8192), 16384), backend, &options).unwrap()
+    };
+    let (engine, job) = (open(scarce(16384)), endless(nth(1, 0, 8150), 60, 1));
     let got = said(&engine, &job);
-    let all = EngineOptions { num_batch: 512, ..plenty(16384) };
-    assert_same(of.0, &got, &said(&Engine::open(model(of, 16384), backend(), &all).unwrap(), &job));
+    assert_same("llama4", &got, &said(&open(plenty(16384)), &job));
     assert_all_given_back(&engine);
     let next = endless(got.1.tokens, 9, 1);
     let cached = said(&engine, &next).1.cached_tokens;
@@ -305,6 +307,10 @@ fn a_long_context_takes_what_windows_take() {
         // What one sequence and 16 that were kept see, ten pages each and one more, and a step's chunk.
         assert_eq!(near.cache, layer * pages + 6 * layer * (17 * 11 + 8), "{num_ctx}");
         assert_eq!(MemoryReport { cache: 0, ..near }, MemoryReport { cache: 0, ..all });
+        let options =
+            EngineOptions { num_ctx: Some(num_ctx), max_sequences: Some(1), ..EngineOptions::default() };
+        let engine = Engine::open(model(("gemma3", 512), 1 << 17), backend(), &options);
+        assert_eq!(engine.unwrap().memory(), near, "as planned");
     }
     // A window as long as the context saves nothing, and takes nothing more.
     assert_eq!(plan(1 << 15, 4096, None), plan(1 << 15, 4096, Some(usize::MAX)));

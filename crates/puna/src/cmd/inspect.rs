@@ -33,6 +33,8 @@ struct Memory {
     weights: u64,
     /// Of keys and values, for a token, at 16 bits.
     cache_token: Option<u64>,
+    /// The same of layers with a sliding window, and how many tokens these keep.
+    window: (u64, u64),
     /// Of recurrent states, for a sequence.
     states: u64,
     /// Why the rest is not known.
@@ -46,11 +48,17 @@ impl Memory {
             Ok(model) => {
                 let (key_type, value_type) = (KvType::F16, KvType::F16);
                 let layers = model.cache_layers().to_vec();
-                let spec = CacheSpec { layers, key_type, value_type, page_tokens: 1, pages: 1 };
+                let reach = layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
+                let (page_tokens, pages, recent_pages) = (1, 1, 1);
+                let spec = CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
                 let states = StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
-                Self { weights, cache_token: Some(spec.page_bytes() as u64), states, unknown: None }
+                let window = (spec.recent_page_bytes() as u64, reach);
+                Self { weights, cache_token: Some(spec.page_bytes() as u64), window, states, unknown: None }
             }
-            Err(error) => Self { weights, cache_token: None, states: 0, unknown: Some(error.to_string()) },
+            Err(error) => {
+                let unknown = Some(error.to_string());
+                Self { weights, cache_token: None, window: (0, 0), states: 0, unknown }
+            }
         }
     }
 }
@@ -87,8 +95,9 @@ fn document(
         "capabilities": capabilities,
         "chat_template": facts.chat_template,
         "memory": {
-            "weights": memory.weights, "cache_per_token": memory.cache_token, "states_per_sequence": memory.states,
-            "unknown": memory.unknown,
+            "weights": memory.weights, "cache_per_token": memory.cache_token,
+            "cache_per_token_in_window": memory.window.0, "window": memory.window.1,
+            "states_per_sequence": memory.states, "unknown": memory.unknown,
         },
     })
 }
@@ -232,9 +241,13 @@ fn memory_text(memory: &Memory, facts: &Facts) -> String {
         weights += &format!(", {} of states a sequence", format::bytes(memory.states));
     }
     match (memory.cache_token, &memory.unknown) {
-        (Some(0), _) => weights,
+        (Some(0), _) if memory.window.0 == 0 => weights,
         (Some(token), _) => {
-            let cache = |tokens: u64| format::bytes(token.saturating_mul(tokens));
+            let (near, window) = memory.window;
+            let cache = |tokens: u64| {
+                let all = token.saturating_mul(tokens);
+                format::bytes(all.saturating_add(near.saturating_mul(tokens.min(window))))
+            };
             let all = facts.context_length;
             // A usual context first, where the model can have a longer one.
             let usual =

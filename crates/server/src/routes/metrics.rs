@@ -134,7 +134,7 @@ fn runners_counts(out: &mut Text, runners: &Runners) {
 /// What runners are doing.
 fn runners_now(out: &mut Text, runners: &Runners) {
     type Values = fn(&Pulse) -> Vec<(&'static str, u64)>;
-    let gauges: [(&str, &str, &str, Values); 5] = [
+    let gauges: [(&str, &str, &str, Values); 7] = [
         ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
             vec![("", p.running)]
         }),
@@ -144,6 +144,13 @@ fn runners_now(out: &mut Text, runners: &Runners) {
         ("puna_kv_pages", "Pages of keys and values that a model has.", "", |p| vec![("", p.pages)]),
         ("puna_kv_pages_in_use", "Pages that hold something: for running sequences, or cached.", "by", |p| {
             vec![("running", p.pages_held), ("cache", p.pages_in_use.saturating_sub(p.pages_held))]
+        }),
+        ("puna_kv_recent_pages", "Pages of layers with a sliding window that a model has.", "", |p| {
+            vec![("", p.recent_pages[0])]
+        }),
+        ("puna_kv_recent_pages_in_use", "Those of them that hold something.", "by", |p| {
+            let [_, in_use, held] = p.recent_pages;
+            vec![("running", held), ("cache", in_use.saturating_sub(held))]
         }),
         ("puna_memory_bytes", "Memory of a model as planned, by purpose.", "part", |p| {
             let memory = &p.memory;
@@ -181,6 +188,7 @@ mod tests {
             pages: 64,
             pages_in_use: 20,
             pages_held: 12,
+            recent_pages: [30, 9, 4],
             ..Pulse::default()
         };
         let of = OfRunners { counts, now: vec![pulse] };
@@ -213,6 +221,9 @@ mod tests {
                 "puna_kv_pages{model=\"a\\\"b:latest\"} 64",
                 "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 12",
                 "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 8",
+                "puna_kv_recent_pages{model=\"a\\\"b:latest\"} 30",
+                "puna_kv_recent_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 4",
+                "puna_kv_recent_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 5",
             ],
         );
     }

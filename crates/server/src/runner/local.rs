@@ -341,6 +341,8 @@ impl Generator for Local {
             pages: stats.pages as u64,
             pages_in_use: stats.pages_in_use as u64,
             pages_held: stats.pages_held as u64,
+            recent_pages: [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held]
+                .map(|pages| pages as u64),
             counts: Counts { prompt_tokens, generated_tokens, guesses, steps, preempted },
         }
     }

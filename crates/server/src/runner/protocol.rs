@@ -123,6 +123,8 @@ pub struct Pulse {
     pub pages_in_use: u64,
     /// Those of running sequences.
     pub pages_held: u64,
+    /// The same of pages of layers that only see what is near, where the model has such: all, in use, of running sequences.
+    pub recent_pages: [u64; 3],
     /// What it has done.
     pub counts: Counts,
 }
