@@ -104,12 +104,13 @@ fn a_repeated_beginning_is_computed_once() {
     let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Answer in one word. ".repeat(40));
     let (_, first) = run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of France?"))));
     assert_eq!(first.cached_tokens, 0);
+    // One whose answer is clear: prompts in other pieces give logits that differ in their last digits.
     let (text, second) =
-        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of Italy?"))));
+        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of Japan?"))));
     let shared = engine.tokenizer().encode(&system, Encode { add_special: true, parse_special: true }).len();
     assert!(second.cached_tokens >= shared, "{} of {shared} cached", second.cached_tokens);
     let fresh = cria(&EngineOptions::default());
-    assert_eq!(text, run(&fresh, job(&fresh, &(system + &chat("What is the capital of Italy?")))).0);
+    assert_eq!(text, run(&fresh, job(&fresh, &(system + &chat("What is the capital of Japan?")))).0);
 }
 
 #[test]
