@@ -155,6 +155,9 @@ impl Pages {
             return found;
         }
         let seen = found.tokens();
+        if self.has_states() {
+            found = self.find_state(doses, tokens);
+        }
         loop {
             let before = found.tokens();
             if self.has_states() {
@@ -172,12 +175,8 @@ impl Pages {
         let Some(mut children) = self.roots.get(doses) else { return found };
         let mut rest = tokens;
         loop {
-            let common = |id: &NodeId| {
-                let own = &self.node(*id).tokens;
-                own.iter().zip(rest).take_while(|(a, b)| a == b).count()
-            };
-            let Some((len, id)) = children.iter().map(|id| (common(id), *id)).max_by_key(|(len, _)| *len)
-            else {
+            let common = children.iter().map(|&id| (self.common(id, rest), id));
+            let Some((len, id)) = common.max_by_key(|(len, _)| *len) else {
                 return found;
             };
             if len < PAGE_TOKENS {
@@ -188,6 +187,11 @@ impl Pages {
             rest = &rest[PAGE_TOKENS..];
             children = &self.node(id).children;
         }
+    }
+
+    /// First tokens of a node's page that are these.
+    fn common(&self, id: NodeId, tokens: &[u32]) -> usize {
+        self.node(id).tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
     }
 
     /// Marks the nodes of a path as read by one more sequence.

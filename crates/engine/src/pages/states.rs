@@ -4,6 +4,8 @@
 //! at some places, and of a prompt no more is known than up to the last of these. A running sequence has a slot for its own
 //! state; all other slots are for copies, of which the one used longest ago goes first.
 
+use puna_graph::Doses;
+
 use super::{Match, NodeId, PAGE_TOKENS, Pages};
 
 /// The slots of states: free, of a copy in the tree, or owned by a running sequence.
@@ -90,34 +92,61 @@ impl Pages {
         kept.filter(|kept| kept.slot == slot).for_each(|kept| kept.last_used = now);
     }
 
+    /// The prefix of `tokens` up to the last state that the tree has of it. A page that has more tokens of it may have no state as
+    /// late as another beside it.
+    pub(super) fn find_state(&self, doses: &Doses, tokens: &[u32]) -> Match {
+        let (mut path, mut found) = (Vec::new(), None);
+        let (mut children, mut rest) = (self.roots.get(doses).map_or(&[][..], |roots| roots), tokens);
+        loop {
+            let common = children.iter().map(|&id| (id, self.common(id, rest)));
+            let states = common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
+            if let Some((id, kept)) = states.max_by_key(|(_, kept)| kept.tokens) {
+                found = Some((path.len(), id, kept));
+            }
+            let Some((id, _)) = { common }.find(|(_, common)| *common == PAGE_TOKENS) else { break };
+            path.push(id);
+            (children, rest) = (&self.node(id).children, &rest[PAGE_TOKENS..]);
+        }
+        found.map_or_else(Match::default, |(depth, id, kept)| {
+            path.truncate(depth);
+            up_to(path, id, kept)
+        })
+    }
+
     /// So much of what was found as there is a state for.
     pub(super) fn up_to_a_state(&self, found: Match) -> Match {
-        let best = |id: NodeId, most: usize| {
-            let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
-            kept.max_by_key(|kept| kept.tokens).copied()
-        };
         let Match { mut path, partial, .. } = found;
-        if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, best(id, most)?))) {
-            return Match { path, partial: Some((id, kept.tokens)), state: Some(kept.slot), seen: 0 };
+        if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?))) {
+            return up_to(path, id, kept);
         }
         while let Some(id) = path.pop() {
-            let Some(kept) = best(id, PAGE_TOKENS) else { continue };
-            let partial = if kept.tokens == PAGE_TOKENS {
-                path.push(id);
-                None
-            } else {
-                Some((id, kept.tokens))
-            };
-            return Match { path, partial, state: Some(kept.slot), seen: 0 };
+            if let Some(kept) = self.last_state(id, PAGE_TOKENS) {
+                return up_to(path, id, kept);
+            }
         }
         Match::default()
     }
+
+    /// The last of a node's states that is not after so many tokens of its page.
+    fn last_state(&self, id: NodeId, most: usize) -> Option<Kept> {
+        let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
+        kept.max_by_key(|kept| kept.tokens).copied()
+    }
+}
+
+/// What is found up to a state of the node behind `path`.
+fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: Kept) -> Match {
+    let partial = if kept.tokens == PAGE_TOKENS {
+        path.push(id);
+        None
+    } else {
+        Some((id, kept.tokens))
+    };
+    Match { path, partial, state: Some(kept.slot), seen: 0 }
 }
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::Doses;
-
     use super::super::Parent;
     use super::*;
 
@@ -160,6 +189,30 @@ mod tests {
         // One that parts before it has the one before.
         assert_eq!(find(&pages, &tokens[..136]).tokens(), 69);
         assert_eq!(find(&pages, &tokens[..68]).tokens(), 64);
+    }
+
+    #[test]
+    fn a_sibling_with_a_later_state_is_gone_on_from() {
+        let mut pages = Pages::new(4).with_states(3);
+        let root = Parent::Root(Doses::default());
+        let add = |pages: &mut Pages, tokens: &[u32]| {
+            let page = pages.take().unwrap();
+            pages.insert(&root, page, tokens)
+        };
+        // Two texts of the same first thirty tokens, and one of twenty of these.
+        let leaf = |common: u32, other: u32| (0..common).chain([other; 4]).collect::<Vec<u32>>();
+        let first = add(&mut pages, &leaf(30, 500));
+        let second = add(&mut pages, &leaf(30, 600));
+        let third = add(&mut pages, &leaf(20, 700));
+        let slots = [(); 3].map(|()| pages.take_state().unwrap());
+        pages.keep_state(first, 29, slots[0]);
+        pages.keep_state(second, 34, slots[1]);
+        pages.keep_state(third, 10, slots[2]);
+        let prompt = leaf(30, 800);
+        let found = find(&pages, &prompt);
+        assert_eq!((found.partial, found.state, found.seen), (Some((first, 29)), Some(slots[0]), 30));
+        // Without that one, the state of the one that parts earlier.
+        assert_eq!(find(&pages, &prompt[..28]).partial, Some((third, 10)));
     }
 
     #[test]
