@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use puna_cpu::kernels::{
     ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN,
-    RunningSoftmax, ScanStep, Scratch, Tap, WeightRows, WkvStep, level, levels,
+    RunningSoftmax, ScanStep, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level, levels,
 };
 use puna_quant::TensorType;
 
@@ -165,8 +165,13 @@ fn recurrent(level: &Level) {
     });
     let decay = vec![0.9; DIM];
     case(&name("wkv"), &mut || {
-        let (first, r, k) = (&rows[..], &rows[..], &rows[..]);
-        (kernels.wkv)(WkvStep { state: &mut state, decay: &decay, first, r, k, v: &cols, y });
+        let (r, k) = (&rows[..], &rows[..]);
+        (kernels.wkv)(WkvStep { state: &mut state, decay: &decay, r, own: 0.5, k, v: &cols, y });
+    });
+    let key = vec![(1.0 / DIM as f32).sqrt(); DIM];
+    case(&name("wkv7"), &mut || {
+        let (known, forget, r, k) = (&key[..], &key[..], &rows[..], &rows[..]);
+        (kernels.wkv7)(Wkv7Step { state: &mut state, decay: &decay, known, forget, r, k, v: &cols, y });
     });
     black_box(&y);
 }

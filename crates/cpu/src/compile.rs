@@ -23,7 +23,7 @@ use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Rout
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts, ObserveHeads};
 use crate::ops::pick::Pick;
-use crate::ops::recurrent::{Conv, Delta, Scan, Wkv};
+use crate::ops::recurrent::{Conv, Delta, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
@@ -252,8 +252,13 @@ impl Compiler<'_> {
             }
             Recurrence::Wkv { r, k, v, decay, spec } => {
                 let [r, k, v, decay] = [r, k, v, decay].map(|id| self.place(id));
-                let first = self.floats(Some(spec.first))?;
+                let first = self.floats(spec.first)?;
                 self.push(Wkv { r, k, v, decay, out, spec, first });
+            }
+            Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec } => {
+                let [r, k, v, decay, forget, rate] = [r, k, v, decay, forget, rate].map(|id| self.place(id));
+                let itself = self.floats(Some(spec.itself))?;
+                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, itself });
             }
         }
         Ok(())

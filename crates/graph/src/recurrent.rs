@@ -49,18 +49,38 @@ pub enum Recurrence {
         spec: DeltaSpec,
     },
     /// The sixth RWKV's memory (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result is
-    /// `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`.
+    /// `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is gated linear attention (Yang et al., 2023):
+    /// `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the result is `Sᵀ r / √dim`.
     Wkv {
+        /// `heads · dim` columns.
+        r: ValueId,
+        /// `kv_heads · dim` columns: keys.
+        k: ValueId,
+        /// `kv_heads · dim` columns: values.
+        v: ValueId,
+        /// `heads · dim` columns: logarithm of the decay's negative logarithm.
+        decay: ValueId,
+        /// The form.
+        spec: WkvSpec,
+    },
+    /// The seventh RWKV's memory (Peng et al., 2025), a delta rule whose keys for forgetting are not those for learning. For each head, with
+    /// the decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`: `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result is
+    /// `Sᵀ r` of all heads and behind these columns, of all heads too, what a token reads of itself: `(r · (u ⊙ k)) v`.
+    Wkv7 {
         /// `heads · dim` columns, as all of these.
         r: ValueId,
         /// Keys.
         k: ValueId,
         /// Values.
         v: ValueId,
-        /// Logarithm of the decay's negative logarithm.
+        /// What the decay's logarithm is the sigmoid of.
         decay: ValueId,
+        /// Keys of what is forgotten, of any length.
+        forget: ValueId,
+        /// How much of it is forgotten.
+        rate: ValueId,
         /// The form.
-        spec: WkvSpec,
+        spec: Wkv7Spec,
     },
 }
 
@@ -163,13 +183,35 @@ pub struct WkvSpec {
     pub state: usize,
     /// Heads.
     pub heads: usize,
+    /// Heads of keys and values, each for as many heads that follow each other.
+    pub kv_heads: usize,
     /// Features of a head.
     pub dim: usize,
     /// `u`: `[heads · dim]`.
-    pub first: WeightId,
+    pub first: Option<WeightId>,
 }
 
 impl WkvSpec {
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.heads * self.dim * self.dim
+    }
+}
+
+/// The form of a [`Recurrence::Wkv7`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wkv7Spec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head.
+    pub dim: usize,
+    /// `u`: `[heads · dim]`.
+    pub itself: WeightId,
+}
+
+impl Wkv7Spec {
     /// Values of the state.
     pub fn values(&self) -> usize {
         self.heads * self.dim * self.dim
@@ -184,6 +226,7 @@ impl Recurrence {
             Self::Scan { .. } => "scan",
             Self::Delta { .. } => "delta",
             Self::Wkv { .. } => "wkv",
+            Self::Wkv7 { .. } => "wkv7",
         }
     }
 
@@ -194,6 +237,7 @@ impl Recurrence {
             Self::Scan { x, dt, b, c, .. } => vec![x, dt, b, c],
             Self::Delta { q, k, v, decay, beta, .. } => vec![q, k, v, decay, beta],
             Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
+            Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
         }
     }
 
@@ -221,9 +265,15 @@ impl Recurrence {
                 of(v)
             }
             Self::Wkv { r, k, v, decay, spec } => {
-                let cols = spec.heads * spec.dim;
-                assert!([r, k, v, decay].into_iter().all(|x| of(x) == cols));
+                let (cols, shared) = (spec.heads * spec.dim, spec.kv_heads * spec.dim);
+                assert!(spec.heads.is_multiple_of(spec.kv_heads));
+                assert_eq!([of(r), of(decay), of(k), of(v)], [cols, cols, shared, shared]);
                 cols
+            }
+            Self::Wkv7 { r, k, v, decay, forget, rate, spec } => {
+                let cols = spec.heads * spec.dim;
+                assert!([r, k, v, decay, forget, rate].into_iter().all(|x| of(x) == cols));
+                2 * cols
             }
         }
     }

@@ -17,11 +17,20 @@ pub trait Mixer: Send + Sync {
         None
     }
 
-    /// All that needs other tokens, of what it reads; `layer` is its own of the cache.
-    fn mix(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId;
+    /// All that needs other tokens, of what it reads.
+    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId;
 
     /// What is added to the stream, of what [`Mixer::mix`] gave, for the rows that are wanted.
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId;
+}
+
+/// What mixers know of those before them in the same graph.
+#[derive(Debug, Default)]
+pub struct Trail {
+    /// The cache's layer of a mixer that attends.
+    pub layer: usize,
+    /// Values of the first mixer, for those that mix theirs with them.
+    pub first_values: Option<ValueId>,
 }
 
 /// One layer, in the order in which it computes.
@@ -73,7 +82,7 @@ impl Hybrid {
 impl Architecture for Hybrid {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
         let mut x = self.around.enter(g);
-        let mut cached = 0;
+        let mut trail = Trail::default();
         for (i, layer) in self.layers.iter().enumerate() {
             let block = i / self.block;
             g.set_layer(Some(block));
@@ -81,8 +90,8 @@ impl Architecture for Hybrid {
             let is_last = outputs_only && i + 1 == self.layers.len();
             let mut parts = Vec::with_capacity(layer.mixers.len());
             for mixer in &layer.mixers {
-                let mixed = mixer.mix(g, cached, h);
-                cached += usize::from(mixer.cache().is_some());
+                let mixed = mixer.mix(g, &mut trail, h);
+                trail.layer += usize::from(mixer.cache().is_some());
                 parts.push(if is_last { g.gather_outputs(mixed) } else { mixed });
             }
             if is_last {
@@ -163,7 +172,7 @@ impl Mixer for Attention {
         Some(self.spec.cache_layer())
     }
 
-    fn mix(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
         let [mut q, mut k, v] = self.qkv.project(g, h);
         let dim = self.spec.key_dim;
         let gate = self.gated.then(|| g.pick("attn_gate", q, dim, dim, 2 * dim));
@@ -177,7 +186,7 @@ impl Mixer for Attention {
             q = g.rope("Qcur_rope", q, dim, rope);
             k = g.rope("Kcur_rope", k, dim, rope);
         }
-        let a = g.attention("kqv_out", layer, [q, k, v], self.spec);
+        let a = g.attention("kqv_out", trail.layer, [q, k, v], self.spec);
         let Some(gate) = gate else { return a };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
         g.mul("attn_gated", a, gate)
@@ -190,7 +199,7 @@ impl Mixer for Attention {
 
 /// A feed-forward part in a mixer's place.
 impl Mixer for FeedForward {
-    fn mix(&self, _: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, _: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         h
     }
 

@@ -19,6 +19,7 @@ mod mamba;
 mod model;
 mod per_layer;
 mod rope;
+mod rwkv;
 mod weights;
 
 pub use adapter::{Adapter, AdapterError};

@@ -4,7 +4,7 @@ use puna_graph::*;
 
 use crate::decoder::{AnyNorm, Block, NormKind};
 use crate::error::ModelError;
-use crate::hybrid::{Mixer, SsmKeys};
+use crate::hybrid::{Mixer, SsmKeys, Trail};
 
 /// The first version: a step for each column, by way of a few (Gu and Dao, 2023).
 pub struct Mamba1 {
@@ -61,7 +61,7 @@ impl Mamba1 {
 }
 
 impl Mixer for Mamba1 {
-    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         let SsmKeys { inner, state, rank, .. } = self.keys;
         let xz = g.linear("ssm_in", &self.input, h);
         let (x, z) = (g.slice(xz, 0, inner), g.slice(xz, inner, inner));
@@ -125,7 +125,7 @@ impl Mamba2 {
 }
 
 impl Mixer for Mamba2 {
-    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         let SsmKeys { inner, state, rank: heads, groups, .. } = self.keys;
         let each = groups * state;
         let all = g.linear("ssm_in", &self.input, h);

@@ -122,6 +122,9 @@ fn what_an_architecture_alone_needs_is_named() {
         ("qwen3next", "blk.0.ssm_ba.weight"),
         ("qwen35", "blk.2.ssm_alpha.weight"),
         ("rwkv6", "blk.0.time_mix_w2.weight"),
+        ("rwkv6qwen2", "blk.1.time_mix_decay_w1.weight"),
+        ("rwkv7", "blk.1.time_mix_v0.weight"),
+        ("arwkv7", "blk.0.time_mix_r_k.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -273,6 +276,9 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
         ("lfm2", "lfm2.shortconv.l_cache", 0),
         ("rwkv6", "rwkv6.wkv.head_size", 7),
         ("rwkv6", "rwkv6.wkv.head_size", 0),
+        ("rwkv6qwen2", "rwkv6qwen2.attention.head_count_kv", 3),
+        ("rwkv7", "rwkv7.attention.iclr_lora_rank", 0),
+        ("rwkv7", "rwkv7.wkv.head_size", 7),
     ] {
         let text = refused(name, with(key, value), "");
         assert!(text.starts_with(&format!("key `{key}` is {value}: ")), "{text}");

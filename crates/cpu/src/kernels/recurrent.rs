@@ -56,8 +56,29 @@ pub struct WkvStep<'a> {
     pub state: &'a mut [f32],
     /// What is left of each row.
     pub decay: &'a [f32],
-    /// What each row of the token itself counts.
-    pub first: &'a [f32],
+    /// What is read of each row.
+    pub r: &'a [f32],
+    /// How much is read of the token's own columns.
+    pub own: f32,
+    /// Key.
+    pub k: &'a [f32],
+    /// Columns.
+    pub v: &'a [f32],
+    /// The result: columns.
+    pub y: &'a mut [f32],
+}
+
+/// A token of the seventh RWKV's memory, for some columns of a head.
+#[derive(Debug)]
+pub struct Wkv7Step<'a> {
+    /// A row of the columns for each of `k`; becomes the next.
+    pub state: &'a mut [f32],
+    /// What is left of each row.
+    pub decay: &'a [f32],
+    /// What is looked up of each row.
+    pub known: &'a [f32],
+    /// How much of what was found each row forgets.
+    pub forget: &'a [f32],
     /// What is read of each row.
     pub r: &'a [f32],
     /// Key.
@@ -94,7 +115,17 @@ impl WkvStep<'_> {
     /// Panics unless the parts belong together.
     pub(super) fn check(&self) {
         let (rows, cols) = (self.k.len(), self.v.len());
-        assert!([self.r, self.decay, self.first].iter().all(|x| x.len() == rows) && self.y.len() == cols);
+        assert!([self.r, self.decay].iter().all(|x| x.len() == rows) && self.y.len() == cols);
+        assert!(rows.checked_mul(cols) == Some(self.state.len()));
+    }
+}
+
+impl Wkv7Step<'_> {
+    /// Panics unless the parts belong together.
+    pub(super) fn check(&self) {
+        let (rows, cols) = (self.k.len(), self.v.len());
+        let each = [self.decay, self.known, self.forget, self.r];
+        assert!(each.iter().all(|x| x.len() == rows) && self.y.len() == cols);
         assert!(rows.checked_mul(cols) == Some(self.state.len()));
     }
 }
@@ -108,6 +139,8 @@ pub struct RecurrentKernels {
     pub scan: fn(step: ScanStep<'_>),
     /// See [`DeltaStep`]: `S ← decay S`, `S ← S + k (beta (v - Sᵀ k))ᵀ`, `y = Sᵀ q`.
     pub delta: fn(step: DeltaStep<'_>),
-    /// See [`WkvStep`]: `y = (S + (first ⊙ k) vᵀ)ᵀ r`, `S ← decay S + k vᵀ`.
+    /// See [`WkvStep`]: `y = Sᵀ r + own v`, `S ← decay S + k vᵀ`.
     pub wkv: fn(step: WkvStep<'_>),
+    /// See [`Wkv7Step`]: `S ← decay S - forget (Sᵀ known)ᵀ + k vᵀ`, `y = Sᵀ r`.
+    pub wkv7: fn(step: Wkv7Step<'_>),
 }

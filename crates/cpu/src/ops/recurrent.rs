@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ConvSpec, DeltaSpec, Place, ScanSpec, Segment, WkvSpec};
+use puna_graph::{ConvSpec, DeltaSpec, Place, ScanSpec, Segment, Wkv7Spec, WkvSpec};
 
-use crate::kernels::{DeltaStep, ScanStep, Tap, WkvStep};
+use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 use crate::states::States;
 use crate::step::{Instruction, Local, Step};
 
@@ -115,18 +115,20 @@ unsafe impl Instruction for Conv {
             let mut history: Vec<&mut [f32]> =
                 (0..before).map(|j| begun(step, s, self.spec.state, j * all + first, n)).collect();
             let input = |row: usize| columns(step, &self.x, s.first_row + row, first, n);
+            // None where the oldest row is the result.
+            let weights = self.w.chunks_exact(all).map(|w| &w[first..first + n]);
+            let mut taps: Vec<Tap<'_>> = weights.map(|w| Tap { x: &[], w }).collect();
             for row in 0..s.rows {
                 let tap = |k: usize| match (row + k).checked_sub(before) {
                     Some(row) => input(row),
                     None => &*history[row + k],
                 };
                 let out = columns_mut(step, &self.out, s.first_row + row, first, n);
-                if self.w.is_empty() {
+                if taps.is_empty() {
                     out.copy_from_slice(tap(0));
                     continue;
                 }
-                let taps: Vec<Tap<'_>> =
-                    (0..=before).map(|k| Tap { x: tap(k), w: &self.w[k * all + first..][..n] }).collect();
+                taps.iter_mut().enumerate().for_each(|(k, to)| to.x = tap(k));
                 let bias = self.bias.get(first..first + n).unwrap_or_default();
                 (step.level.vector.recurrent.conv)(&taps, bias, self.spec.silu, out);
             }
@@ -315,6 +317,7 @@ pub struct Wkv {
     pub decay: Place,
     pub out: Place,
     pub spec: WkvSpec,
+    /// Empty for gated linear attention.
     pub first: Vec<f32>,
 }
 
@@ -331,22 +334,37 @@ unsafe impl Instruction for Wkv {
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
-        let at = head * n;
-        local.floats.resize(n, 0.0);
-        let decay = &mut local.floats[..];
+        let (at, shared) = (head * n, head * self.spec.kv_heads / self.spec.heads * n);
+        let first = self.first.get(at..at + n);
+        local.floats.resize(3 * n, 0.0);
+        let (decay, rk) = local.floats.split_at_mut(n);
+        let (r, k) = rk.split_at_mut(n);
+        let scale = 1.0 / (n as f32).sqrt();
         // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
             for row in s.first_row..s.first_row + s.rows {
                 decay.copy_from_slice(columns(step, &self.decay, row, at, n));
                 decay.iter_mut().for_each(|w| *w = (-w.exp()).exp());
+                r.copy_from_slice(columns(step, &self.r, row, at, n));
+                k.copy_from_slice(columns(step, &self.k, row, shared, n));
+                let own = match first {
+                    Some(first) => dot(r, k, |i| first[i]),
+                    None => {
+                        // The result is read behind the token: of the past what the decay leaves.
+                        k.iter_mut().zip(&*decay).for_each(|(k, w)| *k -= *k * w);
+                        let own = dot(r, k, |_| scale);
+                        r.iter_mut().zip(&*decay).for_each(|(r, w)| *r *= w * scale);
+                        own
+                    }
+                };
                 (step.level.vector.recurrent.wkv)(WkvStep {
                     state,
                     decay,
-                    first: &self.first[at..at + n],
-                    r: columns(step, &self.r, row, at, n),
-                    k: columns(step, &self.k, row, at, n),
-                    v: columns(step, &self.v, row, at, n),
+                    r,
+                    own,
+                    k,
+                    v: columns(step, &self.v, row, shared, n),
                     y: columns_mut(step, &self.out, row, at, n),
                 });
             }
@@ -357,3 +375,68 @@ unsafe impl Instruction for Wkv {
         state_work(step, self.spec.values(), 3)
     }
 }
+
+/// `Σ a b by`.
+fn dot(a: &[f32], b: &[f32], by: impl Fn(usize) -> f32) -> f32 {
+    a.iter().zip(b).enumerate().map(|(i, (a, b))| a * b * by(i)).sum()
+}
+
+/// The seventh RWKV's memory. Its state has for each head a row a feature of keys.
+pub struct Wkv7 {
+    pub r: Place,
+    pub k: Place,
+    pub v: Place,
+    pub decay: Place,
+    pub forget: Place,
+    pub rate: Place,
+    pub out: Place,
+    pub spec: Wkv7Spec,
+    pub itself: Vec<f32>,
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Wkv7 {
+    fn name(&self) -> &'static str {
+        "wkv7"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.spec.heads
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let (s, head) = segment(step, task, self.spec.heads);
+        let n = self.spec.dim;
+        let (at, all) = (head * n, self.spec.heads * n);
+        let itself = &self.itself[at..at + n];
+        local.floats.resize(3 * n, 0.0);
+        let (decay, keys) = local.floats.split_at_mut(n);
+        let (known, forget) = keys.split_at_mut(n);
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let state = begun(step, s, self.spec.state, at * n, n * n);
+            for row in s.first_row..s.first_row + s.rows {
+                let [r, k, v, rate] =
+                    [&self.r, &self.k, &self.v, &self.rate].map(|x| columns(step, x, row, at, n));
+                decay.copy_from_slice(columns(step, &self.decay, row, at, n));
+                decay.iter_mut().for_each(|w| *w = (-LEAST_DECAY / (1.0 + (-*w).exp())).exp());
+                known.copy_from_slice(columns(step, &self.forget, row, at, n));
+                let length = dot(known, known, |_| 1.0).sqrt().max(1e-12);
+                known.iter_mut().for_each(|x| *x /= length);
+                forget.iter_mut().zip(&*known).zip(rate).for_each(|((x, known), rate)| *x = known * rate);
+                let y = columns_mut(step, &self.out, row, at, n);
+                (step.level.vector.recurrent.wkv7)(Wkv7Step { state, decay, known, forget, r, k, v, y });
+                let own = dot(r, k, |i| itself[i]);
+                let of_itself = columns_mut(step, &self.out, row, all + at, n);
+                of_itself.iter_mut().zip(v).for_each(|(y, v)| *y = own * v);
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 4)
+    }
+}
+
+/// `1 / √e`: the negative logarithm of the strongest decay.
+const LEAST_DECAY: f32 = 0.606_530_66;

@@ -8,7 +8,7 @@ use crate::decoder::{self, AnyNorm, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, taps};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, Trail, taps};
 use crate::latent::{Latent, LatentForm};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
@@ -95,7 +95,7 @@ impl DeltaAttention {
 }
 
 impl Mixer for DeltaAttention {
-    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         let projected = self.qkv.map(|(projection, conv)| (g.linear("kda_qkv", &projection, h), conv));
         let [decay_down, decay_up] = &self.decay;
         let thin = g.linear("kda_decay_thin", decay_down, h);
@@ -140,9 +140,9 @@ impl Mixer for LatentAttention {
         Some(self.spec.cache_layer())
     }
 
-    fn mix(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
         let qkv = self.latent.project(g, h);
-        let a = g.attention("kqv_out", layer, qkv, self.spec);
+        let a = g.attention("kqv_out", trail.layer, qkv, self.spec);
         g.linear_of_heads("kqv_values", &self.values, a)
     }
 

@@ -7,7 +7,7 @@ use crate::decoder::{self, Block, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, taps};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail, taps};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -97,7 +97,7 @@ impl ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         let n = self.out.out;
         let all = g.linear("shortconv_in", &self.input, h);
         let [b, c, x] = [0, n, 2 * n].map(|start| g.slice(all, start, n));

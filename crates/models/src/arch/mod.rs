@@ -71,6 +71,7 @@ mod qwen3;
 mod qwen3next;
 mod refact;
 mod rwkv6;
+mod rwkv7;
 mod seed_oss;
 mod smallthinker;
 mod smollm3;
@@ -100,6 +101,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
     Entry { name: "arctic", load: arctic::load },
+    Entry { name: "arwkv7", load: rwkv7::load_hybrid },
     Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
@@ -205,6 +207,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
     Entry { name: "refact", load: refact::load },
     Entry { name: "rwkv6", load: rwkv6::load },
+    Entry { name: "rwkv6qwen2", load: rwkv6::load_qwen2 },
+    Entry { name: "rwkv7", load: rwkv7::load },
     Entry { name: "seed_oss", load: seed_oss::load },
     Entry { name: "smallthinker", load: smallthinker::load },
     Entry { name: "smollm3", load: smollm3::load },

@@ -9,7 +9,7 @@ use crate::decoder::{self, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts};
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys, Trail};
 use crate::mamba::Mamba2;
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
@@ -60,7 +60,7 @@ impl Mixture {
 }
 
 impl Mixer for Mixture {
-    fn mix(&self, _: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, _: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         h
     }
 

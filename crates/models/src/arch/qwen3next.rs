@@ -8,7 +8,7 @@ use crate::decoder::{self, AnyNorm, Block, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys, Trail};
 use crate::mamba::conv;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
@@ -154,7 +154,7 @@ impl DeltaNet {
 }
 
 impl Mixer for DeltaNet {
-    fn mix(&self, g: &mut Graph, _: usize, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
         let spec = self.delta;
         let (keys, values) = (spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim);
         let [x, z] = self.inputs.project(g, h, &spec);

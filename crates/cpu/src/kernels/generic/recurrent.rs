@@ -5,7 +5,7 @@
 
 use super::Simd;
 use super::vector::{exp_negative, silu_vector};
-use crate::kernels::{DeltaStep, ScanStep, Tap, WkvStep};
+use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
 /// Vectors of columns whose sums stay in registers.
 const WIDE: usize = 4;
@@ -218,11 +218,11 @@ pub(crate) unsafe fn wkv<S: Simd>(mut t: WkvStep<'_>) {
     // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, wkv_columns(&mut t), {
-            let mut sum = 0.0;
+            let mut sum = t.own * t.v[i];
             for (k, &key) in t.k.iter().enumerate() {
-                let (s, new) = (&mut t.state[k * n + i], key * t.v[i]);
-                sum += t.r[k] * (*s + t.first[k] * new);
-                *s = t.decay[k] * *s + new;
+                let s = &mut t.state[k * n + i];
+                sum += t.r[k] * *s;
+                *s = t.decay[k] * *s + key * t.v[i];
             }
             t.y[i] = sum;
         });
@@ -233,19 +233,70 @@ pub(crate) unsafe fn wkv<S: Simd>(mut t: WkvStep<'_>) {
 unsafe fn wkv_columns<S: Simd, const U: usize>(t: &mut WkvStep<'_>, i: usize) {
     // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
     unsafe {
-        let n = t.v.len();
+        let (n, own) = (t.v.len(), S::splat(t.own));
         let (mut v, mut sum) = ([S::splat(0.0); U], [S::splat(0.0); U]);
+        for u in 0..U {
+            v[u] = S::load(t.v.as_ptr().add(i + u * S::LANES));
+            sum[u] = S::mul(own, v[u]);
+        }
+        for (k, &key) in t.k.iter().enumerate() {
+            let (r, key, decay) = (S::splat(t.r[k]), S::splat(key), S::splat(t.decay[k]));
+            for u in 0..U {
+                let p = t.state.as_mut_ptr().add(k * n + i + u * S::LANES);
+                let s = S::load(p);
+                sum[u] = S::fma(r, s, sum[u]);
+                S::store(p, S::fma(s, decay, S::mul(key, v[u])));
+            }
+        }
+        for (u, sum) in sum.into_iter().enumerate() {
+            S::store(t.y.as_mut_ptr().add(i + u * S::LANES), sum);
+        }
+    }
+}
+
+/// See [`RecurrentKernels::wkv7`](crate::kernels::RecurrentKernels).
+#[inline(always)]
+pub(crate) unsafe fn wkv7<S: Simd>(mut t: Wkv7Step<'_>) {
+    let n = t.v.len();
+    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    unsafe {
+        columns!(S, n, i, wkv7_columns(&mut t), {
+            let found = t.known.iter().enumerate().map(|(k, known)| t.state[k * n + i] * known);
+            let (found, mut sum): (f32, f32) = (found.sum(), 0.0);
+            for (k, &key) in t.k.iter().enumerate() {
+                let s = &mut t.state[k * n + i];
+                *s = t.decay[k] * *s + (key * t.v[i] - t.forget[k] * found);
+                sum += t.r[k] * *s;
+            }
+            t.y[i] = sum;
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) {
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    unsafe {
+        let n = t.v.len();
+        let [mut v, mut found, mut sum] = [[S::splat(0.0); U]; 3];
         for (u, v) in v.iter_mut().enumerate() {
             *v = S::load(t.v.as_ptr().add(i + u * S::LANES));
         }
+        for (k, &known) in t.known.iter().enumerate() {
+            let known = S::splat(known);
+            for (u, found) in found.iter_mut().enumerate() {
+                *found = S::fma(S::load(t.state.as_ptr().add(k * n + i + u * S::LANES)), known, *found);
+            }
+        }
         for (k, &key) in t.k.iter().enumerate() {
-            let (r, key, first, decay) =
-                (S::splat(t.r[k]), S::splat(key), S::splat(t.first[k]), S::splat(t.decay[k]));
+            let (r, key, decay) = (S::splat(t.r[k]), S::splat(key), S::splat(t.decay[k]));
+            let forget = S::splat(-t.forget[k]);
             for u in 0..U {
                 let p = t.state.as_mut_ptr().add(k * n + i + u * S::LANES);
-                let (s, new) = (S::load(p), S::mul(key, v[u]));
-                sum[u] = S::fma(r, S::fma(first, new, s), sum[u]);
-                S::store(p, S::fma(s, decay, new));
+                let new = S::fma(forget, found[u], S::mul(key, v[u]));
+                let s = S::fma(S::load(p), decay, new);
+                S::store(p, s);
+                sum[u] = S::fma(r, s, sum[u]);
             }
         }
         for (u, sum) in sum.into_iter().enumerate() {

@@ -29,7 +29,7 @@ macro_rules! vector_shells {
             use super::*;
             use $crate::kernels::generic::{attention, attention::Expand, recurrent, rows, shells::shell, vector};
             use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, VectorKernels};
-            use $crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, WkvStep};
+            use $crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
                 quantize_q8,
@@ -44,7 +44,7 @@ macro_rules! vector_shells {
                 max,
                 store_kv,
                 attend,
-                recurrent: RecurrentKernels { conv, scan, delta, wkv },
+                recurrent: RecurrentKernels { conv, scan, delta, wkv, wkv7 },
             };
 
             shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
@@ -88,6 +88,7 @@ macro_rules! vector_shells {
             shell!($features, fn scan(step: ScanStep<'_>), { step.check(); }, recurrent::scan::<$S>(step));
             shell!($features, fn delta(step: DeltaStep<'_>), { step.check(); }, recurrent::delta::<$S>(step));
             shell!($features, fn wkv(step: WkvStep<'_>), { step.check(); }, recurrent::wkv::<$S>(step));
+            shell!($features, fn wkv7(step: Wkv7Step<'_>), { step.check(); }, recurrent::wkv7::<$S>(step));
 
             fn expander(ty: KvType) -> Expand {
                 match ty {

@@ -1,8 +1,8 @@
 //! Recurrent layers, as defined.
 
-use crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, WkvStep};
+use crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
-pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv };
+pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv, wkv7 };
 
 /// See [`RecurrentKernels::conv`].
 fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]) {
@@ -54,14 +54,30 @@ fn delta(step: DeltaStep<'_>) {
 /// See [`RecurrentKernels::wkv`].
 fn wkv(step: WkvStep<'_>) {
     step.check();
-    let WkvStep { state, decay, first, r, k, v, y } = step;
+    let WkvStep { state, decay, r, own, k, v, y } = step;
     let cols = v.len();
     for (i, y) in y.iter_mut().enumerate() {
+        *y = own * v[i];
+        for n in 0..k.len() {
+            let s = &mut state[n * cols + i];
+            *y += r[n] * *s;
+            *s = decay[n] * *s + k[n] * v[i];
+        }
+    }
+}
+
+/// See [`RecurrentKernels::wkv7`].
+fn wkv7(step: Wkv7Step<'_>) {
+    step.check();
+    let Wkv7Step { state, decay, known, forget, r, k, v, y } = step;
+    let cols = v.len();
+    for (i, y) in y.iter_mut().enumerate() {
+        let found: f32 = known.iter().enumerate().map(|(n, known)| state[n * cols + i] * known).sum();
         *y = 0.0;
         for n in 0..k.len() {
-            let (s, new) = (&mut state[n * cols + i], k[n] * v[i]);
-            *y += r[n] * (*s + first[n] * new);
-            *s = decay[n] * *s + new;
+            let s = &mut state[n * cols + i];
+            *s = decay[n] * *s - forget[n] * found + k[n] * v[i];
+            *y += r[n] * *s;
         }
     }
 }

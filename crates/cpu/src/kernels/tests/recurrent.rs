@@ -2,7 +2,7 @@
 
 use super::data::{Random, others};
 use super::vector::{near, portable};
-use crate::kernels::{DeltaStep, Level, ScanStep, Tap, WkvStep, levels};
+use crate::kernels::{DeltaStep, Level, ScanStep, Tap, Wkv7Step, WkvStep, levels};
 
 const COLUMNS: [usize; 9] = [1, 3, 8, 12, 16, 24, 64, 77, 128];
 const ROWS: [usize; 4] = [1, 8, 16, 128];
@@ -62,15 +62,17 @@ fn scans_agree_for_heads_and_for_columns_with_steps_of_their_own() {
     }
 }
 
+/// `x` with length one.
+fn unit(x: Vec<f32>) -> Vec<f32> {
+    let length = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    x.into_iter().map(|x| x / length).collect()
+}
+
 #[test]
 fn the_delta_rule_agrees_with_one_decay_and_with_one_a_row() {
     let mut random = Random(3);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
-        let unit = |x: Vec<f32>| -> Vec<f32> {
-            let length = x.iter().map(|x| x * x).sum::<f32>().sqrt();
-            x.into_iter().map(|x| x / length).collect()
-        };
         let [q, k] = [(); 2].map(|()| unit(random.normals(rows)));
         let v = random.normals(cols);
         let decay: Vec<f32> = random.normals(rows).into_iter().map(|x| (-x.abs()).exp()).collect();
@@ -88,12 +90,29 @@ fn wkv_agrees() {
     let mut random = Random(4);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
-        let [r, k, first] = [(); 3].map(|()| random.normals(rows));
+        let [r, k] = [(); 2].map(|()| random.normals(rows));
         let v = random.normals(cols);
         let decay: Vec<f32> = random.normals(rows).into_iter().map(|x| (-x.abs()).exp()).collect();
         agree(rows, cols, &state, |level, state, y| {
-            let step = WkvStep { state, decay: &decay, first: &first, r: &r, k: &k, v: &v, y };
+            let step = WkvStep { state, decay: &decay, r: &r, own: -0.8, k: &k, v: &v, y };
             (level.vector.recurrent.wkv)(step);
+        });
+    }
+}
+
+#[test]
+fn wkv7_agrees() {
+    let mut random = Random(5);
+    for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
+        let state = random.normals(rows * cols);
+        let [r, k, known] = [(); 3].map(|()| unit(random.normals(rows)));
+        let v = random.normals(cols);
+        let decay: Vec<f32> = random.normals(rows).into_iter().map(|x| (-x.abs()).exp()).collect();
+        let forget: Vec<f32> = known.iter().zip(&decay).map(|(known, rate)| known * rate).collect();
+        agree(rows, cols, &state, |level, state, y| {
+            let (known, forget) = (&known, &forget);
+            let step = Wkv7Step { state, decay: &decay, known, forget, r: &r, k: &k, v: &v, y };
+            (level.vector.recurrent.wkv7)(step);
         });
     }
 }
@@ -114,5 +133,25 @@ fn the_delta_rule_replaces_what_a_key_stands_for() {
         };
         (level.vector.recurrent.delta)(step);
         assert_eq!((&state[..], y), (&[7.0, -1.0, 3.0, 2.0][..], [7.0, -1.0]), "{}", level.name);
+    }
+}
+
+/// By hand: what is found under one key is forgotten by half while another learns, and reading comes last.
+#[test]
+fn wkv7_forgets_by_another_key_than_it_learns_by() {
+    for level in levels() {
+        let (mut state, mut y) = (vec![8.0, 2.0, 6.0, 4.0], [0.0; 2]);
+        let step = Wkv7Step {
+            state: &mut state,
+            decay: &[1.0, 0.5],
+            known: &[1.0, 0.0],
+            forget: &[0.5, 0.0],
+            r: &[1.0, 2.0],
+            k: &[0.0, 1.0],
+            v: &[7.0, -1.0],
+            y: &mut y,
+        };
+        (level.vector.recurrent.wkv7)(step);
+        assert_eq!((&state[..], y), (&[4.0, 1.0, 10.0, 1.0][..], [24.0, 3.0]), "{}", level.name);
     }
 }
