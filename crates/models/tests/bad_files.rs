@@ -125,6 +125,7 @@ fn what_an_architecture_alone_needs_is_named() {
         ("rwkv6qwen2", "blk.1.time_mix_decay_w1.weight"),
         ("rwkv7", "blk.1.time_mix_v0.weight"),
         ("arwkv7", "blk.0.time_mix_r_k.weight"),
+        ("plamo2", "blk.0.ssm_dt_norm"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -279,6 +280,7 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
         ("rwkv6qwen2", "rwkv6qwen2.attention.head_count_kv", 3),
         ("rwkv7", "rwkv7.attention.iclr_lora_rank", 0),
         ("rwkv7", "rwkv7.wkv.head_size", 7),
+        ("plamo2", "plamo2.ssm.time_step_rank", 5),
     ] {
         let text = refused(name, with(key, value), "");
         assert!(text.starts_with(&format!("key `{key}` is {value}: ")), "{text}");

@@ -64,6 +64,7 @@ mod phi2;
 mod phi3;
 mod phimoe;
 mod plamo;
+mod plamo2;
 mod plamo3;
 mod qwen2;
 mod qwen2moe;
@@ -192,6 +193,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "phi3", load: phi3::load },
     Entry { name: "phimoe", load: phimoe::load },
     Entry { name: "plamo", load: plamo::load },
+    Entry { name: "plamo2", load: plamo2::load },
     Entry { name: "plamo3", load: plamo3::load },
     Entry { name: "plm", load: minicpm3::load_plm },
     Entry { name: "qwen", load: exaone::load_qwen },

@@ -32,16 +32,21 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
                 ..hp.attention(b.i)
             },
-            post_attn_norm: Some(bare_norm(b, "post_attention_norm", eps)?),
-            post_ffn_norm: Some(bare_norm(b, "post_ffw_norm", eps)?),
+            post_attn_norm: Some(bare_norm(b, "post_attention_norm", hp.n_embd, eps)?),
+            post_ffn_norm: Some(bare_norm(b, "post_ffw_norm", hp.n_embd, eps)?),
             ..b.pre_norm(ffn)?
         })
     })?;
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
 }
 
-/// A norm whose tensor is named without `.weight`, as the files have it.
-fn bare_norm(b: &mut Block<'_, '_>, part: &str, eps: f32) -> Result<AnyNorm, ModelError> {
-    let w = Some(b.tensor(part, &[b.hp.n_embd])?);
-    Ok(AnyNorm::Rms(Norm { w, b: None, dim: b.hp.n_embd, eps }))
+/// A norm over `dim` columns whose tensor is named without `.weight`, as the files have it.
+pub(super) fn bare_norm(
+    b: &mut Block<'_, '_>,
+    part: &str,
+    dim: usize,
+    eps: f32,
+) -> Result<AnyNorm, ModelError> {
+    let w = Some(b.tensor(part, &[dim])?);
+    Ok(AnyNorm::Rms(Norm { w, b: None, dim, eps }))
 }
