@@ -1,0 +1,339 @@
+"""The tiny models of `tests/imports`: for each family the class that makes it in transformers and its configuration, or, where transformers has
+none, the tensors that its published folders have."""
+import dataclasses
+
+
+@dataclasses.dataclass
+class Family:
+    name: str
+    model_class: str = ""
+    config_class: str = ""
+    config: dict = dataclasses.field(default_factory=dict)
+    # A kind of `VOCABULARIES`, and what llama.cpp calls its rules.
+    vocabulary: str = "bytes"
+    pre: str = "gpt-2"
+    dtype: str = "bf16"
+    # The class in config.json, where it is not the one that makes the model.
+    architecture: str = ""
+    # What published configurations say otherwise than transformers' of today.
+    patch: dict = dataclasses.field(default_factory=dict)
+    without: tuple = ()
+    # Names and shapes, instead of a class of transformers.
+    tensors: dict = dataclasses.field(default_factory=dict)
+    # Further files of the folder, as JSON.
+    files: dict = dataclasses.field(default_factory=dict)
+    # Keys that are written otherwise on purpose.
+    unlike: tuple = ()
+
+
+def rope(theta=10000.0, **more):
+    return {"rope_type": "default", "rope_theta": theta, **more}
+
+
+def plain(**more):
+    """What most decoders are configured by."""
+    base = {
+        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_parameters": rope(),
+    }
+    return {key: value for key, value in {**base, **more}.items() if value is not None}
+
+
+def old(**more):
+    """… and those before them, with norms of means."""
+    return plain(**{"head_dim": None, "rms_norm_eps": None, "layer_norm_eps": 1e-5, **more})
+
+
+SENTENCES = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "1_Pooling/config.json": {"word_embedding_dimension": 64, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+}
+HALF = rope(partial_rotary_factor=0.5)
+NEMOTRON_H = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "ssm_state_size": 16,
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "expand": 2, "chunk_size": 16, "use_conv_bias": True, "use_bias": False,
+    "mlp_bias": False, "attention_bias": False, "mamba_proj_bias": False, "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False, "residual_in_fp32": False, "max_position_embeddings": 512,
+}
+LINEAR = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+LATENT = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "n_shared_experts": 1, "n_routed_experts": 8, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "qk_nope_head_dim": 24, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+}
+BERT = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+    "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+}
+
+
+def layers(count, parts):
+    """Tensors of layers, `{}` being the layer's number."""
+    return {name.format(layer): shape for layer in range(count) for name, shape in parts.items()}
+
+
+def rwkv6():
+    width, inner, head, mix, decay = 128, 256, 64, 32, 64
+    vectors = {f"attention.time_maa_{x}": (1, 1, width) for x in "xwkvrg"}
+    parts = {
+        **vectors, "attention.time_maa_w1": (width, 5 * mix), "attention.time_maa_w2": (5, mix, width), "attention.time_decay": (1, 1, width),
+        "attention.time_decay_w1": (width, decay), "attention.time_decay_w2": (decay, width), "attention.time_faaaa": (width // head, head),
+        **{f"attention.{x}.weight": (width, width) for x in ("receptance", "key", "value", "gate", "output")},
+        "attention.ln_x.weight": (width,), "attention.ln_x.bias": (width,), "feed_forward.time_maa_k": (1, 1, width), "feed_forward.time_maa_r": (1, 1, width),
+        "feed_forward.key.weight": (inner, width), "feed_forward.receptance.weight": (width, width), "feed_forward.value.weight": (width, inner),
+        "ln1.weight": (width,), "ln1.bias": (width,), "ln2.weight": (width,), "ln2.bias": (width,),
+    }
+    return {
+        "rwkv.embeddings.weight": (320, width), "rwkv.blocks.0.pre_ln.weight": (width,), "rwkv.blocks.0.pre_ln.bias": (width,),
+        **layers(3, {"rwkv.blocks.{}." + name: shape for name, shape in parts.items()}),
+        "rwkv.ln_out.weight": (width,), "rwkv.ln_out.bias": (width,), "head.weight": (320, width),
+    }
+
+
+def kimi():
+    width, heads, head, inner, expert, conv = 64, 4, 16, 96, 32, 4
+    norms = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+    delta = {
+        **{f"self_attn.{x}_proj.weight": (heads * head, width) for x in "qkv"}, **{f"self_attn.{x}_conv1d.weight": (heads * head, 1, conv) for x in "qkv"},
+        "self_attn.A_log": (1, 1, heads, 1), "self_attn.dt_bias": (heads * head,), "self_attn.b_proj.weight": (heads, width),
+        "self_attn.f_a_proj.weight": (head, width), "self_attn.f_b_proj.weight": (heads * head, head), "self_attn.g_a_proj.weight": (head, width),
+        "self_attn.g_b_proj.weight": (heads * head, head), "self_attn.o_norm.weight": (head,), "self_attn.o_proj.weight": (width, heads * head),
+    }
+    latent = {
+        "self_attn.q_proj.weight": (heads * 24, width), "self_attn.kv_a_proj_with_mqa.weight": (32 + 8, width), "self_attn.kv_a_layernorm.weight": (32,),
+        "self_attn.kv_b_proj.weight": (heads * (16 + 20), 32), "self_attn.o_proj.weight": (width, heads * 20),
+    }
+    dense = {f"mlp.{x}_proj.weight": (inner, width) for x in ("gate", "up")} | {"mlp.down_proj.weight": (width, inner)}
+    moe = {
+        "block_sparse_moe.gate.weight": (4, width), "block_sparse_moe.gate.e_score_correction_bias": (4,),
+        **{f"block_sparse_moe.experts.{e}.{w}.weight": (width, expert) if w == "w2" else (expert, width) for e in range(4) for w in ("w1", "w2", "w3")},
+        **{f"block_sparse_moe.shared_experts.{x}_proj.weight": (expert, width) for x in ("gate", "up")},
+        "block_sparse_moe.shared_experts.down_proj.weight": (width, expert),
+    }
+    kinds = [norms | delta | dense, norms | delta | moe, norms | latent | moe]
+    return {
+        "model.embed_tokens.weight": (320, width), "model.norm.weight": (width,), "lm_head.weight": (320, width),
+        **{f"model.layers.{i}.{name}": shape for i, kind in enumerate(kinds) for name, shape in kind.items()},
+    }
+
+
+def minicpm3():
+    width, heads, inner = 64, 4, 96
+    parts = {
+        "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,), "self_attn.q_a_proj.weight": (48, width),
+        "self_attn.q_a_layernorm.weight": (48,), "self_attn.q_b_proj.weight": (heads * 24, 48), "self_attn.kv_a_proj_with_mqa.weight": (32 + 8, width),
+        "self_attn.kv_a_layernorm.weight": (32,), "self_attn.kv_b_proj.weight": (heads * 32, 32), "self_attn.o_proj.weight": (width, heads * 16),
+        "mlp.gate_proj.weight": (inner, width), "mlp.up_proj.weight": (inner, width), "mlp.down_proj.weight": (width, inner),
+    }
+    return {
+        "model.embed_tokens.weight": (300, width), "model.norm.weight": (width,), "lm_head.weight": (300, width),
+        **layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()}),
+    }
+
+
+def nomic(moe=False):
+    width, inner = 64, 96
+    attention = {"attn.Wqkv.weight": (3 * width, width), "attn.out_proj.weight": (width, width)}
+    norms = {f"norm{i}.{x}": (width,) for i in (1, 2) for x in ("weight", "bias")}
+    biases = {"attn.Wqkv.bias": (3 * width,), "attn.out_proj.bias": (width,)} if moe else {}
+    dense = {"mlp.fc1.weight": (inner, width), "mlp.fc1.bias": (inner,), "mlp.fc2.weight": (width, inner), "mlp.fc2.bias": (width,)} if moe else {
+        "mlp.fc11.weight": (inner, width), "mlp.fc12.weight": (inner, width), "mlp.fc2.weight": (width, inner)}
+    experts = {"mlp.router.layer.weight": (4, width), "mlp.experts.mlp.w1": (4 * inner, width), "mlp.experts.mlp.w2": (4 * inner, width), "mlp.experts.bias": (width,)}
+    every = [attention | biases | norms | (experts if moe and layer % 2 else dense) for layer in range(2)]
+    return {
+        "embeddings.word_embeddings.weight": (320, width), "embeddings.token_type_embeddings.weight": (1 if moe else 2, width), "emb_ln.weight": (width,),
+        "emb_ln.bias": (width,), **{f"encoder.layers.{i}.{name}": shape for i, parts in enumerate(every) for name, shape in parts.items()},
+    }
+
+
+NOMIC = {
+    "vocab_size": 320, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 8192, "max_trained_positions": 2048,
+    "activation_function": "swiglu", "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False,
+    "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_emb_base": 1000, "layer_norm_epsilon": 1e-12,
+    "type_vocab_size": 2, "model_type": "nomic_bert",
+}
+
+
+def jina_v2():
+    width, inner = 64, 96
+    parts = {f"attention.self.{x}.{y}": (width, width) if y == "weight" else (width,) for x in ("query", "key", "value") for y in ("weight", "bias")}
+    parts |= {"attention.output.dense.weight": (width, width), "attention.output.dense.bias": (width,)}
+    parts |= {f"{x}.{y}": (width,) for x in ("attention.output.LayerNorm", "mlp.layernorm") for y in ("weight", "bias")}
+    parts |= {"mlp.gated_layers.weight": (2 * inner, width), "mlp.wo.weight": (width, inner), "mlp.wo.bias": (width,)}
+    return {
+        "embeddings.word_embeddings.weight": (320, width), "embeddings.token_type_embeddings.weight": (2, width), "embeddings.LayerNorm.weight": (width,),
+        "embeddings.LayerNorm.bias": (width,), "pooler.dense.weight": (width, width), "pooler.dense.bias": (width,),
+        **layers(2, {"encoder.layer.{}." + name: shape for name, shape in parts.items()}),
+    }
+
+
+# Files of encoders are written as Ollama writes them, which knows what stands around a text without being told.
+AROUND = tuple(f"tokenizer.ggml.{key}" for key in ("add_bos_token", "add_eos_token", "add_sep_token", "bos_token_id", "eos_token_id", "pre"))
+F = Family
+FAMILIES = [
+    # Decoders of attention and a part that feeds forward.
+    F("llama", "LlamaForCausalLM", "LlamaConfig", plain(), "pieces"),
+    F("llama-f16", "LlamaForCausalLM", "LlamaConfig", plain(rope_parameters=rope(500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+      original_max_position_embeddings=64) | {"rope_type": "llama3"}), dtype="f16"),
+    F("mixtral", "MixtralForCausalLM", "MixtralConfig", plain(num_local_experts=4, num_experts_per_tok=2), "pieces"),
+    F("mistral", "MistralForCausalLM", "MistralConfig", plain(sliding_window=None), "pieces"),
+    F("qwen2", "Qwen2ForCausalLM", "Qwen2Config", plain(head_dim=None)),
+    F("qwen2moe", "Qwen2MoeForCausalLM", "Qwen2MoeConfig", plain(head_dim=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+      shared_expert_intermediate_size=48, norm_topk_prob=False)),
+    F("qwen3", "Qwen3ForCausalLM", "Qwen3Config", plain(tie_word_embeddings=True)),
+    F("qwen3moe", "Qwen3MoeForCausalLM", "Qwen3MoeConfig", plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
+    F("gemma", "GemmaForCausalLM", "GemmaConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True), "gemma"),
+    F("gemma2", "Gemma2ForCausalLM", "Gemma2Config", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True, sliding_window=16,
+      query_pre_attn_scalar=16, attn_logit_softcapping=50.0, final_logit_softcapping=30.0), "gemma"),
+    F("gemma3", "Gemma3ForCausalLM", "Gemma3TextConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True, sliding_window=16,
+      query_pre_attn_scalar=16, rope_parameters=None), "gemma"),
+    F("phi2", "PhiForCausalLM", "PhiConfig", old(num_key_value_heads=4, rope_parameters=HALF)),
+    F("phi3", "Phi3ForCausalLM", "Phi3Config", plain(head_dim=None, pad_token_id=0, original_max_position_embeddings=512), "pieces"),
+    F("gpt-oss", "GptOssForCausalLM", "GptOssConfig", plain(num_local_experts=4, num_experts_per_tok=2, intermediate_size=64, sliding_window=16,
+      rope_parameters=rope(150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16) | {"rope_type": "yarn"})),
+    F("command-r", "CohereForCausalLM", "CohereConfig", plain(head_dim=None, rms_norm_eps=None, layer_norm_eps=1e-5, logit_scale=0.25, tie_word_embeddings=True)),
+    F("cohere2", "Cohere2ForCausalLM", "Cohere2Config", plain(rms_norm_eps=None, layer_norm_eps=1e-5, logit_scale=0.25, tie_word_embeddings=True,
+      sliding_window=16, num_hidden_layers=4), patch={"rotary_pct": 1.0}),
+    F("olmo", "OlmoForCausalLM", "OlmoConfig", plain(head_dim=None, rms_norm_eps=None, clip_qkv=None)),
+    F("olmo2", "Olmo2ForCausalLM", "Olmo2Config", plain(head_dim=None)),
+    F("olmo3", "Olmo3ForCausalLM", "Olmo3Config", plain(head_dim=None, num_hidden_layers=4, sliding_window=16)),
+    F("olmoe", "OlmoeForCausalLM", "OlmoeConfig", plain(head_dim=None, num_experts=4, num_experts_per_tok=2)),
+    F("granite", "GraniteForCausalLM", "GraniteConfig", plain(head_dim=None, embedding_multiplier=12.0, logits_scaling=4.0, residual_multiplier=0.25, attention_multiplier=0.2)),
+    F("granitemoe", "GraniteMoeForCausalLM", "GraniteMoeConfig", plain(head_dim=None, embedding_multiplier=12.0, logits_scaling=4.0, residual_multiplier=0.25,
+      attention_multiplier=0.2, num_local_experts=4, num_experts_per_tok=2)),
+    F("starcoder2", "Starcoder2ForCausalLM", "Starcoder2Config", plain(head_dim=None, rms_norm_eps=None, norm_epsilon=1e-5, sliding_window=None)),
+    F("stablelm", "StableLmForCausalLM", "StableLmConfig", old(use_qkv_bias=True, rope_parameters=HALF)),
+    F("gpt2", "GPT2LMHeadModel", "GPT2Config", {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, patch={"n_ctx": 128}),
+    F("gptneox", "GPTNeoXForCausalLM", "GPTNeoXConfig", {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "max_position_embeddings": 512, "rotary_pct": 0.5, "rope_parameters": HALF}, patch={"rotary_pct": 0.5}),
+    F("falcon", "FalconForCausalLM", "FalconConfig", {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "multi_query": True,
+      "new_decoder_architecture": False, "alibi": False, "bias": False, "parallel_attn": True}, patch={"num_kv_heads": 1}),
+    F("falcon-40b", "FalconForCausalLM", "FalconConfig", {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
+      "new_decoder_architecture": True, "alibi": False, "bias": False, "parallel_attn": True}),
+    F("bloom", "BloomForCausalLM", "BloomConfig", {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    F("mpt", "MptForCausalLM", "MptConfig", {"vocab_size": 320, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, architecture="MPTForCausalLM"),
+    F("glm4", "Glm4ForCausalLM", "Glm4Config", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm"),
+    F("glm", "GlmForCausalLM", "GlmConfig", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm"),
+    F("glm4moe", "Glm4MoeForCausalLM", "Glm4MoeConfig", plain(attention_bias=True, use_qk_norm=True, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1,
+      topk_group=1, first_k_dense_replace=1, moe_intermediate_size=32, rope_parameters=HALF), "glm", patch={"num_nextn_predict_layers": 0}),
+    F("exaone4", "Exaone4ForCausalLM", "Exaone4Config", plain(sliding_window=None, layer_types=["full_attention"] * 2)),
+    F("smollm3", "SmolLM3ForCausalLM", "SmolLM3Config", plain(num_hidden_layers=4, pad_token_id=0)),
+    F("nemotron", "NemotronForCausalLM", "NemotronConfig", plain(rms_norm_eps=None, norm_eps=1e-5, rope_parameters=HALF), "pieces"),
+    F("ministral3", "Ministral3ForCausalLM", "Ministral3Config", plain(sliding_window=None, rope_parameters=rope(1e6, factor=16.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+      mscale_all_dim=1.0, original_max_position_embeddings=32, llama_4_scaling_beta=0.1) | {"rope_type": "yarn"})),
+    F("llama4", "Llama4ForCausalLM", "Llama4TextConfig", plain(num_hidden_layers=4, intermediate_size=32, intermediate_size_mlp=96, num_local_experts=4,
+      num_experts_per_tok=1, interleave_moe_layer_step=2, pad_token_id=0)),
+    F("hunyuan-dense", "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", plain(pad_token_id=0, tie_word_embeddings=True)),
+    F("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5Config", plain(use_bias=False, tie_word_embeddings=True), "pieces"),
+    F("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", plain(head_dim=None, tie_word_embeddings=True, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
+      moe_intermediate_size=32, moe_layer_start_index=1), "pieces"),
+    F("seed_oss", "SeedOssForCausalLM", "SeedOssConfig", plain(attention_bias=True, pad_token_id=0)),
+    F("minimax-m2", "MiniMaxM2ForCausalLM", "MiniMaxM2Config", plain(num_local_experts=4, num_experts_per_tok=2, rotary_dim=8, rope_parameters=HALF), patch={"scoring_func": "sigmoid"}),
+    F("dots1", "Dots1ForCausalLM", "Dots1Config", plain(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
+      n_group=1, topk_group=1), patch={"scoring_func": "sigmoid"}),
+    F("apertus", "ApertusForCausalLM", "ApertusConfig", plain(hidden_act="xielu")),
+    F("arcee", "ArceeForCausalLM", "ArceeConfig", plain()),
+    F("afmoe", "AfmoeForCausalLM", "AfmoeConfig", plain(num_hidden_layers=4, num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, num_dense_layers=1,
+      num_shared_experts=1, n_group=1, topk_group=1, sliding_window=16)),
+    F("qwen2vl", "Qwen2VLForConditionalGeneration", "Qwen2VLConfig", {"text_config": plain(head_dim=None, rope_parameters=rope(1e6, mrope_section=[2, 3, 3]))
+      | {"model_type": "qwen2_vl_text"}, "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}}),
+    F("qwen3vl", "Qwen3VLForConditionalGeneration", "Qwen3VLConfig", {"text_config": plain(rope_parameters=rope(1e6, mrope_section=[3, 3, 2])),
+      "vision_config": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64, "deepstack_visual_indexes": [0]}}),
+    # Recurrent models, and those with layers of both kinds.
+    F("mamba", "MambaForCausalLM", "MambaConfig", {"vocab_size": 320, "hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2,
+      "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}),
+    F("falcon-mamba", "FalconMambaForCausalLM", "FalconMambaConfig", {"vocab_size": 320, "hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "conv_kernel": 4,
+      "expand": 2, "time_step_rank": 4, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}),
+    F("mamba2", "Mamba2ForCausalLM", "Mamba2Config", {"vocab_size": 320, "hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2,
+      "head_dim": 16, "num_heads": 8, "n_groups": 2, "chunk_size": 16, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}),
+    F("jamba", "JambaForCausalLM", "JambaConfig", {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 4, "attn_layer_offset": 2,
+      "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 512}, "pieces"),
+    F("falcon-h1", "FalconH1ForCausalLM", "FalconH1Config", plain(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=16, mamba_d_conv=4,
+      mamba_expand=2, mamba_chunk_size=16, mamba_conv_bias=True, mamba_proj_bias=False, mamba_norm_before_gate=False, mamba_rms_norm=True, projectors_bias=False,
+      ssm_multipliers=[1.2, 0.8, 0.9, 1.1, 0.7], ssm_in_multiplier=1.1, ssm_out_multiplier=0.9, attention_in_multiplier=1.25, attention_out_multiplier=0.8, key_multiplier=0.9,
+      lm_head_multiplier=0.7, embedding_multiplier=1.5, mlp_multipliers=[0.9, 0.8])),
+    F("granitehybrid", "GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", plain(head_dim=None, num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"],
+      embedding_multiplier=12.0, logits_scaling=4.0, residual_multiplier=0.25, attention_multiplier=0.2, num_local_experts=4, num_experts_per_tok=2, intermediate_size=32,
+      shared_intermediate_size=48, position_embedding_type="nope", mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=16, mamba_d_conv=4, mamba_expand=2,
+      mamba_chunk_size=16, tie_word_embeddings=True), patch={"layer_types": ["mamba", "attention", "mamba"]}),
+    F("granitehybrid-dense", "GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", plain(head_dim=None, num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"],
+      embedding_multiplier=12.0, logits_scaling=4.0, residual_multiplier=0.25, attention_multiplier=0.2, num_local_experts=0, num_experts_per_tok=0, intermediate_size=48,
+      shared_intermediate_size=48, position_embedding_type="nope", mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=16, mamba_d_conv=4, mamba_expand=2,
+      mamba_chunk_size=16, tie_word_embeddings=True), patch={"layer_types": ["mamba", "attention", "mamba"]}),
+    F("nemotron-h", "NemotronHForCausalLM", "NemotronHConfig", NEMOTRON_H | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+      patch={"model_type": "nemotron_h_plain", "hybrid_override_pattern": "M*-M", "num_hidden_layers": 4, "n_groups": 2, "layer_norm_epsilon": 1e-5, "d_head": 16},
+      without=("layers_block_type", "num_experts_per_tok", "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "n_group",
+               "topk_group", "norm_topk_prob", "routed_scaling_factor", "moe_latent_size", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type")),
+    F("nemotron-h-moe", "NemotronHForCausalLM", "NemotronHConfig", NEMOTRON_H | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "moe", "attention", "moe"],
+      "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1, "n_group": 1,
+      "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5}, patch={"num_nextn_predict_layers": 0, "d_head": 16}),
+    F("lfm2", "Lfm2ForCausalLM", "Lfm2Config", plain(head_dim=None, rms_norm_eps=None, num_hidden_layers=3, norm_eps=1e-5, conv_L_cache=3, conv_bias=False,
+      block_auto_adjust_ff_dim=True, block_multiple_of=16, block_ffn_dim_multiplier=1.0, tie_word_embeddings=True, layer_types=["conv", "full_attention", "conv"])),
+    F("lfm2moe", "Lfm2MoeForCausalLM", "Lfm2MoeConfig", plain(head_dim=None, num_hidden_layers=3, norm_eps=1e-5, conv_L_cache=3, conv_bias=False, tie_word_embeddings=True,
+      layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, use_expert_bias=True)),
+    F("qwen3next", "Qwen3NextForCausalLM", "Qwen3NextConfig", plain(**LINEAR, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+      decoder_sparse_step=1, rope_parameters=rope(1e7, partial_rotary_factor=0.25))),
+    F("qwen35", "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", plain(**LINEAR, rope_parameters=rope(1e7, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True))),
+    F("qwen35moe", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", plain(**LINEAR, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+      shared_expert_intermediate_size=32, rope_parameters=rope(1e7, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True))),
+    F("kimi-linear", config={"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+      "num_key_value_heads": 4, "head_dim": 16, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "rms_norm_eps": 1e-5,
+      "rope_theta": 10000.0, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+      "moe_router_activation_func": "sigmoid", "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1, "tie_word_embeddings": False, "model_max_length": 1024,
+      "model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4}},
+      architecture="KimiLinearForCausalLM", tensors=kimi()),
+    # Attention through a latent vector.
+    F("deepseek2-lite", "DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT | {"q_lora_rank": None, "topk_method": "greedy", "rope_parameters": rope()},
+      patch={"scoring_func": "softmax"}),
+    F("deepseek2", "DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT | {"q_lora_rank": 48, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+      "rope_parameters": rope(factor=40.0, mscale=0.707, mscale_all_dim=0.707, beta_fast=32, beta_slow=1, original_max_position_embeddings=16) | {"rope_type": "yarn"}},
+      patch={"scoring_func": "softmax"}),
+    F("deepseek3", "DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT | {"q_lora_rank": 48, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+      "rope_parameters": rope(factor=40.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1, original_max_position_embeddings=16) | {"rope_type": "yarn"}},
+      patch={"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+    F("glm4moelite", "Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT | {"q_lora_rank": 48, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+      "norm_topk_prob": True, "rope_parameters": rope(1e6)}, "glm", patch={"num_nextn_predict_layers": 0, "scoring_func": "sigmoid"}),
+    F("minicpm3", config={"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+      "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 10000.0, "model_type": "minicpm3",
+      "rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.0, 3.0, 4.0], "short_factor": [1.0, 1.1, 1.2, 1.3], "original_max_position_embeddings": 512}},
+      vocabulary="pieces", architecture="MiniCPM3ForCausalLM", tensors=minicpm3()),
+    # Gemma's later kinds.
+    F("gemma3n", "Gemma3nForCausalLM", "Gemma3nTextConfig", {"vocab_size": 320, "vocab_size_per_layer_input": 304, "hidden_size": 64, "hidden_size_per_layer_input": 16,
+      "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "altup_num_inputs": 4,
+      "laurel_rank": 8, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+      "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"], "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}, "gemma"),
+    F("gemma4", "Gemma4ForCausalLM", "Gemma4TextConfig", {"vocab_size": 384, "vocab_size_per_layer_input": 384, "hidden_size": 64, "hidden_size_per_layer_input": 16,
+      "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 3,
+      "sliding_window": 16, "final_logit_softcapping": 30.0, "rms_norm_eps": 1e-6, "use_double_wide_mlp": True, "max_position_embeddings": 512,
+      "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}, "gemma4"),
+    F("gemma4-moe", "Gemma4ForCausalLM", "Gemma4TextConfig", {"vocab_size": 384, "hidden_size": 64, "hidden_size_per_layer_input": 0, "intermediate_size": 96,
+      "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32,
+      "num_kv_shared_layers": 0, "sliding_window": 16, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+      "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "bos_token_id": 2,
+      "eos_token_id": 1, "pad_token_id": 0}, "gemma4"),
+    # Encoders.
+    F("bert", "BertModel", "BertConfig", BERT, "words", "jina-v2-en", "f16", files=SENTENCES, unlike=AROUND),
+    F("gemma-embedding", "Gemma3TextModel", "Gemma3TextConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, sliding_window=16, query_pre_attn_scalar=16,
+      use_bidirectional_attention=True, rope_parameters=None, num_hidden_layers=6), "gemma", files=SENTENCES, patch={"sliding_window": 16}),
+    F("nomic-bert", config=NOMIC, vocabulary="words", pre="jina-v2-en", dtype="f16", architecture="NomicBertModel", tensors=nomic(), files=SENTENCES, unlike=AROUND),
+    F("jina-bert-v2", config=BERT | {"position_embedding_type": "alibi", "max_position_embeddings": 512, "feed_forward_type": "geglu", "model_type": "bert"}, vocabulary="words",
+      pre="jina-v2-en", dtype="f16", architecture="JinaBertModel", tensors=jina_v2(), files=SENTENCES, unlike=AROUND),
+    F("modern-bert", "ModernBertModel", "ModernBertConfig", {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+      "max_position_embeddings": 256, "local_attention": 16, "global_attn_every_n_layers": 3, "norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+      "cls_token_id": 1, "sep_token_id": 2}, dtype="f16", files=SENTENCES, patch={"layer_norm_eps": 1e-5}),
+    F("eurobert", "EuroBertModel", "EuroBertConfig", plain(pad_token_id=0, mask_token_id=3, classifier_pooling="mean"), files=SENTENCES),
+    F("t5encoder", "T5EncoderModel", "T5Config", {"vocab_size": 320, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 32,
+      "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}, "unigram", dtype="f16"),
+    # A vocabulary of its own form.
+    F("rwkv6", config={"vocab_size": 320, "hidden_size": 128, "attention_hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_size": 64,
+      "layer_norm_epsilon": 1e-5, "rescale_every": 2, "tie_word_embeddings": False, "model_type": "rwkv6"}, vocabulary="bytewise", architecture="Rwkv6ForCausalLM", tensors=rwkv6()),
+]
