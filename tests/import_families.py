@@ -157,7 +157,9 @@ NOMIC = {
     "vocab_size": 320, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 8192, "max_trained_positions": 2048,
     "activation_function": "swiglu", "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False,
     "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_emb_base": 1000, "layer_norm_epsilon": 1e-12,
-    "type_vocab_size": 2, "model_type": "nomic_bert",
+    "type_vocab_size": 2,
+    # Of a name that transformers does not know, whose own class would read none of these keys.
+    "model_type": "nomic_bert_published",
 }
 
 
