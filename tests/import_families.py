@@ -197,7 +197,7 @@ FAMILIES = [
     F("gemma3", "Gemma3ForCausalLM", "Gemma3TextConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True, sliding_window=16,
       query_pre_attn_scalar=16, rope_parameters=None), "gemma"),
     F("phi2", "PhiForCausalLM", "PhiConfig", old(num_key_value_heads=4, rope_parameters=HALF)),
-    F("phi3", "Phi3ForCausalLM", "Phi3Config", plain(head_dim=None, pad_token_id=0, original_max_position_embeddings=512), "pieces"),
+    F("phi3", "Phi3ForCausalLM", "Phi3Config", plain(head_dim=None, pad_token_id=0, bos_token_id=1, eos_token_id=2, original_max_position_embeddings=512), "pieces"),
     F("gpt-oss", "GptOssForCausalLM", "GptOssConfig", plain(num_local_experts=4, num_experts_per_tok=2, intermediate_size=64, sliding_window=16,
       rope_parameters=rope(150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16) | {"rope_type": "yarn"})),
     F("command-r", "CohereForCausalLM", "CohereConfig", plain(head_dim=None, rms_norm_eps=None, layer_norm_eps=1e-5, logit_scale=0.25, tie_word_embeddings=True)),
@@ -305,7 +305,7 @@ FAMILIES = [
       "norm_topk_prob": True, "rope_parameters": rope(1e6)}, "glm", patch={"num_nextn_predict_layers": 0, "scoring_func": "sigmoid"}),
     F("minicpm3", config={"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
       "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-      "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 10000.0, "model_type": "minicpm3",
+      "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "rope_theta": 10000.0, "model_type": "minicpm3", "bos_token_id": 1, "eos_token_id": 2,
       "rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.0, 3.0, 4.0], "short_factor": [1.0, 1.1, 1.2, 1.3], "original_max_position_embeddings": 512}},
       vocabulary="pieces", architecture="MiniCPM3ForCausalLM", tensors=minicpm3()),
     # Gemma's later kinds.
@@ -337,5 +337,7 @@ FAMILIES = [
       "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}, "unigram", dtype="f16"),
     # A vocabulary of its own form.
     F("rwkv6", config={"vocab_size": 320, "hidden_size": 128, "attention_hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_size": 64,
-      "layer_norm_epsilon": 1e-5, "rescale_every": 2, "tie_word_embeddings": False, "model_type": "rwkv6"}, vocabulary="bytewise", architecture="Rwkv6ForCausalLM", tensors=rwkv6()),
+      "layer_norm_epsilon": 1e-5, "rescale_every": 2, "tie_word_embeddings": False, "model_type": "rwkv6"}, vocabulary="bytewise", architecture="Rwkv6ForCausalLM",
+      # The converter adds a template, and the place in the vocabulary of full size of the token that ends an answer.
+      tensors=rwkv6(), unlike=("tokenizer.chat_template", "tokenizer.ggml.eot_token_id")),
 ]

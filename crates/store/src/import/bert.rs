@@ -82,7 +82,7 @@ pub(super) fn convert(
     writer.set("tokenizer.ggml.token_type_count", shape.types as u32);
     match vocabulary {
         Words::Unigram(vocabulary) => vocabulary.write("bert", &mut writer),
-        Words::Pieces(vocabulary) => write_vocabulary(&mut writer, vocabulary),
+        Words::Pieces(vocabulary) => vocabulary.write(&mut writer),
     }
     plan::write(writer, &outputs, out, report)
 }
@@ -163,19 +163,6 @@ fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
             file: format!("{path}/config.json"),
             found: "of several kinds at once".into(),
         }),
-    }
-}
-
-fn write_vocabulary(writer: &mut Writer, vocabulary: WordPiece) {
-    writer
-        .set("tokenizer.ggml.model", "bert")
-        .set("tokenizer.ggml.pre", "default")
-        .set("tokenizer.ggml.tokens", Value::strings(&vocabulary.tokens))
-        .set("tokenizer.ggml.token_type", &vocabulary.types[..])
-        .set("tokenizer.ggml.normalizer.lowercase", vocabulary.lowercase)
-        .set("tokenizer.ggml.normalizer.strip_accents", vocabulary.strip_accents);
-    for (key, id) in vocabulary.special {
-        writer.set(&format!("tokenizer.ggml.{key}_token_id"), id);
     }
 }
 

@@ -13,9 +13,8 @@ use super::pieces::{self, Cutter};
 use super::plan::{self, Output};
 use super::rules::{Rule, Sizes};
 use super::safetensors::Dtype;
-use super::vocabulary::Vocabulary;
 use super::weights::{Tensor, Weights};
-use super::{Folder, ImportError, Report, bert};
+use super::{Folder, ImportError, Report, bert, words};
 use crate::error::StoreError;
 
 /// Numbers in `general.file_type`.
@@ -24,8 +23,8 @@ const FILE_TYPES: [(TensorType, u32); 2] = [(TensorType::F16, 1), (TensorType::B
 const FILE_TYPE_MXFP4: u32 = 38;
 /// The output, whose name nothing stands in front of.
 const HEAD: &str = "output.weight";
-/// The table of tokens, and the norm behind all layers.
-const AROUND: [&str; 2] = ["token_embd.weight", "output_norm.weight"];
+/// The table of tokens, and the norm behind all layers of a family that has one.
+const AROUND: [&str; 3] = ["token_embd.weight", "output_norm.weight", "enc.output_norm.weight"];
 
 /// Writes the file of a folder.
 pub(super) fn convert(
@@ -44,7 +43,7 @@ pub(super) fn convert(
         return Err(ImportError::TensorMissing { name }.into());
     }
     let rows = table_rows(family, &weights)?;
-    let vocabulary = Vocabulary::read(folder, config, family.bare_start, rows)?.of(family);
+    let vocabulary = words::read(folder, config, family, rows)?;
     // Sixteen bits of the kind that the folder has; what has fewer keeps its range in BF16.
     let is_brain = |tensor: &Tensor<'_>| tensor.is_matrix() && tensor.entry.dtype == Dtype::BF16;
     let brain = weights.has_scales || weights.iter().any(|(_, tensor)| is_brain(tensor));
@@ -72,7 +71,7 @@ pub(super) fn convert(
         writer.set(&format!("{}.pooling_type", family.architecture), pooling);
         writer.set(&format!("{}.normalize_embeddings", family.architecture), normalize);
     }
-    vocabulary.write(family.architecture, &mut writer);
+    vocabulary.write(family, config, &mut writer)?;
     extras.append(&mut outputs);
     plan::write(writer, &extras, out, report)
 }
@@ -127,6 +126,9 @@ pub(super) fn rule_for<'n>(family: &Family, name: &'n str) -> Option<(&'static R
 fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Output<'a>>, StoreError> {
     let Cutter { family, sizes, .. } = *cutter;
     let mut outputs = Vec::new();
+    if let Some(odd) = family.odd {
+        odd(cutter, weights, &mut outputs)?;
+    }
     for layer in 0..sizes.layers {
         pieces::collect(cutter, weights, layer, &mut outputs)?;
     }
@@ -155,14 +157,14 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     let names: BTreeSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
     let is_meant = |name: &&&str| {
         let mut rules = family.whole.iter().copied().flatten();
-        rules.any(|rule| name.strip_suffix(".weight") == Some(rule.here))
+        rules.any(|rule| name.strip_suffix(".weight") == Some(rule.here) || **name == rule.here)
     };
     if let Some(name) = AROUND.iter().filter(is_meant).find(|name| !names.contains(**name)) {
         return missing((*name).to_owned());
     }
     let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for name in names {
-        let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let part = name.strip_prefix(family.blocks).and_then(|rest| rest.split_once('.'));
         if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
             layers.entry(layer).or_default().insert(part);
         }
@@ -188,7 +190,7 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
         };
         if !is_known {
             let lost = of(0).symmetric_difference(parts).next().copied().unwrap_or_default();
-            return missing(format!("blk.{layer}.{lost}"));
+            return missing(format!("{}{layer}.{lost}", family.blocks));
         }
     }
     Ok(())

@@ -86,18 +86,31 @@ impl Shape {
         Ok(shape)
     }
 
+    /// The usual shape of a network whose layers are counted in another way.
+    pub(super) fn of_layers(config: &Json, layers: u32) -> Result<Self, StoreError> {
+        let (heads, width) = (config.one_of(&HEADS)?, config.one_of(&WIDTH)?);
+        let context = config.first_count(&CONTEXT)?.unwrap_or(1 << 20);
+        let usual = Usual { heads, kv_heads: heads, head: width / heads, context, inner: 0 };
+        Self::with_layers(config, &usual, layers)
+    }
+
     /// What is not said is what is usual.
     pub(super) fn with(config: &Json, usual: &Usual) -> Result<Self, StoreError> {
+        Self::with_layers(config, usual, config.one_of(&LAYERS)?)
+    }
+
+    /// The same of so many layers.
+    fn with_layers(config: &Json, usual: &Usual, layers: u32) -> Result<Self, StoreError> {
         let sizes = Sizes {
-            layers: config.one_of(&LAYERS)?,
+            layers,
             heads: config.first_count(&HEADS)?.unwrap_or(usual.heads),
             kv_heads: config.first_count(&KV_HEADS)?.unwrap_or(usual.kv_heads),
             head: config.opt_count("head_dim")?.unwrap_or(usual.head),
             experts: config.first_number(&EXPERTS)?.unwrap_or(0),
+            groups: 0,
         };
         let context = config.first_count(&CONTEXT)?.unwrap_or(usual.context);
-        let inner = config.first_count(&INNER)?.unwrap_or(usual.inner);
-        Ok(Self { sizes, width: config.one_of(&WIDTH)?, context, inner })
+        Ok(Self { sizes, width: config.one_of(&WIDTH)?, context, inner: usual.inner })
     }
 }
 
@@ -153,21 +166,62 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn sizes(&mut self) {
-        let Shape { width, context, inner, .. } = *self.shape;
+        self.sizes_without_inner();
+        self.set("feed_forward_length", self.shape.inner);
+    }
+
+    /// The sizes of a network whose layers' insides are told in another way.
+    pub(super) fn sizes_without_inner(&mut self) {
+        let Shape { width, context, .. } = *self.shape;
         let Sizes { layers, heads, kv_heads, .. } = self.shape.sizes;
         self.set("vocab_size", self.rows);
         self.set("block_count", layers);
         self.set("context_length", context);
         self.set("embedding_length", width);
-        self.set("feed_forward_length", inner);
         self.set("attention.head_count", heads);
         self.set("attention.head_count_kv", kv_heads);
+    }
+
+    /// The sizes of an encoder, all heads of which have keys of their own.
+    pub(super) fn encoder_sizes(&mut self) {
+        let Shape { width, context, inner, .. } = *self.shape;
+        self.set("block_count", self.shape.sizes.layers);
+        self.set("context_length", context);
+        self.set("embedding_length", width);
+        self.set("feed_forward_length", inner);
+        self.set("attention.head_count", self.shape.sizes.heads);
+    }
+
+    /// How many tokens there are.
+    pub(super) fn set_rows(&mut self) {
+        self.set("vocab_size", self.rows);
     }
 
     pub(super) fn head_sizes(&mut self) {
         let head = self.head();
         self.set("attention.key_length", head);
         self.set("attention.value_length", head);
+    }
+
+    /// Whether tokens stand around a text, whatever the tokenizer says.
+    pub(super) fn around(&mut self, is_so: bool) {
+        self.writer.set("tokenizer.ggml.add_bos_token", is_so);
+        if is_so {
+            self.writer.set("tokenizer.ggml.add_eos_token", true).set("tokenizer.ggml.add_sep_token", true);
+        }
+    }
+
+    /// A list with something for each layer.
+    pub(super) fn list<T>(&mut self, key: &str, values: Vec<T>) -> Result<(), StoreError>
+    where
+        Value: From<Vec<T>>,
+    {
+        if values.len() != self.shape.sizes.layers as usize {
+            let key = key.rsplit('.').next().unwrap_or(key);
+            return Err(self.config.wrong(key, "a list with a number for each layer").into());
+        }
+        self.set(key, values);
+        Ok(())
     }
 
     /// How many experts there are, how many are asked and how they are chosen, where there are some.

@@ -146,6 +146,7 @@ fn sizes(base: &Metadata, architecture: &str) -> Sizes {
         kv_heads: number("attention.head_count_kv").unwrap_or(heads),
         head: number("attention.key_length").unwrap_or(width / heads.max(1)),
         experts: 0,
+        groups: 0,
     }
 }
 

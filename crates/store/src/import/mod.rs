@@ -1,6 +1,7 @@
 //! Models in the form of Hugging Face: a folder of safetensors and JSON files becomes one GGUF file.
 
 mod bert;
+mod bytewise;
 mod config;
 mod decoder;
 mod families;
@@ -19,6 +20,7 @@ mod unigram;
 mod vocabulary;
 mod weights;
 mod wordpiece;
+mod words;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

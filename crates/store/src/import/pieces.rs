@@ -12,8 +12,26 @@ use super::safetensors::Dtype;
 use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
-/// Weights that stay exact beside norms and vectors: routers and tables of positions.
-const EXACT: [&str; 3] = ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
+/// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states.
+const EXACT: [&str; 17] = [
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "ssm_conv1d.weight",
+    "ssm_conv1d_q.weight",
+    "ssm_conv1d_k.weight",
+    "ssm_conv1d_v.weight",
+    "shortconv.conv.weight",
+    "altup_correct_coef.weight",
+    "altup_predict_coef.weight",
+    "time_mix_first.weight",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+];
 
 /// What tensors are made with.
 pub(super) struct Cutter<'a> {
@@ -93,7 +111,8 @@ impl Cutter<'_> {
         let matrices: u64 = lying.around.iter().product();
         let content = match &parts[..] {
             [(take, order)] if lying.is_turned => {
-                Content::Transposed { tensor: tensor.clone(), take: *take, order: *order, change }
+                let (tensor, each) = (tensor.clone(), lying.columns.unwrap_or(1));
+                Content::Transposed { tensor, each, take: *take, order: *order, change }
             }
             // A vector in its own order is read as one row.
             [(_, Order::SAME)] if lying.columns.is_none() => {
@@ -106,19 +125,37 @@ impl Cutter<'_> {
                 Content::Rows { parts: parts.into_iter().map(part).collect(), columns, change }
             }
         };
-        Ok(Output { name: full(layer, name), ty: self.type_of(name, &shape), shape, content })
+        Ok(Output { name: self.full(layer, name), ty: self.type_of(name, &shape), shape, content })
+    }
+
+    /// The name in the file.
+    pub(super) fn full(&self, layer: Option<u32>, name: &str) -> String {
+        layer.map_or_else(|| name.to_owned(), |layer| format!("{}{layer}.{name}", self.family.blocks))
+    }
+
+    /// Rows of a tensor, those of one part behind those of the other.
+    pub(super) fn gathered<'a>(
+        &self,
+        layer: u32,
+        name: &str,
+        tensor: &Tensor<'a>,
+        parts: &[(u64, Order)],
+    ) -> Result<Output<'a>, StoreError> {
+        let rows = parts.iter().map(|(rows, _)| rows).sum();
+        let shape: Vec<u64> = tensor.entry.shape.iter().copied().filter(|&n| n != 1).collect();
+        let shape: Vec<u64> = [rows].into_iter().chain(shape.into_iter().skip(1)).collect();
+        let columns = shape.iter().skip(1).product();
+        let part = |&(rows, order)| Part { tensor: tensor.clone(), rows, order };
+        let change = (self.family.change)(self.config, name)?;
+        let content = Content::Rows { parts: parts.iter().map(part).collect(), columns, change };
+        Ok(Output { name: self.full(Some(layer), name), ty: self.type_of(name, &shape), shape, content })
     }
 
     /// Vectors, norms and routers stay exact.
-    fn type_of(&self, name: &str, shape: &[u64]) -> TensorType {
+    pub(super) fn type_of(&self, name: &str, shape: &[u64]) -> TensorType {
         let exact = shape.len() < 2 || !name.ends_with(".weight") || name.ends_with("_norm.weight");
         if exact || EXACT.contains(&name) { TensorType::F32 } else { self.matrices }
     }
-}
-
-/// The name in the file.
-fn full(layer: Option<u32>, name: &str) -> String {
-    layer.map_or_else(|| name.to_owned(), |layer| format!("blk.{layer}.{name}"))
 }
 
 /// How a tensor's values lie, and as what they are read.
@@ -134,11 +171,28 @@ struct Lying {
 
 impl Lying {
     fn of(rule: &Rule, name: &str, tensor: &Tensor<'_>, sizes: &Sizes) -> Result<Self, StoreError> {
-        let shape = &tensor.entry.shape[..];
+        let shape = match rule.form {
+            Form::Squeezed | Form::Lifted => tensor.entry.shape.iter().copied().filter(|&n| n != 1).collect(),
+            _ => tensor.entry.shape.clone(),
+        };
+        let shape = &shape[..];
         let is_vector = shape.len() < 2 || name.ends_with(".bias");
         let is_turned = !is_vector && matches!(rule.form, Form::Turned | Form::StackedTurned);
         let is_stacked = matches!(rule.form, Form::Stacked | Form::StackedTurned);
+        let groups = u64::from(sizes.groups.max(1));
         let lying = match *shape {
+            [rows] if rule.form == Form::Column => Self { around: vec![], rows, columns: Some(1), is_turned },
+            [all] if rule.form == Form::Grouped => {
+                let columns = all / groups;
+                let lying = Self { around: vec![], rows: groups, columns: Some(columns), is_turned };
+                if columns * groups != all {
+                    return Err(lying.wrong(tensor).into());
+                }
+                lying
+            }
+            [rows, columns] if rule.form == Form::Lifted => {
+                Self { around: vec![1, rows], rows: 1, columns: Some(columns), is_turned }
+            }
             [] => Self { around: vec![], rows: 1, columns: None, is_turned },
             [ref around @ .., rows] if is_vector => {
                 Self { around: around.to_vec(), rows, columns: None, is_turned }
@@ -196,7 +250,7 @@ pub(super) fn collect<'a>(
         let names = rule.names(".weight");
         let step = names.len() as u64;
         for (name, first) in names.iter().zip(0..) {
-            outputs.push(packed(full(Some(layer), name), &blocks, &scales, step, first)?);
+            outputs.push(packed(cutter.full(Some(layer), name), &blocks, &scales, step, first)?);
         }
     }
     Ok(())
@@ -236,7 +290,7 @@ fn numbered<'a>(
         let parts = tensors.into_iter().map(|tensor| Part { tensor, rows, order: Order::SAME }).collect();
         let content = Content::Rows { parts, columns, change: Change::None };
         let ty = cutter.type_of(&name, &shape);
-        outputs.push(Output { name: full(Some(layer), &name), ty, shape, content });
+        outputs.push(Output { name: cutter.full(Some(layer), &name), ty, shape, content });
     }
     Ok(())
 }

@@ -30,10 +30,14 @@ pub(super) struct Output<'a> {
 
 /// Where its values come from.
 pub(super) enum Content<'a> {
-    /// Rows of so many values of tensors, one behind the other, with a change of each value.
+    /// Rows of so many values of tensors, one behind the other, with a change of each value. What the tensors have too few
+    /// of is zero.
     Rows { parts: Vec<Part<'a>>, columns: u64, change: Change },
-    /// Matrices with rows and columns exchanged, so many columns of each in some order.
-    Transposed { tensor: Tensor<'a>, take: u64, order: Order, change: Change },
+    /// Matrices with rows and columns exchanged, so many columns of each in some order. In the source one begins so many
+    /// rows behind the other.
+    Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, change: Change },
+    /// A matrix whose columns are in some order.
+    Columns { tensor: Tensor<'a>, order: Order },
     /// Blocks of 32 four-bit numbers, and their exponents.
     Mxfp4 { blocks: Tensor<'a>, scales: Tensor<'a>, order: Order },
     /// Numbers that the configuration gives.
@@ -54,14 +58,40 @@ pub(super) enum Change {
     None,
     Add(f32),
     Times(f32),
+    /// A rate of decay is stored as the logarithm of its size.
+    Rate,
+    /// Bands of rows have numbers of their own.
+    Bands(Bands),
+}
+
+/// Numbers that bands of rows are multiplied by, and where the bands but the last one end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Bands {
+    pub(super) ends: [u64; 4],
+    pub(super) times: [f32; 5],
+}
+
+impl Bands {
+    fn of(&self, row: u64) -> f32 {
+        self.times[self.ends.iter().filter(|&&end| end <= row).count()]
+    }
 }
 
 impl Change {
-    fn apply(self, values: &mut [f32]) {
+    /// Changes the values of rows from one on.
+    fn apply(self, values: &mut [f32], from: u64, columns: u64) {
         match self {
             Change::None => {}
             Change::Add(number) => values.iter_mut().for_each(|x| *x += number),
             Change::Times(number) => values.iter_mut().for_each(|x| *x *= number),
+            Change::Rate => values.iter_mut().for_each(|x| *x = -x.exp()),
+            Change::Bands(bands) => {
+                let rows = values.chunks_mut(usize::try_from(columns.max(1)).unwrap_or(usize::MAX));
+                for (row, values) in (from..).zip(rows) {
+                    let number = bands.of(row);
+                    values.iter_mut().for_each(|x| *x *= number);
+                }
+            }
         }
     }
 }
@@ -221,8 +251,8 @@ impl<'a> Output<'a> {
             TensorType::F32 => Dtype::F32,
             _ => return Ok(None),
         };
-        let [Part { tensor, order: Order::SAME, .. }] = &parts[..] else { return Ok(None) };
-        if !tensor.is_plain(dtype) {
+        let [Part { tensor, order: Order::SAME, rows }] = &parts[..] else { return Ok(None) };
+        if !tensor.is_plain(dtype) || to > *rows {
             return Ok(None);
         }
         let mut bytes = vec![0; ((to - from) * columns * dtype.size()) as usize];
@@ -233,10 +263,15 @@ impl<'a> Output<'a> {
     fn values(&self, from: u64, to: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
         match &self.content {
             Content::Given(values) => Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec()),
-            Content::Transposed { tensor, take, order, change } => {
-                let mut values = transposed(tensor, *take, *order, from..to, columns)?;
-                change.apply(&mut values);
+            Content::Transposed { tensor, each, take, order, change } => {
+                let mut values = transposed(tensor, [*each, *take], *order, from..to, columns)?;
+                change.apply(&mut values, from, columns);
                 Ok(values)
+            }
+            Content::Columns { tensor, order } => {
+                let values = tensor.rows(from, to - from, columns)?;
+                let rows = values.chunks_exact(columns.max(1) as usize);
+                Ok(rows.flat_map(|row| (0..columns).map(|at| row[order.source(at) as usize])).collect())
             }
             Content::Mxfp4 { .. } => Ok(Vec::new()),
             Content::Rows { parts, change, .. } => {
@@ -247,7 +282,8 @@ impl<'a> Output<'a> {
                     part.read(rows.start - start..rows.end - start, columns, &mut values)?;
                     start += part.rows;
                 }
-                change.apply(&mut values);
+                values.resize(((to - from) * columns) as usize, 0.0);
+                change.apply(&mut values, from, columns);
                 Ok(values)
             }
         }
@@ -263,9 +299,15 @@ impl Part<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        // What the rows lie within is read at once: orders keep rows near their places.
         let sources: Vec<u64> = rows.map(|row| self.order.source(row)).collect();
+        // What the rows lie within is read at once where they are near each other, else what lies side by side.
         let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
+        if high - low >= 4 * sources.len() as u64 {
+            for run in sources.chunk_by(|a, b| a + 1 == *b) {
+                out.extend(self.tensor.rows(run[0], run.len() as u64, columns)?);
+            }
+            return Ok(());
+        }
         let all = self.tensor.rows(low, high + 1 - low, columns)?;
         for at in sources {
             let start = ((at - low) * columns) as usize;
@@ -278,7 +320,7 @@ impl Part<'_> {
 /// Rows of exchanged matrices, `take` of each: of every row of the source the columns that they lie within are read.
 fn transposed(
     tensor: &Tensor<'_>,
-    take: u64,
+    [each, take]: [u64; 2],
     order: Order,
     rows: Range<u64>,
     columns: u64,
@@ -293,7 +335,7 @@ fn transposed(
         let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
         let here = &mut out[((start - rows.start) * columns) as usize..];
         for k in 0..width {
-            let values = tensor.span(matrix * columns + k as u64, low, high + 1 - low)?;
+            let values = tensor.span(matrix * each + k as u64, low, high + 1 - low)?;
             for (row, at) in here.chunks_mut(width).zip(&sources) {
                 row[k] = values[(at - low) as usize];
             }
@@ -407,5 +449,16 @@ mod tests {
         let crossed = Order::of(Step::Crossed { groups: 2, each: 3, head: 1 });
         assert_eq!(of(crossed, 8), [0, 2, 4, 1, 3, 5, 6, 8]);
         assert_eq!(of(Order::SAME.after(Step::From { first: 3 }), 2), [3, 4]);
+    }
+
+    #[test]
+    fn bands_have_numbers_of_their_own() {
+        let bands = Bands { ends: [1, 2, 2, 4], times: [1.0, 10.0, 0.0, 100.0, 1000.0] };
+        let mut values = [1.0; 8];
+        Change::Bands(bands).apply(&mut values, 1, 2);
+        assert_eq!(values, [10.0, 10.0, 100.0, 100.0, 100.0, 100.0, 1000.0, 1000.0]);
+        let mut values = [0.0, 1.0];
+        Change::Rate.apply(&mut values, 0, 1);
+        assert_eq!(values, [-1.0, -std::f32::consts::E]);
     }
 }

@@ -121,8 +121,14 @@ impl Keys<'_> {
         // No type: the factors' tensors say it.
         self.set("rope.scaling.original_context_length", original);
         self.set("rope.scaling.attn_factor", magnitude as f32);
+        let turning = self.turning(1.0)?;
+        self.factors(rope, turning)
+    }
+
+    /// The factors alone, for pairs of so many values.
+    pub(super) fn factors(&mut self, rope: &Json, turning: u32) -> Result<(), StoreError> {
         let (long, short) = (rope.floats("long_factor")?, rope.floats("short_factor")?);
-        let want = self.turning(1.0)? as usize / 2;
+        let want = turning as usize / 2;
         for (key, list) in [("long_factor", &long), ("short_factor", &short)] {
             if list.len() != want {
                 return Err(rope
@@ -164,7 +170,8 @@ pub(super) fn llama3(
     Ok(factors)
 }
 
-fn given(name: &str, values: Vec<f32>) -> Output<'static> {
+/// A tensor of numbers that follow from the configuration.
+pub(super) fn given(name: &str, values: Vec<f32>) -> Output<'static> {
     let shape = vec![values.len() as u64];
     Output { name: name.to_owned(), ty: TensorType::F32, shape, content: Content::Given(values) }
 }

@@ -46,6 +46,14 @@ pub(super) enum Form {
     Stacked,
     /// The same, inputs before outputs.
     StackedTurned,
+    /// Without dimensions of one.
+    Squeezed,
+    /// Without dimensions of one, between two of one.
+    Lifted,
+    /// A vector as a column.
+    Column,
+    /// A vector as a row for each group.
+    Grouped,
 }
 
 /// Sizes that tensors are checked against and cut by.
@@ -56,6 +64,8 @@ pub(super) struct Sizes {
     pub(super) kv_heads: u32,
     /// Values of a head.
     pub(super) head: u32,
+    /// Groups of states.
+    pub(super) groups: u32,
     pub(super) experts: u32,
 }
 

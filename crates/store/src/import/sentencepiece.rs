@@ -1,10 +1,13 @@
-//! `tokenizer.model`: a message in protocol buffers' encoding, of which three fields matter.
+//! `tokenizer.model`: a message in protocol buffers' encoding, of which few fields matter.
 //!
 //! ```text
 //! 1  piece, repeated: { 1 text, 2 score (f32), 3 kind (1 where it is not there) }
-//! 3  normalizer:      { 3 whether a space comes first (true where it is not there) }
+//! 2  trainer:         { 3 how it cuts (1, by the sum of scores, where it is not there) }
+//! 3  normalizer:      { 2 replacements, 3 whether a space comes first, 4 whether blanks side by side are one (both true where
+//!                       they are not there) }
 //! ```
 
+use super::unigram::Unigram;
 use super::vocabulary::{NORMAL, Token};
 use super::{Folder, ImportError};
 use crate::error::StoreError;
@@ -13,9 +16,22 @@ use crate::files::read_limited;
 /// More than any vocabulary has.
 const LIMIT_BYTES: u64 = 256 << 20;
 
-/// The tokens of an embedding of so many rows, and whether a space comes before a text.
-pub(super) fn read(folder: &Folder<'_>, rows: usize) -> Result<(Vec<Option<Token>>, bool), StoreError> {
-    let file = "tokenizer.model".to_owned();
+/// What else such a file says.
+#[derive(Debug, PartialEq)]
+pub(super) struct Found {
+    /// What becomes of a text before it is cut.
+    pub(super) normalizer: Unigram,
+    /// Whether a text is cut by the sum of scores.
+    pub(super) is_unigram: bool,
+}
+
+/// The tokens of an embedding of so many rows, and what else the file says.
+pub(super) fn read(
+    folder: &Folder<'_>,
+    file: &str,
+    rows: usize,
+) -> Result<(Vec<Option<Token>>, Found), StoreError> {
+    let file = file.to_owned();
     let path = folder.path(&file).ok_or_else(|| ImportError::FileMissing(file.clone()))?;
     let bytes = read_limited(path, LIMIT_BYTES)?;
     parse(&bytes, rows).ok_or_else(|| {
@@ -24,9 +40,10 @@ pub(super) fn read(folder: &Folder<'_>, rows: usize) -> Result<(Vec<Option<Token
     })
 }
 
-fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, bool)> {
+fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, Found)> {
     let mut tokens = vec![None; rows];
-    let (mut count, mut has_prefix) = (0, true);
+    let normalizer = Unigram { has_prefix: true, merges_spaces: true, charsmap: None };
+    let (mut count, mut found) = (0, Found { normalizer, is_unigram: true });
     let mut fields = Fields(bytes);
     while let Some((number, field)) = fields.next()? {
         match (number, field) {
@@ -37,18 +54,31 @@ fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, bool)> {
                 }
                 count += 1;
             }
+            (2, Field::Bytes(trainer)) => {
+                let mut fields = Fields(trainer);
+                while let Some((number, field)) = fields.next()? {
+                    if let (3, Field::Number(kind)) = (number, field) {
+                        found.is_unigram = kind == 1;
+                    }
+                }
+            }
             (3, Field::Bytes(normalizer)) => {
                 let mut fields = Fields(normalizer);
                 while let Some((number, field)) = fields.next()? {
-                    if let (3, Field::Number(flag)) = (number, field) {
-                        has_prefix = flag != 0;
+                    match (number, field) {
+                        (2, Field::Bytes(map)) if !map.is_empty() => {
+                            found.normalizer.charsmap = Some(map.to_vec());
+                        }
+                        (3, Field::Number(flag)) => found.normalizer.has_prefix = flag != 0,
+                        (4, Field::Number(flag)) => found.normalizer.merges_spaces = flag != 0,
+                        _ => {}
                     }
                 }
             }
             _ => {}
         }
     }
-    (count > 0).then_some((tokens, has_prefix))
+    (count > 0).then_some((tokens, found))
 }
 
 fn token(piece: &[u8]) -> Option<Token> {
@@ -141,11 +171,14 @@ mod tests {
     #[test]
     fn pieces_have_texts_scores_and_kinds() {
         let file = [piece("<unk>", 0.0, Some(2)), piece("▁a", -1.5, None), field(3, &[3 << 3, 0])].concat();
-        let (tokens, has_prefix) = parse(&file, 3).unwrap();
+        let (tokens, found) = parse(&file, 3).unwrap();
         let token = |text: &str, kind, score| Some(Token { text: text.into(), kind, score });
         assert_eq!(tokens, [token("<unk>", 2, 0.0), token("▁a", 1, -1.5), None]);
-        assert!(!has_prefix);
-        assert!(parse(&file[..file.len() - 4], 3).is_some_and(|(_, has_prefix)| has_prefix));
+        assert!(!found.normalizer.has_prefix && found.normalizer.merges_spaces && found.is_unigram);
+        assert!(parse(&file[..file.len() - 4], 3).is_some_and(|(_, found)| found.normalizer.has_prefix));
+        let merges = [piece("a", 0.0, None), field(2, &[3 << 3, 2]), field(3, &[4 << 3, 0])].concat();
+        let (_, found) = parse(&merges, 1).unwrap();
+        assert!(!found.is_unigram && !found.normalizer.merges_spaces && found.normalizer.has_prefix);
         assert_eq!(parse(&file, 1).map(|(tokens, _)| tokens.len()), Some(1));
     }
 

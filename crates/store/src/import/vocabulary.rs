@@ -6,7 +6,7 @@ use puna_gguf::{Value, Writer};
 use serde_json::Value as JsonValue;
 
 use super::config::Json;
-use super::families::Family;
+use super::families::{Family, Words};
 use super::special::Special;
 use super::unigram::{self, Unigram};
 use super::{Folder, ImportError, plamo, pretokenizer, sentencepiece};
@@ -24,6 +24,17 @@ const LIMIT: u64 = 1 << 24;
 /// The score of tokens that were added to a vocabulary with scores, and of those that stand for nothing.
 const ADDED_SCORE: f32 = -1000.0;
 const UNUSED_SCORE: f32 = -10000.0;
+
+/// Tokens of Gemma 4 around thoughts and calls, which whoever reads an answer must see.
+const GEMMA4_SHOWN: [&str; 7] = [
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+];
 
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +61,8 @@ enum Form {
     Unigram(Unigram),
     /// PLaMo's, where scores of the pieces of a text have the greatest sum, too.
     Plamo,
+    /// Pairs of neighbours are joined in the order of a list, from characters on.
+    Characters { merges: Vec<String> },
 }
 
 impl Vocabulary {
@@ -60,24 +73,51 @@ impl Vocabulary {
         bare_start: bool,
         rows: u64,
     ) -> Result<Self, StoreError> {
+        Self::read_as(folder, config, Words::Usual, bare_start, rows)
+    }
+
+    /// The same, of a family with such a kind of vocabulary.
+    pub(super) fn read_as(
+        folder: &Folder<'_>,
+        config: &Json,
+        words: Words,
+        bare_start: bool,
+        rows: u64,
+    ) -> Result<Self, StoreError> {
         let json = folder.json("tokenizer.json")?;
         let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
         let bad = |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
         let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
-        let (mut tokens, form) = if folder.has("tokenizer.model") {
-            let (tokens, has_prefix) = sentencepiece::read(folder, rows)?;
-            (tokens, Form::Scores { has_prefix })
-        } else if json.is_none() && folder.has(plamo::FILE) {
+        let pieces = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
+        let by_pieces = match words {
+            Words::Usual => pieces.filter(|file| *file == "tokenizer.model"),
+            Words::Encoder => pieces.filter(|_| json.is_none()),
+            _ => None,
+        };
+        let (mut tokens, form) = if let Some(file) = by_pieces {
+            let (tokens, found) = sentencepiece::read(folder, file, rows)?;
+            let is_unigram = words == Words::Encoder && found.is_unigram;
+            let form = match is_unigram {
+                true => Form::Unigram(found.normalizer),
+                false => Form::Scores { has_prefix: found.normalizer.has_prefix },
+            };
+            (tokens, form)
+        } else if words == Words::Usual && json.is_none() && folder.has(plamo::FILE) {
             (plamo::read(folder, rows)?, Form::Plamo)
         } else {
             let json = json.as_ref();
             let json =
                 json.ok_or_else(|| ImportError::FileMissing("tokenizer.json or tokenizer.model".into()))?;
-            from_json(json, rows).map_err(bad)?
+            from_json(json, words, rows).map_err(bad)?
         };
-        let has_scores = matches!(form, Form::Scores { .. });
+        let has_scores = matches!(form, Form::Scores { .. } | Form::Characters { .. });
         for (id, text, special) in added(folder, json.as_ref(), &settings)? {
             add(&mut tokens, id, text, special, has_scores);
+        }
+        if words == Words::Gemma4 {
+            for token in tokens.iter_mut().flatten().filter(|token| GEMMA4_SHOWN.contains(&&*token.text)) {
+                token.kind = USER_DEFINED;
+            }
         }
         let filled: Vec<Token> = tokens
             .into_iter()
@@ -144,8 +184,18 @@ impl Vocabulary {
                     writer.set("tokenizer.ggml.precompiled_charsmap", &charsmap[..]);
                 }
             }
+            Form::Characters { merges } => {
+                let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
+                writer.set("tokenizer.ggml.model", "gemma4").set("tokenizer.ggml.tokens", tokens);
+                writer.set("tokenizer.ggml.scores", scores).set("tokenizer.ggml.token_type", kinds);
+                writer.set("tokenizer.ggml.merges", Value::strings(merges));
+                writer.set("tokenizer.ggml.add_space_prefix", false);
+            }
         }
         self.special.write(writer);
+        if matches!(self.form, Form::Characters { .. }) {
+            writer.set("tokenizer.ggml.add_bos_token", true);
+        }
         // Granite's and SmolLM's vocabulary begins with nothing, whatever its files say.
         if architecture == "llama" && self.tokens.len() == 49152 {
             writer.set("tokenizer.ggml.add_bos_token", false);
@@ -210,7 +260,7 @@ fn added(
 }
 
 /// Tokens by their ids, and what else a vocabulary of merges says.
-fn from_json(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Form), String> {
+fn from_json(json: &JsonValue, words: Words, rows: usize) -> Result<(Vec<Option<Token>>, Form), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
     // Old files do not say it.
     let kind = model.get("type").and_then(JsonValue::as_str).unwrap_or("BPE");
@@ -234,6 +284,14 @@ fn from_json(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Form)
     }
     let merges = merges(model.get("merges"))?;
     let falls_back = model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true);
+    if words == Words::Gemma4 {
+        for token in tokens.iter_mut().flatten() {
+            token.kind = if is_byte(&token.text) { BYTE } else { NORMAL };
+            token.score = ADDED_SCORE;
+        }
+        let merges = merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right)));
+        return Ok((tokens, Form::Characters { merges: merges.collect() }));
+    }
     if falls_back {
         score(&mut tokens, &merges, model.get("unk_token").and_then(JsonValue::as_str));
         let has_prefix = pretokenizer::has_prefix(json);
@@ -264,6 +322,11 @@ fn merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
+/// Whether a token stands for a byte.
+fn is_byte(text: &str) -> bool {
+    text.len() == 6 && text.starts_with("<0x") && text.ends_with('>')
+}
+
 /// Scores that make the best neighbours those which the list of merges joins first.
 fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Option<&str>) {
     let mut rank: HashMap<String, usize> = HashMap::with_capacity(merges.len());
@@ -271,7 +334,7 @@ fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Opt
         rank.entry(format!("{left}{right}")).or_insert(at + 1);
     }
     for token in tokens.iter_mut().flatten() {
-        let is_byte = token.text.len() == 6 && token.text.starts_with("<0x") && token.text.ends_with('>');
+        let is_byte = is_byte(&token.text);
         token.kind = match () {
             () if Some(token.text.as_str()) == unknown => UNKNOWN,
             () if is_byte => BYTE,
@@ -292,7 +355,7 @@ mod tests {
         let json = json!({"model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
             "vocab": {"<unk>": 0, "<0x0A>": 1, "a": 2, "b": 3, "ab": 4, "▁ab": 5, "▁": 6},
             "merges": ["a b", ["▁", "ab"]]}});
-        let (tokens, form) = from_json(&json, 8).unwrap();
+        let (tokens, form) = from_json(&json, Words::Usual, 8).unwrap();
         let tokens: Vec<_> = tokens.into_iter().map(|t| t.map(|t| (t.kind, t.score))).collect();
         assert_eq!(tokens[0], Some((UNKNOWN, -1e6)));
         assert_eq!(tokens[1], Some((BYTE, 0.0)));
@@ -322,7 +385,7 @@ mod tests {
             (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "no pair"),
             (json!({}), "`model` is missing"),
         ] {
-            let error = from_json(&json, 3).map(|_| ()).unwrap_err();
+            let error = from_json(&json, Words::Usual, 3).map(|_| ()).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
     }

@@ -95,6 +95,17 @@ impl<'a> Weights<'a> {
         self.tensors.get(name)
     }
 
+    /// Gives tensors other names.
+    pub(super) fn rename(&mut self, name: impl Fn(&str) -> String) {
+        let tensors = std::mem::take(&mut self.tensors);
+        self.tensors = tensors.into_iter().map(|(old, tensor)| (name(&old), tensor)).collect();
+    }
+
+    /// Leaves out tensors by their names.
+    pub(super) fn leave(&mut self, is_left: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| !is_left(name));
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
         self.tensors.keys()
     }

@@ -1,6 +1,7 @@
 //! The vocabulary of BERT: pieces as the GGUF form has them, where `▁` marks the start of a word instead of `##` its
 //! inside.
 
+use puna_gguf::{Value as Field, Writer};
 use serde_json::Value;
 
 use super::{Folder, ImportError};
@@ -73,6 +74,20 @@ impl WordPiece {
             types.push(kind);
         }
         Ok(Self { tokens, types, lowercase, strip_accents, special })
+    }
+
+    /// Writes the keys.
+    pub(super) fn write(&self, writer: &mut Writer) {
+        writer
+            .set("tokenizer.ggml.model", "bert")
+            .set("tokenizer.ggml.pre", "default")
+            .set("tokenizer.ggml.tokens", Field::strings(&self.tokens))
+            .set("tokenizer.ggml.token_type", &self.types[..])
+            .set("tokenizer.ggml.normalizer.lowercase", self.lowercase)
+            .set("tokenizer.ggml.normalizer.strip_accents", self.strip_accents);
+        for (key, id) in &self.special {
+            writer.set(&format!("tokenizer.ggml.{key}_token_id"), *id);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::{Family, PLAIN, from_one};
 use crate::error::StoreError;
 
 /// Norms before and behind both parts.
-const NORMS: [Rule; 1] = [one("pre_feedforward_layernorm", "ffn_norm")];
+pub(super) const NORMS: [Rule; 1] = [one("pre_feedforward_layernorm", "ffn_norm")];
 
 const BASE: Family = Family {
     layer: &[&ATTENTION, &GATED, &NORMS, &BEHIND],

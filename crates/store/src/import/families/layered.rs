@@ -106,6 +106,7 @@ fn openelm_shape(config: &Json) -> Result<Shape, StoreError> {
         kv_heads: most("num_kv_heads")?,
         head: config.count("head_dim")?,
         experts: 0,
+        groups: 0,
     };
     let (width, context) = (config.count("model_dim")?, config.count("max_context_length")?);
     Ok(Shape { sizes, width, context, inner: 0 })

@@ -3,24 +3,36 @@
 
 mod behind;
 mod cohere;
+mod delta;
+mod encoders;
 mod gated;
 mod gemma;
+mod gemma_late;
 mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod latent;
 mod layered;
+mod lfm2;
 mod llama;
 mod mixture;
 mod names;
+mod nemotron_h;
 mod phi;
 mod qwen;
+mod rwkv;
+mod state;
+
+use std::collections::BTreeSet;
 
 use super::config::Json;
 use super::keys::{Keys, Shape};
-use super::plan::Change;
+use super::pieces::Cutter;
+use super::plan::{Change, Output};
 use super::rules::Rule;
+use super::weights::Weights;
 use crate::error::StoreError;
 
 /// What sets a family apart from the others.
@@ -53,6 +65,14 @@ pub(super) struct Family {
     pub(super) pre: fn(&'static str) -> &'static str,
     /// Tokens that end an answer and of which its files do not say so: the key, the text.
     pub(super) ends: &'static [(&'static str, &'static str)],
+    /// What the vocabulary is.
+    pub(super) words: Words,
+    /// What stands in front of the number of a layer here.
+    pub(super) blocks: &'static str,
+    /// Whether an adapter's matrices can go where those of the model go.
+    pub(super) takes_adapters: bool,
+    /// Takes tensors that rules do not tell.
+    pub(super) odd: Option<Odd>,
     /// What is added to values, or what they are multiplied by, by the name here.
     pub(super) change: fn(&Json, &str) -> Result<Change, StoreError>,
     /// What the configuration says about the network.
@@ -72,6 +92,30 @@ pub(super) enum Alike {
     Nothing,
 }
 
+impl Family {
+    /// Whether it tells texts apart by a table of their own.
+    pub(super) fn has_token_types(&self) -> bool {
+        self.whole.iter().copied().flatten().any(|rule| rule.here == "token_types")
+    }
+}
+
+/// The kind of a family's vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Words {
+    /// What its files say.
+    Usual,
+    /// Merges of characters, with bytes to fall back on: Gemma 4's own form.
+    Gemma4,
+    /// WordPiece, or Unigram if that is what the file has.
+    Encoder,
+    /// RWKV's list of bytes.
+    Bytes,
+}
+
+/// Takes tensors that rules do not tell.
+pub(super) type Odd =
+    for<'a> fn(&Cutter<'_>, &mut Weights<'a>, &mut Vec<Output<'a>>) -> Result<(), StoreError>;
+
 /// A family like most of them.
 const PLAIN: Family = Family {
     architecture: "",
@@ -88,6 +132,10 @@ const PLAIN: Family = Family {
     bare_start: false,
     pre: |name| name,
     ends: &[],
+    words: Words::Usual,
+    blocks: "blk.",
+    takes_adapters: true,
+    odd: None,
     change: |_, _| Ok(Change::None),
     shape: Shape::usual,
     keys: |keys| keys.usual(),
@@ -181,6 +229,35 @@ pub(super) const FAMILIES: &[&Family] = &[
     &layered::DECI,
     &layered::OPENELM,
     &layered::PLAMO,
+    &state::MAMBA,
+    &state::MAMBA2,
+    &state::JAMBA,
+    &state::FALCON_H1,
+    &granite::GRANITE_HYBRID,
+    &granite::GRANITE_HYBRID_DENSE,
+    &granite::GRANITE_4,
+    &granite::GRANITE_4_MOE,
+    &nemotron_h::NEMOTRON_H,
+    &nemotron_h::NEMOTRON_H_MOE,
+    &lfm2::LFM2,
+    &lfm2::LFM2MOE,
+    &delta::QWEN3NEXT,
+    &delta::QWEN35,
+    &delta::QWEN35MOE,
+    &latent::DEEPSEEK2,
+    &latent::GLM4_MOE_LITE,
+    &latent::MINICPM3,
+    &latent::KIMI_LINEAR,
+    &rwkv::RWKV6,
+    &gemma_late::GEMMA3N,
+    &gemma_late::GEMMA4,
+    &encoders::GEMMA_EMBEDDING,
+    &encoders::NOMIC_BERT,
+    &encoders::NOMIC_BERT_MOE,
+    &encoders::JINA_BERT_V2,
+    &encoders::MODERN_BERT,
+    &encoders::EUROBERT,
+    &encoders::T5_ENCODER,
 ];
 
 /// The family of a class, with such a configuration.
@@ -189,14 +266,20 @@ pub(super) fn of_class(class: &str, config: &Json) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(is)
 }
 
-/// The family of a GGUF architecture.
-pub(super) fn of_architecture(architecture: &str) -> Option<&'static Family> {
-    FAMILIES.iter().copied().find(|family| family.architecture == architecture)
+/// Families whose adapters can be imported.
+fn with_adapters() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().copied().filter(|family| family.takes_adapters)
 }
 
-/// The architectures, for messages.
+/// The family of a GGUF architecture whose adapters can be imported.
+pub(super) fn of_architecture(architecture: &str) -> Option<&'static Family> {
+    with_adapters().find(|family| family.architecture == architecture)
+}
+
+/// The architectures whose adapters can be imported, for messages.
 pub(super) fn architectures() -> String {
-    FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", ")
+    let names: BTreeSet<&str> = with_adapters().map(|family| family.architecture).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// The classes that can be imported.
@@ -212,8 +295,6 @@ fn from_one(_: &Json, name: &str) -> Result<Change, StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@ use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, OLD_NORMS, OLD_WHOLE};
 use super::{Alike, Family, PLAIN};
 
 /// The expert that all tokens meet.
-const SHARED: [Rule; 4] = [
+pub(super) const SHARED: [Rule; 4] = [
     one("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     one("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     one("mlp.shared_expert.down_proj", "ffn_down_shexp"),

@@ -9,7 +9,7 @@ use super::there::tensors;
 use super::{Kit, compare, folder_of};
 
 /// A file of the zoo and the folder that it is made back into.
-struct Case {
+pub(super) struct Case {
     name: &'static str,
     class: &'static str,
     /// What the configuration calls which key.
@@ -20,24 +20,24 @@ struct Case {
     but: &'static [&'static str],
 }
 
-fn case(name: &'static str, class: &'static str) -> Case {
+pub(super) fn case(name: &'static str, class: &'static str) -> Case {
     Case { name, class, keys: Vec::new(), fixed: json!({}), but: &[] }
 }
 
 impl Case {
-    fn keys(self, keys: &[(&'static str, &'static str)]) -> Self {
+    pub(super) fn keys(self, keys: &[(&'static str, &'static str)]) -> Self {
         Self { keys: keys.to_vec(), ..self }
     }
 
-    fn fixed(self, fixed: Value) -> Self {
+    pub(super) fn fixed(self, fixed: Value) -> Self {
         Self { fixed, ..self }
     }
 
-    fn but(self, but: &'static [&'static str]) -> Self {
+    pub(super) fn but(self, but: &'static [&'static str]) -> Self {
         Self { but, ..self }
     }
 
-    fn check(self) {
+    pub(super) fn check(self) {
         let (kit, want) = (Kit::new(), zoo(self.name));
         let mut config = config_there(&want, self.class, None);
         for (there, here) in &self.keys {
@@ -69,18 +69,18 @@ fn number(gguf: &Gguf, key: &str) -> Value {
 }
 
 /// Experts as most configurations describe them.
-const ROUTED: &[(&str, &str)] = &[
+pub(super) const ROUTED: &[(&str, &str)] = &[
     ("n_routed_experts", "expert_count"),
     ("n_shared_experts", "expert_shared_count"),
     ("first_k_dense_replace", "leading_dense_block_count"),
 ];
 
 /// How their answers are weighted.
-const WEIGHTED: &[(&str, &str)] =
+pub(super) const WEIGHTED: &[(&str, &str)] =
     &[("routed_scaling_factor", "expert_weights_scale"), ("norm_topk_prob", "expert_weights_norm")];
 
 /// Experts in groups.
-const GROUPED: &[(&str, &str)] =
+pub(super) const GROUPED: &[(&str, &str)] =
     &[("n_group", "expert_group_count"), ("topk_group", "expert_group_used_count")];
 
 #[test]

@@ -5,9 +5,11 @@
 mod config;
 mod families;
 mod kit;
+mod latent;
 mod model;
 mod old;
 mod plain;
+mod states;
 mod there;
 mod vocabulary;
 
@@ -57,10 +59,14 @@ const ALIKE: &[(&str, &str)] = &[
     ("bailingmoe2", "bailingmoe"),
     ("llama4", "gpt-4o"),
     ("minimax-m2", "gpt-4o"),
+    ("modern-bert", "gpt-2"),
+    ("pixtral", "llama-bpe"),
+    ("falcon-h1", "llama-bpe"),
+    ("lfm2", "llama-bpe"),
 ];
 
-/// Files whose norms are not quite the same again after one was taken from them.
-const ROUNDED: [&str; 4] = ["gemma", "muse", "step", "plamo3"];
+/// Files whose weights are computed from those of folders, and may be rounded otherwise.
+const ROUNDED: [&str; 7] = ["gemma", "muse", "step", "plamo3", "nemotron", "qwen3next", "qwen35"];
 
 /// Keys that only llama.cpp's converter writes, or writes about another file,
 /// or that it writes into every file of Gemma, whatever stands at that place.
@@ -93,9 +99,14 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         let near = near || key == "tokenizer.ggml.pre" && is_alike;
         assert!(near || found == Some(value), "{name}: {key} is {found:?} for {value:?}");
     }
+    // Dimensions of one behind all others mean nothing.
+    let shape = |shape: &[u64]| {
+        let end = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
+        shape[..end].to_vec()
+    };
     let whole = made.tensors().iter().filter(|tensor| want.tensor(&tensor.name).is_some());
-    let mut names: Vec<_> = whole.map(|tensor| (tensor.name.to_string(), tensor.shape.clone())).collect();
-    let mut all: Vec<_> = want.tensors().iter().map(|t| (t.name.to_string(), t.shape.clone())).collect();
+    let mut names: Vec<_> = whole.map(|tensor| (tensor.name.to_string(), shape(&tensor.shape))).collect();
+    let mut all: Vec<_> = want.tensors().iter().map(|t| (t.name.to_string(), shape(&t.shape))).collect();
     all.retain(|(name, _)| !in_pieces(&made, name));
     names.sort();
     all.sort();
@@ -111,6 +122,7 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         }
         if source.ty == tensor.ty
             && !(source.ty == TensorType::F32 && ROUNDED.iter().any(|start| name.starts_with(start)))
+            && !tensor.name.ends_with("ssm_a")
             && !tensor.name.starts_with("rope")
         {
             assert!(made.data(tensor) == want.data(source), "{name}: {}", tensor.name);

@@ -272,6 +272,10 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
                 ],
             )
         }
+        "mamba" | "mamba2" | "jamba" | "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe"
+        | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => super::states::tensors(model),
+        "deepseek2" | "minicpm3" | "kimi-linear" | "gemma4" | "gemma-embedding" | "modern-bert"
+        | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" => super::latent::tensors(model),
         _ => super::old::tensors(model),
     }
 }

@@ -12,6 +12,35 @@ fn steps_of(steps: Vec<Value>) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
+/// Names of pre-tokenizers that leave words alone which are tokens.
+const WHOLE_WORDS: [&str; 4] = ["llama-bpe", "pixtral", "falcon-h1", "lfm2"];
+
+/// BERT's pieces, of which those within words begin with signs there.
+fn put_pieces(tokens: &[String], kinds: &[i32], folder: &mut Folder) {
+    let there = |(text, kind): (&String, &i32)| match text.strip_prefix('▁') {
+        Some(start) => start.to_owned(),
+        None if *kind == 3 => text.clone(),
+        None => format!("##{text}"),
+    };
+    let lines: Vec<String> = tokens.iter().zip(kinds).map(there).collect();
+    folder.put("vocab.txt", lines.join("\n"));
+}
+
+/// Merges of characters with bytes to fall back on.
+fn put_characters(gguf: &Gguf, tokens: &[String], kinds: &[i32], folder: &mut Folder) {
+    let merges = gguf.metadata().strings("tokenizer.ggml.merges").unwrap().unwrap();
+    let merges: Vec<_> = merges.map(|merge| String::from_utf8(merge.to_vec()).unwrap()).collect();
+    let vocab: Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, text)| (text.clone(), id.into())).collect();
+    let added: Vec<Value> = (tokens.iter().zip(kinds).enumerate())
+        .filter(|(_, (_, kind))| matches!(kind, 3 | 4))
+        .map(|(id, (text, _))| json!({"id": id, "content": text, "special": true}))
+        .collect();
+    let model =
+        json!({"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": true, "unk_token": "<unk>"});
+    folder.put("tokenizer.json", json!({"added_tokens": added, "model": model}).to_string());
+}
+
 /// The expressions behind names of pre-tokenizers.
 pub(super) fn steps(pre: &str) -> Value {
     let words = |digits: &str| {
@@ -39,7 +68,11 @@ pub(super) fn steps(pre: &str) -> Value {
         // Its original is not known: what it is called is not compared.
         "afmoe" => steps("qwen2"),
         "smaug-bpe" | "glm4" | "chatglm-bpe" => steps("llama-bpe"),
-        "stablelm2" | "hunyuan" => steps("qwen2"),
+        "stablelm2" | "hunyuan" | "kimi-k2" => steps("qwen2"),
+        "pixtral" | "falcon-h1" | "lfm2" => steps("llama-bpe"),
+        "modern-bert" => steps("gpt-2"),
+        "deepseek-v3" => steps("hunyuan-dense"),
+        "qwen35" => split(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+".to_owned()),
         "llama4" | "minimax-m2" => steps("gpt-4o"),
         "refact" | "command-r" | "starcoder" => json!({"type": "Sequence", "pretokenizers": [
             {"type": "Digits", "individual_digits": true}, steps("gpt-2")]}),
@@ -62,6 +95,11 @@ pub(super) fn put_vocabulary(gguf: &Gguf, folder: &mut Folder) {
     let settings = json!({"add_bos_token": flag("bos"), "add_eos_token": flag("eos"),
         "chat_template": meta.opt_str("tokenizer.chat_template").unwrap()});
     folder.put("tokenizer_config.json", settings.to_string());
+    match meta.str("tokenizer.ggml.model").unwrap() {
+        "bert" => return put_pieces(&tokens, &kinds, folder),
+        "gemma4" => return put_characters(gguf, &tokens, &kinds, folder),
+        _ => {}
+    }
     if let Some(scores) = meta.f32s("tokenizer.ggml.scores").unwrap() {
         let mut file = Vec::new();
         let mut field = |number: u8, bytes: &[u8]| {
@@ -90,7 +128,8 @@ pub(super) fn put_vocabulary(gguf: &Gguf, folder: &mut Folder) {
         }
     }
     let pre = meta.str("tokenizer.ggml.pre").unwrap();
-    let model = json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": pre == "llama-bpe"});
+    let model =
+        json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": WHOLE_WORDS.contains(&pre)});
     let json = json!({"added_tokens": added, "pre_tokenizer": steps(pre), "model": model});
     folder.put("tokenizer.json", json.to_string());
 }

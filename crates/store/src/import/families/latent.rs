@@ -1,0 +1,187 @@
+//! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash, MiniCPM 3, and Kimi Linear, whose other layers have a
+//! delta rule.
+
+use super::super::ImportError;
+use super::super::keys::Keys;
+use super::super::pieces::Cutter;
+use super::super::plan::{Change, Content, Order, Output, Step};
+use super::super::rules::{Form, Rule, one};
+use super::super::weights::Weights;
+use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED};
+use super::state::rates;
+use super::{Alike, Family, PLAIN, glm};
+use crate::error::StoreError;
+
+const LATENT: [Rule; 6] = [
+    one("self_attn.q_a_proj", "attn_q_a"),
+    one("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    one("self_attn.q_b_proj", "attn_q_b"),
+    one("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    one("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    one("self_attn.kv_b_proj", "attn_kv_b"),
+];
+
+pub(super) const DEEPSEEK2: Family = Family {
+    architecture: "deepseek2",
+    classes: &[
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "YoutuForCausalLM",
+    ],
+    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &EXPERTS, &SHARED],
+    alike: Alike::Kinds,
+    odd: Some(split),
+    keys: deepseek2,
+    ..PLAIN
+};
+
+/// GLM 4.7 Flash, with the tokenizer of its family.
+pub(super) const GLM4_MOE_LITE: Family =
+    Family { classes: &["Glm4MoeLiteForCausalLM"], pre: glm::GLM4.pre, ends: glm::GLM4.ends, ..DEEPSEEK2 };
+
+/// What the latent vector becomes is here one matrix for keys, the inputs of which come behind its outputs, and one for
+/// values.
+fn split<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let heads = u64::from(cutter.sizes.kv_heads);
+    let nope = u64::from(cutter.config.count("qk_nope_head_dim")?);
+    let value = u64::from(cutter.config.count("v_head_dim")?);
+    let each = nope + value;
+    for layer in 0..cutter.sizes.layers {
+        let name = format!("layers.{layer}.self_attn.kv_b_proj.weight");
+        let Some(tensor) = weights.take(&name) else { continue };
+        let rank = match tensor.entry.shape[..] {
+            [rows, rank] if rows == heads * each => rank,
+            _ => {
+                let (found, want) = (tensor.entry.shape.clone(), vec![heads * each]);
+                return Err(ImportError::TensorShape { name: tensor.entry.name.clone(), found, want }.into());
+            }
+        };
+        let (name, shape) = (cutter.full(Some(layer), "attn_k_b.weight"), vec![heads, rank, nope]);
+        let (order, change) = (Order::SAME, Change::None);
+        let content = Content::Transposed { tensor: tensor.clone(), each, take: rank, order, change };
+        outputs.push(Output { name, ty: cutter.matrices, shape, content });
+        let (name, shape) = (cutter.full(Some(layer), "attn_v_b.weight"), vec![heads, value, rank]);
+        let order = Order::of(Step::Window { each, from: nope, take: value });
+        outputs.push(Output::rows(name, cutter.matrices, shape, tensor, order));
+    }
+    Ok(())
+}
+
+/// Sizes of what is computed through the latent vector, as one head of keys.
+fn latent(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    let config = keys.config;
+    let rank = config.opt_count("kv_lora_rank")?.unwrap_or(512);
+    let turning = config.count("qk_rope_head_dim")?;
+    keys.count_if("attention.q_lora_rank", &["q_lora_rank"])?;
+    keys.set("attention.kv_lora_rank", rank);
+    keys.set("attention.key_length", rank.saturating_add(turning));
+    keys.set("attention.key_length_mla", config.count("qk_nope_head_dim")?.saturating_add(turning));
+    keys.count("attention.value_length_mla", &["v_head_dim"])?;
+    keys.set("rope.dimension_count", turning);
+    Ok(())
+}
+
+fn deepseek2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    let config = keys.config;
+    keys.sizes();
+    keys.set("attention.head_count_kv", 1u32);
+    keys.rope()?;
+    keys.set("attention.layer_norm_rms_epsilon", config.float("rms_norm_eps", 1e-6)?);
+    keys.experts()?;
+    latent(keys)?;
+    let rank = config.opt_count("kv_lora_rank")?.unwrap_or(512);
+    keys.set("attention.value_length", rank);
+    let has_experts = keys.shape.sizes.experts > 0;
+    let dense = config.opt_number("first_k_dense_replace")?;
+    let usual = if has_experts { 0 } else { keys.shape.sizes.layers };
+    keys.set("leading_dense_block_count", dense.unwrap_or(usual));
+    keys.count("expert_feed_forward_length", &["moe_intermediate_size", "intermediate_size"])?;
+    keys.set("expert_shared_count", config.opt_number("n_shared_experts")?.unwrap_or(0));
+    keys.float_if("expert_weights_scale", &["routed_scaling_factor"])?;
+    if config.flag("norm_topk_prob") == Some(true) {
+        keys.set("expert_weights_norm", true);
+    }
+    if let Some(scale) = config.rope().opt_float("mscale_all_dim")? {
+        keys.set("rope.scaling.yarn_log_multiplier", 0.1 * scale);
+    }
+    Ok(())
+}
+
+pub(super) const MINICPM3: Family = Family {
+    architecture: "minicpm3",
+    classes: &["MiniCPM3ForCausalLM"],
+    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE],
+    keys: |keys| {
+        let config = keys.config;
+        keys.sizes();
+        keys.norms()?;
+        keys.count_if("attention.q_lora_rank", &["q_lora_rank"])?;
+        keys.count("attention.kv_lora_rank", &["kv_lora_rank"])?;
+        let turning = config.count("qk_rope_head_dim")?;
+        keys.set("attention.key_length", config.count("qk_nope_head_dim")?.saturating_add(turning));
+        keys.set("rope.dimension_count", turning);
+        let rope = config.rope();
+        match ["long_factor", "short_factor"].map(|key| rope.value(key).is_some()) {
+            [false, false] => Ok(()),
+            _ => keys.factors(&rope, turning),
+        }
+    },
+    ..PLAIN
+};
+
+const KIMI: [Rule; 15] = [
+    one("self_attn.A_log", "ssm_a."),
+    one("self_attn.dt_bias", "ssm_dt.bias"),
+    one("self_attn.b_proj", "ssm_beta"),
+    one("self_attn.f_a_proj", "ssm_f_a"),
+    one("self_attn.f_b_proj", "ssm_f_b"),
+    one("self_attn.g_a_proj", "ssm_g_a"),
+    one("self_attn.g_b_proj", "ssm_g_b"),
+    one("self_attn.o_norm", "ssm_norm"),
+    one("self_attn.q_conv1d", "ssm_conv1d_q").form(Form::Lifted),
+    one("self_attn.k_conv1d", "ssm_conv1d_k").form(Form::Lifted),
+    one("self_attn.v_conv1d", "ssm_conv1d_v").form(Form::Lifted),
+    one("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    one("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
+    one("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
+    one("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
+];
+
+pub(super) const KIMI_LINEAR: Family = Family {
+    architecture: "kimi-linear",
+    classes: &["KimiLinearForCausalLM", "KimiLinearModel"],
+    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &KIMI, &MIXTRAL, &SHARED],
+    alike: Alike::Nothing,
+    change: rates,
+    odd: Some(split),
+    keys: |keys| {
+        let config = keys.config;
+        let linear = config.section("linear_attn_config");
+        let attends = linear.numbers("full_attn_layers")?;
+        keys.sizes();
+        // Layers are counted from one.
+        keys.by_layer("attention.head_count_kv", |layer| u32::from(attends.contains(&(layer + 1))));
+        keys.rope()?;
+        keys.norms()?;
+        keys.experts()?;
+        keys.head_sizes();
+        latent(keys)?;
+        keys.float_if("expert_weights_scale", &["routed_scaling_factor"])?;
+        if config.text("moe_router_activation_func") == Some("sigmoid") {
+            keys.sigmoid();
+        }
+        keys.set("ssm.conv_kernel", linear.opt_count("short_conv_kernel_size")?.unwrap_or(4));
+        keys.set("kda.head_dim", linear.count("head_dim")?);
+        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        keys.count("expert_shared_count", &["num_shared_experts"])?;
+        keys.set("leading_dense_block_count", config.opt_number("first_k_dense_replace")?.unwrap_or(0));
+        Ok(())
+    },
+    ..PLAIN
+};

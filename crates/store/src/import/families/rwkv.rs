@@ -1,0 +1,133 @@
+//! RWKV 6: no attention at all, but numbers of each channel that mix and decay.
+
+use super::super::ImportError;
+use super::super::keys::Shape;
+use super::super::pieces::Cutter;
+use super::super::plan::{Change, Content, Order, Output, Part};
+use super::super::rules::{Form, Rule, Sizes, one};
+use super::super::weights::Weights;
+use super::{Alike, Family, PLAIN, Words};
+use crate::error::StoreError;
+
+const WHOLE: [Rule; 4] = [
+    one("embeddings", "token_embd"),
+    one("pre_ln", "token_embd_norm"),
+    one("ln_out", "output_norm"),
+    one("head", "output"),
+];
+const LAYER: [Rule; 20] = [
+    one("ln1", "attn_norm"),
+    one("ln2", "attn_norm_2"),
+    one("attention.time_maa_x", "time_mix_lerp_x").form(Form::Squeezed),
+    one("attention.time_maa_w1", "time_mix_w1").form(Form::Turned),
+    one("attention.time_maa_w2", "time_mix_w2").form(Form::Turned),
+    one("attention.time_decay", "time_mix_decay").form(Form::Squeezed),
+    one("attention.time_decay_w1", "time_mix_decay_w1").form(Form::Turned),
+    one("attention.time_decay_w2", "time_mix_decay_w2").form(Form::Turned),
+    one("attention.time_faaaa", "time_mix_first"),
+    one("attention.receptance", "time_mix_receptance"),
+    one("attention.key", "time_mix_key"),
+    one("attention.value", "time_mix_value"),
+    one("attention.gate", "time_mix_gate"),
+    one("attention.ln_x", "time_mix_ln"),
+    one("attention.output", "time_mix_output"),
+    one("feed_forward.time_maa_k", "channel_mix_lerp_k").form(Form::Squeezed),
+    one("feed_forward.time_maa_r", "channel_mix_lerp_r").form(Form::Squeezed),
+    one("feed_forward.key", "channel_mix_key"),
+    one("feed_forward.receptance", "channel_mix_receptance"),
+    one("feed_forward.value", "channel_mix_value"),
+];
+
+pub(super) const RWKV6: Family = Family {
+    architecture: "rwkv6",
+    classes: &["Rwkv6ForCausalLM"],
+    root: "rwkv.",
+    layers: "blocks.",
+    whole: &[&WHOLE],
+    layer: &[&LAYER],
+    alike: Alike::Nothing,
+    words: Words::Bytes,
+    odd: Some(odd),
+    shape: |config| {
+        let sizes = Sizes { layers: config.count("num_hidden_layers")?, ..Sizes::default() };
+        Ok(Shape { sizes, width: config.count("hidden_size")?, context: 1 << 20, inner: 0 })
+    },
+    keys: |keys| {
+        let (config, width) = (keys.config, keys.shape.width);
+        keys.set("context_length", keys.shape.context);
+        keys.set("embedding_length", width);
+        keys.set("block_count", keys.shape.sizes.layers);
+        keys.set("attention.layer_norm_epsilon", config.float("layer_norm_epsilon", 1e-5)?);
+        keys.set("rescale_every_n_layers", config.opt_number("rescale_every")?.unwrap_or(0));
+        keys.count("wkv.head_size", &["head_size"])?;
+        let is_large = width == 4096;
+        keys.set("time_mix_extra_dim", if is_large { 64u32 } else { 32 });
+        keys.set("time_decay_extra_dim", if is_large { 128u32 } else { 64 });
+        let inner = config.opt_count("intermediate_size")?;
+        keys.set("feed_forward_length", inner.unwrap_or(((f64::from(width) * 3.5) as u32) / 32 * 32));
+        keys.set("attention.head_count", 0u32);
+        Ok(())
+    },
+    ..PLAIN
+};
+
+/// The five numbers by which a channel mixes are one tensor, and what layers add becomes smaller the further behind they
+/// are: a half every so many layers.
+fn odd<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    // Of all layers the first one alone has it, before everything else.
+    weights.rename(|name| {
+        name.strip_prefix("blocks.0.pre_ln").map_or(name.to_owned(), |end| format!("pre_ln{end}"))
+    });
+    let rescale = cutter.config.opt_number("rescale_every")?.unwrap_or(0);
+    for layer in 0..cutter.sizes.layers {
+        mixed(cutter, weights, layer, outputs)?;
+        let halvings = layer.checked_div(rescale).unwrap_or(0);
+        if halvings == 0 {
+            continue;
+        }
+        for (part, here) in
+            [("attention.output", "time_mix_output"), ("feed_forward.value", "channel_mix_value")]
+        {
+            let Some(tensor) = weights.take(&format!("blocks.{layer}.{part}.weight")) else { continue };
+            let (name, shape) = (format!("{here}.weight"), tensor.entry.shape.clone());
+            let columns = tensor.columns();
+            let rows = tensor.entry.elements() / columns.max(1);
+            let change = Change::Times(0.5f32.powi(halvings as i32));
+            let parts = vec![Part { tensor, rows, order: Order::SAME }];
+            let content = Content::Rows { parts, columns, change };
+            let ty = cutter.type_of(&name, &shape);
+            outputs.push(Output { name: cutter.full(Some(layer), &name), ty, shape, content });
+        }
+    }
+    Ok(())
+}
+
+fn mixed<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    layer: u32,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let mut parts = Vec::new();
+    let mut width = 0;
+    for letter in ["w", "k", "v", "r", "g"] {
+        let name = format!("blocks.{layer}.attention.time_maa_{letter}");
+        let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
+        let count = tensor.entry.elements();
+        if !parts.is_empty() && count != width {
+            let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+            return Err(ImportError::TensorShape { name, found, want: vec![1, 1, width] }.into());
+        }
+        width = count;
+        parts.push(Part { tensor, rows: 1, order: Order::SAME });
+    }
+    let (name, shape) = ("time_mix_lerp_fused.weight", vec![5, 1, 1, width]);
+    let content = Content::Rows { parts, columns: width, change: Change::None };
+    let ty = cutter.type_of(name, &shape);
+    outputs.push(Output { name: cutter.full(Some(layer), name), ty, shape, content });
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! The way back to folders of models that attend through a latent vector, of Gemma's later kinds and of encoders, and what
+//! such folders become.
+
+use serde_json::json;
+
+use super::families::{GROUPED, ROUTED, WEIGHTED, case};
+use super::kit::Stored;
+use super::model::{Model, turned};
+
+type Names<'a> = &'a [(&'a str, &'a str)];
+
+const USUAL: Names<'_> =
+    &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+const LAYERS: &str = "model.layers.";
+
+const LATENT: Names<'_> = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+const DEEPSEEK: Names<'_> = &[
+    ("ffn_gate_inp", "mlp.gate"),
+    ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+const KIMI: Names<'_> = &[
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
+    ("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
+    ("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
+    ("ssm_a", "self_attn.A_log"),
+    ("ssm_dt.bias", "self_attn.dt_bias"),
+    ("ssm_beta", "self_attn.b_proj"),
+    ("ssm_f_a", "self_attn.f_a_proj"),
+    ("ssm_f_b", "self_attn.f_b_proj"),
+    ("ssm_g_a", "self_attn.g_a_proj"),
+    ("ssm_g_b", "self_attn.g_b_proj"),
+    ("ssm_norm", "self_attn.o_norm"),
+    ("ssm_conv1d_q", "self_attn.q_conv1d"),
+    ("ssm_conv1d_k", "self_attn.k_conv1d"),
+    ("ssm_conv1d_v", "self_attn.v_conv1d"),
+];
+
+/// The tensors of a zoo file as the folder of its family has them.
+pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
+        "deepseek2" => {
+            both_ways(&mut model);
+            let names = ["gate", "up", "down"]
+                .map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
+            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (&**here, &**there)).collect();
+            model.experts(LAYERS, &names);
+            // What guesses further tokens stands behind all layers.
+            let beyond = format!("{LAYERS}{}.enorm.weight", model.layers);
+            model.put(beyond, (vec![1], vec![1.0]));
+            model.named(USUAL, LAYERS, &[LATENT, DEEPSEEK].concat())
+        }
+        "minicpm3" => model.named(USUAL, LAYERS, LATENT),
+        "kimi-linear" => {
+            both_ways(&mut model);
+            let names = [("ffn_gate_exps", "w1"), ("ffn_down_exps", "w2"), ("ffn_up_exps", "w3")]
+                .map(|(here, there)| (here, format!("block_sparse_moe.experts.{{}}.{there}")));
+            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (*here, &**there)).collect();
+            model.experts(LAYERS, &names);
+            model.all(&|name, (shape, numbers)| {
+                if name.ends_with("ssm_a") {
+                    numbers.iter_mut().for_each(|x| *x = (-*x).ln());
+                    *shape = vec![1, 1, numbers.len() as u64, 1];
+                } else if name.contains("ssm_conv1d") {
+                    let sizes: Vec<u64> = shape.iter().copied().filter(|&n| n != 1).collect();
+                    *shape = vec![sizes[0], 1, sizes[1]];
+                }
+            });
+            model.named(USUAL, LAYERS, &[LATENT, KIMI].concat())
+        }
+        "gemma4" => model.named(GEMMA_WHOLE, LAYERS, &[GEMMA, LATENT].concat()),
+        "gemma-embedding" => {
+            model.all(&|name, (_, numbers)| {
+                if name.ends_with("norm.weight") {
+                    numbers.iter_mut().for_each(|x| *x -= 1.0);
+                }
+            });
+            model.named(
+                &[("token_embd", "embed_tokens"), ("output_norm", "norm")],
+                "layers.",
+                &[GEMMA, LATENT].concat(),
+            )
+        }
+        "modern-bert" => model.named(
+            &[
+                ("token_embd", "model.embeddings.tok_embeddings"),
+                ("token_embd_norm", "model.embeddings.norm"),
+                ("output_norm", "model.final_norm"),
+            ],
+            LAYERS,
+            &[
+                ("attn_norm", "attn_norm"),
+                ("attn_qkv", "attn.Wqkv"),
+                ("attn_output", "attn.Wo"),
+                ("ffn_norm", "mlp_norm"),
+                ("ffn_up", "mlp.Wi"),
+                ("ffn_down", "mlp.Wo"),
+            ],
+        ),
+        "eurobert" => {
+            model.named(&[("token_embd", "embed_tokens"), ("output_norm", "norm")], "layers.", LATENT)
+        }
+        _ => nomic(model),
+    }
+}
+
+/// Matrices of keys and of values, head by head, as one.
+fn both_ways(model: &mut Model<'_>) {
+    for layer in 0..model.layers {
+        let Some(keys) = model.take(layer, "attn_k_b.weight") else { continue };
+        let values = model.take(layer, "attn_v_b.weight").unwrap();
+        model.back(layer, "k.weight", turned(keys));
+        model.back(layer, "v.weight", values);
+    }
+    model.join(&["k", "v"], "attn_kv_b");
+    model.each(&["attn_kv_b"], &|(shape, numbers)| (vec![shape[0] * shape[1], shape[2]], numbers));
+}
+
+const GEMMA_WHOLE: Names<'_> = &[
+    ("token_embd", "model.language_model.embed_tokens"),
+    ("output_norm", "model.language_model.norm"),
+    ("per_layer_token_embd", "model.language_model.embed_tokens_per_layer"),
+    ("per_layer_model_proj", "model.language_model.per_layer_model_projection"),
+    ("per_layer_proj_norm", "model.language_model.per_layer_projection_norm"),
+];
+const GEMMA: Names<'_> = &[
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("layer_output_scale.weight", "layer_scalar"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_gate_inp", "router.proj"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    ("ffn_down_exps.weight", "experts.down_proj"),
+];
+
+fn nomic(mut model: Model<'_>) -> Vec<Stored> {
+    model.put("pooler.dense.weight".to_owned(), (vec![1], vec![1.0]));
+    model.named(
+        &[
+            ("token_embd", "embeddings.word_embeddings"),
+            ("token_types", "embeddings.token_type_embeddings"),
+            ("token_embd_norm", "emb_ln"),
+        ],
+        "encoder.layers.",
+        &[
+            ("attn_qkv", "attn.Wqkv"),
+            ("attn_output", "attn.out_proj"),
+            ("attn_output_norm", "norm1"),
+            ("layer_output_norm", "norm2"),
+            ("ffn_up", "mlp.fc11"),
+            ("ffn_gate", "mlp.fc12"),
+            ("ffn_down", "mlp.fc2"),
+        ],
+    )
+}
+
+const SIZES: &[(&str, &str)] = &[
+    ("kv_lora_rank", "attention.kv_lora_rank"),
+    ("v_head_dim", "attention.value_length_mla"),
+    ("qk_rope_head_dim", "rope.dimension_count"),
+];
+
+#[test]
+fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
+    let fixed = |heads: u32| json!({"num_key_value_heads": heads, "qk_nope_head_dim": 16, "head_dim": null});
+    let with = |heads: u32, more: serde_json::Value| {
+        let mut fixed = fixed(heads);
+        fixed.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fixed
+    };
+    let keys = [SIZES, ROUTED, &WEIGHTED[..1]].concat();
+    // The zoo's file says a rank of none, which the converter leaves out.
+    case("deepseek2-lite", "DeepseekV2ForCausalLM")
+        .keys(&keys)
+        .fixed(with(4, json!({"scoring_func": "softmax"})))
+        .but(&["q_lora_rank"])
+        .check();
+    let keys = [SIZES, ROUTED, WEIGHTED, GROUPED, &[("q_lora_rank", "attention.q_lora_rank")]].concat();
+    let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
+        "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0});
+    case("deepseek3", "DeepseekV3ForCausalLM")
+        .keys(&keys)
+        .fixed(with(2, json!({"scoring_func": "sigmoid", "rope_parameters": rope})))
+        .check();
+    case("glm4-moe-lite", "Glm4MoeLiteForCausalLM")
+        .keys(&keys)
+        .fixed(with(2, json!({"scoring_func": "sigmoid"})))
+        .but(&["unknown_token_id"])
+        .check();
+    // Made with keys that the converter does not write.
+    case("minicpm3", "MiniCPM3ForCausalLM")
+        .keys(&[
+            ("kv_lora_rank", "attention.kv_lora_rank"),
+            ("q_lora_rank", "attention.q_lora_rank"),
+            ("qk_rope_head_dim", "rope.dimension_count"),
+        ])
+        .fixed(with(4, json!({"v_head_dim": 16})))
+        .but(&["freq_base", "value_length", "scaling.attn_factor", "original_context_length", "scaling.type"])
+        .check();
+    case("kimi-linear", "KimiLinearForCausalLM")
+        .keys(&[SIZES, &[
+            ("num_shared_experts", "expert_shared_count"),
+            ("first_k_dense_replace", "leading_dense_block_count"),
+            ("routed_scaling_factor", "expert_weights_scale"),
+        ]].concat())
+        .fixed(with(2, json!({"moe_router_activation_func": "sigmoid",
+            "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 2, "short_conv_kernel_size": 4}})))
+        .but(&["tokenizer.ggml.pre", "attention.value_length", "attention.key_length"])
+        .check();
+}
+
+#[test]
+fn later_kinds_of_gemma_become_what_llama_cpp_makes_of_them() {
+    let rope = json!({"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}});
+    let keys = [
+        ("global_head_dim", "attention.key_length"),
+        ("head_dim", "attention.key_length_swa"),
+        ("num_kv_shared_layers", "attention.shared_kv_layers"),
+        ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
+    ];
+    case("gemma4", "Gemma4ForCausalLM").keys(&keys).fixed(json!({"rope_parameters": rope})).check();
+    case("gemma4-moe", "Gemma4ForConditionalGeneration")
+        .keys(
+            &[&keys[..], &[("top_k_experts", "expert_used_count"), ("num_experts", "expert_count")]].concat(),
+        )
+        .fixed(json!({"rope_parameters": rope, "num_local_experts": null}))
+        .check();
+    case("gemma-embedding", "Gemma3TextModel").but(&["pooling_type"]).check();
+}
+
+#[test]
+fn encoders_become_what_llama_cpp_makes_of_them() {
+    case("modern-bert", "ModernBertForMaskedLM")
+        .keys(&[
+            ("local_attention", "attention.sliding_window"),
+            ("global_attn_every_n_layers", "attention.sliding_window_pattern"),
+            ("hidden_activation", "hidden_activation"),
+        ])
+        .fixed(json!({"classifier_pooling": "mean", "sliding_window": null, "norm_eps": 1e-5, "rms_norm_eps": null}))
+        // Of a file beside the folder's, and of a token that stands nowhere.
+        .but(&["general.type", ".modern-bert.pooling_type", "modern-bert.pooling_type", "seperator_token_id"])
+        .check();
+    case("eurobert", "EuroBertModel").but(&["pooling_type"]).check();
+    case("nomic-bert", "NomicBertModel")
+        .fixed(json!({"n_embd": 48, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 128, "rotary_emb_base": 1000,
+            "layer_norm_epsilon": 1e-5, "type_vocab_size": 2}))
+        .but(&["pooling_type", "vocab_size", "tokenizer.ggml.pre", "bos_token_id", "eos_token_id"])
+        .check();
+}
