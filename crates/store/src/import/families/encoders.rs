@@ -167,7 +167,7 @@ pub(super) const MODERN_BERT: Family = Family {
 
 pub(super) const EUROBERT: Family = Family {
     architecture: "eurobert",
-    classes: &["EuroBertModel", "JinaEmbeddingsV5Model"],
+    classes: &["EuroBertModel"],
     whole: PLAIN.whole,
     root: "model.",
     words: Words::Usual,

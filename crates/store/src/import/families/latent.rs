@@ -23,13 +23,7 @@ const LATENT: [Rule; 6] = [
 
 pub(super) const DEEPSEEK2: Family = Family {
     architecture: "deepseek2",
-    classes: &[
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "KimiVLForConditionalGeneration",
-        "KimiK25ForConditionalGeneration",
-        "YoutuForCausalLM",
-    ],
+    classes: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"],
     layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &EXPERTS, &SHARED],
     alike: Alike::Kinds,
     odd: Some(split),
