@@ -51,7 +51,7 @@ pub(super) fn convert(
             ("config.json".to_owned(), format!("with activation {}", crate::name::shown(act)));
         return Err(ImportError::Architecture { file, found, known: super::BERT.join(", ") }.into());
     }
-    let padding = match class.starts_with("XLMRoberta") {
+    let padding = match class.contains("Roberta") {
         // Positions count from behind the one of padding.
         true => Some(config.value("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1) + 1),
         false => None,

@@ -129,12 +129,14 @@ impl Folder<'_> {
 }
 
 /// Classes of encoders that can be imported, by the name in `config.json`.
-const BERT: [&str; 5] = [
+const BERT: [&str; 7] = [
     "BertModel",
     "BertForMaskedLM",
     "BertForSequenceClassification",
     "XLMRobertaModel",
     "XLMRobertaForSequenceClassification",
+    "RobertaModel",
+    "RobertaForSequenceClassification",
 ];
 
 /// Where it is told what is done, to how many bytes, and of how many.

@@ -192,6 +192,79 @@ fn encoder(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
+const NEO_WHOLE: [Rule; 3] =
+    [one("encoder", "token_embd"), one("layer_norm", "enc.output_norm.weight"), aside("decoder")];
+const NEO_LAYER: [Rule; 6] = [
+    one("attention_norm", "attn_norm"),
+    one("qkv", "attn_qkv"),
+    one("wo", "attn_output"),
+    one("ffn_norm", "ffn_norm"),
+    one("ffn.w12", "ffn_up"),
+    one("ffn.w3", "ffn_down"),
+];
+
+pub(super) const NEO_BERT: Family = Family {
+    architecture: "neo-bert",
+    classes: &["NeoBERT", "NeoBERTLMHead"],
+    root: "model.",
+    layers: "transformer_encoder.",
+    whole: &[&NEO_WHOLE],
+    layer: &[&NEO_LAYER],
+    shape: |config| {
+        // Two thirds of what is said, since there is a gate.
+        let inner = u64::from(config.count("intermediate_size")?) * 2 / 3;
+        Shape::of(config, config.one_of(&["max_position_embeddings", "max_length"])?, inner as u32)
+    },
+    keys: |keys| {
+        keys.encoder_sizes();
+        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("norm_eps", 1e-6)?);
+        keys.set("rope.freq_base", 10000.0f32);
+        keys.set("pooling_type", 2u32);
+        keys.set_whole("tokenizer.ggml.token_type_count", 1u32);
+        encoder(keys)
+    },
+    ..ENCODER
+};
+
+const DISTIL_WHOLE: [Rule; 3] = [
+    one("embeddings.word_embeddings", "token_embd"),
+    one("embeddings.position_embeddings", "position_embd"),
+    one("embeddings.LayerNorm", "token_embd_norm"),
+];
+const DISTIL_LAYER: [Rule; 8] = [
+    one("attention.q_lin", "attn_q"),
+    one("attention.k_lin", "attn_k"),
+    one("attention.v_lin", "attn_v"),
+    one("attention.out_lin", "attn_output"),
+    one("sa_layer_norm", "attn_output_norm"),
+    one("ffn.lin1", "ffn_up"),
+    one("ffn.lin2", "ffn_down"),
+    one("output_layer_norm", "layer_output_norm"),
+];
+
+/// BERT with half of its layers, and texts that are not told apart.
+pub(super) const DISTIL_BERT: Family = Family {
+    architecture: "bert",
+    classes: &["DistilBertModel", "DistilBertForMaskedLM"],
+    root: "distilbert.",
+    layers: "transformer.layer.",
+    whole: &[&DISTIL_WHOLE],
+    layer: &[&DISTIL_LAYER],
+    odd: Some(|_, weights, _| {
+        // What guesses hidden words.
+        weights.leave(|name| name.starts_with("vocab_"));
+        Ok(())
+    }),
+    keys: |keys| {
+        keys.encoder_sizes();
+        keys.set("attention.layer_norm_epsilon", 1e-12f32);
+        keys.set("attention.causal", false);
+        keys.set_whole("tokenizer.ggml.token_type_count", 1u32);
+        Ok(())
+    },
+    ..ENCODER
+};
+
 pub(super) const GEMMA_EMBEDDING: Family =
     Family { architecture: "gemma-embedding", classes: &["Gemma3TextModel"], ..gemma::GEMMA3 };
 

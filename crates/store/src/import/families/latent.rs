@@ -129,6 +129,24 @@ pub(super) const MINICPM3: Family = Family {
     ..PLAIN
 };
 
+pub(super) const PLM: Family = Family {
+    architecture: "plm",
+    classes: &["PLMForCausalLM"],
+    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE],
+    keys: |keys| {
+        keys.sizes();
+        keys.norms()?;
+        keys.rope()?;
+        keys.count("attention.kv_lora_rank", &["kv_lora_rank"])?;
+        let turning = keys.config.count("qk_rope_head_dim")?;
+        keys.set("attention.key_length", keys.config.count("qk_nope_head_dim")?.saturating_add(turning));
+        keys.count("attention.value_length", &["v_head_dim"])?;
+        keys.set("rope.dimension_count", turning);
+        Ok(())
+    },
+    ..PLAIN
+};
+
 const KIMI: [Rule; 15] = [
     one("self_attn.A_log", "ssm_a."),
     one("self_attn.dt_bias", "ssm_dt.bias"),

@@ -247,6 +247,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &latent::DEEPSEEK2,
     &latent::GLM4_MOE_LITE,
     &latent::MINICPM3,
+    &latent::PLM,
     &latent::KIMI_LINEAR,
     &rwkv::RWKV6,
     &gemma_late::GEMMA3N,
@@ -257,6 +258,8 @@ pub(super) const FAMILIES: &[&Family] = &[
     &encoders::JINA_BERT_V2,
     &encoders::MODERN_BERT,
     &encoders::EUROBERT,
+    &encoders::NEO_BERT,
+    &encoders::DISTIL_BERT,
     &encoders::T5_ENCODER,
 ];
 

@@ -70,7 +70,23 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             model.put(beyond, (vec![1], vec![1.0]));
             model.named(USUAL, LAYERS, &[LATENT, DEEPSEEK].concat())
         }
-        "minicpm3" => model.named(USUAL, LAYERS, LATENT),
+        "neo-bert" => {
+            model.put("decoder.bias".to_owned(), (vec![1], vec![1.0]));
+            model.named(
+                &[("token_embd", "model.encoder"), ("enc.output_norm", "model.layer_norm")],
+                "model.transformer_encoder.",
+                &[
+                    ("attn_norm", "attention_norm"),
+                    ("attn_qkv", "qkv"),
+                    ("attn_output", "wo"),
+                    ("ffn_norm", "ffn_norm"),
+                    ("ffn_up", "ffn.w12"),
+                    ("ffn_down", "ffn.w3"),
+                ],
+            )
+        }
+        "bert" => roberta(model),
+        "minicpm3" | "plm" => model.named(USUAL, LAYERS, LATENT),
         "kimi-linear" => {
             both_ways(&mut model);
             let names = [("ffn_gate_exps", "w1"), ("ffn_down_exps", "w2"), ("ffn_up_exps", "w3")]
@@ -184,6 +200,37 @@ fn nomic(mut model: Model<'_>) -> Vec<Stored> {
     )
 }
 
+/// Positions are counted from behind the one of padding.
+fn roberta(mut model: Model<'_>) -> Vec<Stored> {
+    model.all(&|name, (shape, numbers)| {
+        if name == "position_embd.weight" {
+            shape[0] += 2;
+            numbers.splice(0..0, vec![9.0; 2 * shape[1] as usize]);
+        }
+    });
+    model.named(
+        &[
+            ("token_embd", "roberta.embeddings.word_embeddings"),
+            ("position_embd", "roberta.embeddings.position_embeddings"),
+            ("token_types", "roberta.embeddings.token_type_embeddings"),
+            ("token_embd_norm", "roberta.embeddings.LayerNorm"),
+            ("cls", "classifier.dense"),
+            ("cls.output", "classifier.out_proj"),
+        ],
+        "roberta.encoder.layer.",
+        &[
+            ("attn_q", "attention.self.query"),
+            ("attn_k", "attention.self.key"),
+            ("attn_v", "attention.self.value"),
+            ("attn_output", "attention.output.dense"),
+            ("attn_output_norm", "attention.output.LayerNorm"),
+            ("ffn_up", "intermediate.dense"),
+            ("ffn_down", "output.dense"),
+            ("layer_output_norm", "output.LayerNorm"),
+        ],
+    )
+}
+
 const SIZES: &[(&str, &str)] = &[
     ("kv_lora_rank", "attention.kv_lora_rank"),
     ("v_head_dim", "attention.value_length_mla"),
@@ -226,6 +273,14 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
         ])
         .fixed(with(4, json!({"v_head_dim": 16})))
         .but(&["freq_base", "value_length", "scaling.attn_factor", "original_context_length", "scaling.type"])
+        .check();
+    case("plm", "PLMForCausalLM")
+        .keys(&[
+            ("kv_lora_rank", "attention.kv_lora_rank"),
+            ("v_head_dim", "attention.value_length"),
+            ("qk_rope_head_dim", "rope.dimension_count"),
+        ])
+        .fixed(fixed(4))
         .check();
     case("kimi-linear", "KimiLinearForCausalLM")
         .keys(&[SIZES, &[
@@ -270,6 +325,17 @@ fn encoders_become_what_llama_cpp_makes_of_them() {
         .fixed(json!({"classifier_pooling": "mean", "sliding_window": null, "norm_eps": 1e-5, "rms_norm_eps": null}))
         // Of a file beside the folder's, and of a token that stands nowhere.
         .but(&["general.type", ".modern-bert.pooling_type", "modern-bert.pooling_type", "seperator_token_id"])
+        .check();
+    case("neo-bert", "NeoBERT")
+        .fixed(json!({"intermediate_size": 144, "norm_eps": 1e-5}))
+        .but(&["head_count_kv", "vocab_size"])
+        .check();
+    case("bert-rank", "RobertaForSequenceClassification")
+        .fixed(
+            json!({"max_position_embeddings": 64, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 320,
+            "id2label": {"0": "LABEL_0"}}),
+        )
+        .but(&["padding_token_id"])
         .check();
     case("eurobert", "EuroBertModel").but(&["pooling_type"]).check();
     case("nomic-bert", "NomicBertModel")

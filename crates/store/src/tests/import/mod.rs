@@ -60,6 +60,7 @@ const ALIKE: &[(&str, &str)] = &[
     ("llama4", "gpt-4o"),
     ("minimax-m2", "gpt-4o"),
     ("modern-bert", "gpt-2"),
+    ("roberta-bpe", "gpt-2"),
     ("pixtral", "llama-bpe"),
     ("falcon-h1", "llama-bpe"),
     ("lfm2", "llama-bpe"),

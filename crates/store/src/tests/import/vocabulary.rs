@@ -70,7 +70,7 @@ pub(super) fn steps(pre: &str) -> Value {
         "smaug-bpe" | "glm4" | "chatglm-bpe" => steps("llama-bpe"),
         "stablelm2" | "hunyuan" | "kimi-k2" => steps("qwen2"),
         "pixtral" | "falcon-h1" | "lfm2" => steps("llama-bpe"),
-        "modern-bert" => steps("gpt-2"),
+        "modern-bert" | "roberta-bpe" => steps("gpt-2"),
         "deepseek-v3" => steps("hunyuan-dense"),
         "qwen35" => split(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+".to_owned()),
         "llama4" | "minimax-m2" => steps("gpt-4o"),
