@@ -322,7 +322,7 @@ FAMILIES = [
     # Gemma's later kinds.
     F("gemma3n", "Gemma3nForCausalLM", "Gemma3nTextConfig", {"vocab_size": 320, "vocab_size_per_layer_input": 304, "hidden_size": 64, "hidden_size_per_layer_input": 16,
       "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "altup_num_inputs": 4,
-      "laurel_rank": 8, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+      "laurel_rank": 64, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0], "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
       "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"], "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}, "gemma"),
     F("gemma4", "Gemma4ForCausalLM", "Gemma4TextConfig", {"vocab_size": 384, "vocab_size_per_layer_input": 384, "hidden_size": 64, "hidden_size_per_layer_input": 16,
       "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 3,

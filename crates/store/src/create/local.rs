@@ -355,6 +355,17 @@ const WEIGHTS: [(&str, &str, bool); 7] = [
     ("", ".bin", false),
 ];
 
+/// Files of templates and vocabularies that are neither JSON nor SentencePiece's, and SentencePiece's under the name that T5
+/// gives it.
+const BESIDE: [&str; 6] = [
+    "chat_template.jinja",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "tokenizer.jsonl",
+    "rwkv_vocab_v20230424.txt",
+];
+
 /// The files of a model's folder: weights of one kind, its JSON files, its vocabulary.
 fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let (top, below) = listing(dir)?;
@@ -380,7 +391,7 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     }
     if suffix == ".safetensors" {
         files.extend(matching("", ".json", true));
-        for name in ["chat_template.jinja", "vocab.txt", "merges.txt"] {
+        for name in BESIDE {
             files.extend(top.iter().filter(|path| path.ends_with(name)).cloned());
         }
         let mut model = matching("tokenizer", ".model", false);

@@ -3,9 +3,11 @@
 
 use serde_json::json;
 
+use super::Kit;
 use super::families::{GROUPED, ROUTED, WEIGHTED, case};
-use super::kit::Stored;
+use super::kit::{Stored, safetensors};
 use super::model::{Model, turned};
+use crate::{Modelfile, plan_local};
 
 type Names<'a> = &'a [(&'a str, &'a str)];
 
@@ -312,6 +314,37 @@ fn later_kinds_of_gemma_become_what_llama_cpp_makes_of_them() {
         .fixed(json!({"rope_parameters": rope, "num_local_experts": null}))
         .check();
     case("gemma-embedding", "Gemma3TextModel").but(&["pooling_type"]).check();
+}
+
+/// What a recipe takes of a folder is all that importing looks for.
+#[test]
+fn vocabularies_of_every_form_are_among_the_files_of_a_folder() {
+    let kit = Kit::new();
+    let dir = kit.dir.path().join("folder");
+    std::fs::create_dir_all(&dir).unwrap();
+    let forms = [
+        "tokenizer.json",
+        "tokenizer.model",
+        "spiece.model",
+        "vocab.txt",
+        "tokenizer.jsonl",
+        "rwkv_vocab_v20230424.txt",
+    ];
+    for name in ["model.safetensors", "config.json", "chat_template.jinja", "README.md"].iter().chain(&forms)
+    {
+        std::fs::write(
+            dir.join(name),
+            if name.ends_with(".safetensors") { safetensors(&[]) } else { b"{}".to_vec() },
+        )
+        .unwrap();
+    }
+    let recipe = Modelfile::parse(&format!("FROM {}\n", dir.display())).unwrap();
+    let plan = plan_local(&recipe, kit.dir.path(), None, &mut |_| {}).unwrap();
+    let names: Vec<_> = plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    for name in forms.iter().chain(&["chat_template.jinja", "config.json"]) {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(!names.contains(&"README.md"), "{names:?}");
 }
 
 #[test]
