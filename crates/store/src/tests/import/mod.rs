@@ -2,6 +2,7 @@
 //! transformers: folders made back from them must become the same tensors and keys again. The way back is written here on
 //! its own.
 
+mod alone;
 mod config;
 mod families;
 mod kit;

@@ -47,6 +47,11 @@ impl<'a> Model<'a> {
         self.tensors.remove(&format!("blk.{layer}.{part}"))
     }
 
+    /// Takes a tensor that is of no layer.
+    pub(super) fn take_whole(&mut self, name: &str) -> Option<Numbers> {
+        self.tensors.remove(name)
+    }
+
     /// Puts a tensor of a layer back under its name here.
     pub(super) fn back(&mut self, layer: usize, part: &str, numbers: Numbers) {
         assert!(self.tensors.insert(format!("blk.{layer}.{part}"), numbers).is_none());
