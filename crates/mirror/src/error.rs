@@ -56,6 +56,8 @@ pub enum MirrorError {
         "the namespace {namespace} may have {quota} bytes and has {used}: there is no room for {asked} more; remove something, or have its quota raised"
     )]
     Quota { namespace: String, quota: u64, used: u64, asked: u64 },
+    #[error("this is {0} here, and not what If-Match names")]
+    Precondition(String),
     #[error("{0}")]
     Unauthorized(String),
     #[error("{0}")]
@@ -130,6 +132,7 @@ impl MirrorError {
             Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
             Self::Size(..) => (400, "SIZE_INVALID"),
             Self::Denied(_) => (403, "DENIED"),
+            Self::Precondition(_) => (412, "DENIED"),
             Self::Quota { .. } => (413, "DENIED"),
             Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
             Self::Unsupported(_) => (405, "UNSUPPORTED"),

@@ -16,6 +16,8 @@ pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+jso
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// A list of images of Docker's.
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+/// Letters of a media type that is refused which are shown.
+const MAX_SHOWN: usize = 80;
 /// How media types of a model's layers begin.
 const OLLAMA: &str = "application/vnd.ollama.image.";
 
@@ -103,6 +105,16 @@ impl Manifest {
     /// # Errors
     /// It is none, or another one than was said.
     pub fn parse(bytes: Bytes, said: Option<&str>) -> Result<Self, MirrorError> {
+        Self::read(bytes, said, false)
+    }
+
+    /// The same of one that somebody pushes, which must come as a manifest and say that it is one: it is handed to others as what it
+    /// says, and a browser would show a page.
+    pub(crate) fn pushed(bytes: Bytes, said: Option<&str>) -> Result<Self, MirrorError> {
+        Self::read(bytes, said, true)
+    }
+
+    fn read(bytes: Bytes, said: Option<&str>, is_pushed: bool) -> Result<Self, MirrorError> {
         let invalid = |reason: String| MirrorError::ManifestInvalid(reason);
         if bytes.len() > MAX_MANIFEST {
             return Err(MirrorError::ManifestTooLarge { most: MAX_MANIFEST });
@@ -112,8 +124,18 @@ impl Manifest {
         }
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
         let said =
-            said.map(|said| said.split(';').next().unwrap_or(said).trim()).filter(|said| said.contains('/'));
-        let media_type = match (wire.media_type.filter(|own| !own.is_empty()), said) {
+            said.map(|said| said.split(';').next().unwrap_or(said).trim()).filter(|said| !said.is_empty());
+        let own = wire.media_type.filter(|own| !own.is_empty());
+        for kind in [own.as_deref(), said].into_iter().flatten().filter(|_| is_pushed) {
+            if !is_of_manifests(kind) {
+                return Err(invalid(format!(
+                    "{:?} is no media type of manifests, such as {OCI_MANIFEST}",
+                    kind.chars().take(MAX_SHOWN).collect::<String>()
+                )));
+            }
+        }
+        // What was kept before pushes were judged by it, or comes from an upstream, is handed on as what its form says it is.
+        let media_type = match (own.filter(|own| is_of_manifests(own)), said) {
             (Some(own), Some(said)) if own != said && is_known(said) => {
                 return Err(invalid(format!("its mediaType is {own:?}, but it came as {said:?}")));
             }
@@ -173,6 +195,19 @@ impl Manifest {
 /// Whether a media type is that of manifests, rather than what a client sends with everything.
 fn is_known(media_type: &str) -> bool {
     [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST].contains(&media_type)
+}
+
+/// Whether a media type may be that of a manifest: JSON, of a vendor's or of none's. Neither browsers nor anybody else run that.
+fn is_of_manifests(media_type: &str) -> bool {
+    let kind = media_type.to_ascii_lowercase();
+    let Some(rest) = kind.strip_prefix("application/") else { return false };
+    let of_vendor = || {
+        let name = rest.strip_prefix("vnd.").and_then(|rest| rest.strip_suffix("+json"))?;
+        // The letters of names in RFC 6838, 4.2.
+        let letters = |c: u8| c.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&c);
+        Some(!name.is_empty() && name.len() <= 127 && name.bytes().all(letters))
+    };
+    rest == "json" || of_vendor().unwrap_or(false)
 }
 
 fn digest_of(descriptor: &Value) -> Option<Digest> {
@@ -238,6 +273,43 @@ mod tests {
         assert!(matches!(parse(&text, Some(OCI_INDEX)), Err(MirrorError::ManifestInvalid(_))));
         assert_eq!(parse(&text, Some("application/json")).unwrap().media_type, OCI_MANIFEST);
         assert_eq!(parse(r#"{"layers":[]}"#, Some(media::MANIFEST)).unwrap().media_type, media::MANIFEST);
+    }
+
+    #[test]
+    fn what_is_pushed_comes_as_a_manifest_and_says_nothing_else() {
+        let own = |kind: &str| Bytes::from(format!(r#"{{"mediaType":"{kind}","layers":[]}}"#));
+        let plain = || Bytes::from_static(br#"{"layers":[]}"#);
+        for kind in [
+            OCI_MANIFEST,
+            OCI_INDEX,
+            DOCKER_LIST,
+            media::MANIFEST,
+            "application/vnd.cncf.oras.artifact.manifest.v1+json",
+            "application/vnd.oci.artifact.manifest.v1+json; charset=utf-8",
+            "application/json",
+        ] {
+            assert!(Manifest::pushed(plain(), Some(kind)).is_ok(), "{kind}");
+        }
+        assert!(Manifest::pushed(plain(), None).is_ok());
+        for kind in [
+            "text/html",
+            "text/html; charset=utf-8",
+            "TEXT/HTML",
+            "html",
+            "image/svg+xml",
+            "application/xhtml+xml",
+            "application/vnd.x+xml",
+            "application/vnd.+json",
+            "application/vnd.a/b+json",
+            "application/javascript",
+            "application/octet-stream",
+        ] {
+            for refused in [Manifest::pushed(plain(), Some(kind)), Manifest::pushed(own(kind), None)] {
+                assert!(matches!(refused, Err(MirrorError::ManifestInvalid(_))), "{kind}: {refused:?}");
+            }
+            // One that is there, from when nobody looked.
+            assert_eq!(Manifest::parse(own(kind), None).unwrap().media_type, OCI_MANIFEST, "{kind}");
+        }
     }
 
     #[test]

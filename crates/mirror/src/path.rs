@@ -92,6 +92,17 @@ impl Target {
         })
     }
 
+    /// What can be done with it.
+    pub(crate) fn methods(&self) -> &'static [&'static str] {
+        match self {
+            Self::Manifest(..) => &["GET", "HEAD", "PUT", "DELETE"],
+            Self::Blob(..) => &["GET", "HEAD", "DELETE"],
+            Self::Uploads(_) => &["POST"],
+            Self::Upload(..) => &["GET", "PATCH", "PUT", "DELETE"],
+            _ => &["GET", "HEAD"],
+        }
+    }
+
     /// What it is called where requests are counted.
     pub(crate) fn kind(&self) -> &'static str {
         match self {

@@ -135,6 +135,91 @@ async fn an_upload_of_unknown_length_ends_where_the_quota_does() {
     assert_eq!(bench.ask("PATCH", &path, endless(500).0).await.0, 202);
 }
 
+#[tokio::test]
+async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
+    let bench = bench(Vec::new());
+    let blob = bench.blob("a/b", b"<script>").await;
+    let page = r#"{"mediaType":"text/html","layers":[],"x":"<script>"}"#;
+    let plain = r#"{"layers":[],"x":"<script>"}"#;
+    for (kind, body) in [("text/html", page), ("text/html", plain), ("application/json", page)] {
+        let kind = (header::CONTENT_TYPE, kind);
+        let (status, _, said) = bench.ask_with("PUT", "/v2/a/b/manifests/x", kind, Body::from(body)).await;
+        assert_eq!(status, 400, "{said:?}");
+        assert!(said.starts_with(br#"{"errors":[{"code":"MANIFEST_INVALID""#), "{said:?}");
+    }
+    // One that is there from when nobody looked at that.
+    let kept = bench.dir.path().join("puna-registry/repositories/a+b");
+    let digest = Digest::of(page.as_bytes());
+    for (path, text) in
+        [(format!("manifests/{}", digest.hex()), page), ("tags/x".into(), &digest.to_string())]
+    {
+        let path = kept.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    for (path, status, kind) in [
+        ("/v2/", 200, "application/json"),
+        ("/v2/a/b/manifests/x", 200, OCI_MANIFEST),
+        (&format!("/v2/a/b/blobs/{blob}"), 200, "application/octet-stream"),
+        ("/v2/a/b/manifests/none", 404, "application/json"),
+    ] {
+        let (found, headers, _) = bench.ask("GET", path, Body::empty()).await;
+        assert_eq!((found, headers[header::CONTENT_TYPE].to_str().unwrap()), (status, kind), "{path}");
+        assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff", "{path}");
+        assert_eq!(headers[header::CONTENT_SECURITY_POLICY], "default-src 'none'; sandbox", "{path}");
+    }
+    let headers = bench.ask("GET", "/mirror", Body::empty()).await.1;
+    assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("style-src"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_says_what_can() {
+    let bench = bench(Vec::new());
+    let blob = format!("/v2/a/b/blobs/{}", Digest::of(b"x"));
+    for (method, path, allowed) in [
+        ("POST", "/v2/", "GET, HEAD"),
+        ("DELETE", "/v2/_catalog", "GET, HEAD"),
+        ("PATCH", "/v2/a/b/manifests/x", "GET, HEAD, PUT, DELETE"),
+        ("PUT", &blob, "GET, HEAD, DELETE"),
+        ("GET", "/v2/a/b/blobs/uploads/", "POST"),
+        ("POST", "/mirror", "GET, HEAD"),
+    ] {
+        let (status, headers, _) = bench.ask(method, path, Body::empty()).await;
+        assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, allowed), "{method} {path}");
+    }
+    let settings = Settings { push: true, ..Settings::default() };
+    let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(bench.dir.path()).unwrap())));
+    let mirror = Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
+    let bench = Bench { mirror, ..bench };
+    let (status, headers, _) = bench.ask("DELETE", "/v2/a/b/manifests/x", Body::empty()).await;
+    assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, HEAD, PUT"));
+}
+
+#[tokio::test]
+async fn what_was_meant_for_something_else_is_not_done() {
+    let bench = bench(Vec::new());
+    let blob = bench.blob("a/b", b"bytes").await;
+    let (path, text) = ("/v2/a/b/manifests/x", r#"{"layers":[]}"#);
+    let kind = (header::CONTENT_TYPE, OCI_MANIFEST);
+    assert_eq!(bench.ask_with("PUT", path, kind, Body::from(text)).await.0, 201);
+    let (manifest, blob) = (Digest::of(text.as_bytes()), format!("/v2/a/b/blobs/{blob}"));
+    let other = format!("\"{}\"", Digest::of(b"another"));
+    let cases = [("GET", path), ("HEAD", path), ("GET", blob.as_str()), ("HEAD", &blob), ("DELETE", &blob)];
+    for (method, path) in cases.into_iter().chain([("PUT", path), ("DELETE", path)]) {
+        for tag in [&*other, "x", &format!("W/\"{manifest}\"")] {
+            let answer = bench.ask_with(method, path, (header::IF_MATCH, tag), Body::from(text)).await;
+            assert_eq!(answer.0, 412, "{method} {path} {tag}");
+        }
+    }
+    let absent = (header::IF_MATCH, "*");
+    assert_eq!(bench.ask_with("PUT", "/v2/a/b/manifests/y", absent, Body::from(text)).await.0, 412);
+    for (method, status) in [("GET", 200), ("PUT", 201), ("DELETE", 202)] {
+        let tags = format!("{other}, \"{manifest}\"");
+        let answer = bench.ask_with(method, path, (header::IF_MATCH, &tags), Body::from(text)).await;
+        assert_eq!(answer.0, status, "{method}");
+    }
+}
+
 fn team() -> Vec<Quota> {
     vec![Quota { namespaces: "team".into(), bytes: 1000 }]
 }

@@ -5,7 +5,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, check_match, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
@@ -27,6 +27,7 @@ impl Mirror {
         }
         let (size, etag) = (blob.size(), format!("\"{of}\""));
         let headers = &head.headers;
+        check_match(headers, Some(&etag))?;
         let same = text(headers, header::IF_RANGE).is_none_or(|tag| tag == etag);
         let range = match wanted(text(headers, header::RANGE).filter(|_| same), size) {
             _ if is_known(headers, &etag) => None,
@@ -76,11 +77,13 @@ impl Mirror {
         &self,
         name: Repository,
         of: Digest,
+        head: &Parts,
         holder: Option<&Holder>,
     ) -> Answered {
         if !self.sees(holder, &name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
+        check_match(&head.headers, Some(&format!("\"{of}\"")))?;
         match self.library().remove_blob(of).await? {
             true => Ok(bare(StatusCode::ACCEPTED)),
             false => Err(MirrorError::BlobUnknown(of)),

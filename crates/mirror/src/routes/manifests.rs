@@ -6,7 +6,7 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
-use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, is_known, value};
+use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, check_match, is_known, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::history::By;
@@ -28,10 +28,11 @@ impl Mirror {
         let found = self.library().manifest_for(&name, &of, asker(head, holder)).await?;
         let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
         let manifest = found.ok_or_else(unknown)?;
+        let etag = format!("\"{}\"", manifest.digest);
+        check_match(&head.headers, Some(&etag))?;
         if head.method == Method::GET {
             self.history().pulled(&name, &of);
         }
-        let etag = format!("\"{}\"", manifest.digest);
         let known = is_known(&head.headers, &etag);
         let mut response = bare(if known { StatusCode::NOT_MODIFIED } else { StatusCode::OK });
         let headers = response.headers_mut();
@@ -65,7 +66,7 @@ impl Mirror {
             true => MirrorError::ManifestTooLarge { most: MAX_MANIFEST },
             false => MirrorError::Broken(e.to_string()),
         })?;
-        let manifest = Manifest::parse(bytes.to_bytes(), text(&head.headers, header::CONTENT_TYPE))?;
+        let manifest = Manifest::pushed(bytes.to_bytes(), text(&head.headers, header::CONTENT_TYPE))?;
         if let Reference::Digest(expected) = &of
             && *expected != manifest.digest
         {
@@ -76,6 +77,7 @@ impl Mirror {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
+        self.check_meant(&name, &of, head).await?;
         // Until the manifest counts: two at once would each find the room that there is for one.
         let _turn = self.stock().turn_for(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
@@ -94,7 +96,17 @@ impl Mirror {
         Ok(response)
     }
 
-    pub(super) async fn remove_manifest(&self, name: Repository, of: Reference) -> Answered {
+    /// Refuses to change what is not what the request says it changes.
+    async fn check_meant(&self, name: &Repository, of: &Reference, head: &Parts) -> Result<(), MirrorError> {
+        if !head.headers.contains_key(header::IF_MATCH) {
+            return Ok(());
+        }
+        let here = self.library().manifest(name, of).await?;
+        check_match(&head.headers, here.map(|here| format!("\"{}\"", here.digest)).as_deref())
+    }
+
+    pub(super) async fn remove_manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
+        self.check_meant(&name, &of, head).await?;
         if !self.library().remove_manifest(&name, &of).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });
         }

@@ -260,8 +260,15 @@ impl Mirror {
         };
         let mut response = answered.unwrap_or_else(|error| refusal(&error));
         self.figures().answered(target.as_ref(), &method, response.status());
-        let (name, value) = VERSION;
-        response.headers_mut().insert(name, value);
+        if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED) {
+            let allowed = target.methods().iter().filter(|allowed| **allowed != method.as_str());
+            let allowed = allowed.filter(|allowed| self.0.delete || **allowed != "DELETE");
+            let allowed = value(&allowed.copied().collect::<Vec<_>>().join(", "));
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+        let (name, version) = VERSION;
+        response.headers_mut().insert(name, version);
+        confine(response.headers_mut());
         if head {
             // What there would be to read is in the headers.
             *response.body_mut() = Body::empty();
@@ -308,9 +315,11 @@ impl Mirror {
             (Target::Manifest(name, of), Method::PUT) => {
                 self.put_manifest(name, of, head, body, holder.as_ref()).await
             }
-            (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of).await,
+            (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of, head).await,
             (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder.as_ref()).await,
-            (Target::Blob(name, of), Method::DELETE) => self.remove_blob(name, of, holder.as_ref()).await,
+            (Target::Blob(name, of), Method::DELETE) => {
+                self.remove_blob(name, of, head, holder.as_ref()).await
+            }
             (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder.as_ref()).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
@@ -366,7 +375,16 @@ fn refusal(error: &MirrorError) -> Response {
     if later {
         response.headers_mut().insert(header::RETRY_AFTER, LATER.into());
     }
+    confine(response.headers_mut());
     response
+}
+
+/// Keeps a browser from making anything of an answer: what is pushed here comes from the origin of [the page](Target::Page), where
+/// administrators say who they are. The page has a policy of its own.
+fn confine(headers: &mut HeaderMap) {
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let nothing = HeaderValue::from_static("default-src 'none'; sandbox");
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
 
 fn document(status: StatusCode, body: &serde_json::Value) -> Response {
@@ -398,6 +416,21 @@ fn asker(head: &Parts, holder: Option<&Holder>) -> Asker {
 fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let tags = text(headers, header::IF_NONE_MATCH).unwrap_or_default().split(',').map(str::trim);
     tags.into_iter().any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+/// Refuses a request that is meant for something else than what an `ETag` stands for; without one there is nothing.
+fn check_match(headers: &HeaderMap, etag: Option<&str>) -> Result<(), MirrorError> {
+    let mut lines = headers.get_all(header::IF_MATCH).iter().peekable();
+    if lines.peek().is_none() {
+        return Ok(());
+    }
+    // A weak tag is never the same (RFC 9110, 13.1.1).
+    let mut tags =
+        lines.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')).map(str::trim);
+    match etag.is_some_and(|etag| tags.any(|tag| tag == "*" || tag == etag)) {
+        true => Ok(()),
+        false => Err(MirrorError::Precondition(etag.unwrap_or("nothing").to_owned())),
+    }
 }
 
 #[cfg(test)]
