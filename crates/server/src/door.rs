@@ -142,7 +142,10 @@ impl Door {
 
     async fn inside(&self, mut request: Request, path: &str, verdict: &Verdict) -> Response {
         if self.0.judges_hosts {
-            match judge(host(&request), &self.0.machine) {
+            let host = host(&request);
+            match judge(host, &self.0.machine) {
+                // Its clients may use a name of its own, though nobody else may.
+                Host::Foreign if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
                 Host::Foreign => {
                     let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
                     return self.shut(path, why);

@@ -20,9 +20,9 @@ use tokio::sync::mpsc;
 
 use crate::config::{Config, MirrorConfig};
 use crate::error::ServeError;
-use crate::http::hosts::machine_name;
+use crate::http::hosts::{Host, judge, machine_name};
 use crate::http::journal::Entry;
-use crate::http::peer::{is_local, peer};
+use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::{Desk, Manner, run};
 use crate::http::tls::Tls;
 use crate::keys::guard::Guard;
@@ -32,6 +32,10 @@ use crate::prometheus;
 use crate::registry;
 use crate::tidy;
 use crate::version::VERSION;
+
+/// What clients are told that call a mirror by a name of which it knows nothing.
+const FOREIGN: &str = "this mirror listens to its own machine alone, and answers to no other name: add the one that clients use to \
+mirror.names, or have the proxy say localhost";
 
 /// The folder, within that of the models, of what is on its way from an upstream into a bucket.
 const PASSING: &str = "puna-registry/passing";
@@ -47,6 +51,8 @@ pub(crate) struct Registry {
     mirror: Mirror,
     guard: Arc<Guard>,
     machine: Arc<str>,
+    /// The hosts under which clients reach it, as far as that was said.
+    names: Arc<[String]>,
 }
 
 impl Registry {
@@ -87,7 +93,30 @@ impl Registry {
         let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings, history)?;
         let tidied = mirror.clone();
         tokio::spawn(async move { tidied.keep_tidy().await });
-        Ok(Self { mirror, guard, machine: machine_name().into() })
+        let (machine, names) = (machine_name().into(), config.names.clone().into());
+        Ok(Self { mirror, guard, machine, names })
+    }
+
+    /// Whether a `Host` header is one of the names under which clients reach it.
+    pub(crate) fn is_named(&self, host: &str) -> bool {
+        let bare = |name: &str| {
+            let port = [":80", ":443"].into_iter().find_map(|port| name.strip_suffix(port));
+            port.unwrap_or(name).to_ascii_lowercase()
+        };
+        self.names.iter().any(|name| bare(name) == bare(host.trim()))
+    }
+
+    /// Refuses a request that names another host than this machine, where it listens to that alone. Only the host that a browser says by
+    /// itself counts: a page may add headers as proxies do.
+    fn judge_host(&self, request: &Request) -> Result<(), MirrorError> {
+        if request.headers().get_all(header::HOST).iter().count() > 1 {
+            return Err(MirrorError::Denied("this request has more than one Host header".into()));
+        }
+        let host = host(request);
+        match judge(host, &self.machine) == Host::Foreign && !self.is_named(host) {
+            true => Err(MirrorError::Denied(FOREIGN.into())),
+            false => Ok(()),
+        }
     }
 
     /// Answers a request for a path of the registry.
@@ -217,19 +246,30 @@ fn text(status: StatusCode, text: &'static str) -> Response {
 }
 
 /// A registry that answers all requests of a listener.
-struct Alone(Registry);
+struct Alone {
+    registry: Registry,
+    /// Whether `Host` headers are looked at: only on loopback addresses.
+    judges_hosts: bool,
+}
 
 impl Desk for Alone {
     fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
-        let registry = self.0.clone();
+        let registry = self.registry.clone();
+        let judged = if self.judges_hosts { registry.judge_host(&request) } else { Ok(()) };
         Box::pin(async move {
             let entry = Entry::begin(&request, peer(&request));
-            entry.follow(registry.answer_alone(request)).await
+            let answer = async {
+                match judged {
+                    Ok(()) => registry.answer_alone(request).await,
+                    Err(refused) => Mirror::refusal(&refused),
+                }
+            };
+            entry.follow(answer).await
         })
     }
 
     fn reload(&self) {
-        self.0.guard.reload();
+        self.registry.guard.reload();
     }
 }
 
@@ -269,7 +309,7 @@ pub async fn serve(
     tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
     let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
     let known = registry.clone();
-    let desk = Arc::new(Alone(registry));
+    let desk = Arc::new(Alone { registry, judges_hosts: address.ip().is_loopback() });
     let manner = Manner { desk, tls, write_timeout: config.write_timeout };
     run(listener, manner, reload, end, std::future::ready(())).await;
     known.rest().await;
