@@ -4,6 +4,7 @@
 //! Tools of container registries fetch it with a name and password; the password is an API key, which may also be shown as
 //! a bearer token itself. A token says whose it is and until when: what its holder may do is looked up when it is used.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
@@ -21,7 +22,7 @@ use ring::signature::{ED25519, UnparsedPublicKey};
 use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::name::Repository;
-use crate::path::query;
+use crate::path::{Target, query};
 use crate::pattern::is_in;
 use crate::place::{self, Local, text};
 use crate::settings::Settings;
@@ -75,6 +76,18 @@ impl Holder {
     }
 }
 
+/// A request that counts to a key, until it is dropped.
+pub type Begun = Box<dyn Any + Send + Sync>;
+
+/// A key has a limit, and it is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit {
+    /// What is told.
+    pub said: String,
+    /// Seconds after which to come again.
+    pub retry_after: u64,
+}
+
 /// The keys there are.
 pub trait Keys: Send + Sync + 'static {
     /// Whether there are any.
@@ -85,6 +98,11 @@ pub trait Keys: Send + Sync + 'static {
     fn by_secret(&self, secret: &str) -> Option<Holder>;
     /// The holder of the Ed25519 key with this public half.
     fn by_public(&self, key: &[u8]) -> Option<Holder>;
+    /// Begins a request of a holder, which may be one of several that bring one thing in parts.
+    ///
+    /// # Errors
+    /// He has more of them than he may have.
+    fn begin(&self, name: &str, part_of: Option<&str>) -> Result<Option<Begun>, Limit>;
 }
 
 /// Nobody has one.
@@ -102,6 +120,9 @@ impl Keys for NoKeys {
     }
     fn by_public(&self, _: &[u8]) -> Option<Holder> {
         None
+    }
+    fn begin(&self, _: &str, _: Option<&str>) -> Result<Option<Begun>, Limit> {
+        Ok(None)
     }
 }
 
@@ -147,7 +168,7 @@ impl Access {
                 )),
             };
         }
-        if right == Right::Read && blob.is_some_and(|blob| self.is_address(head, blob)) {
+        if right == Right::Read && blob.is_some_and(|blob| self.told_to(head, blob).is_some()) {
             return Ok(None);
         }
         match self.holder(head) {
@@ -286,18 +307,48 @@ impl Access {
         Ok(())
     }
 
+    /// Counts a request to the key of its holder, or of whoever was told the address that is asked for.
+    pub(crate) fn begin(
+        &self,
+        head: &Parts,
+        holder: Option<&Holder>,
+        target: &Target,
+    ) -> Result<Option<Begun>, MirrorError> {
+        let Some(name) = self.payer(head, holder, target) else { return Ok(None) };
+        let part_of = match target {
+            Target::Blob(_, blob) if head.headers.contains_key(header::RANGE) => Some(blob.to_string()),
+            Target::Upload(_, id) => Some(id.to_string()),
+            _ => None,
+        };
+        self.keys.begin(&name, part_of.as_deref()).map_err(MirrorError::Limited)
+    }
+
+    /// Whom a request counts to.
+    pub(crate) fn payer(&self, head: &Parts, holder: Option<&Holder>, target: &Target) -> Option<String> {
+        match (holder, target) {
+            (Some(holder), _) => Some(holder.name.clone()),
+            (None, Target::Blob(_, blob)) => self.told_to(head, blob).filter(|name| !name.is_empty()),
+            (None, _) => None,
+        }
+    }
+
     /// The path of a blob that anybody may read who was told it.
-    pub(crate) fn address(&self, name: &Repository, blob: &Digest) -> String {
+    pub(crate) fn address(&self, name: &Repository, blob: &Digest, payer: Option<&str>) -> String {
         let path = format!("/v2/{name}/blobs/{blob}");
         match self.keys.any() && !self.anonymous {
-            true => format!("{path}?token={}", self.sign(&blob.to_string(), ADDRESS_TIME)),
+            true => {
+                let of = format!("{blob} {}", payer.unwrap_or_default());
+                format!("{path}?token={}", self.sign(&of, ADDRESS_TIME))
+            }
             false => path,
         }
     }
 
-    fn is_address(&self, head: &Parts, blob: &Digest) -> bool {
-        let token = query(head.uri.query(), "token");
-        token.and_then(|token| self.named(&token)).is_some_and(|of| of == blob.to_string())
+    /// Whose key the address of a blob was told to, where that is what is asked for.
+    fn told_to(&self, head: &Parts, blob: &Digest) -> Option<String> {
+        let of = self.named(&query(head.uri.query(), "token")?)?;
+        let (digest, name) = of.split_once(' ')?;
+        (digest == blob.to_string()).then(|| name.to_owned())
     }
 
     /// A text with its end, and the proof that this was said here.
@@ -350,6 +401,9 @@ mod tests {
         }
         fn by_public(&self, key: &[u8]) -> Option<Holder> {
             self.by_name("reader").filter(|_| key == pair().public_key().as_ref())
+        }
+        fn begin(&self, _: &str, _: Option<&str>) -> Result<Option<Begun>, Limit> {
+            Ok(None)
         }
     }
 
@@ -476,10 +530,12 @@ mod tests {
     fn the_address_of_a_blob_opens_that_blob_alone() {
         let access = access();
         let (blob, other) = (Digest::of(b"a"), Digest::of(b"b"));
-        let address = access.address(&name("team-a/m"), &blob);
+        let address = access.address(&name("team-a/m"), &blob, Some("anna"));
         let judge =
             |blob| access.judge(&head(&address, ""), Right::Read, Some(&name("team-a/m")), Some(blob));
         judge(&blob).unwrap();
+        let asked = |blob| access.payer(&head(&address, ""), None, &Target::Blob(name("team-a/m"), blob));
+        assert_eq!((asked(blob), asked(other)), (Some("anna".to_owned()), None), "whose key it counts to");
         assert_eq!(judge(&other).unwrap_err().code().0, 401);
         let pushed = access.judge(&head(&address, ""), Right::Write, Some(&name("team-a/m")), Some(&blob));
         assert_eq!(pushed.unwrap_err().code().0, 401);

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 
 use puna_store::{Digest, StoreError};
 
+use crate::access::Limit;
 use crate::name::Repository;
 
 /// A request that cannot be answered as it wishes.
@@ -64,6 +65,8 @@ pub enum MirrorError {
     Unsupported(String),
     #[error("{0}")]
     TooMany(String),
+    #[error("{}", .0.said)]
+    Limited(Limit),
     #[error("{0}")]
     Full(String),
     #[error("{0}")]
@@ -137,7 +140,7 @@ impl MirrorError {
             Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
             Self::Unsupported(_) => (405, "UNSUPPORTED"),
             Self::Route => (404, "UNSUPPORTED"),
-            Self::TooMany(_) => (429, "TOOMANYREQUESTS"),
+            Self::TooMany(_) | Self::Limited(_) => (429, "TOOMANYREQUESTS"),
             Self::Full(_) => (507, "DENIED"),
             Self::Store(StoreError::Io {
                 kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded, ..

@@ -50,7 +50,7 @@ mod uploading;
 mod via;
 mod waiting;
 
-pub use access::{Holder, Keys, NoKeys, Right};
+pub use access::{Begun, Holder, Keys, Limit, NoKeys, Right};
 pub use error::MirrorError;
 pub use figures::Figure;
 pub use history::History;

@@ -1,5 +1,7 @@
 //! Whole answers, as clients get them.
 
+mod limits;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

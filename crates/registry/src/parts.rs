@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs;
 
-use puna_store::{Partial, StoreError};
+use puna_store::{Digest, Partial, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
 /// Parts that a download is planned with at most.
@@ -114,6 +114,11 @@ impl Table {
         notes.sort_by_key(|note| (note.offset, note.completed));
         notes.dedup_by_key(|note| note.offset);
         Ok(Some(Self::from_notes(&notes, total)))
+    }
+
+    /// The same of a blob of a store.
+    pub(crate) fn of_store(store: &Store, digest: &Digest, total: u64) -> Option<Self> {
+        Self::load(&store.partial(digest).ok()?, total).ok()?
     }
 
     fn from_notes(notes: &[Note], total: u64) -> Self {

@@ -17,6 +17,7 @@ use crate::http::Session;
 use crate::hub::{HubFile, HubModel};
 use crate::manifest::read_manifest;
 use crate::packaging::{Made, Package, is_made_of};
+use crate::parts::Table;
 use crate::rate::Limit;
 use crate::settings::{Options, Progress, Report, tell};
 use crate::space::{on_disk, room};
@@ -168,15 +169,19 @@ impl Registry {
         Ok(Vec::new())
     }
 
-    /// Bytes of blobs that are here, or arriving.
+    /// Bytes of blobs that are here, or arriving, or that a download which was broken off has left.
     pub async fn completed(&self, store: &Arc<Store>, blobs: &[(Digest, u64)]) -> u64 {
         let (at, blobs) = (store.clone(), blobs.to_vec());
-        let judged = move || Ok(blobs.into_iter().map(|blob| (blob, at.has_blob(&blob.0))).collect());
+        let left = move |(digest, size): (Digest, u64)| match at.has_blob(&digest) {
+            true => size,
+            // What cannot be read is not gone on from either.
+            false => Table::of_store(&at, &digest, size).map_or(0, |table| table.completed()),
+        };
+        let judged = move || Ok(blobs.into_iter().map(|blob| (blob, left(blob))).collect());
         // A panic of that leaves nothing counted.
         let judged: Vec<_> = blocking(judged).await.unwrap_or_default();
-        let here = |((digest, size), is_here): ((Digest, u64), bool)| match is_here {
-            true => size,
-            false => self.downloads().completed(store, digest).min(size),
+        let here = |((digest, size), left): ((Digest, u64), u64)| {
+            self.downloads().completed(store, digest).max(left).min(size)
         };
         judged.into_iter().map(here).fold(0, u64::saturating_add)
     }

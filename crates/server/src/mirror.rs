@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Caller, History, Holder, Keys, Library, Mirror, MirrorError, ObjectLibrary, Right, Settings,
-    StoreLibrary, Through,
+    Begun, Caller, History, Holder, Keys, Library, Limit, Mirror, MirrorError, ObjectLibrary, Right,
+    Settings, StoreLibrary, Through,
 };
 pub use puna_mirror::{Removal, Retained, check_namespace};
 use puna_store::{ModelName, Store};
@@ -238,6 +238,11 @@ impl Keys for Holders {
     fn by_public(&self, public: &[u8]) -> Option<Holder> {
         let is = |text: &String| puna_registry::public_key(text).is_some_and(|key| key == public);
         self.find(|key| key.public.as_ref().is_some_and(is))
+    }
+
+    fn begin(&self, name: &str, part_of: Option<&str>) -> Result<Option<Begun>, Limit> {
+        let begun = self.0.begin(name, part_of)?;
+        Ok(begun.map(|permit| Box::new(permit) as Begun))
     }
 }
 

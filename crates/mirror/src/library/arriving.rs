@@ -15,6 +15,9 @@ const PIECE: usize = 256 << 10;
 pub(super) struct Arriving {
     pub(super) size: u64,
     pub(super) running: Running,
+    /// Whether a manifest of the repository in which it was asked for says that it has so many bytes. Where none does its first byte
+    /// waits until all of it is right: wherever it ends, nobody has all of it without that one.
+    pub(super) is_vouched: bool,
 }
 
 impl Blob for Arriving {
@@ -23,17 +26,24 @@ impl Blob for Arriving {
     }
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
-        let pieces = stream::unfold((range, self.running), |(range, mut running)| async move {
+        // The last byte comes when the digest is right.
+        let waits = (!self.is_vouched && range.start == 0).then(|| self.size.saturating_sub(1));
+        let pieces = stream::unfold((range, self.running, waits), |(range, mut running, waits)| async move {
             if range.is_empty() {
                 return None;
+            }
+            if let Some(last) = waits
+                && let Err(error) = running.read(last, 1).await
+            {
+                return Some((Err(broken(error)), (range.end..range.end, running, None)));
             }
             let most = usize::try_from(range.end - range.start).unwrap_or(PIECE).min(PIECE);
             match running.read(range.start, most).await {
                 Ok(bytes) => {
                     let rest = range.start + bytes.len() as u64..range.end;
-                    Some((Ok(bytes), (rest, running)))
+                    Some((Ok(bytes), (rest, running, None)))
                 }
-                Err(error) => Some((Err(broken(error)), (range.end..range.end, running))),
+                Err(error) => Some((Err(broken(error)), (range.end..range.end, running, None))),
             }
         });
         pieces.boxed()

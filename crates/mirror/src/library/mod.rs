@@ -3,6 +3,7 @@
 mod arriving;
 mod blobs;
 mod checks;
+mod crowd;
 mod folder;
 mod manifests;
 mod notes;
@@ -29,9 +30,11 @@ use crate::name::{Reference, Repository};
 use crate::notes::Notes;
 use crate::waiting::Answer;
 
+pub(crate) use crowd::MAX_AGE;
+#[cfg(test)]
+pub(crate) use crowd::{MAX_EACH, MAX_UPLOADS};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
-pub(crate) use uploads::MAX_AGE;
 
 pub use through::Through;
 pub use upstreams::{Asker, Upstreams};
@@ -154,8 +157,8 @@ pub trait Library: Send + Sync + 'static {
         Box::pin(async move { Ok(self.blob(digest).await?.is_some()) })
     }
 
-    /// Begins an upload to a repository.
-    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId>;
+    /// Begins an upload to a repository, for somebody, of whom there may be so many at a time; nobody is this library itself.
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> Answer<'a, UploadId>;
 
     /// How many bytes an upload has.
     fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64>;

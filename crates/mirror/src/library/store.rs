@@ -295,9 +295,9 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.mount(&name, &digest)))
     }
 
-    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
-        let (uploads, name) = (self.uploads.clone(), name.clone());
-        Box::pin(self.with(move |folder| uploads.begin(folder, &name)))
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> Answer<'a, UploadId> {
+        let (uploads, name, owner) = (self.uploads.clone(), name.clone(), owner.to_owned());
+        Box::pin(self.with(move |folder| uploads.begin(folder, &name, &owner)))
     }
 
     fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64> {
@@ -343,10 +343,10 @@ mod tests {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
-            let id = library().begin(&name).await.unwrap();
+            let id = library().begin(&name, "").await.unwrap();
             // As after a restart: what is known of it lies on the disk.
             let library = library();
-            waits_elsewhere(library.begin(&name)).await;
+            waits_elsewhere(library.begin(&name, "")).await;
             waits_elsewhere(library.uploaded(&name, &id)).await;
             waits_elsewhere(library.cancel(&name, &id)).await;
             waits_elsewhere(library.tidy()).await;

@@ -4,6 +4,7 @@ mod asking;
 mod coming;
 mod fetching;
 mod making;
+mod sizes;
 mod strays;
 mod tags;
 #[cfg(test)]
@@ -17,7 +18,6 @@ use futures_util::future::BoxFuture;
 use puna_registry::{Registry, RegistryError};
 use puna_store::{Digest, Entry, ModelName, Store};
 
-use super::arriving::Arriving;
 use super::upstreams::{Asker, Gate, Upstreams};
 use super::{Blob, Fetches, Library, Part};
 use crate::error::MirrorError;
@@ -30,6 +30,7 @@ use crate::name::{Reference, Repository};
 use crate::notes::Notes;
 use crate::waiting::Answer;
 use coming::Coming;
+use sizes::Sizes;
 use strays::Strays;
 use tags::{MAX_TAGS, Tags};
 
@@ -48,6 +49,7 @@ struct Inner {
     history: History,
     tags: Tags,
     strays: Strays,
+    sizes: Sizes,
     rest: Duration,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
@@ -73,6 +75,7 @@ impl Through {
             history,
             tags: Tags::new(MAX_TAGS),
             strays: Strays::default(),
+            sizes: Sizes::default(),
             rest: REST,
             fetches: Mutex::default(),
             moves: AtomicU64::default(),
@@ -100,6 +103,24 @@ impl Inner {
             Some(Holding::of_manifest(name, &pending.manifest, None))
         };
         self.tags.all_coming().into_iter().filter_map(held).collect()
+    }
+}
+
+impl Inner {
+    /// A blob that is here or on its way, for somebody who asks for it in a repository.
+    async fn blob(
+        &self,
+        name: Option<&Repository>,
+        digest: Digest,
+    ) -> Result<Option<Box<dyn Blob>>, MirrorError> {
+        if let Some(blob) = self.library.blob(digest).await? {
+            return Ok(Some(blob));
+        }
+        match self.arriving(name, digest) {
+            Some(arriving) => Ok(Some(Box::new(arriving) as Box<dyn Blob>)),
+            // It may have become whole between the two.
+            None => self.library.blob(digest).await,
+        }
     }
 }
 
@@ -153,16 +174,7 @@ impl Library for Through {
     }
 
     fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>> {
-        Box::pin(async move {
-            match self.0.library.blob(digest).await? {
-                Some(blob) => Ok(Some(blob)),
-                None => match self.0.arriving(digest) {
-                    Some((size, running)) => Ok(Some(Box::new(Arriving { size, running }) as Box<dyn Blob>)),
-                    // It may have become whole between the two.
-                    None => self.0.library.blob(digest).await,
-                },
-            }
-        })
+        Box::pin(self.0.blob(None, digest))
     }
 
     fn blob_for<'a>(
@@ -172,11 +184,11 @@ impl Library for Through {
         asker: Asker,
     ) -> Answer<'a, Option<Box<dyn Blob>>> {
         Box::pin(async move {
-            if let Some(blob) = self.blob(digest).await? {
+            if let Some(blob) = self.0.blob(Some(name), digest).await? {
                 return Ok(Some(blob));
             }
             let stray = self.0.stray(name, digest, asker).await?;
-            Ok(stray.map(|(size, running)| Box::new(Arriving { size, running }) as Box<dyn Blob>))
+            Ok(stray.map(|stray| Box::new(stray) as Box<dyn Blob>))
         })
     }
 
@@ -215,10 +227,10 @@ impl Library for Through {
         })
     }
 
-    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> Answer<'a, UploadId> {
         Box::pin(async move {
             self.own(name)?;
-            self.0.library.begin(name).await
+            self.0.library.begin(name, owner).await
         })
     }
 

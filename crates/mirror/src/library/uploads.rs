@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Part;
+use super::crowd::{EMPTY_AGE, MAX_AGE, Open, crowd};
 use super::folder::{self, Folder, absent, io};
 use crate::error::MirrorError;
 use crate::id::UploadId;
@@ -22,10 +23,6 @@ use crate::lock::lock;
 use crate::name::Repository;
 use crate::waiting::blocking;
 
-/// Uploads at a time.
-pub(crate) const MAX_UPLOADS: usize = 512;
-/// How long an upload is kept after its last byte.
-pub(crate) const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Bytes of the disk that uploads leave free.
 const LEFT_FREE: u64 = 256 << 20;
 /// How long the next piece may take.
@@ -37,12 +34,21 @@ const LOOK: u64 = 64 << 20;
 
 /// Uploads that this process has touched. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct Uploads(Arc<Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>>>);
+pub(crate) struct Uploads {
+    sessions: Arc<Mutex<Sessions>>,
+    /// Whose the open ones are, which never changes.
+    owners: Arc<Mutex<HashMap<UploadId, String>>>,
+}
+
+type Sessions = HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>;
 
 /// What is written beside the bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Note {
     repository: String,
+    /// Whose it is.
+    #[serde(default)]
+    owner: String,
     /// Bytes of all parts that came whole.
     committed: u64,
 }
@@ -62,15 +68,19 @@ struct Session {
 }
 
 impl Uploads {
-    /// Begins one. Waits for the disk.
-    pub(crate) fn begin(&self, folder: &Folder, name: &Repository) -> Result<UploadId, MirrorError> {
+    /// Begins one for somebody. Waits for the disk.
+    pub(crate) fn begin(
+        &self,
+        folder: &Folder,
+        name: &Repository,
+        owner: &str,
+    ) -> Result<UploadId, MirrorError> {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
-        if self.clear(folder)? >= MAX_UPLOADS {
-            return Err(too_many());
-        }
+        let open = self.look(folder)?;
+        self.make_room(folder, open, owner)?;
         let id = UploadId::random()?;
-        let note = Note { repository: name.to_string(), committed: 0 };
+        let note = Note { repository: name.to_string(), owner: owner.to_owned(), committed: 0 };
         let (data, note_path) = paths(folder, &id);
         File::create_new(&data).map_err(io("create", &data))?;
         folder.write(&note_path, &to_bytes(&note)?)?;
@@ -81,30 +91,91 @@ impl Uploads {
         Ok(id)
     }
 
-    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>> {
-        lock(&self.0)
+    fn sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {
+        lock(&self.sessions)
     }
 
-    /// Removes uploads that were left alone for too long. Says how many there are. Waits for the disk.
-    pub(crate) fn clear(&self, folder: &Folder) -> Result<usize, MirrorError> {
-        let mut left = 0;
+    /// Removes uploads that were left alone for too long. Waits for the disk.
+    pub(crate) fn clear(&self, folder: &Folder) -> Result<(), MirrorError> {
+        self.look(folder).map(drop)
+    }
+
+    /// The same, and what is left.
+    fn look(&self, folder: &Folder) -> Result<Vec<Open>, MirrorError> {
+        let mut open = Vec::new();
         for name in folder::names(&folder.uploads())? {
             let path = folder.uploads().join(&name);
-            let changed = fs::metadata(&path).and_then(|meta| meta.modified());
-            let age =
-                changed.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
-            let id = UploadId::parse(name.trim_end_matches(".json")).ok();
-            let is_data = !name.ends_with(".json");
-            if age <= MAX_AGE {
-                left += usize::from(is_data);
-            } else if is_data {
-                folder::remove(&path)?;
-                id.inspect(|id| drop(self.sessions().remove(id)));
-            } else if !path.with_extension("").exists() {
-                folder::remove(&path)?;
+            // It may have been finished meanwhile.
+            let Some(meta) = absent(fs::metadata(&path), "read", &path)? else { continue };
+            let age = meta.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+            let age = age.unwrap_or_default();
+            if name.ends_with(".json") {
+                if age > MAX_AGE && !path.with_extension("").exists() {
+                    folder::remove(&path)?;
+                }
+                continue;
+            }
+            let id = UploadId::parse(&name).ok();
+            let most = if meta.len() == 0 { EMPTY_AGE } else { MAX_AGE };
+            let is_held = id.as_ref().is_some_and(|id| self.is_held(id));
+            match id {
+                Some(id) if age <= most || is_held => {
+                    let owner = self.owner(folder, &id)?;
+                    open.push(Open { id, owner, age });
+                }
+                Some(id) => self.drop_of(folder, &id)?,
+                None if age > MAX_AGE => _ = folder::remove(&path)?,
+                None => {}
             }
         }
-        Ok(left)
+        lock(&self.owners).retain(|id, _| open.iter().any(|one| one.id == *id));
+        Ok(open)
+    }
+
+    /// Gives one up for somebody who has too many, or of those who have, where there are.
+    fn make_room(&self, folder: &Folder, open: Vec<Open>, owner: &str) -> Result<(), MirrorError> {
+        let Some(crowd) = crowd(open, owner) else { return Ok(()) };
+        for is_empty in [true, false] {
+            for one in &crowd.of {
+                let len = fs::metadata(paths(folder, &one.id).0).map_or(0, |meta| meta.len());
+                if (len == 0) == is_empty && crowd.may_go(one, is_empty) && !self.is_held(&one.id) {
+                    tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
+                    return self.drop_of(folder, &one.id);
+                }
+            }
+        }
+        Err(crowd.refusal())
+    }
+
+    /// Whether somebody is at it.
+    fn is_held(&self, id: &UploadId) -> bool {
+        self.sessions().get(id).is_some_and(|session| session.try_lock().is_err())
+    }
+
+    fn drop_of(&self, folder: &Folder, id: &UploadId) -> Result<(), MirrorError> {
+        let (data, note) = paths(folder, id);
+        if let Some(session) = self.sessions().remove(id)
+            && let Ok(mut session) = session.try_lock()
+        {
+            session.over = true;
+        }
+        folder::remove(&data)?;
+        folder::remove(&note)?;
+        Ok(())
+    }
+
+    /// Whose an open upload is.
+    fn owner(&self, folder: &Folder, id: &UploadId) -> Result<String, MirrorError> {
+        if let Some(owner) = lock(&self.owners).get(id) {
+            return Ok(owner.clone());
+        }
+        let note = folder::read(&paths(folder, id).1)?;
+        // It is just beginning, or its note is none: then nobody can go on with it.
+        let Some(note) = note.and_then(|note| serde_json::from_slice::<Note>(&note).ok()) else {
+            return Ok(String::new());
+        };
+        lock(&self.owners).insert(id.clone(), note.owner.clone());
+        Ok(note.owner)
     }
 
     /// An upload to a repository. Waits for the disk where it is one of an earlier run.
@@ -240,13 +311,6 @@ async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> 
         };
         return Some(error);
     }
-}
-
-/// Refuses one more upload than may be open.
-pub(crate) fn too_many() -> MirrorError {
-    MirrorError::TooMany(format!(
-        "{MAX_UPLOADS} uploads are open already: finish or cancel some, or come back later"
-    ))
 }
 
 fn paths(folder: &Folder, id: &UploadId) -> (PathBuf, PathBuf) {

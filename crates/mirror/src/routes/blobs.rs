@@ -9,6 +9,7 @@ use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, check_match, is_known
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::name::Repository;
+use crate::path::Target;
 use crate::place::text;
 use crate::range::{Wanted, wanted};
 
@@ -25,6 +26,7 @@ impl Mirror {
         if !self.sees(holder, &name, of).await? && !self.library().vouches(&name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
+        let payer = self.access().payer(head, holder, &Target::Blob(name.clone(), of));
         let (size, etag) = (blob.size(), format!("\"{of}\""));
         let headers = &head.headers;
         check_match(headers, Some(&etag))?;
@@ -63,7 +65,10 @@ impl Mirror {
                 headers.insert(header::CONTENT_RANGE, value(&text));
             }
             // Ollama's client fetches the parts of a blob from where this points, and gives up without it.
-            _ => _ = headers.insert(header::LOCATION, value(&self.access().address(&name, &of))),
+            _ => {
+                _ = headers
+                    .insert(header::LOCATION, value(&self.access().address(&name, &of, payer.as_deref())))
+            }
         }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         headers.insert(header::CONTENT_LENGTH, (part.end - part.start).into());

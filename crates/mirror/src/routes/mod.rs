@@ -10,16 +10,17 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use http_body_util::BodyExt;
 use puna_store::{Digest, ModelName};
 use serde_json::json;
 
-use crate::access::{Access, Holder, Keys, Right, TOKEN_TIME};
+use crate::access::{Access, Begun, Holder, Keys, Right, TOKEN_TIME};
 use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
 use crate::history::{DAY, History};
@@ -304,23 +305,33 @@ impl Mirror {
             }
             admitted => admitted?,
         };
+        let begun = self.access().begin(head, holder.as_ref(), &target)?;
+        let answer = self.handle(target, head, body, holder.as_ref()).await?;
+        Ok(match begun {
+            Some(begun) => held(answer, begun),
+            None => answer,
+        })
+    }
+
+    /// The answer to a request that was let in.
+    async fn handle(&self, target: Target, head: &Parts, body: Body, holder: Option<&Holder>) -> Answered {
+        let method = head.method.clone();
+        let reads = method == Method::GET || method == Method::HEAD;
         match (target, method) {
-            (Target::Page, _) if reads => self.page(head, holder.as_ref()).await,
+            (Target::Page, _) if reads => self.page(head, holder).await,
             (Target::Token, _) if reads => self.token(head),
             (Target::Ping, _) if reads => Ok(document(StatusCode::OK, &json!({}))),
-            (Target::Catalog, _) if reads => self.catalog(head, holder.as_ref()).await,
+            (Target::Catalog, _) if reads => self.catalog(head, holder).await,
             (Target::Tags(name), _) if reads => self.tags(name, head).await,
             (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
-            (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head, holder.as_ref()).await,
+            (Target::Manifest(name, of), _) if reads => self.manifest(name, of, head, holder).await,
             (Target::Manifest(name, of), Method::PUT) => {
-                self.put_manifest(name, of, head, body, holder.as_ref()).await
+                self.put_manifest(name, of, head, body, holder).await
             }
             (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of, head).await,
-            (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder.as_ref()).await,
-            (Target::Blob(name, of), Method::DELETE) => {
-                self.remove_blob(name, of, head, holder.as_ref()).await
-            }
-            (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder.as_ref()).await,
+            (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder).await,
+            (Target::Blob(name, of), Method::DELETE) => self.remove_blob(name, of, head, holder).await,
+            (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
             (Target::Upload(name, id), Method::PUT) => self.finish(name, id, head, body).await,
@@ -363,17 +374,26 @@ async fn going_on<F: Future<Output = ()>>(what: &str, pause: Duration, work: imp
 /// Seconds after which those come again who came too early.
 const LATER: u64 = 30;
 
+/// When those come again who came too early.
+fn later(error: &MirrorError) -> Option<u64> {
+    match error {
+        MirrorError::Later(_) | MirrorError::TooMany(_) => Some(LATER),
+        MirrorError::Limited(limit) => Some(limit.retry_after),
+        _ => None,
+    }
+}
+
 /// An error in the form of the distribution rules.
 fn refusal(error: &MirrorError) -> Response {
     let (status, code) = error.code();
-    let (later, told) = (matches!(error, MirrorError::Later(_) | MirrorError::TooMany(_)), error.told());
-    if status >= 500 && !later || told != error.to_string() {
+    let (later, told) = (later(error), error.told());
+    if status >= 500 && later.is_none() || told != error.to_string() {
         tracing::error!(%error, "a request to the registry failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = document(status, &json!({"errors": [{"code": code, "message": told}]}));
-    if later {
-        response.headers_mut().insert(header::RETRY_AFTER, LATER.into());
+    if let Some(seconds) = later {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     confine(response.headers_mut());
     response
@@ -390,6 +410,26 @@ fn confine(headers: &mut HeaderMap) {
 fn document(status: StatusCode, body: &serde_json::Value) -> Response {
     let bytes = body.to_string();
     (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response()
+}
+
+/// An answer that counts to somebody until it is sent.
+fn held(answer: Response, begun: Begun) -> Response {
+    let len = answer.body().size_hint().exact();
+    let mut answer = answer.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            // It goes with the body.
+            let _held = &begun;
+            frame
+        }))
+    });
+    // What is told of the body's length is lost with that.
+    if let Some(len) = len
+        && answer.status() != StatusCode::NO_CONTENT
+        && answer.status() != StatusCode::NOT_MODIFIED
+    {
+        answer.headers_mut().entry(header::CONTENT_LENGTH).or_insert(len.into());
+    }
+    answer
 }
 
 /// An answer without a body.

@@ -2,6 +2,7 @@
 //! elsewhere.
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,19 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25em .6
 /// The address at the other end of a connection. Whoever answers connections puts it among a request's extensions.
 #[derive(Debug, Clone)]
 pub struct Caller(pub String);
+
+impl Caller {
+    /// Where he is: of the addresses of the newer kind each has as many as he likes, with one beginning.
+    pub(crate) fn place(&self) -> String {
+        match self.0.parse() {
+            Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_none() => {
+                let net = Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX));
+                format!("{net}/64")
+            }
+            _ => self.0.clone(),
+        }
+    }
+}
 
 /// The last pulls, newest first.
 #[derive(Default)]

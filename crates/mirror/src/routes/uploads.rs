@@ -9,7 +9,7 @@ use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use puna_store::Digest;
 
-use super::{Answered, CONTENT_DIGEST, Mirror, bare, value};
+use super::{Answered, CONTENT_DIGEST, Caller, Mirror, bare, value};
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::id::UploadId;
@@ -44,7 +44,7 @@ impl Mirror {
         {
             return Ok(created(&name, &digest));
         }
-        let id = self.library().begin(&name).await?;
+        let id = self.library().begin(&name, &owner(head, holder)).await?;
         if let Some(digest) = whole.filter(|_| question.is_none()) {
             return self.take(name, id, digest, head, body).await;
         }
@@ -132,6 +132,14 @@ impl Mirror {
         let mut response = bare(StatusCode::NO_CONTENT);
         response.headers_mut().remove(header::CONTENT_LENGTH);
         Ok(response)
+    }
+}
+
+/// Whose an upload is: that of a key, or where none was shown, of an address.
+fn owner(head: &Parts, holder: Option<&Holder>) -> String {
+    match holder {
+        Some(holder) => format!("key {}", holder.name),
+        None => format!("at {}", head.extensions.get::<Caller>().map_or_else(String::new, Caller::place)),
     }
 }
 

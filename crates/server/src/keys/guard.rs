@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, header};
+use puna_mirror::Limit;
 
 use super::usage::{Exceeded, Permit, Usage};
 use super::{Access, Key, KeyError, KeyFile, Scope};
@@ -96,8 +97,23 @@ impl Guard {
                 format!("the API key {name:?} may not do this: it lacks the scope {}", scope.name()),
             ));
         }
-        let permit = self.usage.begin(key, Instant::now()).map_err(|limit| exceeded(key, &limit))?;
+        let permit = self.usage.begin(key, None, Instant::now());
+        let permit = permit.map_err(|limit| {
+            let Limit { said, retry_after } = exceeded(key, &limit);
+            Refusal { retry_after: Some(retry_after), ..refusal(429, said) }
+        })?;
         Ok(Pass { permit: Some(permit), client: number(key) })
+    }
+
+    /// Begins a request to the registry, of the holder of a key; of one that is gone there is nothing to count.
+    ///
+    /// # Errors
+    /// The limit of the key that was reached.
+    pub(crate) fn begin(&self, name: &str, part_of: Option<&str>) -> Result<Option<Permit>, Limit> {
+        let keys = self.keys();
+        let Some(key) = keys.keys.iter().find(|key| key.name == name) else { return Ok(None) };
+        let permit = self.usage.begin(key, part_of, Instant::now());
+        permit.map(Some).map_err(|limit| exceeded(key, &limit))
     }
 
     /// Looks at the file now.
@@ -187,12 +203,12 @@ fn refusal(status: u16, message: impl Into<String>) -> Refusal {
     Refusal { failure: Failure::new(status, message), retry_after: None }
 }
 
-fn exceeded(key: &Key, limit: &Exceeded) -> Refusal {
+fn exceeded(key: &Key, limit: &Exceeded) -> Limit {
     let name = &key.name;
     let (most, retry_after) = match limit {
         Exceeded::Concurrent(most) => (format!("{most} at once"), 1),
         Exceeded::Rate(most, wait) => (format!("{most} a minute"), *wait),
     };
-    let text = format!("too many requests with the API key {name:?}: {most} are allowed");
-    Refusal { retry_after: Some(retry_after), ..refusal(429, text) }
+    let said = format!("too many requests with the API key {name:?}: {most} are allowed");
+    Limit { said, retry_after }
 }

@@ -18,7 +18,7 @@ async fn a_name_that_was_written_with_an_error_for_an_answer_keeps_its_bytes() {
         let service = Wayward::default();
         let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
         let bytes = noise(len);
-        let (id, digest) = (one.begin(&name).await.unwrap(), Digest::of(&bytes));
+        let (id, digest) = (one.begin(&name, "").await.unwrap(), Digest::of(&bytes));
         one.append(&name, &id, part(None, &bytes, true)).await.unwrap();
         service.fail(fault, "/blobs/", 0);
         let finished = one.finish(&name, &id, digest).await;
@@ -47,7 +47,7 @@ async fn two_mirrors_that_finish_one_upload_keep_its_bytes() {
         };
         let (one, other, name) = (slow(), slow(), Repository::parse("team/thing").unwrap());
         let bytes = noise(len);
-        let (id, digest) = (one.begin(&name).await.unwrap(), Digest::of(&bytes));
+        let (id, digest) = (one.begin(&name, "").await.unwrap(), Digest::of(&bytes));
         one.append(&name, &id, part(None, &bytes, true)).await.unwrap();
         let (a, b) = tokio::join!(one.finish(&name, &id, digest), other.finish(&name, &id, digest));
         assert!(a.is_ok() || b.is_ok(), "{a:?}, {b:?}");

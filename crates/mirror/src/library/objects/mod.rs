@@ -140,7 +140,7 @@ impl ObjectLibrary {
             let path = store.blob_path(&blob.digest);
             let file = blocking(move || FileBlob::open(&path)).await?;
             let file = file.ok_or(MirrorError::ManifestBlobUnknown(blob.digest))?;
-            let id = self.uploads.begin(name).await?;
+            let id = self.uploads.begin(name, "").await?;
             let size = file.size();
             let part = Part { at: None, len: Some(size), body: Box::new(file).read(0..size) };
             let kept = match self.uploads.append(name, &id, part).await {
@@ -461,8 +461,8 @@ impl Library for ObjectLibrary {
         })
     }
 
-    fn begin<'a>(&'a self, name: &'a Repository) -> Answer<'a, UploadId> {
-        Box::pin(self.uploads.begin(name))
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> Answer<'a, UploadId> {
+        Box::pin(self.uploads.begin(name, owner))
     }
 
     fn uploaded<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> Answer<'a, u64> {

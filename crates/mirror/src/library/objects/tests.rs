@@ -51,7 +51,7 @@ pub(super) fn manifest_of(blob: &Digest) -> Manifest {
 }
 
 pub(super) async fn push(library: &ObjectLibrary, name: &Repository, bytes: &[u8]) -> Digest {
-    let id = library.begin(name).await.unwrap();
+    let id = library.begin(name, "").await.unwrap();
     library.append(name, &id, part(None, bytes, true)).await.unwrap();
     library.finish(name, &id, Digest::of(bytes)).await.unwrap();
     Digest::of(bytes)
@@ -62,7 +62,7 @@ async fn an_upload_goes_from_mirror_to_mirror_and_is_seen_when_it_is_right() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     for len in [0, 1, 65_535, 65_536, 65_537, 131_072, 300_000] {
-        let (bytes, id) = (noise(len), one.begin(&name).await.unwrap());
+        let (bytes, id) = (noise(len), one.begin(&name, "").await.unwrap());
         let (mut at, mut turn) = (0, 0);
         while at < len {
             let library = if turn % 2 == 0 { &other } else { &one };
@@ -91,7 +91,7 @@ async fn a_part_that_broke_off_comes_again_from_either_end() {
     let (_, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     for from in [100_000, 180_000] {
-        let (bytes, id) = (noise(250_000), one.begin(&name).await.unwrap());
+        let (bytes, id) = (noise(250_000), one.begin(&name, "").await.unwrap());
         one.append(&name, &id, part(None, &bytes[..100_000], true)).await.unwrap();
         let broken = one.append(&name, &id, part(None, &bytes[100_000..180_000], false)).await;
         assert!(matches!(broken, Err(MirrorError::Broken(_))));
@@ -111,13 +111,13 @@ async fn a_part_that_broke_off_comes_again_from_either_end() {
 async fn what_has_another_digest_leaves_nothing() {
     let (service, one, other) = two_mirrors();
     let (name, elsewhere) = (Repository::parse("a/b").unwrap(), Repository::parse("a/c").unwrap());
-    let id = one.begin(&name).await.unwrap();
+    let id = one.begin(&name, "").await.unwrap();
     one.append(&name, &id, part(None, &noise(200_000), true)).await.unwrap();
     assert!(other.uploaded(&elsewhere, &id).await.is_err(), "an upload is its repository's");
     let wrong = other.finish(&name, &id, Digest::of(b"other")).await;
     assert!(matches!(wrong, Err(MirrorError::DigestMismatch { .. })));
     assert!(matches!(one.uploaded(&name, &id).await, Err(MirrorError::UploadUnknown(_))));
-    let id = other.begin(&name).await.unwrap();
+    let id = other.begin(&name, "").await.unwrap();
     other.append(&name, &id, part(None, &noise(80_000), true)).await.unwrap();
     one.cancel(&name, &id).await.unwrap();
     assert_eq!(keys(&service).await, [""; 0]);
@@ -174,7 +174,7 @@ async fn a_blob_that_two_push_at_a_time_is_kept_once() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     let bytes = noise(150_000);
-    let (first, second) = (one.begin(&name).await.unwrap(), other.begin(&name).await.unwrap());
+    let (first, second) = (one.begin(&name, "").await.unwrap(), other.begin(&name, "").await.unwrap());
     one.append(&name, &first, part(None, &bytes, true)).await.unwrap();
     other.append(&name, &second, part(None, &bytes, true)).await.unwrap();
     let digest = Digest::of(&bytes);
@@ -248,7 +248,7 @@ async fn who_sends_nothing_for_long_takes_nobodys_memory() {
         let (name, bytes) = (Repository::parse("team/thing").unwrap(), noise(200_000));
         let go_on = Arc::new(Notify::new());
         let slow = async || {
-            let id = one.begin(&name).await.unwrap();
+            let id = one.begin(&name, "").await.unwrap();
             let part = halting(&bytes[..begun], &bytes[begun..], go_on.clone());
             assert_eq!(one.append(&name, &id, part).await, Ok(200_000));
             one.finish(&name, &id, Digest::of(&bytes)).await

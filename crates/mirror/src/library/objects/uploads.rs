@@ -22,7 +22,8 @@ use super::{Place, blob_key, data_key, json, place_at};
 use crate::error::MirrorError;
 use crate::holding::mark_of;
 use crate::id::UploadId;
-use crate::library::uploads::{MAX_AGE, MAX_UPLOADS, PATIENCE, too_many};
+use crate::library::crowd::{Crowd, MAX_AGE, Open, crowd};
+use crate::library::uploads::PATIENCE;
 use crate::library::{Body, Part};
 use crate::lock::lock;
 use crate::name::Repository;
@@ -46,15 +47,27 @@ const SHARE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 }
 /// How often it looks for that.
 const LOOK: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
+/// How long an upload without bytes is kept. Another mirror has in its memory what a slow client has sent it of a first part.
+const EMPTY_AGE: Duration = Duration::from_secs(60 * 60);
+
 /// Uploads into a bucket.
 pub(super) struct Uploads {
     bucket: Bucket,
+    /// What is known of open ones.
+    known: Mutex<HashMap<UploadId, Known>>,
     /// Held while this process does something with an upload.
     held: Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<()>>>>,
     /// A permit a byte.
     memory: Arc<Semaphore>,
     /// Those that wait for some.
     waiting: AtomicUsize,
+}
+
+/// What does not change of an upload, so that its note need not be read again.
+#[derive(Clone)]
+struct Known {
+    owner: String,
+    has_bytes: bool,
 }
 
 /// Memory for bytes, as long as somebody holds it.
@@ -64,6 +77,9 @@ type Room = OwnedSemaphorePermit;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Note {
     repository: String,
+    /// Whose it is.
+    #[serde(default)]
+    owner: String,
     /// Bytes that are there, also of a part that broke off.
     len: u64,
     /// Bytes of all parts that came whole.
@@ -79,9 +95,10 @@ struct Note {
 }
 
 impl Note {
-    fn new(name: &Repository) -> Self {
+    fn new(name: &Repository, owner: &str) -> Self {
         Self {
             repository: name.to_string(),
+            owner: owner.to_owned(),
             len: 0,
             committed: 0,
             object: None,
@@ -107,6 +124,7 @@ impl Uploads {
     pub(super) fn new(bucket: Bucket) -> Self {
         Self {
             bucket,
+            known: Mutex::default(),
             held: Mutex::default(),
             memory: Arc::new(Semaphore::new(MEMORY)),
             waiting: AtomicUsize::new(0),
@@ -143,28 +161,60 @@ impl Uploads {
         self.bucket.key(["uploads", &format!("{id}.{len}")])
     }
 
-    pub(super) async fn begin(&self, name: &Repository) -> Result<UploadId, MirrorError> {
-        if self.clear().await? >= MAX_UPLOADS {
-            return Err(too_many());
+    pub(super) async fn begin(&self, name: &Repository, owner: &str) -> Result<UploadId, MirrorError> {
+        let open = self.look().await?;
+        if let Some(crowd) = crowd(open, owner) {
+            self.make_room(&crowd).await?;
         }
         let id = UploadId::random()?;
-        self.bucket.write(&self.note_key(&id), json(&Note::new(name))?).await?;
+        self.bucket.write(&self.note_key(&id), json(&Note::new(name, owner))?).await?;
         Ok(id)
     }
 
-    /// Removes uploads that were left alone for too long. Says how many there are.
-    pub(super) async fn clear(&self) -> Result<usize, MirrorError> {
+    /// Gives one up for somebody who has too many, or of those who have, where there are.
+    async fn make_room(&self, crowd: &Crowd) -> Result<(), MirrorError> {
+        for is_empty in [true, false] {
+            for one in &crowd.of {
+                // What lies in the bucket of one that somebody is at here says little of it.
+                if !crowd.may_go(one, is_empty) || self.is_held(&one.id) {
+                    continue;
+                }
+                let Some(note) = self.note(&one.id).await? else { return Ok(()) };
+                if (note.len == 0) == is_empty {
+                    tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
+                    return self.forget(&one.id, &note, false).await;
+                }
+            }
+        }
+        Err(crowd.refusal())
+    }
+
+    fn is_held(&self, id: &UploadId) -> bool {
+        lock(&self.held).get(id).is_some_and(|held| held.try_lock().is_err())
+    }
+
+    /// Removes uploads that were left alone for too long.
+    pub(super) async fn clear(&self) -> Result<(), MirrorError> {
+        self.look().await.map(drop)
+    }
+
+    /// The same, and what is left.
+    async fn look(&self) -> Result<Vec<Open>, MirrorError> {
         let entries = self.bucket.entries(&self.bucket.key(["uploads"])).await?;
-        let (mut left, mut alive) = (0, HashSet::new());
+        let (mut open, mut alive) = (Vec::new(), HashSet::new());
         for entry in &entries {
             let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else { continue };
-            if entry.age() <= MAX_AGE {
-                left += 1;
-                alive.insert(id);
+            let age = entry.age();
+            let Some(known) = self.known(&id, age).await? else { continue };
+            let most = if known.has_bytes { MAX_AGE } else { EMPTY_AGE };
+            if age <= most || self.is_held(&id) {
+                alive.insert(id.clone());
+                open.push(Open { id, owner: known.owner, age });
             } else if let Some(note) = self.note(&id).await? {
                 self.forget(&id, &note, false).await?;
             }
         }
+        lock(&self.known).retain(|id, _| alive.contains(id));
         // What a crash has left of others.
         for entry in entries.iter().filter(|entry| entry.age() > MAX_AGE && !entry.name.ends_with(".json")) {
             let id = entry.name.split('.').next().map(UploadId::parse);
@@ -172,7 +222,25 @@ impl Uploads {
                 self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
             }
         }
-        Ok(left)
+        Ok(open)
+    }
+
+    /// What is known of an upload of an age, whose note is read once, and once more when it may be that no byte has come; `None`: it is
+    /// none any more.
+    async fn known(&self, id: &UploadId, age: Duration) -> Result<Option<Known>, MirrorError> {
+        let known = lock(&self.known).get(id).cloned();
+        if let Some(known) = known.filter(|known| known.has_bytes || age <= EMPTY_AGE) {
+            return Ok(Some(known));
+        }
+        let note = match self.note(id).await {
+            Ok(Some(note)) => note,
+            Ok(None) => return Ok(None),
+            // One that nobody can go on with keeps nobody from beginning another.
+            Err(_) => return Ok(Some(Known { owner: String::new(), has_bytes: true })),
+        };
+        let known = Known { owner: note.owner, has_bytes: note.len > 0 };
+        lock(&self.known).insert(id.clone(), known.clone());
+        Ok(Some(known))
     }
 
     async fn note(&self, id: &UploadId) -> Result<Option<Note>, MirrorError> {

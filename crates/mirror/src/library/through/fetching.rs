@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use puna_registry::{Found, Running};
+use puna_registry::Found;
 use puna_store::{Digest, Entry, ModelName};
 
 use super::asking::Wish;
@@ -16,6 +16,7 @@ use super::tags::{State, Tag, Why};
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
 use crate::history::By;
+use crate::library::arriving::Arriving;
 use crate::library::upstreams::Permit;
 use crate::lock::lock;
 use crate::manifest::{Kind, Manifest};
@@ -45,6 +46,7 @@ impl Inner {
                 return self.give_up(tag, wish, Why::Failed(error));
             }
         };
+        self.sizes.note(&wish.name, &manifest);
         let said = self.said();
         let is_same = wish.stored.as_ref().is_some_and(|stored| stored.digest == manifest.digest);
         if is_same && self.has_all(&manifest).await? {
@@ -181,10 +183,14 @@ impl Inner {
         })
     }
 
-    /// The bytes of a blob that is being fetched, and how many they are.
-    pub(super) fn arriving(&self, digest: Digest) -> Option<(u64, Running)> {
-        let pending = self.pending(|pending| pending.found.size(&digest).is_some())?;
+    /// A blob that is being fetched, for somebody who asks for it in a repository: what another one says of it does not count there.
+    pub(super) fn arriving(&self, name: Option<&Repository>, digest: Digest) -> Option<Arriving> {
+        let has = |pending: &Pending| pending.found.size(&digest).is_some();
+        let own = self.pending(|pending| name == Some(&pending.of.name) && has(pending));
+        let pending = own.or_else(|| self.pending(has))?;
         let size = pending.found.size(&digest)?;
-        Some((size, pending.found.running(&self.store, digest)?))
+        let running = pending.found.running(&self.store, digest)?;
+        let is_vouched = name.is_some_and(|name| self.sizes.vouch(name, digest, size));
+        Some(Arriving { size, running, is_vouched })
     }
 }

@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use puna_registry::{FoundBlob, Kept, Options, Running};
+use puna_registry::{FoundBlob, Kept, Options};
 use puna_store::{Digest, ModelName, ModelRef, Source};
 
 use super::asking::is_absence;
+use super::sizes::Said;
 use super::tags::Why;
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
+use crate::library::arriving::Arriving;
 use crate::library::upstreams::{Asker, Permit};
 use crate::lock::lock;
 use crate::name::Repository;
@@ -110,13 +112,13 @@ impl Inner {
         Ok(self.look_for(&model, &stray, digest).await?.is_some())
     }
 
-    /// A blob that is not here, and of nothing that is on its way, from the upstream of its repository: its bytes, and the download.
+    /// A blob that is not here, and of nothing that is on its way, from the upstream of its repository.
     pub(super) async fn stray(
         self: &Arc<Self>,
         name: &Repository,
         digest: Digest,
         asker: Asker,
-    ) -> Result<Option<(u64, Running)>, MirrorError> {
+    ) -> Result<Option<Arriving>, MirrorError> {
         let Some(model) = self.upstreams.model(name, NO_TAG) else { return Ok(None) };
         if !self.upstreams.may_fetch(name) {
             return Err(self.gate.closed(name));
@@ -124,14 +126,45 @@ impl Inner {
         let stray = self.strays.of(&model, digest);
         let _asking = stray.asking.lock().await;
         let Some(found) = self.look_for(&model, &stray, digest).await? else { return Ok(None) };
-        if !matches!(stray.state(), State::Comes(..)) {
+        let comes = matches!(stray.state(), State::Comes(..));
+        let is_vouched = self.hold(name, digest, found.size(), comes).await?;
+        if !comes {
             let permit = self.admit_blob(&model, found.size(), asker)?;
             tracing::info!(%model, %digest, "fetching a blob whose manifest is not on its way here");
+            // Before anybody fetches it.
+            let first = found.completed(&self.store).await;
             stray.set(State::Comes(Instant::now(), found.clone()));
-            tokio::spawn(self.clone().bring_blob(model, stray.clone(), digest, found.clone(), permit));
+            let brought =
+                self.clone().bring_blob(model, stray.clone(), digest, (found.clone(), first), permit);
+            tokio::spawn(brought);
         }
         stray.used();
-        Ok(found.running(&self.store).map(|running| (found.size(), running)))
+        let size = found.size();
+        Ok(found.running(&self.store).map(|running| Arriving { size, running, is_vouched }))
+    }
+
+    /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does; those that are here
+    /// are looked through where it is not on its way yet.
+    async fn hold(
+        &self,
+        name: &Repository,
+        digest: Digest,
+        size: u64,
+        comes: bool,
+    ) -> Result<bool, MirrorError> {
+        if !comes && self.sizes.of(name, digest).is_none() {
+            let held = self.library.holdings_in(name.namespace()).await?;
+            let manifests = held.iter().filter(|held| held.name == *name && held.manifest.is_some());
+            for (_, said) in manifests.flat_map(|held| &held.blobs).filter(|(blob, _)| *blob == digest) {
+                self.sizes.note_one(name, digest, *said);
+            }
+        }
+        match self.sizes.of(name, digest) {
+            Some(Said::Bytes(said)) if said != size => Err(MirrorError::Upstream(format!(
+                "{name}: the blob {digest} has {size} bytes there, but its manifest says {said}"
+            ))),
+            said => Ok(matches!(said, Some(Said::Bytes(_)))),
+        }
     }
 
     /// What an upstream has; `None` if it does not.
@@ -183,10 +216,9 @@ impl Inner {
         model: ModelName,
         stray: Arc<Stray>,
         digest: Digest,
-        found: Arc<FoundBlob>,
+        (found, first): (Arc<FoundBlob>, u64),
         permit: Arc<Permit>,
     ) {
-        let first = found.completed(&self.store).await;
         let fetched = found.fetch(&self.store).await;
         let arrived = found.completed(&self.store).await.saturating_sub(first);
         {

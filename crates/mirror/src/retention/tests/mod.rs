@@ -267,7 +267,7 @@ impl Desk {
 
     async fn upload(&self, name: &Repository, content: &str) -> Digest {
         let blob = digest(content);
-        let id = self.library.begin(name).await.unwrap();
+        let id = self.library.begin(name, "").await.unwrap();
         let bytes = bytes::Bytes::copy_from_slice(content.as_bytes());
         let body = Box::pin(futures_util::stream::iter([Ok(bytes)]));
         let part = crate::library::Part { at: None, len: None, body };

@@ -143,3 +143,99 @@ async fn what_a_bucket_has_of_another_tag_is_not_fetched_again() {
     assert_eq!(bench.given("library/n").await, other);
     assert_eq!(upstream.asked("/v2/library/n/manifests/"), 2, "fresh is 0 here");
 }
+
+/// A part of a blob for somebody who asks for it in a repository.
+async fn part(
+    bench: &Bench,
+    name: &str,
+    digest: Digest,
+    range: std::ops::Range<u64>,
+) -> Result<Vec<u8>, MirrorError> {
+    let name = Repository::parse(name).unwrap();
+    let blob = bench.through.blob_for(&name, digest, Asker::Known).await?.expect("the upstream has it");
+    let pieces: Vec<Bytes> = blob.read(range).try_collect().await?;
+    Ok(pieces.concat())
+}
+
+/// What a lying upstream has in the place of some bytes: one of them is another one, and there are more.
+fn lies(bytes: &[u8]) -> Vec<u8> {
+    let mut lies = bytes.to_vec();
+    lies[100] ^= 1;
+    lies.extend([0; 1000]);
+    lies
+}
+
+#[tokio::test]
+async fn an_upstream_is_held_to_the_size_that_its_manifest_says() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    upstream.model("library/m", &weights);
+    let longer = [&weights[..], &[0; 1000]].concat();
+    for given in [lies(&weights), longer] {
+        let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+        upstream.put(blob_path("library/m", &weights), given);
+        bench.given("library/m").await;
+        bench.settle().await;
+        let error = part(&bench, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
+        assert_eq!(error.code().0, 502, "{error}");
+        assert!(error.to_string().contains("6000 bytes there, but its manifest says 5000"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn of_a_blob_of_unknown_size_no_range_is_all_before_it_is_right() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    upstream.put(blob_path("library/m", &weights), lies(&weights));
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    for end in [1, 5000, 6000] {
+        let given = part(&bench, "library/m", digest, 0..end).await;
+        assert!(given.is_err(), "0..{end}: {given:?}");
+    }
+    // One that is right is given, from its beginning too.
+    upstream.put(blob_path("library/n", &weights), weights.to_vec());
+    assert_eq!(part(&bench, "library/n", digest, 0..4000).await, Ok(vec![7; 4000]));
+}
+
+#[tokio::test]
+async fn what_the_manifest_of_another_repository_says_vouches_for_nothing() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    let lying = String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000");
+    upstream.put("/v2/library/z/manifests/latest".into(), lying);
+    upstream.put(blob_path("library/z", b"{}"), &b"{}"[..]);
+    upstream.put(blob_path("library/z", &weights), lies(&weights));
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    upstream.hands_out(false);
+    bench.given("library/z").await;
+    let reader = |name: &'static str| {
+        let through = bench.through.clone();
+        async move {
+            let name = Repository::parse(name).unwrap();
+            let blob = through.blob_for(&name, digest, Asker::Known).await.unwrap().unwrap();
+            blob.read(0..5000).try_collect::<Vec<Bytes>>().await
+        }
+    };
+    let reader = tokio::spawn(reader("library/m"));
+    until(|| upstream.asked(&blob_path("library/z", &weights)) > 0).await;
+    upstream.hands_out(true);
+    assert!(reader.await.unwrap().is_err(), "its bytes are not those of the digest");
+}
+
+#[tokio::test]
+async fn bytes_that_were_here_are_not_counted_as_fetched() {
+    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
+    upstream.model("library/m", &weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    // What a process that was killed has left.
+    let partial = bench.through.0.store.partial(&Digest::of(&weights)).unwrap();
+    let mut there = weights.clone();
+    there[(2 << 20)..].fill(0);
+    std::fs::write(partial.data(), &there).unwrap();
+    let note = json!({"N": 0, "Offset": 0, "Size": weights.len(), "Completed": 2 << 20});
+    std::fs::write(format!("{}-0", partial.data().display()), note.to_string()).unwrap();
+    bench.given("library/m").await;
+    bench.settle().await;
+    let fetches = bench.through.fetches().await;
+    assert_eq!((fetches.bytes, fetches.failures), ((1 << 20) + 2, 0));
+}
