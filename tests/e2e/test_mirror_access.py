@@ -143,3 +143,32 @@ def test_a_registry_beside_a_server_says_why_it_lets_nobody_in(fresh):
         status, body = server.send("GET", "/v2/", headers=headers)
         assert status == 403 and json.loads(body)["errors"][0]["code"] == "DENIED", body
         assert server.send("GET", "/api/version", headers=headers) == (403, b"")
+
+
+def ask_as(it, host, path="/v2/", **headers):
+    """The status of a request to a mirror under a name."""
+    with socket.create_connection(("127.0.0.1", it.port), timeout=5) as connection:
+        lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Connection: close", *(f"{k}: {v}" for k, v in headers.items())]
+        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+def test_a_page_that_makes_its_name_point_here_reads_nothing(mirror):
+    it = mirror(PUNA_MIRROR_NAMES="models.example.com, hub.lan:5001")
+    for host in ("127.0.0.1", "localhost:5000", "models.example.com", "MODELS.example.com:443", "hub.lan:5001"):
+        assert ask_as(it, host) == 200, host
+    for host in ("evil.test", f"evil.test:{it.port}", "hub.lan", "models.example.com.evil.test", "8.8.8.8"):
+        for path in ("/v2/", "/v2/_catalog", "/mirror", "/metrics", "/health"):
+            assert ask_as(it, host, path) == 403, (host, path)
+        # A page may say what a proxy would.
+        assert ask_as(it, host, **{"X-Forwarded-Host": "localhost", "X-Forwarded-For": "10.0.0.1"}) == 403, host
+
+
+def test_the_limits_of_a_key_count(mirror):
+    it = mirror()
+    key = it.cli("key", "add", "slow", "--scope", "models", "--requests-per-minute", "3", check=True).stdout.strip()
+    assert wait_for(lambda: it.get("/v2/")[0] == 401)
+    assert [it.ask("GET", "/v2/", key=key)[0] for _ in range(3)] == [200, 200, 200]
+    status, headers, body = it.ask("GET", "/v2/", key=key)
+    assert (status, json.loads(body)["errors"][0]["code"]) == (429, "TOOMANYREQUESTS")
+    assert 1 <= int(headers["Retry-After"]) <= 20
