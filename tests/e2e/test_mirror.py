@@ -258,7 +258,7 @@ def test_ollamas_pull_request_by_request(mirror):
 
 def test_ollamas_push_request_by_request(mirror):
     # By another name than the machine's, as behind a proxy.
-    it = mirror(PUNA_MIRROR_PUSH=1)
+    it = mirror(PUNA_MIRROR_PUSH=1, PUNA_MIRROR_NAMES="models.example:8080")
     weights, config = os.urandom(2_500_000), b'{"model_format":"gguf"}'
     host = f"Host: models.example:8080\nUser-Agent: {AGENT}\n"
     for data in (weights, config):
