@@ -53,10 +53,13 @@ async fn uploads_without_bytes_leave_soon() {
     assert_eq!((bench.is_open(&empty).await, bench.is_open(&begun).await), (false, true));
 }
 
+/// Whose request it was, and a part of what.
+type Counting = (String, Option<String>);
+
 /// Of one key, `k`, whose requests are written down, and of which so many may run.
 #[derive(Clone)]
 struct Counted {
-    begun: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    begun: Arc<Mutex<Vec<Counting>>>,
     running: Arc<()>,
 }
 

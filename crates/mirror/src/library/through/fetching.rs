@@ -46,7 +46,7 @@ impl Inner {
                 return self.give_up(tag, wish, Why::Failed(error));
             }
         };
-        self.sizes.note(&wish.name, &manifest);
+        self.sizes.note(wish.name, &manifest);
         let said = self.said();
         let is_same = wish.stored.as_ref().is_some_and(|stored| stored.digest == manifest.digest);
         if is_same && self.has_all(&manifest).await? {
