@@ -19,7 +19,8 @@ use crate::manifest::read_manifest;
 use crate::packaging::{Made, Package, is_made_of};
 use crate::parts::Table;
 use crate::rate::Limit;
-use crate::settings::{Options, Progress, Report, tell};
+use crate::settings::{Options, Progress, Report, WAITING, tell};
+use crate::share::Told;
 use crate::space::{on_disk, room};
 
 /// What is said before blobs go that only the replaced model had.
@@ -384,9 +385,16 @@ pub(crate) async fn note(
 }
 
 /// Tells how much of a blob there is. What was told is never taken back, also where a download begins anew.
-fn teller(report: &Report, digest: Digest, size: u64) -> impl FnMut(u64) {
+fn teller(report: &Report, digest: Digest, size: u64) -> impl FnMut(Told) {
     let (mut most, mut said) = (0, None);
-    move |completed: u64| {
+    move |told: Told| {
+        let completed = match told {
+            Told::Completed(completed) => completed,
+            Told::Waits(who) => {
+                let _ = report.try_send(Progress::status(format!("{WAITING}{who}")));
+                return;
+            }
+        };
         most = completed.max(most).min(size);
         if said != Some(most) {
             said = Some(most);

@@ -16,6 +16,14 @@ use crate::lock::lock;
 /// How often a download that somebody else began is taken over after it failed or was given up.
 pub(crate) const TAKE_OVERS: usize = 5;
 
+/// What is told of a download while it goes on.
+pub(crate) enum Told {
+    /// Bytes that are there.
+    Completed(u64),
+    /// Which other process is waited for.
+    Waits(String),
+}
+
 /// Running downloads by store and blob.
 #[derive(Default)]
 pub(crate) struct Downloads(Mutex<Running>);
@@ -34,9 +42,10 @@ impl Share {
     pub(crate) async fn finished(
         mut self,
         tick: std::time::Duration,
-        mut told: impl FnMut(u64),
+        mut told: impl FnMut(Told),
     ) -> Result<Digest, RegistryError> {
         let mut ticks = tokio::time::interval(tick);
+        let mut waited = None;
         loop {
             let end = self.state.borrow_and_update().end.clone();
             if let Some(end) = end {
@@ -51,11 +60,17 @@ impl Share {
                 _ = ticks.tick() => {}
             }
             // Before it has begun nobody knows what an earlier run has left.
-            let known = {
+            let (known, waits) = {
                 let state = self.state.borrow();
-                (state.is_at_work() || state.completed > 0).then_some(state.completed)
+                let known = (state.is_at_work() || state.completed > 0).then_some(state.completed);
+                (known, state.waits.clone())
             };
-            known.into_iter().for_each(&mut told);
+            known.into_iter().map(Told::Completed).for_each(&mut told);
+            // Last: what comes of theirs stands below it from then on.
+            if waited != waits {
+                waits.clone().into_iter().map(Told::Waits).for_each(&mut told);
+                waited = waits;
+            }
         }
     }
 }
@@ -95,7 +110,7 @@ impl Downloads {
         session: &Arc<Session>,
         store: &Arc<Store>,
         what: &What,
-        mut told: impl FnMut(u64),
+        mut told: impl FnMut(Told),
     ) -> Result<Digest, RegistryError> {
         let mut left = TAKE_OVERS;
         loop {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::{self, TempFile, sync_dir};
+use crate::holder::Holder;
 use crate::manifest::Layer;
 use crate::name::ModelName;
 use crate::store::{Entry, Store};
@@ -225,9 +226,15 @@ impl Store {
             }
             // Whoever had it may have removed it between the opening and the locking.
             if files::is_at(&file, &path).map_err(|e| fail(&e))? {
+                Holder::here().note(&file);
                 return Ok(Some(BlobLock { path, _file: file }));
             }
         }
+    }
+
+    /// Who has the right to download a blob, as far as that can be told.
+    pub fn download_holder(&self, digest: &Digest) -> Option<Holder> {
+        Holder::read(&self.download_lock(digest))
     }
 
     /// Whether some process has the right to download a blob.

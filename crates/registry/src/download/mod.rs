@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) life: u64,
     /// What is being done, as long as it is.
     work: Weak<Work>,
+    /// Which other process is waited for, in words.
+    pub(crate) waits: Option<String>,
     /// What another process has done, as far as it has noted that.
     theirs: Option<Arc<Theirs>>,
 }

@@ -5,8 +5,9 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use puna_store::{BlobLock, Digest, Store};
+use puna_store::{BlobLock, Digest, Holder, Store};
 use tokio::sync::watch;
 
 use super::{IDLE, State};
@@ -14,6 +15,9 @@ use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::file::file_number;
 use crate::parts::Table;
+
+/// How long another process may bring nothing before that is said.
+const QUIET: Duration = Duration::from_secs(30);
 
 /// How far another process is.
 #[derive(Debug)]
@@ -74,9 +78,14 @@ pub(super) async fn right_to_download(
     total: u64,
     state: &watch::Sender<State>,
 ) -> Result<Option<BlobLock>, RegistryError> {
+    let mut wait = Wait { completed: 0, since: Instant::now() };
     loop {
         let at = store.clone();
-        match blocking(move || Right::ask(&at, &digest, total)).await? {
+        let right = blocking(move || Right::ask(&at, &digest, total)).await?;
+        if !matches!(right, Right::Theirs(..)) {
+            state.send_modify(|state| state.waits = None);
+        }
+        match right {
             Right::Nobodys(blob) => {
                 state.send_modify(|state| match &blob {
                     Some(blob) => state.follow_to(blob),
@@ -85,10 +94,42 @@ pub(super) async fn right_to_download(
                 return Ok(None);
             }
             Right::Ours(lock) => return Ok(Some(lock)),
-            Right::Theirs(_) if state.is_closed() => return Err(RegistryError::Cancelled),
-            Right::Theirs(theirs) => state.send_modify(|state| state.follow(theirs)),
+            Right::Theirs(..) if state.is_closed() => return Err(RegistryError::Cancelled),
+            Right::Theirs(holder, theirs) => state.send_modify(|state| {
+                state.follow(theirs);
+                state.waits = Some(wait.said(holder.as_ref(), &digest, state.completed, Instant::now()));
+            }),
         }
         tokio::time::sleep(IDLE).await;
+    }
+}
+
+/// A wait for another process.
+struct Wait {
+    /// What it has brought, and since when no more.
+    completed: u64,
+    since: Instant,
+}
+
+impl Wait {
+    /// Who is waited for; where nothing comes, also how to go on. Its part is not taken from it: one that is stopped writes on when it
+    /// goes on, and what two write of one file is no file.
+    fn said(&mut self, holder: Option<&Holder>, digest: &Digest, completed: u64, now: Instant) -> String {
+        if completed != self.completed {
+            (self.completed, self.since) = (completed, now);
+        }
+        let who = holder.map_or("another process".into(), Holder::to_string);
+        let who = format!("{who}, which fetches {}", digest.short());
+        if now.duration_since(self.since) < QUIET {
+            return who;
+        }
+        let how = match holder.and_then(Holder::pid) {
+            Some(pid) if cfg!(unix) => {
+                format!("let it go on (`kill -CONT {pid}`) or end it (`kill -KILL {pid}`)")
+            }
+            _ => "let it go on or end it".into(),
+        };
+        format!("{who}: it has brought nothing for {} s; {how}, and this pull goes on with what is there", QUIET.as_secs())
     }
 }
 
@@ -98,7 +139,7 @@ enum Right {
     Nobodys(Option<File>),
     Ours(BlobLock),
     /// Another process, which is so far.
-    Theirs(Option<Theirs>),
+    Theirs(Option<Holder>, Option<Theirs>),
 }
 
 impl Right {
@@ -110,6 +151,36 @@ impl Right {
         if let Some(lock) = lock {
             return Ok(Self::Ours(lock));
         }
-        Ok(Self::Theirs(Theirs::look(store, digest, total)?))
+        Ok(Self::Theirs(store.download_holder(digest), Theirs::look(store, digest, total)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_brings_nothing_for_long_is_said_to_and_how_to_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let digest = Digest::of(b"abc");
+        let _lock = store.lock_download(&digest).unwrap();
+        let holder = store.download_holder(&digest);
+        let begun = Instant::now();
+        let mut wait = Wait { completed: 0, since: begun };
+        let mut said = |completed, seconds| {
+            wait.said(holder.as_ref(), &digest, completed, begun + Duration::from_secs(seconds))
+        };
+        let plain = said(0, 29);
+        assert!(plain.ends_with(&format!(", which fetches {}", digest.short())), "{plain}");
+        if cfg!(unix) {
+            let pid = std::process::id();
+            assert!(plain.starts_with(&format!("process {pid},")), "{plain}");
+            assert!(said(0, 30).contains(&format!("`kill -CONT {pid}`")));
+        }
+        assert!(said(0, 31).contains("has brought nothing for 30 s"));
+        assert_eq!(said(5, 32), plain, "it goes on");
+        assert_eq!(said(5, 61), plain);
+        assert!(said(5, 62).contains("has brought nothing for 30 s"));
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::WAITING;
 use crate::file::file_number;
 use crate::sum::Sum;
 
@@ -189,6 +190,55 @@ async fn another_process_is_waited_for_and_its_blob_is_taken() {
     tokio::join!(bench.pull_ok(&name), finish);
     bench.assert_has(&model, &name);
     assert!(server.blob_requests().iter().all(|seen| !seen.path.ends_with(&model.weights.to_string())));
+}
+
+#[tokio::test]
+async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
+    let model = Model::new(3 << 20);
+    let server = Server::of(&model).await;
+    let bench = Bench::new();
+    let other = Store::open(bench.root()).unwrap();
+    let lock = other.lock_download(&model.weights).unwrap().unwrap();
+    let partial = other.partial(&model.weights).unwrap();
+    fs::File::create(partial.data()).unwrap().set_len(3 << 20).unwrap();
+    let (report, mut lines) = tokio::sync::mpsc::channel(64);
+    let name = ModelRef::parse(&server.model()).unwrap();
+    let options = Options::default();
+    let pull = bench.registry.pull(&bench.store, &name, &options, report);
+    let said = async {
+        let mut seen = Vec::new();
+        while let Some(line) = lines.recv().await {
+            if line.status.starts_with(WAITING) {
+                seen.push(line.status);
+                break;
+            }
+        }
+        let note = |completed: u64| {
+            format!("{{\"N\":0,\"Offset\":0,\"Size\":{},\"Completed\":{completed}}}", 3 << 20)
+        };
+        fs::write(partial.part(0), note(1 << 20)).unwrap();
+        while let Some(line) = lines.recv().await {
+            if line.digest == Some(model.weights) && line.completed == 1 << 20 {
+                break;
+            }
+        }
+        // Holes are no bytes: what follows has to fetch all of it.
+        fs::write(partial.part(0), note(0)).unwrap();
+        drop(lock);
+        while let Some(line) = lines.recv().await {
+            seen.push(line.status);
+        }
+        seen
+    };
+    let (pulled, seen) = tokio::join!(pull, said);
+    pulled.unwrap();
+    let fetches = format!(", which fetches {}", model.weights.short());
+    assert!(seen[0].ends_with(&fetches), "{seen:?}");
+    if cfg!(unix) {
+        assert_eq!(seen[0], format!("waiting for process {}{fetches}", std::process::id()));
+    }
+    assert!(!seen[1..].iter().any(|status| status.starts_with(WAITING)), "it is said once: {seen:?}");
+    bench.assert_has(&model, &server.model());
 }
 
 #[tokio::test]

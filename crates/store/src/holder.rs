@@ -1,0 +1,107 @@
+//! Who holds a lock between processes: noted in the file that is locked, for those who wait.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use crate::files::read_limited;
+
+/// Bytes of such a note at most.
+const LIMIT: u64 = 512;
+/// Where Linux says what a machine is called, and in which space of numbers a process has its own.
+const HOST: &str = "/proc/sys/kernel/hostname";
+const SPACE: &str = "/proc/self/ns/pid";
+
+/// A process that holds a lock.
+///
+/// ```text
+/// puna-tmp/<64 hex>.lock        <pid> <host> <space of process numbers>
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pid: u32,
+    host: String,
+    space: String,
+}
+
+impl Holder {
+    /// This process.
+    pub(crate) fn here() -> Self {
+        let host = fs::read_to_string(HOST).unwrap_or_default();
+        let space = fs::read_link(SPACE).map(|space| space.to_string_lossy().into_owned());
+        Self { pid: std::process::id(), host: plain(host.trim()), space: plain(&space.unwrap_or_default()) }
+    }
+
+    /// Notes it in the file that is locked. Without room for that, nobody learns who it is.
+    pub(crate) fn note(&self, mut file: &File) {
+        let text = format!("{} {} {}\n", self.pid, self.host, self.space);
+        let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+    }
+
+    /// Who is noted in a file; nobody, where it cannot be read, as on systems where a lock keeps readers out.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        let text = String::from_utf8(read_limited(path, LIMIT).ok()?).ok()?;
+        let mut words = text.trim_end_matches('\n').split(' ');
+        let pid = words.next()?.parse().ok()?;
+        let mut word = || words.next().map(plain).unwrap_or_default();
+        Some(Self { pid, host: word(), space: word() })
+    }
+
+    /// Its number, where a signal that is sent from here reaches it.
+    pub fn pid(&self) -> Option<u32> {
+        let here = Self::here();
+        (self.host == here.host && self.space == here.space).then_some(self.pid)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let here = Self::here();
+        match () {
+            () if self.host != here.host => write!(f, "process {} of {}", self.pid, self.host),
+            () if self.space != here.space => write!(f, "process {} of another container", self.pid),
+            () => write!(f, "process {}", self.pid),
+        }
+    }
+}
+
+/// One short word, whatever stands there.
+fn plain(text: &str) -> String {
+    text.chars().filter(char::is_ascii_graphic).take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_holds_a_lock_stands_in_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.lock");
+        fs::write(&path, "what a longer number of an earlier holder has left behind").unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        Holder::here().note(&file);
+        let holder = Holder::read(&path).unwrap();
+        assert_eq!(holder, Holder::here());
+        assert_eq!(holder.pid(), Some(std::process::id()));
+        assert_eq!(holder.to_string(), format!("process {}", std::process::id()));
+    }
+
+    #[test]
+    fn a_number_of_elsewhere_is_no_number_of_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.lock");
+        let here = Holder::here();
+        fs::write(&path, format!("12 elsewhere {}\n", here.space)).unwrap();
+        let holder = Holder::read(&path).unwrap();
+        assert_eq!((holder.pid(), holder.to_string()), (None, "process 12 of elsewhere".into()));
+        fs::write(&path, format!("12 {} pid:[1]\n", here.host)).unwrap();
+        let holder = Holder::read(&path).unwrap();
+        assert_eq!((holder.pid(), holder.to_string()), (None, "process 12 of another container".into()));
+        for other in [&b""[..], b"pid", b"-1 a b", b"99999999999 a b", b"\xff", &[b'1'; 600]] {
+            fs::write(&path, other).unwrap();
+            assert_eq!(Holder::read(&path), None, "{other:?}");
+        }
+    }
+}
