@@ -1,13 +1,13 @@
-//! Whose certificates a client believes: those of the authorities that the system knows.
+//! Whose certificates a client believes: those of the authorities that the system knows, and of servers that `SSL_CERT_FILE` names.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
+use puna_trust::{Named, is_authority_itself};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, InvalidMessage, SignatureScheme};
-use rustls_platform_verifier::Verifier;
 
 /// What connections with TLS need. Nothing is read before the first of them.
 pub(crate) fn config() -> ClientConfig {
@@ -26,7 +26,7 @@ pub(crate) fn config() -> ClientConfig {
 #[derive(Debug)]
 struct System {
     provider: Arc<CryptoProvider>,
-    verifier: OnceLock<Result<Verifier, rustls::Error>>,
+    verifier: OnceLock<Result<Box<dyn ServerCertVerifier>, rustls::Error>>,
 }
 
 impl ServerCertVerifier for System {
@@ -38,7 +38,9 @@ impl ServerCertVerifier for System {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verifier = self.verifier.get_or_init(|| Verifier::new(self.provider.clone()));
+        let verifier = self.verifier.get_or_init(|| {
+            Ok(Box::new(Named::system(Vec::new(), self.provider.clone())?) as Box<dyn ServerCertVerifier>)
+        });
         verifier.as_ref().map_err(Clone::clone)?.verify_server_cert(certificate, between, name, ocsp, now)
     }
 
@@ -94,6 +96,9 @@ fn explained(error: &rustls::Error) -> String {
         }
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
             "the server speaks without TLS there: use http://"
+        }
+        error if is_authority_itself(error) => {
+            "the server shows a certificate of an authority for its own: set SSL_CERT_FILE to a file with that very certificate"
         }
         _ => return error.to_string(),
     };

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use puna_trust::Named;
 use rustls::ClientConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls_platform_verifier::Verifier;
 
 use crate::error::RegistryError;
 use crate::hosts::read_text;
@@ -24,14 +24,14 @@ pub fn config() -> Result<ClientConfig, RegistryError> {
     config_with(None)
 }
 
-/// The same, with the certificates of a file (PEM) trusted too.
+/// The same, with the certificates of a file (PEM) trusted too, of authorities and of servers.
 pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryError> {
     let setup = |e: rustls::Error| RegistryError::Setup(e.to_string());
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder.with_safe_default_protocol_versions().map_err(setup)?;
     let extra = ca.map(certificates).transpose()?.unwrap_or_default();
-    let mut config = match Verifier::new_with_extra_roots(extra.iter().cloned(), provider) {
+    let mut config = match Named::system(extra, provider) {
         Ok(verifier) => {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
         }
