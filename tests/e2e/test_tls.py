@@ -125,3 +125,31 @@ def test_a_hosts_own_authority_is_trusted_for_it_alone(tmp_path):
             assert is_trusted or "certificate" in done.stderr, done
     finally:
         server.kill()
+
+
+def test_a_certificate_that_signs_itself_is_trusted_where_it_is_named(tmp_path):
+    def make(name):
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        subprocess.run([*made, "-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"], check=True, capture_output=True)
+        return tmp_path / f"{name}.pem"
+
+    ours, other = make("ours"), make("other")
+    # Clients of Python's kind take it as it is.
+    (tmp_path / "ca.pem").write_bytes(ours.read_bytes())
+    server = Secure(tmp_path, PUNA_TLS_CERTIFICATE=ours, PUNA_TLS_KEY=tmp_path / "ours.key", PUNA_MIRROR_SERVE="on")
+    try:
+        asking = server.env | {"OLLAMA_HOST": server.url}
+        puna("cp", "cria", "mine", env=asking | {"SSL_CERT_FILE": str(ours)}, check=True)
+        refused = puna("list", env=asking | {"SSL_CERT_FILE": str(other)})
+        assert refused.returncode == 1 and "set SSL_CERT_FILE to a file with that very certificate" in refused.stderr, refused
+        elsewhere = puna("list", env=asking | {"SSL_CERT_FILE": str(ours), "OLLAMA_HOST": f"https://127.0.0.1:{server.port}"})
+        assert elsewhere.returncode == 1 and "use a name that the certificate is for" in elsewhere.stderr, elsewhere
+        settings, host = tmp_path / "puna.toml", f"localhost:{server.port}"
+        client = environment(tmp_path / "client", PUNA_CONFIG=settings)
+        for file, is_trusted in ((other, False), (ours, True)):
+            settings.write_text(f'[registry.hosts."{host}"]\nca = "{file}"\n')
+            done = puna("pull", f"{host}/library/mine", env=client)
+            assert (done.returncode == 0) == is_trusted, done
+            assert is_trusted or "name this very certificate by ca" in done.stderr, done
+    finally:
+        server.kill()

@@ -320,7 +320,10 @@ fn a_file_is_quantized_and_still_answers() {
     let puna = Puna::new();
     let out = puna.home.path().join("cria-q4.gguf");
     let out = out.to_str().unwrap();
-    puna.ok(&["quantize", "cria", out, "q4_K_M"]);
+    let done = puna.run(&["quantize", "cria", out, "q4_K_M"]);
+    assert!(done.status.success(), "{done:?}");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("warning: the model is quantized already (Q8_0)"), "{said}");
     let made = puna.json(&["inspect", out, "--json"]);
     assert_eq!(made["file_type"], "Q4_K_M");
     assert!(made["size"].as_u64().unwrap() < 6_273_216);

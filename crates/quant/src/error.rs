@@ -59,9 +59,7 @@ pub enum QuantError {
         ty: TensorType,
     },
     /// The type is too coarse to be chosen without an importance matrix.
-    #[error(
-        "{ty} needs an importance matrix: make one with llama.cpp's llama-imatrix and pass it with --imatrix"
-    )]
+    #[error("{ty} needs an importance matrix: make one with `puna imatrix` and pass it with --imatrix")]
     ImportanceRequired {
         /// The type asked for.
         ty: TensorType,

@@ -15,7 +15,7 @@ use crate::error::RegistryError;
 use crate::fetch::{What, content_range};
 use crate::http::{Ask, Session};
 use crate::packaging::{Made, Origin, is_made_of};
-use crate::pull::note;
+use crate::pull::{forgetting, note};
 use crate::settings::{Options, Progress, Report, tell};
 
 /// What files of weights are called.
@@ -94,7 +94,8 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
-        at_work(store, self.pull_found(store, file, options, &report)).await?;
+        let pulled = at_work(store, self.pull_found(store, file, options, &report)).await;
+        forgetting(store, &file.name, pulled).await?;
         tell(&report, Progress::status("success")).await;
         Ok(())
     }

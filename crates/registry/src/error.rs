@@ -180,6 +180,15 @@ impl RegistryError {
         }
     }
 
+    /// Whether what is wanted is not there to be had as it is described, however often it is asked for.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::DigestMismatch { .. } | Self::Size { .. } | Self::Answer { .. } | Self::NotFound => true,
+            Self::AfterMirrors { error, .. } => error.is_final(),
+            error => error.is_refusal(),
+        }
+    }
+
     /// Whether a hub says so of models that its registry does not serve, though they may be there.
     pub(crate) fn is_refusal_of_hub(&self) -> bool {
         matches!(self, Self::NotFound | Self::Status { code: 400 | 404 | 405 | 410 | 422 | 501, .. })

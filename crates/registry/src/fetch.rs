@@ -94,7 +94,7 @@ impl Source {
                     self.check_whole(&response, &found)?;
                     return Ok(Opened::Whole(response));
                 }
-                _ => return Err(self.session.refusal(response).await),
+                _ => return Err(self.session.refusal_of(&self.digest, response).await),
             }
         }
     }

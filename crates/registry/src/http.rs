@@ -44,6 +44,8 @@ const MIRROR_ATTEMPTS: u32 = 3;
 const NO_TLS: &str = "InvalidContentType";
 /// What the other side shows is no certificate, or one that nobody trusts, or not any more.
 const UNTRUSTED: &str = "invalid peer certificate";
+/// … and of one that calls itself an authority's, as those do that sign themselves.
+const OWN_AUTHORITY: &str = "CaUsedAsEndEntity";
 /// Letters of a proxy's address that are shown.
 const MAX_PROXY: usize = 200;
 /// Addresses of this machine, which no proxy leads to.
@@ -448,6 +450,16 @@ impl Session {
         }
     }
 
+    /// The error of an answer that is no success, when a blob was asked for: who has not which of which model.
+    pub(crate) async fn refusal_of(&self, digest: &Digest, response: Response) -> RegistryError {
+        let host = authority(response.url());
+        let mut error = self.refusal(response).await;
+        if let RegistryError::Status { code: 404 | 410, body, .. } = &mut error {
+            *body = format!("{host} has no blob {} of {}, and says: {body}", digest.short(), self.name);
+        }
+        error
+    }
+
     /// The error of an answer that is no success.
     pub(crate) async fn refusal(&self, mut response: Response) -> RegistryError {
         let status = response.status();
@@ -519,8 +531,9 @@ pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> R
         );
     }
     if is_untrusted {
+        let what = if cause.contains(OWN_AUTHORITY) { "this very certificate" } else { "its authority" };
         cause += &format!(
-            ": if it is the right one, name its authority by ca = \"FILE.pem\" in [registry.hosts.{host:?}] or by SSL_CERT_FILE"
+            ": if it is the right one, name {what} by ca = \"FILE.pem\" in [registry.hosts.{host:?}] or by SSL_CERT_FILE"
         );
     }
     let final_word = is_untrusted || cause.contains(NO_TLS);

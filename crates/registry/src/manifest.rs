@@ -17,6 +17,9 @@ use crate::http::{Ask, Session};
 pub(crate) const MAX_MANIFEST: usize = 4 << 20;
 /// Attempts at it: somebody waits who has seen nothing yet.
 const MANIFEST_ATTEMPTS: u32 = 3;
+/// What layers of models are called, and those of containers.
+const OLLAMA: &str = "application/vnd.ollama.image.";
+const CONTAINER: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
 /// Layers of models in parts that no engine here runs.
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
 /// What is understood, the one that Ollama asks for first.
@@ -168,7 +171,17 @@ pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     if manifest.all(TENSOR).next().is_some() {
         return Err(RegistryError::Tensors);
     }
-    Ok(manifest)
+    let kinds = || manifest.layers.iter().map(|layer| layer.media_type.as_str());
+    if kinds().any(|kind| kind.starts_with(OLLAMA)) {
+        return Ok(manifest);
+    }
+    let is_container = |kind: &str| CONTAINER.iter().any(|start| kind.starts_with(start));
+    let what = if kinds().any(is_container) { "a container image" } else { "something else" };
+    let kinds: Vec<&str> = kinds().take(NAMED).collect();
+    Err(RegistryError::NotAManifest(format!(
+        "it is {what} and no model: it has layers of {}",
+        plain(&kinds.join(", "), 400)
+    )))
 }
 
 /// Reads a manifest of any model.
@@ -201,6 +214,33 @@ mod tests {
     fn pick(manifests: Vec<Value>) -> Result<Option<Digest>, String> {
         let index = json!({"schemaVersion": 2, "manifests": manifests});
         picked(index.to_string().as_bytes()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_else_registries_have_is_no_model() {
+        let refused = |kind: &str| {
+            let layer = json!({"mediaType": kind, "digest": Digest::of(b"x").to_string(), "size": 1});
+            let config = json!({"mediaType": "application/vnd.docker.container.image.v1+json",
+                "digest": Digest::of(b"{}").to_string(), "size": 2});
+            let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+            read_manifest(manifest.to_string().as_bytes()).map(drop).map_err(|e| e.to_string())
+        };
+        for kind in [
+            "application/vnd.oci.image.layer.v1.tar+gzip",
+            "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        ] {
+            let text = refused(kind).unwrap_err();
+            assert!(
+                text.ends_with(&format!("it is a container image and no model: it has layers of {kind}")),
+                "{text}"
+            );
+        }
+        assert!(
+            refused("application/vnd.cncf.helm.chart.content.v1.tar+gzip")
+                .unwrap_err()
+                .contains("something else")
+        );
+        assert_eq!(refused("application/vnd.ollama.image.model"), Ok(()));
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
-        let spent = at_work(store, self.pull_model(store, reference, options, &report)).await?;
+        let pulled = at_work(store, self.pull_model(store, reference, options, &report)).await;
+        let spent = forgetting(store, &reference.name, pulled).await?;
         self.clear(store, spent).await?;
         tell(&report, Progress::status("success")).await;
         Ok(())
@@ -360,6 +361,25 @@ impl Registry {
     ) -> Result<Digest, RegistryError> {
         self.downloads().fetch(session, store, what, teller(report, what.key, what.total)).await
     }
+}
+
+/// What came of a pull; of one that failed for good and has left nothing, nobody goes on, so it is not noted any more.
+pub(crate) async fn forgetting<T>(
+    store: &Arc<Store>,
+    name: &ModelName,
+    pulled: Result<T, RegistryError>,
+) -> Result<T, RegistryError> {
+    if pulled.as_ref().is_err_and(RegistryError::is_final) {
+        let (at, name) = (store.clone(), name.clone());
+        let forgotten = blocking(move || {
+            at.forget_failed_pull(&at.spelled(&name)?);
+            Ok(())
+        });
+        if let Err(error) = forgotten.await {
+            tracing::warn!(%error, "a failed pull is still noted");
+        }
+    }
+    pulled
 }
 
 /// Does a part of a search, saying what is waited for to who wants to hear it.

@@ -147,6 +147,10 @@ pub enum StoreError {
         "FROM names an adapter alone: name the model that it is made for with FROM, and the adapter with ADAPTER"
     )]
     AdapterAlone,
+    #[error(
+        "FROM names a projector alone, which reads images or sound for a model: name the GGUF file of its model with a FROM, too"
+    )]
+    ProjectorAlone,
     #[error("the adapter is made for the architecture `{adapter}`, and the model's is `{model}`")]
     AdapterArchitecture { adapter: String, model: String },
     #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
@@ -203,6 +207,7 @@ impl StoreError {
                 | NotADraft { .. }
                 | NotAnAdapter { .. }
                 | AdapterAlone
+                | ProjectorAlone
                 | AdapterArchitecture { .. }
                 | ManyModels { .. }
                 | FromBoth { .. }

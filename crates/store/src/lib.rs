@@ -69,7 +69,7 @@ pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
     CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan,
-    NamedTemplate, Progress, ProgressFn, plan_local,
+    NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;

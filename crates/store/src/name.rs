@@ -41,6 +41,17 @@ pub enum NameError {
         /// The characters that are allowed.
         allowed: &'static str,
     },
+    /// An address of which no name of a model can be read.
+    #[error(
+        "`{name}` is the address of no model: a registry's is {scheme}://HOST/NAMESPACE/MODEL, one of a server with OpenAI's dialect \
+         {scheme}://HOST/v1/MODEL, one of a Puna or an Ollama {scheme}://HOST/api/MODEL"
+    )]
+    Address {
+        /// The whole text, cut.
+        name: String,
+        /// `http` or `https`.
+        scheme: &'static str,
+    },
     /// Both `:local` and `:cloud`.
     #[error("use either :local or :cloud, not both: \"{0}\"")]
     BothSources(String),
@@ -143,6 +154,12 @@ impl ModelName {
             },
             None => (None, DEFAULT_HOST),
         };
+        for scheme in ["http", "https"] {
+            // Too few slashes behind those of the scheme.
+            if host.strip_prefix(scheme).is_some_and(|rest| matches!(rest, ":" | ":/")) {
+                return Err(NameError::Address { name: shown(text), scheme });
+            }
+        }
         let whole = || text.to_owned();
         let name = Self {
             host: HOST.check(&whole, host)?,

@@ -68,6 +68,21 @@ impl Store {
         note.parent().iter().for_each(|folder| _ = fs::remove_dir(folder));
     }
 
+    /// Forgets the note about a model whose pull failed for good, unless it has left something that another one could go on from: a part
+    /// of a blob, or a blob that no model uses.
+    pub fn forget_failed_pull(&self, name: &ModelName) {
+        let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running) else { return };
+        // Who uses what is unknown: it stays.
+        let Ok(Ok(used)) = self.used_blobs() else { return };
+        let is_of_use = |layer: &Layer| match self.layer_path(layer) {
+            Ok(_) => !used.contains(&layer.digest),
+            Err(_) => self.arrived(&layer.digest) > 0,
+        };
+        if !pull.manifest.blobs().any(is_of_use) {
+            self.forget_pull(name);
+        }
+    }
+
     /// The pulls that are not finished, in the order of their names.
     ///
     /// # Errors
@@ -151,6 +166,36 @@ mod tests {
         store.finish_partial(&coming, &coming).unwrap();
         store.store_manifest(&name, &manifest, false, &mut || ()).unwrap();
         assert_eq!(store.pulls().unwrap(), []);
+    }
+
+    #[test]
+    fn a_failed_pull_is_noted_as_long_as_something_is_left_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let name = ModelName::parse("host:5000/me/big:1b").unwrap();
+        let (template, coming) = (store.add_blob(b"here").unwrap(), Digest::of(b"to come"));
+        let layers =
+            vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::TEMPLATE, template.digest, 4)];
+        let manifest = Manifest { config: None, layers }.to_bytes();
+        let is_noted = || {
+            store.note_pull(&name, &manifest).unwrap();
+            store.forget_failed_pull(&name);
+            !store.pulls().unwrap().is_empty()
+        };
+        assert!(is_noted(), "a blob that no model uses");
+        let layers = vec![Layer::new(media::MODEL, template.digest, 4)];
+        let other = ModelName::parse("other").unwrap();
+        let of_other = Manifest { config: None, layers }.to_bytes();
+        store.store_manifest(&other, &of_other, false, &mut || ()).unwrap();
+        assert!(!is_noted(), "all that is here is another model's");
+        let partial = store.partial(&coming).unwrap();
+        partial.write_part(0, br#"{"N":0,"Offset":0,"Size":7,"Completed":3}"#).unwrap();
+        assert!(is_noted(), "a part");
+        partial.discard().unwrap();
+        let lock = store.lock_download(&coming).unwrap();
+        assert!(is_noted(), "somebody is at it");
+        drop(lock);
+        assert!(!is_noted());
     }
 
     #[test]

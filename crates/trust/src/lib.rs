@@ -124,9 +124,7 @@ impl<V: ServerCertVerifier> ServerCertVerifier for Named<V> {
 mod tests {
     use std::time::Duration;
 
-    use rcgen::{
-        BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
-    };
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd};
     use rustls::RootCertStore;
     use rustls::client::WebPkiServerVerifier;
     use rustls::crypto::ring::default_provider;

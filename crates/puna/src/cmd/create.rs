@@ -7,7 +7,9 @@ use std::pin::pin;
 use anyhow::{Context, Result, bail};
 use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
-use puna_store::{Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, plan_local};
+use puna_store::{
+    Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, check_quantize_type, plan_local,
+};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
@@ -54,6 +56,8 @@ fn check(args: &CreateArgs) -> Result<()> {
                 "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
             )));
         }
+        let has_imatrix = flag == "--quantize" && args.imatrix.is_some();
+        kind.as_ref().map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))?;
     }
     if args.imatrix.is_some() && args.quantize.is_none() {
         return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
+use puna_gguf::Gguf;
 use puna_store::{
     FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, same_file, unmatched,
 };
@@ -25,6 +26,12 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         if file.gguf.paths().any(|path| same_file(path, output)) {
             bail!("{} is the file that is read", output.display());
         }
+    }
+    if let Some(from) = already(&file.gguf) {
+        out::note(format_args!(
+            "warning: the model is quantized already ({from}): what was lost by that does not come back; take a file in F16, BF16 or F32 \
+             where there is one"
+        ));
     }
     let imatrix = args.imatrix.as_ref().map(|path| Imatrix::open(path)).transpose()?;
     let options = QuantizeOptions { threads: args.threads.unwrap_or(0), imatrix: imatrix.as_ref() };
@@ -57,6 +64,14 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     }
     display.done();
     made.into_iter().try_for_each(Output::finish)
+}
+
+/// What a file is quantized to, whose weights are no floats any more.
+fn already(gguf: &Gguf) -> Option<String> {
+    let packed = gguf.tensors().iter().filter(|tensor| tensor.ty.is_quantized());
+    let largest = packed.max_by_key(|tensor| tensor.size)?.ty;
+    let said = gguf.metadata().opt_u32("general.file_type").ok().flatten().map(file_type_name);
+    Some(said.filter(|name| *name != "unknown").unwrap_or(largest.name()).to_owned())
 }
 
 /// The files to write.

@@ -23,9 +23,17 @@ pub fn pull(args: &PullArgs) -> Result<()> {
         if !request.model.contains("://") {
             bail!("--digest is for the address of a file; a registry says the digests of a model itself");
         }
-        request.model = format!("{}#{digest}", request.model);
+        request.model = with_digest(&request.model, digest)?;
     }
     follow(&service, &request)
+}
+
+/// An address with the digest of its file behind it.
+fn with_digest(address: &str, digest: &str) -> Result<String> {
+    match address.split_once('#').filter(|(_, given)| !given.is_empty()) {
+        Some((_, given)) => bail!("the address has a digest already (#{given}): leave that out, or --digest"),
+        None => Ok(format!("{}#{digest}", address.trim_end_matches('#'))),
+    }
 }
 
 /// Has the server fetch a model, showing how far it is.
@@ -88,6 +96,15 @@ fn place(model: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_has_one_digest() {
+        let with = |address: &str| with_digest(address, "sha256:12").map_err(|e| e.to_string());
+        assert_eq!(with("https://h/m.gguf"), Ok("https://h/m.gguf#sha256:12".into()));
+        assert_eq!(with("https://h/m.gguf#"), Ok("https://h/m.gguf#sha256:12".into()));
+        let text = with("https://h/m.gguf#sha256=34").unwrap_err();
+        assert_eq!(text, "the address has a digest already (#sha256=34): leave that out, or --digest");
+    }
 
     #[test]
     fn a_pushed_model_is_found_where_its_name_says() {

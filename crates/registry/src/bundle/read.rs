@@ -217,7 +217,13 @@ impl Import<'_> {
     fn check(&self, model: &Model) -> Result<(), RegistryError> {
         let wanted = match &model.package {
             Some(package) => package.blobs(),
-            None => read_manifest(&model.manifest)?.blobs().map(|layer| (layer.digest, layer.size)).collect(),
+            None => {
+                let manifest = read_manifest(&model.manifest).map_err(|error| match error {
+                    RegistryError::NotAManifest(reason) => wrong(format!("of its {}: {reason}", model.name)),
+                    other => other,
+                })?;
+                manifest.blobs().map(|layer| (layer.digest, layer.size)).collect()
+            }
         };
         let lacks = |(digest, size): &&(Digest, u64)| !self.store.hold_blob(digest, *size);
         match wanted.iter().find(lacks) {

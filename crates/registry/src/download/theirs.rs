@@ -129,7 +129,10 @@ impl Wait {
             }
             _ => "let it go on or end it".into(),
         };
-        format!("{who}: it has brought nothing for {} s; {how}, and this pull goes on with what is there", QUIET.as_secs())
+        format!(
+            "{who}: it has brought nothing for {} s; {how}, and this pull goes on with what is there",
+            QUIET.as_secs()
+        )
     }
 }
 

@@ -44,6 +44,33 @@ async fn bytes_that_are_not_the_blob_never_get_its_name() {
     assert_eq!(lines.last().unwrap().status, "verifying sha256 digest");
     assert_clean(&bench);
     bench.assert_files(0);
+    assert_eq!(bench.store.pulls().unwrap(), [], "nobody goes on with what is not there");
+}
+
+#[tokio::test]
+async fn a_blob_that_a_registry_lacks_is_named_with_registry_and_model() {
+    let model = Model::new(1000);
+    let server = with_blobs(&model, |_, _| Some(status(404, "{}"))).await;
+    let bench = Bench::new();
+    let text = bench.pull_err(&server.model()).await;
+    let start = format!("404 Not Found: {} has no blob ", server.host);
+    let name = ModelRef::parse(&server.model()).unwrap().name;
+    assert!(text.starts_with(&start) && text.ends_with(&format!(" of {name}, and says: {{}}")), "{text}");
+    assert_eq!(bench.store.pulls().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_container_image_is_refused_before_any_of_its_layers_come() {
+    let kind = "application/vnd.oci.image.layer.v1.tar+gzip";
+    let server = Server::of(&Model::of(&[(kind, Bytes::from_static(b"files"))])).await;
+    let bench = Bench::new();
+    let text = bench.pull_err(&server.model()).await;
+    assert!(
+        text.ends_with(&format!("it is a container image and no model: it has layers of {kind}")),
+        "{text}"
+    );
+    assert!(server.blob_requests().is_empty());
+    assert!(!bench.root().join("blobs").exists());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use puna_api::parse_rate;
 use puna_registry::{Credentials, Host, Hosts, Secret};
 
 use super::file::{Entry, File, HostTable};
-use super::keys::Kind;
+use super::keys::{Kind, SLIPS, nearest};
 use super::places::expanded;
 use super::reader::quoted;
 use super::{ConfigError, MAX_STREAMS, Setting, Source};
@@ -42,6 +42,11 @@ pub const HOST_SETTINGS: [(&str, Kind); 15] = [
 /// There is none.
 pub fn key(name: &str) -> Result<(&'static str, Kind), String> {
     HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
+        // Some are so short that any other word is near.
+        let slips = SLIPS.min(name.len() / 2);
+        if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key), slips) {
+            return format!("there is no setting {name:?} of a host: did you mean {nearest:?}?");
+        }
         let all: Vec<&str> = HOST_SETTINGS.iter().map(|(key, _)| *key).collect();
         format!("there is no setting {name:?} of a host: those there are, are {}", all.join(", "))
     })

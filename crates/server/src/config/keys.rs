@@ -77,7 +77,18 @@ pub fn keys() -> impl Iterator<Item = &'static str> {
 }
 
 /// Letters that a misspelt key may differ in.
-const SLIPS: usize = 3;
+pub(super) const SLIPS: usize = 3;
+
+/// The one of some keys that differs from a misspelt one in the fewest letters, and in no more than `slips`.
+pub(super) fn nearest(
+    key: &str,
+    known: impl Iterator<Item = &'static str>,
+    slips: usize,
+) -> Option<&'static str> {
+    let nearest =
+        known.map(|known| (strsim::levenshtein(known, key), known)).min_by_key(|(slips, _)| *slips)?;
+    (nearest.0 <= slips).then_some(nearest.1)
+}
 
 /// The setting of a key.
 ///
@@ -97,8 +108,7 @@ pub fn setting(key: &str) -> Result<(&'static str, Kind), String> {
     }
     let plain = key.to_lowercase().replace('-', "_");
     let plain = plain.trim_start_matches("ollama_").trim_start_matches("puna_");
-    let nearest = keys().min_by_key(|known| strsim::levenshtein(known, plain));
-    match nearest.filter(|known| strsim::levenshtein(known, plain) <= SLIPS) {
+    match nearest(plain, keys(), SLIPS) {
         Some(nearest) => Err(format!("there is no setting {key:?}: did you mean {nearest:?}?")),
         None => Err(format!("there is no setting {key:?}: `puna config` lists those there are")),
     }

@@ -422,6 +422,8 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
     };
     for (lines, want) in [
         ("htp = true", "line 2: there is no setting \"htp\" of a host"),
+        ("tokn = \"t\"", "line 2: there is no setting \"tokn\" of a host: did you mean \"token\"?"),
+        ("wombat = 1", "line 2: there is no setting \"wombat\" of a host: those there are, are http, ca,"),
         ("http = 3", "line 2: http is \"3\": it must be true or false"),
         ("username = \"u\"", "line 1: username is set without a password"),
         ("password = \"p\"", "line 1: password is set without a username"),
@@ -514,4 +516,22 @@ fn a_mirror_may_ask_each_time_but_no_sooner() {
         let text = fresh(bad).unwrap_err().to_string();
         assert!(text.contains("mirror.fresh is "), "{text}");
     }
+}
+
+#[test]
+fn the_packaged_unit_leaves_settings_to_the_file() {
+    let unit = include_str!("../../../../packaging/puna-mirror.service");
+    let sets = |line: &&str| line.starts_with("Environment") || line.starts_with("PassEnvironment");
+    assert_eq!(unit.lines().find(sets), None, "it would win over what an administrator writes into the file");
+    let starts: Vec<_> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
+    assert_eq!(starts, ["/usr/local/bin/puna mirror"], "so would a flag");
+    let packaged = include_str!("../../../../packaging/puna-mirror.toml");
+    let c = with_file(packaged, &[], &[]).unwrap();
+    assert_eq!(c.warnings, []);
+    let shown =
+        |c: &Config, key: &str| c.settings.iter().find(|setting| setting.key == key).unwrap().value.clone();
+    assert_eq!(shown(&c, "models"), Some("\"/var/lib/puna/models\"".into()));
+    assert_eq!(shown(&c, "mirror.host"), Some("\"0.0.0.0:5000\"".into()));
+    let own = packaged.replace("0.0.0.0", "127.0.0.1");
+    assert_eq!(shown(&with_file(&own, &[], &[]).unwrap(), "mirror.host"), Some("\"127.0.0.1:5000\"".into()));
 }

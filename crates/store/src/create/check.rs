@@ -20,6 +20,30 @@ pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreErr
     }
 }
 
+/// Refuses what nobody can do with a model that another server runs.
+pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
+    if !request.draft_files.is_empty() {
+        return Err(StoreError::DraftRemote);
+    }
+    let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let asked = [
+        ("files", request.files.as_ref().is_some_and(|files| !files.is_empty())),
+        ("adapters", !request.adapters.is_empty()),
+        ("quantize", given(&request.quantize)),
+        ("imatrix", given(&request.imatrix)),
+        ("renderer", given(&request.renderer)),
+        ("parser", given(&request.parser)),
+    ];
+    let asked: Vec<&str> =
+        asked.into_iter().filter(|(_, is_asked)| *is_asked).map(|(name, _)| name).collect();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let reason =
+        format!("its weights, prompts and answers are the other server's: leave {} out", asked.join(" and "));
+    Err(StoreError::BadRemote(reason))
+}
+
 pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), StoreError> {
     let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
     for (name, digest) in files {
@@ -33,19 +57,14 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty()) && request.draft_files.is_empty() {
         return Err(StoreError::DraftQuantize);
     }
+    // Before the name behind it is looked at.
     let names_host = request.remote_host.as_ref().is_some_and(|host| !host.is_empty());
-    if !request.draft_files.is_empty() && (names_host || remote(request)?.is_some()) {
+    if !request.draft_files.is_empty() && names_host {
         return Err(StoreError::DraftRemote);
     }
     let from = request.from.as_deref().filter(|from| !from.is_empty());
     if remote(request)?.is_some() {
-        let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let files =
-            request.files.as_ref().is_some_and(|files| !files.is_empty()) || !request.adapters.is_empty();
-        if files || given(&request.quantize) || given(&request.renderer) || given(&request.parser) {
-            let reason = "its weights, prompts and answers are the other server's: leave files, adapters, quantize, renderer and parser out";
-            return Err(StoreError::BadRemote(reason.into()));
-        }
+        for_remote(request)?;
     }
     match (from, &request.files) {
         (None, None) => return Err(StoreError::NoSource),

@@ -307,6 +307,14 @@ pub(crate) const IMATRIX_TYPES: [&str; 11] = [
     "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 ];
 
+/// Refuses a type that nothing is quantized to.
+///
+/// # Errors
+/// [`StoreError::QuantizeType`]
+pub fn check_quantize_type(name: &str, has_imatrix: bool) -> Result<(), StoreError> {
+    quantize_type(name, has_imatrix).map(drop)
+}
+
 /// The type that a request asks for.
 pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, StoreError> {
     let known = |ty: &FileType| {

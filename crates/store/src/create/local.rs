@@ -185,6 +185,15 @@ impl<'a> Planning<'a> {
         if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
             return Err(StoreError::FromBoth { name: crate::name::shown(name), path: path.clone() });
         }
+        if let Some(Ok(Some(_))) = plan.request.from.as_deref().map(Remote::parse) {
+            // Before any file is read: of these the names are enough.
+            let named = |path: &PathBuf| (path.display().to_string(), String::new());
+            super::check::for_remote(&CreateRequest {
+                adapters: adapters.keys().map(named).collect(),
+                draft_files: drafts.keys().map(named).collect(),
+                ..CreateRequest::default()
+            })?;
+        }
         [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
         plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
         // Digests stand under one name, whatever they are of.

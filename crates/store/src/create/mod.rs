@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
     CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
@@ -76,7 +77,12 @@ impl Store {
             (Some(Remote { host, model }), _) => {
                 draft.config = Config { remote_host: host, remote_model: model, ..Config::default() };
             }
-            (None, Some(from)) => draft.take_model(self, from)?,
+            (None, Some(from)) => {
+                draft.take_model(self, from)?;
+                if !draft.config.remote_host.is_empty() {
+                    check::for_remote(request)?;
+                }
+            }
             (None, None) => draft.take_files(self, request, hooks, progress)?,
         }
         draft.take_adapters(self, request, progress)?;
@@ -358,9 +364,13 @@ impl Draft {
         if !config.remote_host.is_empty() {
             return check::apply_info(config, &request.info);
         }
-        let adapts = self.layers.iter().any(|l| l.layer.media_type == media::ADAPTER);
+        let has = |ty: &str| self.layers.iter().any(|l| l.layer.media_type == ty);
         let Some(model) = model else {
-            return Err(if adapts { StoreError::AdapterAlone } else { StoreError::NotGguf });
+            return Err(match () {
+                () if has(media::ADAPTER) => StoreError::AdapterAlone,
+                () if has(media::PROJECTOR) => StoreError::ProjectorAlone,
+                () => StoreError::NotGguf,
+            });
         };
         config.model_format = "gguf".into();
         config.model_family.clone_from(&model.architecture);

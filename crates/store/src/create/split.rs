@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use puna_gguf::{Gguf, PartName, Writer};
+use puna_gguf::{Gguf, GgufError, PartName, Writer};
 
 use super::request::Pace;
 use super::stored;
@@ -89,7 +89,19 @@ pub(super) fn merge(
         let linked = fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
         linked.map_err(|e| StoreError::io("link", &source, &e))?;
     }
-    let gguf = Gguf::open(&dir.path.join(link.other(1)))?;
+    // Nobody knows the links.
+    let named = |error: GgufError| {
+        let link = |number: &u32| dir.path.join(link.other(*number)).display().to_string();
+        let said = error.to_string();
+        let text =
+            parts.iter().fold(said.clone(), |text, (number, (name, _))| text.replace(&link(number), name));
+        match error {
+            GgufError::Io { .. } => error.into(),
+            _ if text == said => error.into(),
+            _ => StoreError::Split(text),
+        }
+    };
+    let gguf = Gguf::open(&dir.path.join(link.other(1))).map_err(named)?;
     let mut metadata = gguf.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);

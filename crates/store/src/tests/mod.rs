@@ -11,6 +11,7 @@ mod others;
 mod peft;
 mod quantize;
 mod races;
+mod refused;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
