@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_store::{
-    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, requantize_part, same_file, unmatched,
+    FileType, Imatrix, QuantizeOptions, fallbacks, file_type_name, requantize, requantize_part, same_file,
+    unmatched,
 };
 
 use crate::cli::QuantizeArgs;
