@@ -17,8 +17,9 @@ use crate::http::{Ask, Session};
 pub(crate) const MAX_MANIFEST: usize = 4 << 20;
 /// Attempts at it: somebody waits who has seen nothing yet.
 const MANIFEST_ATTEMPTS: u32 = 3;
-/// What layers of models are called, and those of containers.
+/// What layers of models are called, whatever somebody has given a meaning to, and layers of containers.
 const OLLAMA: &str = "application/vnd.ollama.image.";
+const REGISTERED: &str = "application/vnd.";
 const CONTAINER: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
 /// Layers of models in parts that no engine here runs.
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
@@ -172,7 +173,7 @@ pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
         return Err(RegistryError::Tensors);
     }
     let kinds = || manifest.layers.iter().map(|layer| layer.media_type.as_str());
-    if kinds().any(|kind| kind.starts_with(OLLAMA)) {
+    if !kinds().any(|kind| kind.starts_with(REGISTERED)) || kinds().any(|kind| kind.starts_with(OLLAMA)) {
         return Ok(manifest);
     }
     let is_container = |kind: &str| CONTAINER.iter().any(|start| kind.starts_with(start));

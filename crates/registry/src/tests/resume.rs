@@ -203,7 +203,7 @@ async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
     fs::File::create(partial.data()).unwrap().set_len(3 << 20).unwrap();
     let (report, mut lines) = tokio::sync::mpsc::channel(64);
     let name = ModelRef::parse(&server.model()).unwrap();
-    let options = Options::default();
+    let options = Options { insecure: true, ..Options::default() };
     let pull = bench.registry.pull(&bench.store, &name, &options, report);
     let said = async {
         let mut seen = Vec::new();
