@@ -62,7 +62,8 @@ async fn a_blob_that_a_registry_lacks_is_named_with_registry_and_model() {
 #[tokio::test]
 async fn a_container_image_is_refused_before_any_of_its_layers_come() {
     let kind = "application/vnd.oci.image.layer.v1.tar+gzip";
-    let server = Server::of(&Model::of(&[(kind, Bytes::from_static(b"files"))])).await;
+    let config = ("application/vnd.oci.image.config.v1+json", Bytes::from_static(b"{}"));
+    let server = Server::of(&Model::of(&[(kind, Bytes::from_static(b"files")), config])).await;
     let bench = Bench::new();
     let text = bench.pull_err(&server.model()).await;
     assert!(
