@@ -170,7 +170,12 @@ impl Held {
     pub fn segment(&self, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
         let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
         let own = || self.own.iter().copied();
-        let recent = shared(self.recent_from).chain(own()).filter_map(|page| page.recent).collect();
+        let recent = if pages.has_recent() {
+            let all = shared(self.recent_from).chain(own());
+            all.map(|page| page.recent.expect("recent pages in use stay")).collect()
+        } else {
+            Vec::new()
+        };
         Segment {
             first_row,
             rows,
@@ -243,7 +248,9 @@ impl Held {
         let ahead = pages.seen_of(&self.path, computed.saturating_sub(1)).len();
         while pages.has_recent() && self.recent_from < self.path.len() - ahead {
             let from = self.recent_from * PAGE_TOKENS;
-            let sees = |place: usize| from < place && pages.windows().first_seen(place) < from + PAGE_TOKENS;
+            // And one page more, for texts that part from this one a little before the place.
+            let sees =
+                |place: usize| from < place && pages.windows().first_seen(place) < from + 2 * PAGE_TOKENS;
             let valued = self.places.iter().any(|&place| sees(place));
             pages.release_recent(self.path[self.recent_from], valued);
             self.recent_from += 1;

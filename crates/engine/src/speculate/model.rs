@@ -208,6 +208,8 @@ impl Drafts {
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
+            // Also where it is never behind: pages behind its windows come back.
+            follower.held.publish(&mut self.pages, &question.tokens[..follower.seen]);
             let lacking = (n + question.most).saturating_sub(follower.held.room());
             if lacking.div_ceil(PAGE_TOKENS) > self.pages.available(&[]) {
                 continue;
