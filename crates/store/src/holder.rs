@@ -9,33 +9,38 @@ use crate::files::read_limited;
 
 /// Bytes of such a note at most.
 const LIMIT: u64 = 512;
-/// Where Linux says what a machine is called, and in which space of numbers a process has its own.
+/// Where Linux says what a machine is called, in which space of numbers a process has its own, and what tells this run of the machine
+/// from all others: names are given to more than one machine, and the first space has the same number on each.
 const HOST: &str = "/proc/sys/kernel/hostname";
 const SPACE: &str = "/proc/self/ns/pid";
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A process that holds a lock.
 ///
 /// ```text
-/// puna-tmp/<64 hex>.lock        <pid> <host> <space of process numbers>
+/// puna-tmp/<64 hex>.lock        <pid> <host> <space of process numbers> <run of the machine>
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pid: u32,
     host: String,
     space: String,
+    /// Nothing in notes of older versions.
+    boot: String,
 }
 
 impl Holder {
     /// This process.
     pub(crate) fn here() -> Self {
-        let host = fs::read_to_string(HOST).unwrap_or_default();
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
         let space = fs::read_link(SPACE).map(|space| space.to_string_lossy().into_owned());
-        Self { pid: std::process::id(), host: plain(host.trim()), space: plain(&space.unwrap_or_default()) }
+        let space = plain(&space.unwrap_or_default());
+        Self { pid: std::process::id(), host: plain(&read(HOST)), space, boot: plain(&read(BOOT)) }
     }
 
     /// Notes it in the file that is locked. Without room for that, nobody learns who it is.
     pub(crate) fn note(&self, mut file: &File) {
-        let text = format!("{} {} {}\n", self.pid, self.host, self.space);
+        let text = format!("{} {} {} {}\n", self.pid, self.host, self.space, self.boot);
         let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
     }
 
@@ -45,22 +50,28 @@ impl Holder {
         let mut words = text.trim_end_matches('\n').split(' ');
         let pid = words.next()?.parse().ok()?;
         let mut word = || words.next().map(plain).unwrap_or_default();
-        Some(Self { pid, host: word(), space: word() })
+        Some(Self { pid, host: word(), space: word(), boot: word() })
     }
 
-    /// Its number, where a signal that is sent from here reaches it.
+    /// Its number, where a signal that is sent from here reaches it, and surely no other process: not where it is not known whose it is.
     pub fn pid(&self) -> Option<u32> {
         let here = Self::here();
-        (self.host == here.host && self.space == here.space).then_some(self.pid)
+        let is_of_here = |(its, ours): (&String, &String)| !its.is_empty() && its == ours;
+        let words = [(&self.host, &here.host), (&self.space, &here.space), (&self.boot, &here.boot)];
+        words.into_iter().all(is_of_here).then_some(self.pid)
     }
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let here = Self::here();
+        let differs = |its: &str, ours: &str| !its.is_empty() && its != ours;
         match () {
-            () if self.host != here.host => write!(f, "process {} of {}", self.pid, self.host),
-            () if self.space != here.space => write!(f, "process {} of another container", self.pid),
+            () if differs(&self.host, &here.host) => write!(f, "process {} of {}", self.pid, self.host),
+            () if differs(&self.boot, &here.boot) => {
+                write!(f, "process {} of another machine called {}", self.pid, self.host)
+            }
+            () if differs(&self.space, &here.space) => write!(f, "process {} of another container", self.pid),
             () => write!(f, "process {}", self.pid),
         }
     }
@@ -84,7 +95,8 @@ mod tests {
         Holder::here().note(&file);
         let holder = Holder::read(&path).unwrap();
         assert_eq!(holder, Holder::here());
-        assert_eq!(holder.pid(), Some(std::process::id()));
+        // Elsewhere nothing says which machine it is.
+        assert_eq!(holder.pid(), cfg!(target_os = "linux").then(std::process::id));
         assert_eq!(holder.to_string(), format!("process {}", std::process::id()));
     }
 
@@ -99,6 +111,18 @@ mod tests {
         fs::write(&path, format!("12 {} pid:[1]\n", here.host)).unwrap();
         let holder = Holder::read(&path).unwrap();
         assert_eq!((holder.pid(), holder.to_string()), (None, "process 12 of another container".into()));
+        // Machines of one name, whose first spaces have one number; a note of before that was noted; and one that says nothing.
+        let told = format!("process 12 of another machine called {}", here.host);
+        for (note, told) in [
+            (format!("12 {} {} another-run\n", here.host, here.space), &*told),
+            (format!("12 {} {}\n", here.host, here.space), "process 12"),
+            (format!("12  {} {}\n", here.space, here.boot), "process 12"),
+            (format!("12 {}  {}\n", here.host, here.boot), "process 12"),
+        ] {
+            fs::write(&path, &note).unwrap();
+            let holder = Holder::read(&path).unwrap();
+            assert_eq!((holder.pid(), holder.to_string().as_str()), (None, told), "{note}");
+        }
         for other in [&b""[..], b"pid", b"-1 a b", b"99999999999 a b", b"\xff", &[b'1'; 600]] {
             fs::write(&path, other).unwrap();
             assert_eq!(Holder::read(&path), None, "{other:?}");
