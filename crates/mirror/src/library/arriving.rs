@@ -16,7 +16,7 @@ pub(super) struct Arriving {
     pub(super) size: u64,
     pub(super) running: Running,
     /// Whether a manifest of the repository in which it was asked for says that it has so many bytes. Where none does its first byte
-    /// waits until all of it is right: wherever it ends, nobody has all of it without that one.
+    /// waits until all of it is right: wherever it ends, no answer has all of it without that one (`through::sizes` says what is left).
     pub(super) is_vouched: bool,
 }
 

@@ -6,7 +6,14 @@
 //! counts as so large only if a manifest of the very repository said so; then the upstream is held to that. Of one of which no manifest
 //! is known (it was handed out before a restart, or by another mirror), nobody knows where it ends, and any range from its
 //! beginning could be all of it. What each of them has, whatever the size, is the first byte: that one waits until the digest of the
-//! whole body is right. Ranges behind it, with which clients go on, are given as they arrive, and are never all of it.
+//! whole body is right. Ranges behind it, with which clients go on, are given as they arrive: by themselves they are not all of it.
+//!
+//! Two gaps are left, since nothing of this is written down. Who got the first part of a blob while its size was known, and the rest where
+//! it is not (the mirror was started anew between the two, or another one before the same bucket gave the rest), may have all of
+//! it without any of it having been found right. And who holds a manifest that this mirror has forgotten, because it was
+//! started anew and the tag has moved meanwhile, is given the blob by the size that the manifest says which is known now: an upstream that
+//! names a larger one there has the last byte elsewhere than that client. In both the mirror finds the digest wrong and keeps nothing,
+//! but has given the bytes out; clients that verify digests, as all of those that are named in the manual do, notice.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

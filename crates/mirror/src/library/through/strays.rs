@@ -127,7 +127,14 @@ impl Inner {
         let _asking = stray.asking.lock().await;
         let Some(found) = self.look_for(&model, &stray, digest).await? else { return Ok(None) };
         let comes = matches!(stray.state(), State::Comes(..));
-        let is_vouched = self.hold(name, digest, found.size(), comes).await?;
+        let held = self.hold(name, digest, found.size(), comes).await;
+        if let Err(error @ MirrorError::Upstream(_)) = &held
+            && !comes
+        {
+            // What it says may be right by the time that it is asked again.
+            stray.set(State::Rests(Instant::now(), Why::Failed(error.clone())));
+        }
+        let is_vouched = held?;
         if !comes {
             let permit = self.admit_blob(&model, found.size(), asker)?;
             tracing::info!(%model, %digest, "fetching a blob whose manifest is not on its way here");

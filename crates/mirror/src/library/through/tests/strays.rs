@@ -182,6 +182,27 @@ async fn an_upstream_is_held_to_the_size_that_its_manifest_says() {
 }
 
 #[tokio::test]
+async fn an_upstream_whose_size_was_wrong_is_asked_again_after_a_rest() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    upstream.model("library/m", &weights);
+    let path = blob_path("library/m", &weights);
+    upstream.put(path.clone(), lies(&weights));
+    for (rest, given) in [(HOUR, false), (Duration::ZERO, true)] {
+        let bench = Bench::new(&upstream, rest, Upstreams::default());
+        bench.through.0.sizes.note_one(&Repository::parse("library/m").unwrap(), Digest::of(&weights), 5000);
+        let first = part(&bench, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
+        let asked = upstream.asked(&path);
+        upstream.put(path.clone(), weights.to_vec());
+        let again = part(&bench, "library/m", Digest::of(&weights), 0..5000).await;
+        match given {
+            true => assert_eq!(again, Ok(weights.to_vec())),
+            false => assert_eq!((again, upstream.asked(&path)), (Err(first), asked), "it is left alone"),
+        }
+        upstream.put(path.clone(), lies(&weights));
+    }
+}
+
+#[tokio::test]
 async fn of_a_blob_of_unknown_size_no_range_is_all_before_it_is_right() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     let digest = Digest::of(&weights);
