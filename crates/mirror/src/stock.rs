@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_store::Digest;
-use tokio::sync::OwnedMutexGuard;
 
 use crate::access::{Holder, Right};
 use crate::error::MirrorError;
@@ -18,7 +17,7 @@ use crate::figures::Figure;
 use crate::holding::{Holding, Shown};
 use crate::id::UploadId;
 use crate::library::Library;
-use crate::lock::lock;
+use crate::lock::{Turn, lock};
 use crate::manifest::Manifest;
 use crate::name::Repository;
 use crate::pattern::is_in;
@@ -299,7 +298,7 @@ impl Stock {
         library: &dyn Library,
         name: &Repository,
         manifest: &Manifest,
-    ) -> Result<Option<OwnedMutexGuard<()>>, MirrorError> {
+    ) -> Result<Option<Turn>, MirrorError> {
         let namespace = name.namespace();
         let Some(quota) = self.quota(namespace) else { return Ok(None) };
         let turn = self.uploading.turn(namespace).await;

@@ -195,6 +195,28 @@ async fn what_cannot_be_done_says_what_can() {
     let bench = Bench { mirror, ..bench };
     let (status, headers, _) = bench.ask("DELETE", "/v2/a/b/manifests/x", Body::empty()).await;
     assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, HEAD, PUT"));
+    // An upload is its own, and can be given up.
+    let upload = bench.upload("a/b").await;
+    let (status, headers, _) = bench.ask("POST", &upload, Body::empty()).await;
+    assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, PATCH, PUT, DELETE"));
+    assert_eq!(bench.ask("DELETE", &upload, Body::empty()).await.0, 204);
+}
+
+#[tokio::test]
+async fn of_many_that_change_the_same_at_a_time_one_does() {
+    let bench = bench(Vec::new());
+    let (path, kind) = ("/v2/a/b/manifests/x", (header::CONTENT_TYPE, OCI_MANIFEST));
+    let text = |n: usize| format!(r#"{{"layers":[],"annotations":{{"n":"{n}"}}}}"#);
+    assert_eq!(bench.ask_with("PUT", path, kind, Body::from(text(0))).await.0, 201);
+    let seen = format!("\"{}\"", Digest::of(text(0).as_bytes()));
+    let change = async |n| {
+        let meant = (header::IF_MATCH, &*seen);
+        let method = if n == 16 { "DELETE" } else { "PUT" };
+        bench.ask_with(method, path, meant, Body::from(text(n))).await.0
+    };
+    let done = join_all((1..=16).map(change)).await;
+    let changed = done.iter().filter(|status| **status != 412).count();
+    assert_eq!(changed, 1, "{done:?}");
 }
 
 #[tokio::test]

@@ -8,12 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedMutexGuard;
-
 use crate::error::MirrorError;
 use crate::id::UploadId;
 use crate::library::{Library, MAX_AGE};
-use crate::lock::lock;
+use crate::lock::{Turn, Turns, lock};
 use crate::name::Repository;
 use crate::quota::fits;
 
@@ -24,7 +22,7 @@ const REST: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 #[derive(Default)]
 pub(crate) struct Uploading {
     uploads: Mutex<HashMap<UploadId, Upload>>,
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Turns<String>,
 }
 
 struct Upload {
@@ -51,13 +49,8 @@ impl Upload {
 
 impl Uploading {
     /// Waits until nobody else judges or makes blobs of a namespace.
-    pub(crate) async fn turn(&self, namespace: &str) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = lock(&self.turns);
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            turns.entry(namespace.to_ascii_lowercase()).or_default().clone()
-        };
-        turn.lock_owned().await
+    pub(crate) async fn turn(&self, namespace: &str) -> Turn {
+        self.turns.wait(namespace.to_ascii_lowercase()).await
     }
 
     /// Somebody is at an upload, which has so many bytes, of a namespace that may have `quota` and whose blobs have `held`.

@@ -77,9 +77,10 @@ impl Mirror {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
+        let _turn = self.turn(&name).await;
         self.check_meant(&name, &of, head).await?;
         // Until the manifest counts: two at once would each find the room that there is for one.
-        let _turn = self.stock().turn_for(self.library(), &name, &manifest).await?;
+        let _room = self.stock().turn_for(self.library(), &name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
         let replaced = self.library().put_manifest(&name, &of, manifest).await?;
         let notes = self.library().notes();
@@ -96,7 +97,7 @@ impl Mirror {
         Ok(response)
     }
 
-    /// Refuses to change what is not what the request says it changes.
+    /// Refuses to change what is not what the request says it changes. Whoever asks has the repository's turn.
     async fn check_meant(&self, name: &Repository, of: &Reference, head: &Parts) -> Result<(), MirrorError> {
         if !head.headers.contains_key(header::IF_MATCH) {
             return Ok(());
@@ -106,6 +107,7 @@ impl Mirror {
     }
 
     pub(super) async fn remove_manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
+        let _turn = self.turn(&name).await;
         self.check_meant(&name, &of, head).await?;
         if !self.library().remove_manifest(&name, &of).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: of.to_string() });

@@ -25,6 +25,7 @@ use crate::error::MirrorError;
 use crate::figures::{Figure, Figures};
 use crate::history::{DAY, History};
 use crate::library::{Asker, Library};
+use crate::lock::{Turn, Turns};
 use crate::name::{Reference, Repository};
 use crate::path::{PAGE, Target, query, unescaped};
 use crate::place::{Local, text};
@@ -66,6 +67,8 @@ struct Inner {
     me: Me,
     history: History,
     retention: Vec<Rule>,
+    /// At the manifests of a repository.
+    turns: Turns<String>,
 }
 
 /// What a handler answers.
@@ -86,7 +89,8 @@ impl Mirror {
         let stock = Stock::new(settings.quotas.clone());
         let (delete, pulls) = (settings.delete, Pulls::default());
         let (figures, retention, me) = (Figures::default(), settings.retention.clone(), Me::new()?);
-        let inner = Inner { library, access, delete, pulls, stock, figures, me, history, retention };
+        let turns = Turns::default();
+        let inner = Inner { library, access, delete, pulls, stock, figures, me, history, retention, turns };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -159,6 +163,12 @@ impl Mirror {
     /// An error in the form of the distribution rules.
     pub fn refusal(error: &MirrorError) -> Response {
         refusal(error)
+    }
+
+    /// Waits until nobody else changes manifests of a repository here: between the look at what there is and what is written, nothing
+    /// comes.
+    async fn turn(&self, name: &Repository) -> Turn {
+        self.0.turns.wait(name.to_string().to_ascii_lowercase()).await
     }
 
     pub(crate) fn stock(&self) -> &Stock {
@@ -263,7 +273,9 @@ impl Mirror {
         self.figures().answered(target.as_ref(), &method, response.status());
         if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED) {
             let allowed = target.methods().iter().filter(|allowed| **allowed != method.as_str());
-            let allowed = allowed.filter(|allowed| self.0.delete || **allowed != "DELETE");
+            // Whoever may push may give his upload up.
+            let may_delete = self.0.delete || matches!(target, Target::Upload(..));
+            let allowed = allowed.filter(|allowed| may_delete || **allowed != "DELETE");
             let allowed = value(&allowed.copied().collect::<Vec<_>>().join(", "));
             response.headers_mut().insert(header::ALLOW, allowed);
         }
