@@ -1,7 +1,7 @@
 //! Uploads: blobs in the making. What has arrived outlives a restart.
 
-use std::collections::HashMap;
-use std::fs::{self, File};
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File, Metadata};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -38,6 +38,8 @@ pub(crate) struct Uploads {
     sessions: Arc<Mutex<Sessions>>,
     /// Whose the open ones are, which never changes.
     owners: Arc<Mutex<HashMap<UploadId, String>>>,
+    /// Held by the one who begins one, from the look at how many there are until it is one of them.
+    beginning: Arc<Mutex<()>>,
 }
 
 type Sessions = HashMap<UploadId, Arc<tokio::sync::Mutex<Session>>>;
@@ -77,6 +79,7 @@ impl Uploads {
     ) -> Result<UploadId, MirrorError> {
         let dir = folder.uploads();
         fs::create_dir_all(&dir).map_err(io("create the folder", &dir))?;
+        let _beginning = lock(&self.beginning);
         let open = self.look(folder)?;
         self.make_room(folder, open, owner)?;
         let id = UploadId::random()?;
@@ -107,28 +110,27 @@ impl Uploads {
             let path = folder.uploads().join(&name);
             // It may have been finished meanwhile.
             let Some(meta) = absent(fs::metadata(&path), "read", &path)? else { continue };
-            let age = meta.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
-            let age = age.unwrap_or_default();
+            let age = age(&meta);
             if name.ends_with(".json") {
                 if age > MAX_AGE && !path.with_extension("").exists() {
                     folder::remove(&path)?;
                 }
                 continue;
             }
-            let id = UploadId::parse(&name).ok();
-            let most = if meta.len() == 0 { EMPTY_AGE } else { MAX_AGE };
-            let is_held = id.as_ref().is_some_and(|id| self.is_held(id));
-            match id {
-                Some(id) if age <= most || is_held => {
-                    let owner = self.owner(folder, &id)?;
-                    open.push(Open { id, owner, age });
+            let Ok(id) = UploadId::parse(&name) else {
+                if age > MAX_AGE {
+                    folder::remove(&path)?;
                 }
-                Some(id) => self.drop_of(folder, &id)?,
-                None if age > MAX_AGE => _ = folder::remove(&path)?,
-                None => {}
+                continue;
+            };
+            let is_over = |len: u64, age: Duration| age > if len == 0 { EMPTY_AGE } else { MAX_AGE };
+            if !is_over(meta.len(), age) || !self.give_up(folder, &id, is_over)? {
+                let owner = self.owner(folder, &id)?;
+                open.push(Open { id, owner, age, has_bytes: meta.len() > 0 });
             }
         }
-        lock(&self.owners).retain(|id, _| open.iter().any(|one| one.id == *id));
+        let ids: HashSet<&UploadId> = open.iter().map(|one| &one.id).collect();
+        lock(&self.owners).retain(|id, _| ids.contains(id));
         Ok(open)
     }
 
@@ -136,32 +138,44 @@ impl Uploads {
     fn make_room(&self, folder: &Folder, open: Vec<Open>, owner: &str) -> Result<(), MirrorError> {
         let Some(crowd) = crowd(open, owner) else { return Ok(()) };
         for is_empty in [true, false] {
-            for one in &crowd.of {
-                let len = fs::metadata(paths(folder, &one.id).0).map_or(0, |meta| meta.len());
-                if (len == 0) == is_empty && crowd.may_go(one, is_empty) && !self.is_held(&one.id) {
+            for (one, rest) in crowd.going(is_empty) {
+                if self.give_up(folder, &one.id, |len, age| (len == 0) == is_empty && age >= rest)? {
                     tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
-                    return self.drop_of(folder, &one.id);
+                    return Ok(());
                 }
             }
         }
         Err(crowd.refusal())
     }
 
-    /// Whether somebody is at it.
-    fn is_held(&self, id: &UploadId) -> bool {
-        self.sessions().get(id).is_some_and(|session| session.try_lock().is_err())
-    }
-
-    fn drop_of(&self, folder: &Folder, id: &UploadId) -> Result<(), MirrorError> {
+    /// Removes one, unless somebody is at it, or it is by now none that goes: by its bytes, and how long ago somebody was at it. Says
+    /// whether it is gone.
+    fn give_up(
+        &self,
+        folder: &Folder,
+        id: &UploadId,
+        goes: impl Fn(u64, Duration) -> bool,
+    ) -> Result<bool, MirrorError> {
         let (data, note) = paths(folder, id);
-        if let Some(session) = self.sessions().remove(id)
-            && let Ok(mut session) = session.try_lock()
+        // Held until nothing is left of it: a part that came meanwhile would be taken, and lost.
+        let session = self.session(folder, id)?;
+        let held = session.as_ref().map(|session| session.try_lock());
+        let mut held = match held.transpose() {
+            Ok(held) => held,
+            Err(_) => return Ok(false),
+        };
+        if let Some(meta) = absent(fs::metadata(&data), "read", &data)?
+            && !goes(meta.len(), age(&meta))
         {
-            session.over = true;
+            return Ok(false);
         }
         folder::remove(&data)?;
+        if let Some(held) = &mut held {
+            held.over = true;
+        }
+        self.sessions().remove(id);
         folder::remove(&note)?;
-        Ok(())
+        Ok(true)
     }
 
     /// Whose an open upload is.
@@ -178,27 +192,32 @@ impl Uploads {
         Ok(note.owner)
     }
 
-    /// An upload to a repository. Waits for the disk where it is one of an earlier run.
+    /// An upload; `None`: it is none that anybody can go on with. Waits for the disk where it is one of an earlier run.
     fn session(
         &self,
         folder: &Folder,
-        name: &Repository,
         id: &UploadId,
-    ) -> Result<Arc<tokio::sync::Mutex<Session>>, MirrorError> {
-        let unknown = || MirrorError::UploadUnknown(id.to_string());
+    ) -> Result<Option<Arc<tokio::sync::Mutex<Session>>>, MirrorError> {
         if let Some(session) = self.sessions().get(id) {
-            return Ok(session.clone());
+            return Ok(Some(session.clone()));
         }
         let (data, note_path) = paths(folder, id);
-        let note = folder::read(&note_path)?.ok_or_else(unknown)?;
-        let note: Note = serde_json::from_slice(&note).map_err(|_| unknown())?;
-        let len = absent(fs::metadata(&data), "read", &data)?.ok_or_else(unknown)?.len();
-        if note.repository != name.as_str() || note.committed > len {
-            return Err(unknown());
+        let note = folder::read(&note_path)?.and_then(|note| serde_json::from_slice::<Note>(&note).ok());
+        let meta = absent(fs::metadata(&data), "read", &data)?;
+        let (Some(note), Some(len)) = (note, meta.map(|meta| meta.len())) else { return Ok(None) };
+        if note.committed > len {
+            return Ok(None);
         }
+        let there = data.clone();
         let session = Session { data, note_path, note, len, hasher: None, committed: None, over: false };
         let session = Arc::new(tokio::sync::Mutex::new(session));
-        Ok(self.sessions().entry(id.clone()).or_insert(session).clone())
+        let session = self.sessions().entry(id.clone()).or_insert(session).clone();
+        // Whoever removed it between the look at it and this has not seen that somebody has it.
+        if !there.exists() {
+            self.sessions().remove(id);
+            return Ok(None);
+        }
+        Ok(Some(session))
     }
 
     /// The same, for nobody else as long as it is held.
@@ -212,8 +231,9 @@ impl Uploads {
         let session = match touched {
             Some(session) => session,
             None => {
-                let (uploads, folder, name, id) = (self.clone(), folder.clone(), name.clone(), id.clone());
-                blocking(move || uploads.session(&folder, &name, &id)).await?
+                let (uploads, folder, of) = (self.clone(), folder.clone(), id.clone());
+                let session = blocking(move || uploads.session(&folder, &of)).await?;
+                session.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?
             }
         };
         let session = session.lock_owned().await;
@@ -311,6 +331,12 @@ async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> 
         };
         return Some(error);
     }
+}
+
+/// How long ago somebody was at an upload whose bytes these are.
+fn age(data: &Metadata) -> Duration {
+    let age = data.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+    age.unwrap_or_default()
 }
 
 fn paths(folder: &Folder, id: &UploadId) -> (PathBuf, PathBuf) {
@@ -446,5 +472,53 @@ fn check_room(folder: &Folder, wanted: u64) -> Result<(), MirrorError> {
             "there is not enough space for this upload: {free} bytes are free, {LEFT_FREE} of which are left for others"
         ))),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use puna_store::Store;
+
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
+        (dir, folder)
+    }
+
+    #[test]
+    fn as_many_as_begin_at_a_time_are_no_more_than_may_be() {
+        let ((_dir, folder), uploads) = (folder(), Uploads::default());
+        let name = Repository::parse("a/b").unwrap();
+        let begun: usize = std::thread::scope(|scope| {
+            let begin = || (0..8).filter(|_| uploads.begin(&folder, &name, "k").is_ok()).count();
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).sum()
+        });
+        assert_eq!(begun, crate::library::MAX_EACH);
+        assert_eq!(folder::names(&folder.uploads()).unwrap().len(), 2 * begun);
+    }
+
+    #[tokio::test]
+    async fn nobody_is_at_an_upload_while_it_is_given_up() {
+        let ((_dir, folder), name) = (folder(), Repository::parse("a/b").unwrap());
+        // One of this run, and one of an earlier one.
+        for is_earlier in [false, true] {
+            let uploads = Uploads::default();
+            let id = uploads.begin(&folder, &name, "k").unwrap();
+            let held = uploads.hold(&folder, &name, &id).await.unwrap();
+            assert_eq!(uploads.give_up(&folder, &id, |_, _| true), Ok(false), "somebody is at it");
+            drop(held);
+            if is_earlier {
+                uploads.sessions().clear();
+            }
+            assert_eq!(uploads.give_up(&folder, &id, |_, _| false), Ok(false));
+            let is_held = |uploads: &Uploads| uploads.sessions()[&id].try_lock().is_err();
+            assert_eq!(uploads.give_up(&folder, &id, |_, _| is_held(&uploads)), Ok(true));
+            let gone = uploads.hold(&folder, &name, &id).await;
+            assert!(matches!(gone, Err(MirrorError::UploadUnknown(_))));
+            assert_eq!(folder::names(&folder.uploads()).unwrap(), [""; 0]);
+        }
     }
 }

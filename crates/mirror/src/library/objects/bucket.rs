@@ -75,12 +75,17 @@ impl Bucket {
 
     /// The same, and which version of it that is.
     pub(super) async fn read_version(&self, key: &Path) -> Result<Option<(Bytes, String)>, MirrorError> {
+        Ok(self.read_entry(key).await?.map(|(bytes, entry)| (bytes, entry.version)))
+    }
+
+    /// The same, and how it lies there.
+    pub(super) async fn read_entry(&self, key: &Path) -> Result<Option<(Bytes, Entry)>, MirrorError> {
         let Some(found) = self.absent(self.service.get(key).await)? else { return Ok(None) };
         if found.meta.size > MAX_MANIFEST as u64 {
             return Err(self.wrong(key, "it is larger than anything that is kept there"));
         }
-        let version = entry(&found.meta).version;
-        Ok(Some((found.bytes().await.map_err(|e| self.failure(&e))?, version)))
+        let entry = entry(&found.meta);
+        Ok(Some((found.bytes().await.map_err(|e| self.failure(&e))?, entry)))
     }
 
     /// Whether an object is there, and how long it has been.

@@ -1,10 +1,16 @@
 //! What a bucket loses where its service fails, and where mirrors are at the same at a time: nothing.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use futures_util::future::join_all;
+use object_store::ObjectStoreExt;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
 use super::tests::{keys, manifest_of, noise, part, push, read};
+use super::uploads::Fate;
 use super::wayward::{Fault, Wayward};
 use super::*;
+use crate::library::{MAX_EACH, MAX_UPLOADS};
 
 fn mirror_of(service: &Wayward) -> ObjectLibrary {
     ObjectLibrary::of(Bucket::new(Arc::new(service.clone()), "models", "s3://test".into()))
@@ -108,4 +114,123 @@ async fn bytes_go_that_have_had_no_name_for_an_hour() {
         one.tidy().await.unwrap();
         assert_eq!(bytes().await, left);
     }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A part that comes in these pieces, and then again and again in such ones, until it is let end.
+fn trickling(beginning: &[u8], piece: &'static [u8], until: Arc<AtomicBool>) -> Part {
+    let beginning = Bytes::copy_from_slice(beginning);
+    let rest = stream::unfold(until, move |until| async move {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        while piece.is_empty() && !until.load(Relaxed) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        (!until.load(Relaxed)).then(|| (Ok(Bytes::from_static(piece)), until))
+    });
+    Part { at: None, len: None, body: stream::iter([Ok(beginning)]).chain(rest).boxed() }
+}
+
+#[tokio::test]
+async fn what_one_mirror_is_just_being_sent_no_other_gives_up() {
+    // Of the one all that has come is in memory, of the other there is a part that no note names: that alone says it is not empty.
+    for (begun, piece, pause) in [(100, &b"x"[..], 200), (70_000, b"", 0)] {
+        let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
+        let (one, other) = (mirror_of(&service), mirror_of(&service));
+        let (id, ends) = (one.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
+        let sent = one.append(&name, &id, trickling(&noise(begun), piece, ends.clone()));
+        let looked = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            service.age_by(120 * MINUTE).await;
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            let looked = other.tidy().await;
+            ends.store(true, Relaxed);
+            looked
+        };
+        let (sent, looked) = tokio::join!(sent, looked);
+        let len = sent.unwrap();
+        looked.unwrap();
+        assert_eq!(other.uploads.uploaded(&name, &id).await, Ok(len));
+        let bytes = [noise(begun), vec![b'x'; len as usize - begun]].concat();
+        one.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
+        assert_eq!(read(&other, Digest::of(&bytes), 0..len).await, bytes);
+    }
+}
+
+#[tokio::test]
+async fn what_another_mirror_has_given_up_does_not_come_back() {
+    let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
+    let (one, other) = (mirror_of(&service), mirror_of(&service));
+    let (id, ends) = (one.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
+    let sent = one.append(&name, &id, trickling(&noise(100), b"x", ends.clone()));
+    let (sent, cancelled) = tokio::join!(sent, other.cancel(&name, &id));
+    cancelled.unwrap();
+    assert_eq!(sent, Err(MirrorError::UploadUnknown(id.to_string())));
+    assert_eq!(keys(&service.inner).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn as_many_uploads_as_begin_at_a_time_are_no_more_than_may_be() {
+    let pauses = ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
+    let service = Arc::new(ThrottledStore::new(Wayward::default(), pauses));
+    let one = ObjectLibrary::of(Bucket::new(service, "models", "s3://test".into()));
+    let name = Repository::parse("team/thing").unwrap();
+    let begun = join_all((0..3 * MAX_EACH).map(|_| one.begin(&name, "a"))).await;
+    assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), MAX_EACH);
+}
+
+#[tokio::test]
+async fn a_note_that_nobody_can_read_keeps_nobody_from_beginning() {
+    let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
+    let one = mirror_of(&service);
+    let unreadable = async |count| {
+        for _ in 0..count {
+            let key = one.bucket.key(["uploads", &format!("{}.json", UploadId::random().unwrap())]);
+            service.put(&key, "?".into()).await.unwrap();
+        }
+    };
+    // One that is past its time.
+    unreadable(1).await;
+    service.age().await;
+    let id = one.begin(&name, "a").await.unwrap();
+    // As many as there may be, with one among them that can go.
+    unreadable(MAX_UPLOADS - 1).await;
+    service.age_by(30 * MINUTE).await;
+    let next = one.begin(&name, "b").await.unwrap();
+    assert!(one.uploads.uploaded(&name, &id).await.is_err());
+    assert_eq!(one.uploads.uploaded(&name, &next).await, Ok(0));
+    service.age_by(30 * MINUTE).await;
+    let other = one.begin(&name, "c").await.unwrap();
+    // With bytes it is none that goes at once, and of the others nobody can say.
+    one.append(&name, &other, part(None, b"bytes", true)).await.unwrap();
+    let refused = one.begin(&name, "d").await;
+    assert!(matches!(refused, Err(MirrorError::TooMany(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn nobody_is_at_an_upload_while_it_is_given_up() {
+    let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
+    let one = mirror_of(&service);
+    let id = one.begin(&name, "a").await.unwrap();
+    let given_up = one.uploads.give_up(&id, |_, _| false).await;
+    assert_eq!(given_up, Ok(Fate::Stays));
+    let ends = Arc::new(AtomicBool::new(false));
+    let sent = one.append(&name, &id, trickling(b"bytes", b"x", ends.clone()));
+    let given_up = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let given_up = one.uploads.give_up(&id, |_, _| true).await;
+        ends.store(true, Relaxed);
+        given_up
+    };
+    let (sent, given_up) = tokio::join!(sent, given_up);
+    assert_eq!((sent.is_ok(), given_up), (true, Ok(Fate::Stays)), "somebody is at it");
+    // Who comes while it goes waits, and finds none.
+    let slow = slow_to_remove(&service);
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        slow.append(&name, &id, part(None, b"more", true)).await
+    };
+    let (given_up, late) = tokio::join!(slow.uploads.give_up(&id, |_, _| true), late);
+    assert_eq!((given_up, late), (Ok(Fate::Gone), Err(MirrorError::UploadUnknown(id.to_string()))));
+    assert_eq!(keys(&service.inner).await, [""; 0]);
 }

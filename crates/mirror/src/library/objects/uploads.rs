@@ -7,13 +7,13 @@ mod open;
 mod writer;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
+use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::path::Path;
 use puna_registry::Sum;
 use puna_store::Digest;
-use tokio::sync::OwnedMutexGuard;
 
 use super::bucket::Bucket;
 use super::{Place, blob_key, data_key, json, place_at};
@@ -22,10 +22,12 @@ use crate::holding::mark_of;
 use crate::id::UploadId;
 use crate::library::Part;
 use crate::library::crowd::crowd;
-use crate::lock::lock;
+use crate::lock::{Turn, Turns};
 use crate::name::Repository;
 use memory::Memory;
 use note::Note;
+#[cfg(test)]
+pub(super) use open::Fate;
 use open::Known;
 use writer::Writer;
 
@@ -35,13 +37,16 @@ pub(super) struct Uploads {
     /// What is known of open ones.
     known: Mutex<HashMap<UploadId, Known>>,
     /// Held while this process does something with an upload.
-    held: Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<()>>>>,
+    held: Turns<UploadId>,
+    /// Held by the one who begins one, from the look at how many there are until it is one of them.
+    beginning: tokio::sync::Mutex<()>,
     memory: Memory,
 }
 
 impl Uploads {
     pub(super) fn new(bucket: Bucket) -> Self {
-        Self { bucket, known: Mutex::default(), held: Mutex::default(), memory: Memory::default() }
+        let (beginning, memory) = (tokio::sync::Mutex::default(), Memory::default());
+        Self { bucket, known: Mutex::default(), held: Turns::default(), beginning, memory }
     }
 
     fn note_key(&self, id: &UploadId) -> Path {
@@ -54,6 +59,7 @@ impl Uploads {
     }
 
     pub(super) async fn begin(&self, name: &Repository, owner: &str) -> Result<UploadId, MirrorError> {
+        let _beginning = self.beginning.lock().await;
         let open = self.look().await?;
         if let Some(crowd) = crowd(open, owner) {
             self.make_room(&crowd).await?;
@@ -63,28 +69,23 @@ impl Uploads {
         Ok(id)
     }
 
-    async fn note(&self, id: &UploadId) -> Result<Option<Note>, MirrorError> {
+    /// How far an upload is, and how long ago that was noted; `None`: it is none any more.
+    async fn note(&self, id: &UploadId) -> Result<Option<(Note, Duration)>, MirrorError> {
         let key = self.note_key(id);
-        let Some(bytes) = self.bucket.read(&key).await? else { return Ok(None) };
-        let note = serde_json::from_slice(&bytes);
-        note.map(Some).map_err(|_| self.bucket.wrong(&key, "it does not say how far the upload is"))
+        let Some((bytes, entry)) = self.bucket.read_entry(&key).await? else { return Ok(None) };
+        match serde_json::from_slice(&bytes) {
+            Ok(note) => Ok(Some((note, entry.age()))),
+            Err(_) => Err(self.bucket.wrong(&key, "it does not say how far the upload is")),
+        }
     }
 
     /// An upload to a repository, for nobody else of this process as long as it is held. Of two mirrors that take bytes of
     /// one upload at a time, one writes parts that the other's note does not name, and the service refuses the object.
-    async fn hold(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<(OwnedMutexGuard<()>, Note), MirrorError> {
-        let lock = {
-            let mut held = lock(&self.held);
-            held.retain(|_, lock| Arc::strong_count(lock) > 1);
-            held.entry(id.clone()).or_default().clone()
-        };
-        let guard = lock.lock_owned().await;
-        let note = self.note(id).await?.filter(|note| note.repository == name.as_str());
-        Ok((guard, note.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?))
+    async fn hold(&self, name: &Repository, id: &UploadId) -> Result<(Turn, Note, Duration), MirrorError> {
+        let held = self.held.wait(id.clone()).await;
+        let noted = self.note(id).await?.filter(|(note, _)| note.repository == name.as_str());
+        let (note, age) = noted.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?;
+        Ok((held, note, age))
     }
 
     pub(super) async fn uploaded(&self, name: &Repository, id: &UploadId) -> Result<u64, MirrorError> {
@@ -97,16 +98,19 @@ impl Uploads {
         id: &UploadId,
         part: Part,
     ) -> Result<u64, MirrorError> {
-        let (_held, note) = self.hold(name, id).await?;
+        let (_held, note, age) = self.hold(name, id).await?;
         let first = part.at.unwrap_or(note.len);
         // What broke off may come again from its beginning, or from where it broke off.
         if first != note.len && first != note.committed {
             return Err(MirrorError::OutOfOrder { first, at: note.len });
         }
-        let mut writer = Writer::new(self, id, note, first, part.len);
+        let mut writer = Writer::new(self, id, (note, age), first, part.len);
         let received = writer.receive(part).await;
-        // Bytes that the service did not take are lost here: the upload is as far as it was noted before.
-        if let Err(error @ (MirrorError::Storage { .. } | MirrorError::Internal(_))) = received {
+        // Bytes that the service did not take are lost here: the upload is as far as it was noted before. What was given up stays so.
+        if let Err(
+            error @ (MirrorError::Storage { .. } | MirrorError::Internal(_) | MirrorError::UploadUnknown(_)),
+        ) = received
+        {
             return Err(error);
         }
         // Also of a part that broke off, for the next attempt.
@@ -120,7 +124,7 @@ impl Uploads {
         id: &UploadId,
         digest: Digest,
     ) -> Result<(), MirrorError> {
-        let (_held, note) = self.hold(name, id).await?;
+        let (_held, note, _) = self.hold(name, id).await?;
         if note.len > note.committed {
             return Err(MirrorError::UploadInvalid(format!(
                 "the last part broke off at byte {}: send the rest of it, or all of it from byte {} on",
@@ -191,7 +195,7 @@ impl Uploads {
     }
 
     pub(super) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
-        let (_held, note) = self.hold(name, id).await?;
+        let (_held, note, _) = self.hold(name, id).await?;
         self.forget(id, &note, false).await
     }
 

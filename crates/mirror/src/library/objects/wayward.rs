@@ -1,6 +1,6 @@
 //! A service in memory that fails when it is told to, and is as old as it is told.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub(super) struct Wayward {
     pub(super) inner: InMemory,
     /// What is to go wrong, with objects in whose keys a word is: after so many that go well.
     faults: Arc<Mutex<Vec<(Fault, String, usize)>>>,
-    /// Objects that were written long ago.
-    old: Arc<Mutex<HashSet<Path>>>,
+    /// Objects that were written long ago, and how long.
+    old: Arc<Mutex<HashMap<Path, Duration>>>,
 }
 
 impl Wayward {
@@ -47,8 +47,13 @@ impl Wayward {
 
     /// Makes all objects old that are there.
     pub(super) async fn age(&self) {
+        self.age_by(Duration::from_secs(40 * 24 * 60 * 60)).await;
+    }
+
+    /// Makes them so old.
+    pub(super) async fn age_by(&self, age: Duration) {
         let all: Vec<ObjectMeta> = self.inner.list(None).try_collect().await.unwrap();
-        lock(&self.old).extend(all.into_iter().map(|meta| meta.location));
+        lock(&self.old).extend(all.into_iter().map(|meta| (meta.location, age)));
     }
 
     fn fails(&self, fault: Fault, key: &Path) -> Result<()> {
@@ -74,8 +79,8 @@ impl Wayward {
     }
 
     fn aged(&self, meta: ObjectMeta) -> ObjectMeta {
-        let age = if lock(&self.old).contains(&meta.location) { 40 } else { 0 };
-        ObjectMeta { last_modified: meta.last_modified - Duration::from_secs(age * 24 * 60 * 60), ..meta }
+        let age = lock(&self.old).get(&meta.location).copied().unwrap_or_default();
+        ObjectMeta { last_modified: meta.last_modified - age, ..meta }
     }
 }
 

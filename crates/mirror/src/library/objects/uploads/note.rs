@@ -14,7 +14,7 @@ const SMALL_PARTS: usize = 4000;
 
 /// How far an upload is, as it lies in the bucket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(in super::super) struct Note {
     pub(super) repository: String,
     /// Whose it is.
     #[serde(default)]
@@ -25,6 +25,9 @@ pub(super) struct Note {
     pub(super) committed: u64,
     /// What the service calls the object in the making, once it has a part.
     pub(super) object: Option<String>,
+    /// Bytes are coming, of which none need lie in the bucket yet.
+    #[serde(default)]
+    pub(super) comes: bool,
     /// What it calls its parts.
     pub(super) parts: Vec<String>,
     /// The sum of the parts' bytes.
@@ -41,10 +44,17 @@ impl Note {
             len: 0,
             committed: 0,
             object: None,
+            comes: false,
             parts: Vec::new(),
             sum: None,
             tail: 0,
         }
+    }
+
+    /// Whether bytes have come, though they may be in another mirror's memory, or in parts that are not noted: more of a part that
+    /// comes is noted when that ends.
+    pub(super) fn has_bytes(&self) -> bool {
+        self.len > 0 || self.object.is_some() || self.comes
     }
 
     /// Bytes of the next part.

@@ -1,15 +1,19 @@
 //! Which uploads are open, and which of them go.
+//!
+//! What lies in the bucket of one is all that other mirrors know of it: so one that bytes come to says so in its note, again and again
+//! (`Writer::sign`), and only a note that has become old is one of an upload that was left alone.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use super::Uploads;
+use super::note::Note;
 use crate::error::MirrorError;
 use crate::id::UploadId;
 use crate::library::crowd::{Crowd, MAX_AGE, Open};
 use crate::lock::lock;
 
-/// How long an upload without bytes is kept. Another mirror has in its memory what a slow client has sent it of a first part.
+/// How long an upload without bytes is kept. A mirror of before notes said that bytes come may have those of a first part in its memory.
 const EMPTY_AGE: Duration = Duration::from_secs(60 * 60);
 
 /// What does not change of an upload, so that its note need not be read again.
@@ -19,27 +23,67 @@ pub(super) struct Known {
     has_bytes: bool,
 }
 
+impl Known {
+    fn of(note: &Note) -> Self {
+        Self { owner: note.owner.clone(), has_bytes: note.has_bytes() }
+    }
+}
+
+/// What has come of giving an upload up.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum Fate {
+    /// It is none any more.
+    Gone,
+    /// Somebody is at it, or it is none that goes.
+    Stays,
+    /// Nobody can read its note, or go on with it.
+    Unreadable,
+}
+
+/// How long an upload is kept that nobody is at.
+fn most(has_bytes: bool) -> Duration {
+    if has_bytes { MAX_AGE } else { EMPTY_AGE }
+}
+
 impl Uploads {
     /// Gives one up for somebody who has too many, or of those who have, where there are.
     pub(super) async fn make_room(&self, crowd: &Crowd) -> Result<(), MirrorError> {
         for is_empty in [true, false] {
-            for one in &crowd.of {
-                // What lies in the bucket of one that somebody is at here says little of it.
-                if !crowd.may_go(one, is_empty) || self.is_held(&one.id) {
-                    continue;
-                }
-                let Some(note) = self.note(&one.id).await? else { return Ok(()) };
-                if (note.len == 0) == is_empty {
+            for (one, rest) in crowd.going(is_empty) {
+                let goes = |note: &Note, age: Duration| note.has_bytes() != is_empty && age >= rest;
+                if self.give_up(&one.id, goes).await? == Fate::Gone {
                     tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
-                    return self.forget(&one.id, &note, false).await;
+                    return Ok(());
                 }
             }
         }
         Err(crowd.refusal())
     }
 
-    fn is_held(&self, id: &UploadId) -> bool {
-        lock(&self.held).get(id).is_some_and(|held| held.try_lock().is_err())
+    /// Removes an upload, unless somebody is at it, or it is none that goes, as its note says by now, and how old that is.
+    pub(in super::super) async fn give_up(
+        &self,
+        id: &UploadId,
+        goes: impl Fn(&Note, Duration) -> bool,
+    ) -> Result<Fate, MirrorError> {
+        // Held until nothing is left of it: a part that came meanwhile would be taken, and lost. What lies in the bucket of one that
+        // somebody is at here says little of it.
+        let Some(_held) = self.held.now(id.clone()) else { return Ok(Fate::Stays) };
+        let (note, age) = match self.note(id).await {
+            Ok(Some(noted)) => noted,
+            Ok(None) => return Ok(Fate::Gone),
+            // It keeps nobody from beginning another.
+            Err(error) => {
+                tracing::warn!(%error, "an open upload cannot be given up");
+                return Ok(Fate::Unreadable);
+            }
+        };
+        lock(&self.known).insert(id.clone(), Known::of(&note));
+        if !goes(&note, age) {
+            return Ok(Fate::Stays);
+        }
+        self.forget(id, &note, false).await?;
+        Ok(Fate::Gone)
     }
 
     /// Removes uploads that were left alone for too long.
@@ -54,13 +98,11 @@ impl Uploads {
         for entry in &entries {
             let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else { continue };
             let age = entry.age();
-            let Some(known) = self.known(&id, age).await? else { continue };
-            let most = if known.has_bytes { MAX_AGE } else { EMPTY_AGE };
-            if age <= most || self.is_held(&id) {
+            let Some(Known { owner, has_bytes }) = self.known(&id, age).await? else { continue };
+            let is_over = |note: &Note, age: Duration| age > most(note.has_bytes());
+            if age <= most(has_bytes) || self.give_up(&id, is_over).await? == Fate::Stays {
                 alive.insert(id.clone());
-                open.push(Open { id, owner: known.owner, age });
-            } else if let Some(note) = self.note(&id).await? {
-                self.forget(&id, &note, false).await?;
+                open.push(Open { id, owner, age, has_bytes });
             }
         }
         lock(&self.known).retain(|id, _| alive.contains(id));
@@ -82,12 +124,12 @@ impl Uploads {
             return Ok(Some(known));
         }
         let note = match self.note(id).await {
-            Ok(Some(note)) => note,
+            Ok(Some((note, _))) => note,
             Ok(None) => return Ok(None),
             // One that nobody can go on with keeps nobody from beginning another.
             Err(_) => return Ok(Some(Known { owner: String::new(), has_bytes: true })),
         };
-        let known = Known { owner: note.owner, has_bytes: note.len > 0 };
+        let known = Known::of(&note);
         lock(&self.known).insert(id.clone(), known.clone());
         Ok(Some(known))
     }

@@ -1,5 +1,6 @@
 //! Writes what arrives of an upload into the bucket.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use super::memory::Room;
 use super::note::Note;
 use crate::error::MirrorError;
 use crate::id::UploadId;
+use crate::library::crowd::{FIRST_SIGN, SIGN};
 use crate::library::uploads::PATIENCE;
 use crate::library::{Body, Part};
 use crate::waiting::blocking;
@@ -33,8 +35,9 @@ pub(super) struct Writer<'a> {
     uploads: &'a Uploads,
     id: &'a UploadId,
     note: Note,
-    /// As it lies in the bucket.
+    /// As it lies in the bucket, and when it was written there.
     written: Note,
+    noted: Instant,
     data: Path,
     sum: Sum,
     /// What is no part yet; nothing where that lies in the bucket, all of it.
@@ -55,7 +58,7 @@ impl<'a> Writer<'a> {
     pub(super) fn new(
         uploads: &'a Uploads,
         id: &'a UploadId,
-        note: Note,
+        (note, age): (Note, Duration),
         first: u64,
         len: Option<u64>,
     ) -> Self {
@@ -70,6 +73,7 @@ impl<'a> Writer<'a> {
             pieces: Vec::new(),
             sending: None,
             written: note.clone(),
+            noted: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             uploads,
             id,
             note,
@@ -90,11 +94,51 @@ impl<'a> Writer<'a> {
             self.skip -= again;
             let _ = bytes.split_to(again as usize);
             self.take(bytes).await?;
+            self.sign().await?;
         }
         match part.len {
             Some(wanted) if wanted != came => Err(MirrorError::Size(came, wanted)),
             _ => Ok(self.note.len),
         }
+    }
+
+    /// Notes that bytes come, unless something was noted a moment ago: other mirrors take what is not noted for what was left alone.
+    async fn sign(&mut self) -> Result<(), MirrorError> {
+        let most = if self.written.has_bytes() { SIGN } else { FIRST_SIGN };
+        if self.noted.elapsed() < most {
+            return Ok(());
+        }
+        self.written.comes = true;
+        let signed = match self.uploads.note(self.id).await {
+            Ok(Some(_)) => self.note_down().await,
+            // Another mirror has given it up, or finished it.
+            Ok(None) => return Err(MirrorError::UploadUnknown(self.id.to_string())),
+            Err(error) => Err(error),
+        };
+        // What comes is none the worse for that; it is tried again after a while.
+        if let Err(error) = signed {
+            tracing::warn!(%error, "that bytes of an upload come cannot be noted");
+            self.noted = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Waits for something without which nothing more is taken, and notes meanwhile that the upload goes on.
+    async fn wait<T>(&mut self, done: impl Future<Output = T>) -> Result<T, MirrorError> {
+        let mut done = pin!(done);
+        loop {
+            match timeout(FIRST_SIGN, done.as_mut()).await {
+                Ok(done) => return Ok(done),
+                Err(_) => self.sign().await?,
+            }
+        }
+    }
+
+    /// Writes in the bucket how far it was before, and what the object in the making is called.
+    async fn note_down(&mut self) -> Result<(), MirrorError> {
+        self.uploads.bucket.write(&self.uploads.note_key(self.id), json(&self.written)?).await?;
+        self.noted = Instant::now();
+        Ok(())
     }
 
     /// What comes next. Who is slow while others wait for memory holds none.
@@ -158,7 +202,11 @@ impl<'a> Writer<'a> {
     async fn take_up(&mut self, found: Option<Room>) -> Result<(), MirrorError> {
         let room = match found {
             Some(room) => room,
-            None => self.uploads.memory.room(self.note.next_room(self.waiting as u64, self.coming)).await?,
+            None => {
+                let (memory, bytes) =
+                    (&self.uploads.memory, self.note.next_room(self.waiting as u64, self.coming));
+                self.wait(memory.room(bytes)).await??
+            }
         };
         if self.waiting > 0 {
             self.pieces = vec![self.uploads.tail(self.id, &self.note).await?];
@@ -181,7 +229,7 @@ impl<'a> Writer<'a> {
                 let object = self.uploads.bucket.begin(&self.data).await?;
                 // Noted at once, so that it can be given up.
                 self.written.object = Some(object.clone());
-                self.uploads.bucket.write(&self.uploads.note_key(self.id), json(&self.written)?).await?;
+                self.note_down().await?;
                 self.note.object.insert(object).clone()
             }
         };
@@ -211,7 +259,7 @@ impl<'a> Writer<'a> {
     /// Waits until the part that is on its way has arrived.
     async fn sent(&mut self) -> Result<(), MirrorError> {
         let Some(sending) = self.sending.take() else { return Ok(()) };
-        let part = sending.await.map_err(|e| MirrorError::Internal(e.to_string()))??;
+        let part = self.wait(sending).await?.map_err(|e| MirrorError::Internal(e.to_string()))??;
         self.note.parts.push(part);
         self.note.sum = self.sum.save(0);
         Ok(())
@@ -221,6 +269,7 @@ impl<'a> Writer<'a> {
     pub(super) async fn put_down(&mut self, is_whole: bool) -> Result<u64, MirrorError> {
         self.sent().await?;
         self.note.tail = self.waiting as u64;
+        self.note.comes = false;
         if is_whole {
             self.note.committed = self.note.len;
         }
@@ -231,6 +280,7 @@ impl<'a> Writer<'a> {
             uploads.bucket.write(&uploads.tail_key(id, note.len), tail).await?;
         }
         uploads.bucket.write(&uploads.note_key(id), json(note)?).await?;
+        self.noted = Instant::now();
         if self.written.tail > 0 && has_more {
             uploads.bucket.remove(&uploads.tail_key(id, self.written.len)).await?;
         }
