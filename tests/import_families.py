@@ -74,6 +74,9 @@ BERT = {
 }
 
 
+RWKV7 = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "tie_word_embeddings": False, "model_type": "rwkv7"}
+
+
 def layers(count, parts):
     """Tensors of layers, `{}` being the layer's number."""
     return {name.format(layer): shape for layer in range(count) for name, shape in parts.items()}
@@ -95,6 +98,93 @@ def rwkv6():
         **layers(3, {"rwkv.blocks.{}." + name: shape for name, shape in parts.items()}),
         "rwkv.ln_out.weight": (width,), "rwkv.ln_out.bias": (width,), "head.weight": (320, width),
     }
+
+
+def rwkv7(root, attention, feed_forward, norms, whole, modules, width=128, inner=256, ranks=(32, 32, 32, 64), count=3, network=None):
+    """The seventh memory: small matrices as modules of two layers, or with inputs before outputs."""
+    parts = {f"{attention}x_{x}": (1, 1, width) for x in "rwkvag"}
+    parts |= {f"{attention}k_k": (width,), f"{attention}k_a": (width,), f"{attention}r_k": (width // 64, 64)}
+    for x, rank in zip("wavg", ranks):
+        if modules:
+            parts |= {f"{attention}{x}_lora.lora.0.weight": (rank, width), f"{attention}{x}_lora.lora.2.weight": (width, rank)}
+            parts |= {f"{attention}{x}_lora.lora.2.bias": (width,)} if x != "g" else {}
+        else:
+            parts |= {f"{attention}{x}1": (width, rank), f"{attention}{x}2": (rank, width)}
+            parts |= {f"{attention}{x}0": (1, 1, width)} if x != "g" else {}
+    names = ("r_proj", "k_proj", "v_proj", "o_proj", "g_norm") if modules else ("receptance", "key", "value", "output", "ln_x")
+    parts |= {f"{attention}{x}.weight": (width, width) for x in names[:4]}
+    if feed_forward:
+        parts |= {f"{attention}{names[4]}.{x}": (width,) for x in ("weight", "bias")}
+        parts |= {f"{feed_forward}x_k": (width,), f"{feed_forward}key.weight": (inner, width), f"{feed_forward}value.weight": (width, inner)}
+    parts |= network or {}
+    parts |= {f"{norm}.{x}": (width,) for norm in norms for x in (("weight", "bias") if feed_forward else ("weight",))}
+    all_layers = layers(count, {root + "{}." + name: shape for name, shape in parts.items()})
+    # The first layer has no values of one before it.
+    return whole | {name: shape for name, shape in all_layers.items() if not modules or f"{root}0.{attention}v_lora" not in name}
+
+
+def qwen_network(width, inner):
+    return {f"mlp.{x}_proj.weight": (inner, width) for x in ("gate", "up")} | {"mlp.down_proj.weight": (width, inner)}
+
+
+def with_bias(*names, width=128):
+    return {f"{name}.{x}": (width,) for name in names for x in ("weight", "bias")}
+
+
+def usual(width, rows=320, **more):
+    return {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width), **more}
+
+
+def rwkv6_qwen2(width=128, kv=64, mix=32, decay=64):
+    parts = {
+        **{f"self_attn.time_maa_{x}": (1, 1, width) for x in "xwkvrg"}, "self_attn.time_maa_w1": (width, 5 * mix), "self_attn.time_maa_w2": (5, mix, width),
+        "self_attn.time_decay": (1, 1, width), "self_attn.time_decay_w1": (width, decay), "self_attn.time_decay_w2": (decay, width),
+        "self_attn.q_proj.weight": (width, width), "self_attn.q_proj.bias": (width,), "self_attn.gate.weight": (width, width), "self_attn.o_proj.weight": (width, width),
+        **{f"self_attn.{x}_proj.weight": (kv, width) for x in "kv"}, **{f"self_attn.{x}_proj.bias": (kv,) for x in "kv"},
+        "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,), **qwen_network(width, 256),
+    }
+    return usual(width, **layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()}))
+
+
+def talkie(width=64, heads=4, inner=96):
+    parts = {
+        **{f"attn.attn_{x}.weight": (width, width) for x in ("query", "key", "value", "resid")}, "attn.head_gain.head_g": (heads,), "attn_gain.a_g": (1,),
+        "mlp.mlp_gate.weight": (inner, width), "mlp.mlp_linear.weight": (inner, width), "mlp.mlp_resid.weight": (width, inner), "mlp_gain.a_g": (1,), "embed_skip.a_g": (1,),
+    }
+    return {"model.embed.weight": (320, width), "lm_head": (320, width), "lm_head_gain.w_g": (1,),
+            **layers(2, {"model.blocks.{}." + name: shape for name, shape in parts.items()})}
+
+
+def hrm(width=64, inner=96):
+    parts = {"attn.gqkv_proj.weight": (4 * width, width), "attn.o_proj.weight": (width, width), "mlp.gate_up_proj.weight": (2 * inner, width), "mlp.down_proj.weight": (width, inner)}
+    stacks = {f"model.{stack}_module.layers.{{}}.{name}": shape for stack in "LH" for name, shape in parts.items()}
+    return {"model.embed_tokens.weight": (320, width), "lm_head.weight": (320, width), "model.z_L_init": (width,), **layers(2, stacks)}
+
+
+def plamo2(width=64, heads=4, head=16, inner=96, state=16):
+    both = {
+        **{f"{x}.weight": (width,) for x in ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm")},
+        "mlp.gate_up_proj.weight": (2 * inner, width), "mlp.down_proj.weight": (width, inner),
+    }
+    mamba = {
+        "mixer.in_proj.weight": (2 * heads * head, width), "mixer.conv1d.weight": (heads * head, 1, 4), "mixer.bcdt_proj.weight": (64 + 2 * state, heads * head),
+        "mixer.dt_proj.weight": (heads, 64), "mixer.dt_bias": (heads,), "mixer.A_log": (heads,), "mixer.D": (heads,), "mixer.dt_norm_weight": (64,),
+        "mixer.B_norm_weight": (state,), "mixer.C_norm_weight": (state,), "mixer.out_proj.weight": (width, heads * head),
+    }
+    attention = {
+        "mixer.qkv_proj.weight": ((heads + 4) * head, width), "mixer.q_weight": (heads, head), "mixer.k_weight": (2, head), "mixer.o_proj.weight": (width, heads * head),
+    }
+    kinds = [mamba, attention, mamba, attention]
+    return {"model.embed_tokens.weight": (320, width), "model.norm.weight": (width,),
+            **{f"model.layers.layers.{i}.{name}": shape for i, kind in enumerate(kinds) for name, shape in (both | kind).items()}}
+
+
+def bitnet(width=64, inner=96):
+    parts = {
+        **{f"self_attn.{x}_proj.weight": (width if x in "qo" else 32, width) for x in "qkvo"}, **qwen_network(width, inner), "self_attn.inner_attn_ln.weight": (width,),
+        "mlp.ffn_layernorm.weight": (inner,), "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,),
+    }
+    return usual(width, **layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()}))
 
 
 def kimi():
@@ -365,4 +455,35 @@ FAMILIES = [
       "layer_norm_epsilon": 1e-5, "rescale_every": 2, "tie_word_embeddings": False, "model_type": "rwkv6"}, vocabulary="bytewise", architecture="Rwkv6ForCausalLM",
       # The converter adds a template, and the place in the vocabulary of full size of the token that ends an answer.
       tensors=rwkv6(), unlike=("tokenizer.chat_template", "tokenizer.ggml.eot_token_id")),
+    # Memories of the seventh version, in both spellings, and Qwen's layers with a memory.
+    F("rwkv7", config=RWKV7 | {"head_dim": 64, "norm_eps": 1e-5, "decay_low_rank_dim": 32, "a_low_rank_dim": 32, "v_low_rank_dim": 32, "gate_low_rank_dim": 64},
+      vocabulary="bytewise", architecture="RWKV7ForCausalLM", unlike=("tokenizer.chat_template", "tokenizer.ggml.eot_token_id"),
+      tensors=rwkv7("model.layers.", "attn.", "ffn.", ("attn_norm", "ffn_norm"), {"model.embeddings.weight": (320, 128), "lm_head.weight": (320, 128),
+        **with_bias("model.layers.0.pre_norm", "model.norm")}, modules=True)),
+    F("rwkv7-plain", config=RWKV7 | {"head_size": 64, "layer_norm_epsilon": 1e-5, "intermediate_size": None, "lora_rank_decay": None, "lora_rank_iclr": None,
+      "lora_rank_value_residual_mix": None, "lora_rank_gate": None}, vocabulary="bytewise", architecture="Rwkv7ForCausalLM",
+      unlike=("tokenizer.chat_template", "tokenizer.ggml.eot_token_id"),
+      tensors=rwkv7("model.blocks.", "attention.", "feed_forward.", ("ln1", "ln2"), {"model.embeddings.weight": (320, 128), "head.weight": (320, 128),
+        **with_bias("model.pre_ln", "model.ln_out")}, modules=False, inner=512)),
+    F("arwkv7", config=plain(hidden_size=128, head_dim=None, head_size=64, wkv_has_gate=True, wkv_version=7, intermediate_size=256, num_attention_heads=2,
+      model_type="rwkv_hybrid"), architecture="RwkvHybridForCausalLM",
+      tensors=rwkv7("model.layers.", "self_attn.time_mixer.", None, ("input_layernorm", "post_attention_layernorm"), usual(128), modules=False,
+        ranks=(64, 64, 32, 128), count=2, network=qwen_network(128, 256))),
+    F("rwkv6qwen2", config=plain(hidden_size=128, head_dim=None, intermediate_size=256, model_type="rwkv6qwen2"), architecture="RWKV6Qwen2ForCausalLM",
+      tensors=rwkv6_qwen2()),
+    # With ways of their own.
+    F("talkie", config=plain(num_key_value_heads=4, model_type="talkie"), architecture="TalkieForCausalLM", tensors=talkie()),
+    F("hrm_text", config=plain(num_key_value_heads=None, num_hidden_layers=24, num_layers_per_stack=2, H_cycles=3, L_cycles=3, embedding_scale=50.0, prefix_lm=True,
+      model_type="hrm_text"), architecture="HrmTextForCausalLM", tensors=hrm()),
+    F("plamo2", config=plain(head_dim=None, num_hidden_layers=4, hidden_size_per_head=16, mamba_num_heads=4, mamba_d_state=16, mamba_d_conv=4, mamba_step=2,
+      tie_word_embeddings=True, model_type="plamo2"), vocabulary="plamo", architecture="Plamo2ForCausalLM", tensors=plamo2()),
+    F("bitnet", config=plain(head_dim=None, hidden_act="silu", model_type="llama"), vocabulary="pieces", architecture="BitnetForCausalLM", tensors=bitnet()),
+    F("llama-embed", "LlamaModel", "LlamaConfig", plain(), architecture="LlamaBidirectionalModel",
+      # The converter leaves it to the reader.
+      unlike=("llama-embed.attention.causal",)),
+    F("mistral4", "Mistral4ForCausalLM", "Mistral4Config", LATENT | {"q_lora_rank": 48, "first_k_dense_replace": 0, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+      "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 1, "rope_parameters": rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=64, mscale=1.0,
+      mscale_all_dim=1.0, beta_fast=32.0, beta_slow=1.0, llama_4_scaling_beta=0.1)}, architecture="Mistral3ForConditionalGeneration",
+      # How scores grow with the position, which the converter leaves out.
+      unlike=("mistral4.attention.temperature_scale", "mistral4.attention.temperature_length")),
 ]

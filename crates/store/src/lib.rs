@@ -77,7 +77,7 @@ pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
 pub use holder::Holder;
 pub use home::{account_home, home};
-pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry};
+pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures};
 pub use listing::Listed;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use model::{Details, Model, Weights};

@@ -76,22 +76,30 @@ pub(super) fn convert(
     plan::write(writer, &extras, out, report)
 }
 
-/// Numbers that a GGUF file has as keys, one for each layer.
+/// Numbers that a GGUF file has as keys: of the whole, and one for each layer.
 fn scalars(family: &Family, keys: &mut Keys<'_>, weights: &mut Weights<'_>) -> Result<(), StoreError> {
+    for (there, key) in family.numbers {
+        let number = scalar(weights, (*there).to_owned())?;
+        keys.set(key, number);
+    }
     for (there, key) in family.scalars {
         let mut numbers = Vec::new();
         for layer in 0..keys.shape.sizes.layers {
-            let name = format!("{}{layer}.{there}", family.layers);
-            let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
-            if tensor.entry.elements() != 1 {
-                let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
-                return Err(ImportError::TensorShape { name, found, want: vec![1] }.into());
-            }
-            numbers.extend(tensor.rows(0, 1, 1)?);
+            numbers.push(scalar(weights, format!("{}{layer}.{there}", family.layers))?);
         }
         keys.set_whole(key, numbers);
     }
     Ok(())
+}
+
+/// Takes a tensor of one number.
+fn scalar(weights: &mut Weights<'_>, name: String) -> Result<f32, ImportError> {
+    let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
+    if tensor.entry.elements() != 1 {
+        let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+        return Err(ImportError::TensorShape { name, found, want: vec![1] });
+    }
+    Ok(tensor.rows(0, 1, 1)?.first().copied().unwrap_or_default())
 }
 
 /// Rows of the table of tokens.

@@ -22,6 +22,7 @@ mod weights;
 mod wordpiece;
 mod words;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -139,6 +140,12 @@ const BERT: [&str; 7] = [
     "RobertaForSequenceClassification",
 ];
 
+/// The architectures (`general.architecture`) of the files that folders of safetensors become.
+#[must_use]
+pub fn imported_architectures() -> BTreeSet<&'static str> {
+    families::made().collect()
+}
+
 /// Where it is told what is done, to how many bytes, and of how many.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 
@@ -160,12 +167,10 @@ pub(crate) fn convert(
     }
     let config = config::Json::read(&folder, "config.json")?;
     let class = config.architecture()?;
-    if BERT.contains(&class.as_str()) {
-        return bert::convert(&folder, &config, out, report);
-    }
     let config = config.of_text();
     match families::of_class(&class, &config) {
         Some(family) => decoder::convert(&folder, &config, family, out, report),
+        None if BERT.contains(&class.as_str()) => bert::convert(&folder, &config, out, report),
         None => {
             let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
             Err(ImportError::Architecture { file, found, known: families::known() }.into())

@@ -112,7 +112,14 @@ impl Cutter<'_> {
         let content = match &parts[..] {
             [(take, order)] if lying.is_turned => {
                 let (tensor, each) = (tensor.clone(), lying.columns.unwrap_or(1));
-                Content::Transposed { tensor, each, take: *take, order: *order, change }
+                Content::Transposed {
+                    tensor,
+                    each,
+                    take: *take,
+                    order: *order,
+                    matrices: Order::SAME,
+                    change,
+                }
             }
             // A vector in its own order is read as one row.
             [(_, Order::SAME)] if lying.columns.is_none() => {
@@ -173,6 +180,7 @@ impl Lying {
     fn of(rule: &Rule, name: &str, tensor: &Tensor<'_>, sizes: &Sizes) -> Result<Self, StoreError> {
         let shape = match rule.form {
             Form::Squeezed | Form::Lifted => tensor.entry.shape.iter().copied().filter(|&n| n != 1).collect(),
+            Form::Flat => vec![tensor.entry.elements()],
             _ => tensor.entry.shape.clone(),
         };
         let shape = &shape[..];

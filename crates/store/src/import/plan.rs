@@ -33,9 +33,9 @@ pub(super) enum Content<'a> {
     /// Rows of so many values of tensors, one behind the other, with a change of each value. What the tensors have too few
     /// of is zero.
     Rows { parts: Vec<Part<'a>>, columns: u64, change: Change },
-    /// Matrices with rows and columns exchanged, so many columns of each in some order. In the source one begins so many
-    /// rows behind the other.
-    Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, change: Change },
+    /// Matrices with rows and columns exchanged, so many columns of each in some order, and they in another. In the source
+    /// one begins so many rows behind the other.
+    Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, matrices: Order, change: Change },
     /// A matrix whose columns are in some order.
     Columns { tensor: Tensor<'a>, order: Order },
     /// Blocks of 32 four-bit numbers, and their exponents.
@@ -62,6 +62,12 @@ pub(super) enum Change {
     Rate,
     /// Bands of rows have numbers of their own.
     Bands(Bands),
+    /// Of each head of so many rows the second half changes its sign.
+    Opposed {
+        head: u64,
+    },
+    /// The nearest of this number, zero and its opposite.
+    Thirds(f32),
 }
 
 /// Numbers that bands of rows are multiplied by, and where the bands but the last one end.
@@ -85,14 +91,26 @@ impl Change {
             Change::Add(number) => values.iter_mut().for_each(|x| *x += number),
             Change::Times(number) => values.iter_mut().for_each(|x| *x *= number),
             Change::Rate => values.iter_mut().for_each(|x| *x = -x.exp()),
-            Change::Bands(bands) => {
-                let rows = values.chunks_mut(usize::try_from(columns.max(1)).unwrap_or(usize::MAX));
-                for (row, values) in (from..).zip(rows) {
-                    let number = bands.of(row);
-                    values.iter_mut().for_each(|x| *x *= number);
-                }
+            Change::Bands(bands) => by_row(values, from, columns, |row| bands.of(row)),
+            Change::Opposed { head } => {
+                let sign = |row| if row % head.max(1) < head / 2 { 1.0 } else { -1.0 };
+                by_row(values, from, columns, sign);
+            }
+            // Divided by what one is divided by, as those who train such weights do.
+            Change::Thirds(size) => {
+                let times = 1.0 / size;
+                values.iter_mut().for_each(|x| *x = (*x * times).round_ties_even().clamp(-1.0, 1.0) / times);
             }
         }
+    }
+}
+
+/// Multiplies the values of each row, from one on, by its number.
+fn by_row(values: &mut [f32], from: u64, columns: u64, number: impl Fn(u64) -> f32) {
+    let rows = values.chunks_mut(usize::try_from(columns.max(1)).unwrap_or(usize::MAX));
+    for (row, values) in (from..).zip(rows) {
+        let number = number(row);
+        values.iter_mut().for_each(|x| *x *= number);
     }
 }
 
@@ -132,6 +150,12 @@ pub(super) enum Step {
         each: u64,
         head: u64,
     },
+    /// Two blocks of so many rows stand in each other's place.
+    Exchanged {
+        block: u64,
+        one: u64,
+        other: u64,
+    },
 }
 
 impl Step {
@@ -149,6 +173,14 @@ impl Step {
                 let (start, at) = (row - row % (groups * each * head), row % (groups * each * head));
                 let (group, within) = (at / (each * head), at / head % each);
                 start + (within * groups + group) * head + at % head
+            }
+            Step::Exchanged { block, one, other } => {
+                let at = match row / block {
+                    at if at == one => other,
+                    at if at == other => one,
+                    at => at,
+                };
+                at * block + row % block
             }
         }
     }
@@ -263,8 +295,8 @@ impl<'a> Output<'a> {
     fn values(&self, from: u64, to: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
         match &self.content {
             Content::Given(values) => Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec()),
-            Content::Transposed { tensor, each, take, order, change } => {
-                let mut values = transposed(tensor, [*each, *take], *order, from..to, columns)?;
+            Content::Transposed { tensor, each, take, order, matrices, change } => {
+                let mut values = transposed(tensor, [*each, *take], [*order, *matrices], from..to, columns)?;
                 change.apply(&mut values, from, columns);
                 Ok(values)
             }
@@ -321,7 +353,7 @@ impl Part<'_> {
 fn transposed(
     tensor: &Tensor<'_>,
     [each, take]: [u64; 2],
-    order: Order,
+    [order, matrices]: [Order; 2],
     rows: Range<u64>,
     columns: u64,
 ) -> Result<Vec<f32>, ImportError> {
@@ -331,11 +363,12 @@ fn transposed(
     while start < rows.end {
         let matrix = start / take;
         let end = rows.end.min((matrix + 1) * take);
+        let source = matrices.source(matrix) * each;
         let sources: Vec<u64> = (start..end).map(|row| order.source(row % take)).collect();
         let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
         let here = &mut out[((start - rows.start) * columns) as usize..];
         for k in 0..width {
-            let values = tensor.span(matrix * each + k as u64, low, high + 1 - low)?;
+            let values = tensor.span(source + k as u64, low, high + 1 - low)?;
             for (row, at) in here.chunks_mut(width).zip(&sources) {
                 row[k] = values[(at - low) as usize];
             }
@@ -449,6 +482,8 @@ mod tests {
         let crossed = Order::of(Step::Crossed { groups: 2, each: 3, head: 1 });
         assert_eq!(of(crossed, 8), [0, 2, 4, 1, 3, 5, 6, 8]);
         assert_eq!(of(Order::SAME.after(Step::From { first: 3 }), 2), [3, 4]);
+        let exchanged = Order::of(Step::Exchanged { block: 2, one: 0, other: 2 });
+        assert_eq!(of(exchanged, 8), [4, 5, 2, 3, 0, 1, 6, 7]);
     }
 
     #[test]
@@ -460,5 +495,11 @@ mod tests {
         let mut values = [0.0, 1.0];
         Change::Rate.apply(&mut values, 0, 1);
         assert_eq!(values, [-1.0, -std::f32::consts::E]);
+        let mut values = [1.0; 5];
+        Change::Opposed { head: 4 }.apply(&mut values, 1, 1);
+        assert_eq!(values, [1.0, -1.0, -1.0, 1.0, 1.0]);
+        let mut values = [0.0, 0.7, -0.8, 5.0, -5.0, 0.25];
+        Change::Thirds(0.5).apply(&mut values, 0, 6);
+        assert_eq!(values, [0.0, 0.5, -0.5, 0.5, -0.5, 0.0]);
     }
 }

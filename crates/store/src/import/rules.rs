@@ -28,6 +28,8 @@ pub(super) enum Cut {
     Turns,
     /// All queries, all keys, all values.
     Qkv,
+    /// The same behind gates, of which there are as many as queries.
+    GatedQkv,
     /// For each key head its queries, its key and its value.
     Grouped,
     /// Heads of queries in turns: the first of each key head, then the second of each.
@@ -54,6 +56,8 @@ pub(super) enum Form {
     Column,
     /// A vector as a row for each group.
     Grouped,
+    /// All values as one vector.
+    Flat,
 }
 
 /// Sizes that tensors are checked against and cut by.
@@ -146,6 +150,11 @@ impl Rule {
             Cut::Qkv => [(0, queries), (queries, keys), (queries + keys, keys)]
                 .map(|(from, take)| Slice { rows: take, step: window(rows, from, take) })
                 .into(),
+            Cut::GatedQkv => {
+                let each = [queries, queries, keys, keys];
+                let from = |at: usize| each[..at].iter().sum::<u64>();
+                (0..4).map(|at| Slice { rows: each[at], step: window(rows, from(at), each[at]) }).collect()
+            }
             Cut::Crossed => {
                 let groups = u64::from(sizes.kv_heads);
                 let each = u64::from(sizes.heads) / groups.max(1);
@@ -198,6 +207,10 @@ mod tests {
         assert_eq!(of(Cut::Qkv, 64), Some(qkv));
         let grouped = vec![(32, window(32, 0, 16)), (16, window(32, 16, 8)), (16, window(32, 24, 8))];
         assert_eq!(of(Cut::Grouped, 64), Some(grouped));
+        let slices = pieces("x", Cut::GatedQkv, &["g", "q", "k", "v"]).slices(96, &sizes).unwrap();
+        let gated: Vec<_> = slices.iter().map(|slice| (slice.rows, slice.step)).collect();
+        let parts = [(0, 32), (32, 32), (64, 16), (80, 16)];
+        assert_eq!(gated, parts.map(|(from, take)| (take, window(96, from, take))));
         let odd = Sizes { heads: 1, kv_heads: 2, head: 1, ..Sizes::default() };
         assert!(gathered("x", Cut::Grouped, "y").slices(5, &odd).is_none());
         assert_eq!((of(Cut::Grouped, 60), of(Cut::Behind, 64), of(Cut::Qkv, 0)), (None, None, None));

@@ -59,6 +59,9 @@ const ASIDE: &[&str] = &[
 /// Beginnings of such names.
 const ASIDE_FIRST: [&str; 6] = ["vit.", "vpm.", "resampler.", "merger.", "mtp.", "model.mtp."];
 
+/// Stands in the name of a tensor from which something else is computed, the module before it, the tensor behind.
+pub(super) const PARAMETRIZED: &str = ".parametrizations.";
+
 /// The ends of the names of scales, and what they are put in place of.
 const SCALES: [(&str, &str); 3] =
     [(".weight_scale_inv", ".weight"), (".weight_scale", ".weight"), ("_scale_inv", "")];
@@ -73,6 +76,12 @@ impl<'a> Weights<'a> {
                 continue;
             }
             let mut name = entry.name.replace("language_model.", "").replace("text_model.", "");
+            // What is computed out of parts is called by what it was computed of.
+            if let Some((module, part)) =
+                name.strip_suffix(".original").and_then(|n| n.split_once(PARAMETRIZED))
+            {
+                name = format!("{module}.{part}");
+            }
             while !root.is_empty() && name.starts_with(root) {
                 name.drain(..root.len());
             }

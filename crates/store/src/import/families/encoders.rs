@@ -3,8 +3,8 @@
 use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
 use super::super::rules::{Form, Rule, Sizes, aside, one};
-use super::super::weights::Weights;
-use super::{Alike, Family, PLAIN, Words, gemma};
+use super::super::weights::{PARAMETRIZED, Weights};
+use super::{Alike, Family, PLAIN, Words, gemma, llama};
 use crate::error::StoreError;
 
 const EMBEDDINGS: [Rule; 7] = [
@@ -113,6 +113,47 @@ pub(super) const JINA_BERT_V2: Family = Family {
     keys: |keys| {
         keys.encoder_sizes();
         keys.set("attention.layer_norm_epsilon", keys.config.float("layer_norm_eps", 1e-12)?);
+        keys.set("attention.causal", false);
+        Ok(())
+    },
+    ..ENCODER
+};
+
+const JINA3_LAYER: [Rule; 6] = [
+    one("mixer.Wqkv", "attn_qkv"),
+    one("mixer.out_proj", "attn_output"),
+    one("norm1", "attn_output_norm"),
+    one("norm2", "layer_output_norm"),
+    one("mlp.fc1", "ffn_up"),
+    one("mlp.fc2", "ffn_down"),
+];
+
+/// The model alone, without what adapts it to tasks.
+pub(super) const JINA_BERT_V3: Family = Family {
+    architecture: "jina-bert-v3",
+    classes: &["XLMRobertaModel"],
+    fits: |config| config.strings("lora_adaptations").is_some_and(|tasks| !tasks.is_empty()),
+    root: "roberta.",
+    layers: "encoder.layers.",
+    whole: &[&EMBEDDINGS],
+    layer: &[&JINA3_LAYER],
+    odd: Some(|_, weights, _| {
+        weights.leave(|name| name.contains(PARAMETRIZED));
+        Ok(())
+    }),
+    shape: |config| {
+        let mut shape = Shape::usual(config)?;
+        // Positions count from behind the one of padding.
+        let padding = config.opt_number("pad_token_id")?.unwrap_or(1);
+        let context = shape.context.checked_sub(padding.saturating_add(1)).filter(|&n| n > 0);
+        let wrong = || config.wrong("max_position_embeddings", "more than the number of padding");
+        shape.context = context.ok_or_else(wrong)?;
+        Ok(shape)
+    },
+    keys: |keys| {
+        keys.encoder_sizes();
+        keys.set("attention.layer_norm_epsilon", keys.config.float("layer_norm_eps", 1e-12)?);
+        keys.rope_of(Some(10000.0))?;
         keys.set("attention.causal", false);
         Ok(())
     },
@@ -267,6 +308,19 @@ pub(super) const DISTIL_BERT: Family = Family {
 
 pub(super) const GEMMA_EMBEDDING: Family =
     Family { architecture: "gemma-embedding", classes: &["Gemma3TextModel"], ..gemma::GEMMA3 };
+
+/// Llama that sees the whole of a text.
+pub(super) const LLAMA_EMBED: Family = Family {
+    architecture: "llama-embed",
+    classes: &["LlamaBidirectionalModel"],
+    takes_adapters: false,
+    keys: |keys| {
+        (llama::LLAMA.keys)(keys)?;
+        keys.set("attention.causal", false);
+        Ok(())
+    },
+    ..llama::LLAMA
+};
 
 const T5_WHOLE: [Rule; 2] =
     [one("shared", "token_embd"), one("encoder.final_layer_norm", "enc.output_norm.weight")];

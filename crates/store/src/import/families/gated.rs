@@ -215,7 +215,7 @@ fn step35_rope(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-const PLAMO3_PARTS: [Rule; 10] = [
+pub(super) const PLAMO3_PARTS: [Rule; 10] = [
     one("pre_mixer_norm", "attn_norm"),
     one("mixer.qkv_proj", "attn_qkv"),
     one("mixer.q_norm", "attn_q_norm"),

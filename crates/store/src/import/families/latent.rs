@@ -1,4 +1,4 @@
-//! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash, MiniCPM 3, and Kimi Linear, whose other layers have a
+//! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash, Mistral 4, MiniCPM 3, and Kimi Linear, whose other layers have a
 //! delta rule.
 
 use super::super::ImportError;
@@ -35,6 +35,27 @@ pub(super) const DEEPSEEK2: Family = Family {
 pub(super) const GLM4_MOE_LITE: Family =
     Family { classes: &["Glm4MoeLiteForCausalLM"], pre: glm::GLM4.pre, ends: glm::GLM4.ends, ..DEEPSEEK2 };
 
+/// Halves that stay together.
+const BOTH: [Rule; 1] = [one("mlp.experts.gate_up_proj", "ffn_gate_up_exps")];
+
+/// Mistral's models of this form, whose scores grow with the position.
+pub(super) const MISTRAL4: Family = Family {
+    architecture: "mistral4",
+    classes: &["Mistral3ForConditionalGeneration", "Mistral4ForCausalLM"],
+    fits: |config| config.text("model_type") == Some("mistral4"),
+    layer: &[&BOTH, &ATTENTION, &LATENT, &GATED, &BEFORE, &EXPERTS, &SHARED],
+    keys: |keys| {
+        deepseek2(keys)?;
+        if let Some(beta) = keys.config.rope().opt_float("llama_4_scaling_beta")? {
+            let original = keys.original_context()?;
+            keys.set("attention.temperature_scale", beta);
+            keys.set("attention.temperature_length", original);
+        }
+        Ok(())
+    },
+    ..DEEPSEEK2
+};
+
 /// What the latent vector becomes is here one matrix for keys, the inputs of which come behind its outputs, and one for
 /// values.
 fn split<'a>(
@@ -57,8 +78,9 @@ fn split<'a>(
             }
         };
         let (name, shape) = (cutter.full(Some(layer), "attn_k_b.weight"), vec![heads, rank, nope]);
-        let (order, change) = (Order::SAME, Change::None);
-        let content = Content::Transposed { tensor: tensor.clone(), each, take: rank, order, change };
+        let (order, matrices, change) = (Order::SAME, Order::SAME, Change::None);
+        let content =
+            Content::Transposed { tensor: tensor.clone(), each, take: rank, order, matrices, change };
         outputs.push(Output { name, ty: cutter.matrices, shape, content });
         let (name, shape) = (cutter.full(Some(layer), "attn_v_b.weight"), vec![heads, value, rank]);
         let order = Order::of(Step::Window { each, from: nope, take: value });

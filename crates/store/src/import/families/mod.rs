@@ -2,6 +2,7 @@
 //! with the rules of its tensors and a function for its keys, and a line in [`FAMILIES`].
 
 mod behind;
+mod bitnet;
 mod cohere;
 mod delta;
 mod encoders;
@@ -12,6 +13,7 @@ mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod hrm_text;
 mod hunyuan;
 mod latent;
 mod layered;
@@ -23,7 +25,9 @@ mod nemotron_h;
 mod phi;
 mod qwen;
 mod rwkv;
+mod rwkv7;
 mod state;
+mod talkie;
 
 use std::collections::BTreeSet;
 
@@ -53,6 +57,8 @@ pub(super) struct Family {
     pub(super) layer: &'static [&'static [Rule]],
     /// Tensors of one number in a layer, and the lists that they become under whole keys.
     pub(super) scalars: &'static [(&'static str, &'static str)],
+    /// Tensors of one number that are of no layer, and the keys that they become.
+    pub(super) numbers: &'static [(&'static str, &'static str)],
     /// How much layers have in common.
     pub(super) alike: Alike,
     /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
@@ -126,6 +132,7 @@ const PLAIN: Family = Family {
     whole: &[&names::WHOLE],
     layer: &[&names::ATTENTION, &names::GATED, &names::BEFORE],
     scalars: &[],
+    numbers: &[],
     alike: Alike::All,
     pairs: false,
     tied: false,
@@ -233,6 +240,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &state::MAMBA2,
     &state::JAMBA,
     &state::FALCON_H1,
+    &state::PLAMO2,
     &granite::GRANITE_HYBRID,
     &granite::GRANITE_HYBRID_DENSE,
     &granite::GRANITE_4,
@@ -246,16 +254,25 @@ pub(super) const FAMILIES: &[&Family] = &[
     &delta::QWEN35MOE,
     &latent::DEEPSEEK2,
     &latent::GLM4_MOE_LITE,
+    &latent::MISTRAL4,
     &latent::MINICPM3,
     &latent::PLM,
     &latent::KIMI_LINEAR,
     &rwkv::RWKV6,
+    &rwkv::RWKV6_QWEN2,
+    &rwkv7::RWKV7,
+    &rwkv7::ARWKV7,
     &gemma_late::GEMMA3N,
     &gemma_late::GEMMA4,
+    &bitnet::BITNET,
+    &talkie::TALKIE,
+    &hrm_text::HRM_TEXT,
     &encoders::GEMMA_EMBEDDING,
+    &encoders::LLAMA_EMBED,
     &encoders::NOMIC_BERT,
     &encoders::NOMIC_BERT_MOE,
     &encoders::JINA_BERT_V2,
+    &encoders::JINA_BERT_V3,
     &encoders::MODERN_BERT,
     &encoders::EUROBERT,
     &encoders::NEO_BERT,
@@ -285,10 +302,17 @@ pub(super) fn architectures() -> String {
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
+/// The architectures of files that are made of folders.
+pub(super) fn made() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.architecture).chain(["bert"])
+}
+
 /// The classes that can be imported.
 pub(super) fn known() -> String {
     let classes = FAMILIES.iter().flat_map(|family| family.classes).copied();
-    super::BERT.iter().copied().chain(classes).collect::<Vec<_>>().join(", ")
+    let mut told = BTreeSet::new();
+    let all = super::BERT.iter().copied().chain(classes).filter(|class| told.insert(*class));
+    all.collect::<Vec<_>>().join(", ")
 }
 
 /// One is added to the weights of norms, which are stored as what differs from it.

@@ -2,11 +2,12 @@
 
 use super::super::ImportError;
 use super::super::config::Json;
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, Shape, Usual};
 use super::super::pieces::Cutter;
 use super::super::plan::{Bands, Change, Output};
 use super::super::rules::{Form, Rule, Sizes, one};
 use super::super::weights::Weights;
+use super::gated::{PLAMO3, PLAMO3_PARTS};
 use super::names::ATTENTION;
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
@@ -266,6 +267,65 @@ pub(super) const FALCON_H1: Family = Family {
         let head = keys.config.opt_count("mamba_d_head")?.unwrap_or(64);
         keys.second_state(inner, inner / head)?;
         keys.rope()
+    },
+    ..PLAIN
+};
+
+const PLAMO2_PARTS: [Rule; 13] = [
+    one("mixer.q_weight", "attn_q_norm"),
+    one("mixer.k_weight", "attn_k_norm"),
+    one("mixer.in_proj", "ssm_in"),
+    one("mixer.conv1d", "ssm_conv1d").form(Form::Squeezed),
+    one("mixer.bcdt_proj", "ssm_x"),
+    one("mixer.dt_proj", "ssm_dt"),
+    one("mixer.dt_bias", "ssm_dt.bias"),
+    one("mixer.A_log", "ssm_a."),
+    one("mixer.D", "ssm_d."),
+    // Without ends, as the converter leaves them.
+    one("mixer.dt_norm_weight", "ssm_dt_norm."),
+    one("mixer.B_norm_weight", "ssm_b_norm."),
+    one("mixer.C_norm_weight", "ssm_c_norm."),
+    one("mixer.out_proj", "ssm_out"),
+];
+
+/// States in turns with attention, and norms around both as PLaMo 3 has them.
+pub(super) const PLAMO2: Family = Family {
+    architecture: "plamo2",
+    classes: &["Plamo2ForCausalLM", "PLaMo2ForCausalLM"],
+    layers: PLAMO3.layers,
+    layer: &[&PLAMO3_PARTS, &PLAMO2_PARTS],
+    alike: Alike::Nothing,
+    ends: PLAMO3.ends,
+    change: |config, name| match name {
+        "ssm_a" => Ok(Change::Rate),
+        "attn_q_norm.weight" | "attn_k_norm.weight" => Ok(Change::None),
+        _ => (PLAMO3.change)(config, name),
+    },
+    shape: |config| {
+        let head = config.opt_count("hidden_size_per_head")?.unwrap_or(128);
+        let inner = config.opt_count("intermediate_size")?.unwrap_or(13312);
+        Shape::with(config, &Usual { heads: 32, kv_heads: 4, head, context: 2048, inner })
+    },
+    keys: |keys| {
+        let config = keys.config;
+        let Sizes { layers, heads: all, kv_heads, head, .. } = keys.shape.sizes;
+        keys.sizes();
+        let step = config.opt_count("mamba_step")?.unwrap_or(2);
+        let has_states = config.flag("mamba_enabled").unwrap_or(true);
+        let attends = |layer: u32| match has_states {
+            true if layers <= step / 2 => layer + 1 == layers,
+            true => layer % step == step / 2,
+            false => true,
+        };
+        keys.by_layer("attention.head_count", |layer| if attends(layer) { all } else { 0 });
+        keys.by_layer("attention.head_count_kv", |layer| if attends(layer) { kv_heads } else { 0 });
+        keys.head_sizes();
+        keys.rope_of(Some(10000.0))?;
+        keys.set("attention.layer_norm_rms_epsilon", config.float("rms_norm_eps", 1e-6)?);
+        let heads = config.opt_count("mamba_num_heads")?.unwrap_or(64);
+        keys.state(heads.saturating_mul(head), heads, 64)?;
+        keys.set("ssm.group_count", 0u32);
+        Ok(())
     },
     ..PLAIN
 };

@@ -72,6 +72,21 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             model.put(beyond, (vec![1], vec![1.0]));
             model.named(USUAL, LAYERS, &[LATENT, DEEPSEEK].concat())
         }
+        "mistral4" => {
+            both_ways(&mut model);
+            let whole = [
+                ("token_embd", "language_model.model.embed_tokens"),
+                ("output_norm", "language_model.model.norm"),
+                ("output", "language_model.lm_head"),
+            ];
+            let own = [
+                ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj"),
+                ("ffn_down_exps.weight", "mlp.experts.down_proj"),
+            ];
+            // What it sees with.
+            model.put("vision_tower.patch_conv.weight".to_owned(), (vec![1], vec![1.0]));
+            model.named(&whole, "language_model.model.layers.", &[&own, LATENT, DEEPSEEK].concat())
+        }
         "neo-bert" => {
             model.put("decoder.bias".to_owned(), (vec![1], vec![1.0]));
             model.named(
@@ -265,6 +280,12 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
         .keys(&keys)
         .fixed(with(2, json!({"scoring_func": "sigmoid"})))
         .but(&["unknown_token_id"])
+        .check();
+    let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1});
+    case("mistral4", "Mistral3ForConditionalGeneration")
+        .keys(&[SIZES, ROUTED, WEIGHTED, &[("q_lora_rank", "attention.q_lora_rank")]].concat())
+        .fixed(with(4, json!({"model_type": "mistral4", "scoring_func": "softmax", "rope_parameters": rope})))
         .check();
     // Made with keys that the converter does not write.
     case("minicpm3", "MiniCPM3ForCausalLM")

@@ -10,7 +10,7 @@ type Names<'a> = &'a [(&'a str, &'a str)];
 const WHOLE: Names<'_> =
     &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
-const LLAMA: Names<'_> = &[
+pub(super) const LLAMA: Names<'_> = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -275,7 +275,11 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
         "mamba" | "mamba2" | "jamba" | "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe"
         | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => super::states::tensors(model),
         "deepseek2" | "minicpm3" | "kimi-linear" | "gemma4" | "gemma-embedding" | "modern-bert"
-        | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" => super::latent::tensors(model),
+        | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" | "mistral4" => {
+            super::latent::tensors(model)
+        }
+        "arwkv7" | "rwkv6qwen2" => super::memory::tensors(model),
+        "llama-embed" | "jina-bert-v3" | "talkie" | "hrm_text" | "plamo2" => super::late::tensors(model),
         _ => super::old::tensors(model),
     }
 }

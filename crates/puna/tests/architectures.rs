@@ -1,0 +1,19 @@
+//! What the engine runs is what folders of safetensors can become.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Architectures of the engine of which no folder is imported, each with the reason.
+const WITHOUT_FOLDERS: &[(&str, &str)] = &[];
+
+#[test]
+fn folders_become_files_of_every_architecture_that_the_engine_knows() {
+    let known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
+    let imported = puna_store::imported_architectures();
+    let reasons: BTreeMap<&str, &str> = WITHOUT_FOLDERS.iter().copied().collect();
+    assert!(reasons.values().all(|reason| !reason.is_empty()));
+    let missing: BTreeSet<&str> = known.difference(&imported).copied().collect();
+    assert_eq!(missing, reasons.keys().copied().collect(), "architectures without an importer");
+    // A file that nothing reads would be of no use.
+    let unread: Vec<&&str> = imported.difference(&known).collect();
+    assert!(unread.is_empty(), "{unread:?}");
+}

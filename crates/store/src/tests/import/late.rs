@@ -1,0 +1,263 @@
+//! Families with ways of their own: Talkie, HRM-Text, PLaMo 2, BitNet, and two embedders.
+
+use puna_gguf::Gguf;
+use serde_json::{Value, json};
+
+use super::config::config_there;
+use super::families::case;
+use super::kit::{Stored, bytes, values, zoo};
+use super::model::Model;
+use super::there::LLAMA;
+use super::{Kit, folder_of};
+
+type Names<'a> = &'a [(&'a str, &'a str)];
+
+/// The tensors of a zoo file as the folder of its family has them.
+pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
+    match &*model.arch.clone() {
+        "llama-embed" => {
+            model.unpair();
+            let whole = [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
+            model.named(&whole, "layers.", LLAMA)
+        }
+        "jina-bert-v3" => jina(model),
+        "talkie" => talkie(model),
+        "hrm_text" => hrm(model),
+        "plamo2" => plamo2(model),
+        other => panic!("{other}"),
+    }
+}
+
+/// Matrices are what they are computed of, beside what adapts them.
+fn jina(mut model: Model<'_>) -> Vec<Stored> {
+    model.join(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
+    model.all(&|name, (shape, _)| {
+        if name == "token_types.weight" {
+            *shape = vec![1, shape[0]];
+        }
+    });
+    for (name, shape) in [
+        ("encoder.layers.0.mixer.Wqkv.parametrizations.weight.0.lora_A", vec![1, 1, 4]),
+        ("embeddings.word_embeddings.parametrizations.weight.0.lora_B", vec![1, 4, 1]),
+        ("pooler.dense.parametrizations.weight.original", vec![2, 2]),
+        ("pooler.dense.parametrizations.weight.0.lora_A", vec![1, 1, 4]),
+    ] {
+        model.put(format!("roberta.{name}"), (shape, vec![1.0; 4]));
+    }
+    let computed = |there: &str| format!("{there}.parametrizations.weight.original");
+    let whole = [
+        ("token_embd.weight", computed("roberta.embeddings.word_embeddings")),
+        ("token_types.weight", computed("roberta.embeddings.token_type_embeddings")),
+        ("token_embd_norm", "roberta.emb_ln".to_owned()),
+    ];
+    let mut names = vec![("attn_output_norm", "norm1".to_owned()), ("layer_output_norm", "norm2".to_owned())];
+    for (weight, bias, there) in [
+        ("attn_qkv.weight", "attn_qkv.bias", "mixer.Wqkv"),
+        ("attn_output.weight", "attn_output.bias", "mixer.out_proj"),
+        ("ffn_up.weight", "ffn_up.bias", "mlp.fc1"),
+        ("ffn_down.weight", "ffn_down.bias", "mlp.fc2"),
+    ] {
+        names.extend([(weight, computed(there)), (bias, format!("{there}.bias"))]);
+    }
+    model.named(&pairs(&whole), "roberta.encoder.layers.", &pairs(&names))
+}
+
+fn pairs<'a>(names: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
+    names.iter().map(|(here, there)| (*here, &**there)).collect()
+}
+
+/// Positions turn the other way: the second half of each head has the other sign.
+fn talkie(mut model: Model<'_>) -> Vec<Stored> {
+    model.each(&["attn_q", "attn_k"], &|(shape, mut numbers)| {
+        let columns = shape[1] as usize;
+        for (row, numbers) in numbers.chunks_exact_mut(columns).enumerate() {
+            if row % 12 >= 6 {
+                numbers.iter_mut().for_each(|x| *x = -*x);
+            }
+        }
+        (shape, numbers)
+    });
+    model.each(&["attn_q_norm"], &|(shape, numbers)| (vec![shape[0]], numbers));
+    model.put("lm_head_gain.w_g".to_owned(), (vec![1], vec![0.6]));
+    let names = [
+        ("attn_q", "attn.attn_query"),
+        ("attn_k", "attn.attn_key"),
+        ("attn_v", "attn.attn_value"),
+        ("attn_output", "attn.attn_resid"),
+        ("attn_q_norm.weight", "attn.head_gain.head_g"),
+        ("ffn_gate", "mlp.mlp_gate"),
+        ("ffn_up", "mlp.mlp_linear"),
+        ("ffn_down", "mlp.mlp_resid"),
+        ("layer_output_scale.weight", "embed_skip.a_g"),
+    ];
+    model.named(&[("token_embd", "model.embed"), ("output.weight", "lm_head")], "model.blocks.", &names)
+}
+
+/// Two stacks of as many layers.
+fn hrm(mut model: Model<'_>) -> Vec<Stored> {
+    let depth = model.number("hrm.layers_per_stack");
+    model.join(&["attn_gate", "attn_q", "attn_k", "attn_v"], "all");
+    model.join(&["ffn_gate", "ffn_up"], "both");
+    let whole =
+        [("token_embd", "model.embed_tokens"), ("output", "lm_head"), ("hrm.z_l_init", "model.z_L_init")];
+    let names = [
+        ("all", "attn.gqkv_proj"),
+        ("attn_output", "attn.o_proj"),
+        ("both", "mlp.gate_up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    let mut tensors = model.named(&whole, "layers.", &names);
+    for (name, ..) in &mut tensors {
+        let Some((layer, part)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
+            continue;
+        };
+        let layer: usize = layer.parse().unwrap();
+        let stack = if layer < depth { "L" } else { "H" };
+        *name = format!("model.{stack}_module.layers.{}.{part}", layer % depth);
+    }
+    tensors
+}
+
+fn plamo2(mut model: Model<'_>) -> Vec<Stored> {
+    model.all(&|name, (shape, numbers)| {
+        let from = match name.rsplit('.').next().unwrap() {
+            "post_attention_norm" => 1.0 / 5.0,
+            "post_ffw_norm" => 1.0 / 5f32.powf(1.5),
+            "ssm_a" => {
+                numbers.iter_mut().for_each(|x| *x = (-*x).ln());
+                return;
+            }
+            _ if name.contains("attn_q_norm") || name.contains("attn_k_norm") => 0.0,
+            _ if name.ends_with("norm.weight") => 1.0,
+            _ => 0.0,
+        };
+        numbers.iter_mut().for_each(|x| *x -= from);
+        if name.ends_with("conv1d.weight") {
+            shape.insert(1, 1);
+        }
+    });
+    let names = [
+        ("attn_norm", "pre_mixer_norm"),
+        ("attn_qkv", "mixer.qkv_proj"),
+        ("attn_q_norm.weight", "mixer.q_weight"),
+        ("attn_k_norm.weight", "mixer.k_weight"),
+        ("attn_output", "mixer.o_proj"),
+        ("post_attention_norm", "post_mixer_norm.weight"),
+        ("ffn_norm", "pre_mlp_norm"),
+        ("ffn_up", "mlp.gate_up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+        ("post_ffw_norm", "post_mlp_norm.weight"),
+        ("ssm_in", "mixer.in_proj"),
+        ("ssm_conv1d", "mixer.conv1d"),
+        ("ssm_x", "mixer.bcdt_proj"),
+        ("ssm_dt.bias", "mixer.dt_bias"),
+        ("ssm_dt", "mixer.dt_proj"),
+        ("ssm_a", "mixer.A_log"),
+        ("ssm_d", "mixer.D"),
+        ("ssm_dt_norm", "mixer.dt_norm_weight"),
+        ("ssm_b_norm", "mixer.B_norm_weight"),
+        ("ssm_c_norm", "mixer.C_norm_weight"),
+        ("ssm_out", "mixer.out_proj"),
+    ];
+    let whole = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm")];
+    model.named(&whole, "model.layers.layers.", &names)
+}
+
+#[test]
+fn late_families_become_what_the_engine_reads() {
+    case("llama-embed", "LlamaBidirectionalModel").but(&["pooling_type"]).check();
+    case("jina-bert-v3", "XLMRobertaModel")
+        .fixed(
+            json!({"lora_adaptations": ["retrieval.query"], "max_position_embeddings": 514, "pad_token_id": 1,
+            "type_vocab_size": 1}),
+        )
+        .but(&["pooling_type", "vocab_size", "head_count_kv"])
+        .check();
+    case("talkie", "TalkieForCausalLM")
+        .fixed(json!({"head_dim": 12}))
+        .but(&["layer_norm_rms_epsilon"])
+        .check();
+    let keys =
+        [("H_cycles", "hrm.h_cycles"), ("L_cycles", "hrm.l_cycles"), ("embedding_scale", "embedding_scale")];
+    case("hrm_text", "HrmTextForCausalLM")
+        .keys(&[&keys[..], &[("num_layers_per_stack", "hrm.layers_per_stack")]].concat())
+        .check();
+    // Of old the number of layers was that of a stack.
+    case("hrm_text", "HrmTextForCausalLM").keys(&keys).fixed(json!({"num_hidden_layers": 2})).check();
+    case("plamo2", "Plamo2ForCausalLM")
+        .fixed(json!({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_head": 16,
+            "mamba_num_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_step": 2}))
+        // Layers without attention have no heads, which the file says they have.
+        .but(&["attention.head_count"])
+        .check();
+}
+
+/// The file of a folder of a zoo file's vocabulary.
+fn import(name: &str, tensors: &[Stored], config: Value) -> Result<(Kit, Gguf), String> {
+    let (kit, want) = (Kit::new(), zoo(name));
+    let folder = folder_of(&kit, name, &want, tensors, config);
+    let blob = kit.store.import(&folder.files).map_err(|e| e.to_string())?;
+    let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
+    Ok((kit, made))
+}
+
+#[test]
+fn gains_of_talkie_are_factors_of_its_matrices() {
+    let want = zoo("talkie");
+    let mut stored = tensors(Model::of(&want));
+    for (layer, part) in [(0, "attn_gain"), (1, "attn_gain"), (0, "mlp_gain"), (1, "mlp_gain")] {
+        let name = format!("model.blocks.{layer}.{part}.a_g");
+        stored.push((name, "F32", vec![1], bytes(&[layer as f32 + 0.5], "F32")));
+    }
+    let mut config = config_there(&want, "TalkieForCausalLM", None);
+    config["head_dim"] = 12.into();
+    let (_kit, made) = import("talkie", &stored, config).unwrap();
+    for part in ["attn_output.scale", "ffn_down.scale"] {
+        let of = |layer: u32| values(&made, made.tensor(&format!("blk.{layer}.{part}")).unwrap());
+        assert_eq!([of(0), of(1)], [[0.5], [1.5]], "{part}");
+    }
+}
+
+const BITNET: Names<'_> =
+    &[("attn_sub_norm", "self_attn.inner_attn_ln"), ("ffn_sub_norm", "mlp.ffn_layernorm")];
+
+/// The values of BitNet's matrices are the nearest of three, which are as far apart as the values are great on average.
+#[test]
+fn matrices_of_bitnet_are_rounded_to_three_values() {
+    let want = zoo("bitnet");
+    let mut model = Model::of(&want);
+    let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    for (layer, part) in (0..model.layers).flat_map(|layer| parts.map(|part| (layer, part))) {
+        // Files of folders have no factors beside them.
+        model.take(layer, &format!("{part}.scale")).unwrap();
+    }
+    let whole = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm")];
+    let stored = model.named(&whole, "model.layers.", &[BITNET, LLAMA].concat());
+    let mut config = config_there(&want, "BitnetForCausalLM", None);
+    config["tie_word_embeddings"] = true.into();
+    let (_kit, made) = import("bitnet", &stored, config.clone()).unwrap();
+    for tensor in want.tensors().iter().filter(|tensor| !tensor.name.ends_with(".scale")) {
+        let mut numbers = values(&want, tensor);
+        if parts.iter().any(|part| tensor.name.ends_with(&format!(".{part}.weight"))) {
+            let sum: f64 = numbers.iter().map(|x| f64::from(x.abs())).sum();
+            let size = (sum / numbers.len() as f64) as f32;
+            let nearest = |x: f32| if x.abs() < size / 2.0 { 0.0 } else { size.copysign(x) };
+            numbers.iter_mut().for_each(|x| *x = nearest(*x));
+            assert!(numbers.contains(&0.0) && numbers.contains(&size), "{}", tensor.name);
+        }
+        let found = values(&made, made.tensor(&tensor.name).unwrap_or_else(|| panic!("{}", tensor.name)));
+        assert_eq!(found.len(), numbers.len());
+        for (a, b) in found.into_iter().zip(numbers) {
+            assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-6, "{} has {a} for {b}", tensor.name);
+        }
+    }
+    assert!(made.tensors().iter().all(|tensor| want.tensor(&tensor.name).is_some()));
+    for key in ["block_count", "embedding_length", "feed_forward_length", "attention.head_count_kv"] {
+        let key = format!("bitnet.{key}");
+        assert_eq!(made.metadata().get(&key), want.metadata().get(&key), "{key}");
+    }
+    // An activation that files cannot name is refused.
+    config["hidden_act"] = "relu2".into();
+    let error = import("bitnet", &stored, config).err().unwrap();
+    assert!(error.contains("`hidden_act` is relu2: in a GGUF file of bitnet it is silu"), "{error}");
+}
