@@ -3,7 +3,6 @@ import json
 import pathlib
 import shutil
 import struct
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_an_imported_folder_has_the_embedded_models_bytes(server):
 def test_an_imported_folder_answers_as_cria_does(server):
     items = [json.loads(line) for line in (REPOSITORY / "models/cria/eval.jsonl").read_text().splitlines()]
     some = [item for item in items if "suffix" not in item][::7]
-    with ThreadPoolExecutor(4) as pool:
-        answers = {model: list(pool.map(lambda item: ask(server, item, model), some)) for model in ("cria", "imported")}
+    # One after the other: who computes beside whom decides the last digits of logits, and with them a close call.
+    answers = {model: [ask(server, item, model) for item in some] for model in ("cria", "imported")}
     different = [(item["id"], *both) for item, *both in zip(some, *answers.values()) if both[0] != both[1]]
     assert len(some) > 60 and not different, different
