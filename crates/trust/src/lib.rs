@@ -30,12 +30,12 @@ const SERVER: [u8; 10] = [0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 
 
 /// Another verifier, which is asked first, and certificates of servers that are named themselves.
 #[derive(Debug)]
-pub struct Named<V> {
-    inner: V,
+pub struct Named {
+    inner: Arc<dyn ServerCertVerifier>,
     named: Vec<CertificateDer<'static>>,
 }
 
-impl Named<Verifier> {
+impl Named {
     /// The system's verifier, with certificates trusted beside the system's. Reads these now.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Named<Verifier> {
         extra: Vec<CertificateDer<'static>>,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, rustls::Error> {
-        let inner = Verifier::new_with_extra_roots(extra.iter().cloned(), provider)?;
+        let inner = Arc::new(Verifier::new_with_extra_roots(extra.iter().cloned(), provider)?);
         Ok(Self { inner, named: extra.into_iter().chain(of_variable()).collect() })
     }
 }
@@ -63,7 +63,7 @@ pub fn is_authority_itself(error: &rustls::Error) -> bool {
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-impl<V> Named<V> {
+impl Named {
     /// Looks at what is left of a certificate when it was refused for being an authority's: its time was looked at before that.
     fn accept(
         &self,
@@ -84,7 +84,7 @@ impl<V> Named<V> {
     }
 }
 
-impl<V: ServerCertVerifier> ServerCertVerifier for Named<V> {
+impl ServerCertVerifier for Named {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -154,49 +154,10 @@ mod tests {
         roots.add(named.clone()).unwrap();
         let provider = Arc::new(default_provider());
         let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
-        let named = Named { inner: ServerVerifier(inner), named: vec![named.clone()] };
+        let named = Named { inner, named: vec![named.clone()] };
         let name = ServerName::try_from(name).unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(at));
         named.verify_server_cert(shown, &[], &name, &[], now).map(drop)
-    }
-
-    /// A verifier that is shared, as one of its own.
-    #[derive(Debug)]
-    struct ServerVerifier(Arc<WebPkiServerVerifier>);
-
-    impl ServerCertVerifier for ServerVerifier {
-        fn verify_server_cert(
-            &self,
-            certificate: &CertificateDer<'_>,
-            between: &[CertificateDer<'_>],
-            name: &ServerName<'_>,
-            ocsp: &[u8],
-            now: UnixTime,
-        ) -> Result<ServerCertVerified, rustls::Error> {
-            self.0.verify_server_cert(certificate, between, name, ocsp, now)
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, rustls::Error> {
-            self.0.verify_tls12_signature(message, certificate, signed)
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, rustls::Error> {
-            self.0.verify_tls13_signature(message, certificate, signed)
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.supported_verify_schemes()
-        }
     }
 
     #[test]
