@@ -21,6 +21,7 @@ mod per_layer;
 mod rope;
 mod rwkv;
 mod weights;
+mod windows;
 
 pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;

@@ -7,6 +7,9 @@ use puna_graph::{Rope, RopeKind};
 use crate::error::ModelError;
 use crate::hparams::Keys;
 
+/// Base of the frequencies where a file names none.
+pub(crate) const BASE: f32 = 10000.0;
+
 /// `rope.scaling.*` of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
@@ -55,19 +58,20 @@ impl RopeKeys {
     /// Reads `rope.*`; a head of `head_dim` features turns as a whole unless `rope.dimension_count` says less.
     pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count", head_dim)?;
-        let base = keys.opt_f32("rope.freq_base")?.unwrap_or(10000.0);
+        let base = keys.opt_f32("rope.freq_base")?.unwrap_or(BASE);
         check(dims, base, head_dim, || keys.name("rope.dimension_count"))?;
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
     }
 
-    /// Of layers with a sliding window: a base of their own, for heads of this size, and no scaling.
-    pub fn local(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
-        let dims = keys.count_or("rope.dimension_count_swa", head_dim)?;
-        let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
+    /// How layers with a sliding window turn, whose heads have this size: by the file's own base for them, else by `base`, and as many
+    /// features as the file says, else as many as in other layers.
+    pub fn in_windows(self, keys: &Keys<'_>, head_dim: usize, base: f32) -> Result<Self, ModelError> {
+        let dims = keys.count_or("rope.dimension_count_swa", self.dims)?;
+        let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(base);
         check(dims, base, head_dim, || keys.name("rope.dimension_count_swa"))?;
-        Ok(Self { dims, base, scaling: Scaling::None, ..self })
+        Ok(Self { dims, base, ..self })
     }
 
     /// The same, if heads of this size can turn so.

@@ -11,27 +11,26 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let window = keys.count("attention.sliding_window")? as u32;
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let rope = w.rope(local_keys.table(RopeKind::Neox, None));
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (local, width) = (sliding[b.i], hp.heads[b.i] * hp.value_dim);
+        let width = hp.heads[b.i] * hp.value_dim;
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: local.then_some(rope),
-            attention: AttentionSpec {
-                mask: if local { Mask::Window(window) } else { Mask::Causal },
-                ..hp.attention(b.i)
-            },
+            rope: windows.slides(b.i).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),

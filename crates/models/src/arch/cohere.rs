@@ -12,6 +12,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Layers from which Command R (the Plus form) norms each head of query and key.
 const LAYERS_PLUS: usize = 64;
@@ -23,9 +24,8 @@ pub(super) fn load_1(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Re
 
 pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let window = keys.count("attention.sliding_window")? as u32;
-    let sliding = keys.sliding(hp.n_layer, 4)?;
-    load(keys, w, &hp, |i| (sliding[i], if sliding[i] { Mask::Window(window) } else { Mask::Causal }))
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
+    load(keys, w, &hp, |i| (windows.slides(i), windows.mask(i)))
 }
 
 pub(super) fn load_2_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
@@ -33,12 +33,11 @@ pub(super) fn load_2_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
     let has_rms = keys.opt_f32("attention.layer_norm_rms_epsilon")?.is_some();
     let norm = if has_rms { NormKind::Rms(keys.rms_eps()?) } else { NormKind::Layer(keys.layer_eps()?) };
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
-    let window = keys.count("attention.sliding_window")? as u32;
-    let sliding = keys.sliding_but_first(hp.n_layer, 4)?;
+    let windows = Windows::read(keys, keys.sliding_but_first(hp.n_layer, 4)?)?;
     let hidden = keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (is_dense, slides) = (b.i < dense, sliding[b.i]);
+        let is_dense = b.i < dense;
         let hidden = hidden.unwrap_or(hp.ff(b.i));
         let ffn = if is_dense {
             b.gated(Glu::Silu)?
@@ -51,11 +50,8 @@ pub(super) fn load_2_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
         };
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
-            rope: (slides || is_dense).then_some(rope),
-            attention: AttentionSpec {
-                mask: if slides { Mask::Window(window) } else { Mask::Causal },
-                ..hp.attention(b.i)
-            },
+            rope: (windows.slides(b.i) || is_dense).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             parallel: true,
             ..b.bare(ffn)?
         })

@@ -10,6 +10,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Layers of the form with sliding windows.
 const LAYERS_32B: usize = 64;
@@ -19,18 +20,15 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let slides = hp.n_layer == LAYERS_32B;
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0).unwrap_or(4096) as u32;
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let width = keys.opt_count("attention.sliding_window")?.filter(|&width| width > 0);
+    let sliding = if slides { keys.sliding(hp.n_layer, 4)? } else { vec![false; hp.n_layer] };
+    let windows = Windows::new(width.unwrap_or(4096), sliding);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = slides && sliding[b.i];
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: (!slides || local).then_some(rope),
-            attention: AttentionSpec {
-                mask: if local { Mask::Window(window) } else { Mask::Causal },
-                ..hp.attention(b.i)
-            },
+            rope: (!slides || windows.slides(b.i)).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
             ..b.bare(ffn)?

@@ -11,23 +11,22 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
-        let local = sliding[b.i];
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: local.then_some(rope),
-            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            rope: windows.slides(b.i).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;

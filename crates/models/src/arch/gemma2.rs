@@ -10,6 +10,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
 const LAYERS_27B: usize = 46;
@@ -17,19 +18,22 @@ const LAYERS_27B: usize = 46;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let window = keys.count_or("attention.sliding_window", 4096)? as u32;
-    let sliding = keys.sliding(hp.n_layer, 2)?;
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let [global_rope, local_rope] =
+        [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
+    let width = keys.count_or("attention.sliding_window", 4096)?;
+    let windows = Windows::new(width, keys.sliding(hp.n_layer, 2)?);
     let softcap = Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(50.0)).filter(|&c| c > 0.0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
-            rope: Some(rope),
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
                 softcap,
-                mask: if sliding[b.i] { Mask::Window(window) } else { Mask::Causal },
+                mask: windows.mask(b.i),
                 ..hp.attention(b.i)
             },
             post_attn_norm: Some(b.norm("post_attention_norm")?),

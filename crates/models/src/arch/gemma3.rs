@@ -8,8 +8,9 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::{RopeKeys, Scaling};
+use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
 const LAYERS_27B: usize = 62;
@@ -20,21 +21,19 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
     // Scaling is for the layers that see the whole context.
-    let local_base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_keys = RopeKeys { base: local_base, scaling: Scaling::None, ..rope_keys };
+    let local_keys =
+        RopeKeys { scaling: Scaling::None, ..rope_keys.in_windows(keys, hp.key_dim, rope::BASE)? };
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let sliding = keys.sliding(hp.n_layer, 6)?;
+    let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 6)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
-        let local = window.filter(|_| sliding[b.i]);
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: Some(if local.is_some() { local_rope } else { global_rope }),
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
-                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
+                mask: windows.mask(b.i),
                 ..hp.attention(b.i)
             },
             post_attn_norm: Some(b.norm("post_attention_norm")?),

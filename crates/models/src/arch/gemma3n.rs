@@ -11,8 +11,9 @@ use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::per_layer::{LayerInput, PerLayer};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// What files do not say.
 const STREAMS: usize = 4;
@@ -77,10 +78,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let eps = keys.rms_eps()?;
     let width = keys.count_or("embedding_length_per_layer_input", WIDTH_OF_LAYERS)?;
     let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let local = global.local(keys, hp.key_dim)?;
+    let local = RopeKeys { scaling: Scaling::None, ..global.in_windows(keys, hp.key_dim, rope::BASE)? };
     let ropes = [global, local].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
-    let window = keys.count("attention.sliding_window")? as u32;
-    let slides = keys.sliding(hp.n_layer, 5)?;
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 5)?)?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let tokens = PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
     let mut streams = |name: &str| -> Result<Vec<Linear>, ModelError> {
@@ -89,16 +89,15 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     };
     let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);
     let mut layers = Vec::with_capacity(hp.n_layer);
-    for (i, &slides_here) in slides.iter().enumerate() {
-        let source = source(keys, &slides, i)?;
+    for i in 0..hp.n_layer {
+        let source = source(keys, &windows, i)?;
         source.map_or(Ok(()), |source| hp.may_read(keys, i, source))?;
-        let mask = if slides_here { Mask::Window(window) } else { Mask::Causal };
-        let attention = AttentionSpec { scale: 1.0, mask, ..hp.attention(i) };
+        let attention = AttentionSpec { scale: 1.0, mask: windows.mask(i), ..hp.attention(i) };
         layers.push(Layer::load(
             w,
             &hp,
             (i, width, eps),
-            (source, attention, ropes[usize::from(slides_here)]),
+            (source, attention, ropes[usize::from(windows.slides(i))]),
         )?);
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
@@ -109,11 +108,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 }
 
 /// The earlier layer whose keys and values layer `i` reads, if it has none of its own: the last of its kind.
-fn source(keys: &Keys<'_>, slides: &[bool], i: usize) -> Result<Option<usize>, ModelError> {
+fn source(keys: &Keys<'_>, windows: &Windows, i: usize) -> Result<Option<usize>, ModelError> {
     if i < OWN {
         return Ok(None);
     }
-    let last = slides[..OWN].iter().rposition(|&slides_there| slides_there == slides[i]);
+    let last = (0..OWN).rev().find(|&at| windows.slides(at) == windows.slides(i));
     last.map(Some).ok_or_else(|| {
         let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
         ModelError::KeyValue { key, value, reason: "the first twenty layers must have one of each kind" }

@@ -11,8 +11,9 @@ use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{Architecture, LoadOptions, Loaded, Shape};
 use crate::per_layer::{LayerInput, PerLayer};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// More features than any head has, to bound what a file can ask for.
 const MAX_DIM: usize = 1 << 16;
@@ -66,8 +67,7 @@ struct Form<'a, 'k> {
     keys: &'a Keys<'k>,
     hp: &'a Hparams,
     eps: f32,
-    window: u32,
-    slides: Vec<bool>,
+    windows: Windows,
     /// Features of a sliding layer's head.
     local_dim: usize,
     global_rope: RopeId,
@@ -100,14 +100,17 @@ impl<'a, 'k> Form<'a, 'k> {
         let local_dim = keys.count("attention.key_length_swa")?;
         same_dims(keys, hp, local_dim)?;
         let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-        let local = global.local(keys, local_dim)?;
+        let local = RopeKeys { scaling: Scaling::None, dims: local_dim, ..global }.in_windows(
+            keys,
+            local_dim,
+            rope::BASE,
+        )?;
         let own = layers_with_own_keys(keys, hp)?;
         Ok(Self {
             keys,
             hp,
             eps: keys.rms_eps()?,
-            window: keys.count("attention.sliding_window")? as u32,
-            slides: keys.sliding(hp.n_layer, 6)?,
+            windows: Windows::read(keys, keys.sliding(hp.n_layer, 6)?)?,
             local_dim,
             global_rope: w.factored_rope(&global, RopeKind::Neox)?,
             local_rope: w.rope(local.table(RopeKind::Neox, None)),
@@ -118,8 +121,8 @@ impl<'a, 'k> Form<'a, 'k> {
 
     /// The layer whose keys and values layer `i` reads: of those that have their own the last but one if it slides, else the last.
     fn source(&self, i: usize) -> Result<usize, ModelError> {
-        let source = self.own.checked_sub(if self.slides[i] { 2 } else { 1 });
-        let source = source.filter(|&at| self.slides[at] == self.slides[i]).ok_or_else(|| {
+        let source = self.own.checked_sub(if self.windows.slides(i) { 2 } else { 1 });
+        let source = source.filter(|&at| self.windows.slides(at) == self.windows.slides(i)).ok_or_else(|| {
             let reason =
                 "the layers before those that share must end with a sliding one and one that sees everything";
             let key = self.keys.name("attention.shared_kv_layers");
@@ -154,11 +157,11 @@ fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelErr
 impl Layer {
     fn load(w: &mut Weights<'_>, form: &Form<'_, '_>, i: usize) -> Result<Self, ModelError> {
         let Form { hp, eps, .. } = *form;
-        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], form.slides[i]);
+        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], form.windows.slides(i));
         let dim = if slides { form.local_dim } else { hp.key_dim };
         let name = |part: &str| format!("blk.{i}.{part}");
         let norm = |w: &mut Weights<'_>, part: &str| w.norm(&name(part), hp.n_embd, eps);
-        let mask = if slides { Mask::Window(form.window) } else { Mask::Causal };
+        let mask = form.windows.mask(i);
         let source = match i < form.own {
             true => Source::Own {
                 k: w.linear(&name("attn_k"), hp.n_embd, kv_heads * dim)?,

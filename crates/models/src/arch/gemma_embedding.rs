@@ -8,8 +8,9 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::{RopeKeys, Scaling};
+use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
@@ -17,18 +18,16 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
     // Scaling is for the layers that see the whole text.
-    let local_base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_keys = RopeKeys { base: local_base, scaling: Scaling::None, ..rope_keys };
+    let local_keys =
+        RopeKeys { scaling: Scaling::None, ..rope_keys.in_windows(keys, hp.key_dim, rope::BASE)? };
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let around = Mask::Around(keys.count("attention.sliding_window")? as u32 / 2);
-    let sliding = keys.sliding(hp.n_layer, 6)?;
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 6)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = sliding[b.i];
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: Some(if local { local_rope } else { global_rope }),
-            attention: AttentionSpec { mask: if local { around } else { Mask::Full }, ..hp.attention(b.i) },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask_around(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
             ..b.pre_norm(ffn)?

@@ -11,13 +11,16 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let window = keys.count("attention.sliding_window")? as u32;
-    let sliding = keys.sliding(hp.n_layer, 2)?;
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let [global_rope, local_rope] =
+        [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 2)?)?;
     let shape = ExpertShape {
         gating: Gating::SoftmaxOfChosen,
         glu: Glu::Clamped { alpha: 1.702, limit: 7.0 },
@@ -27,9 +30,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let ffn = b.experts(shape)?;
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
-            rope: Some(rope),
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
-                mask: if sliding[b.i] { Mask::Window(window) } else { Mask::Causal },
+                mask: windows.mask(b.i),
                 sinks: Some(b.tensor("attn_sinks.weight", &[hp.heads[b.i]])?),
                 ..hp.attention(b.i)
             },

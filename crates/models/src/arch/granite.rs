@@ -11,6 +11,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Factors that a file need not name.
 struct Factors {
@@ -48,9 +49,8 @@ fn load_with(
     let scale = keys.factor("attention.scale")?;
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let shared = keys.opt_count("expert_shared_feed_forward_length")?.unwrap_or(0);
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let slides = keys.flags("attention.sliding_window_pattern", hp.n_layer)?;
-    let local = |i: usize| window.filter(|_| slides.as_ref().is_some_and(|slides| slides[i]));
+    let sliding = keys.flags("attention.sliding_window_pattern", hp.n_layer)?;
+    let windows = Windows::read_optional(keys, sliding.unwrap_or_else(|| vec![false; hp.n_layer]))?;
     let turning = keys.flags("attention.rope_pattern", hp.n_layer)?;
     let layers = decoder::layers(w, hp, norm, |b| {
         let ffn = if experts > 0 {
@@ -65,7 +65,7 @@ fn load_with(
             rope: turns_here.then_some(rope),
             attention: AttentionSpec {
                 scale: scale.unwrap_or(plain.scale),
-                mask: local(b.i).map_or(Mask::Causal, |w| Mask::Window(w as u32)),
+                mask: windows.mask(b.i),
                 sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
                 ..plain
             },

@@ -12,32 +12,27 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(rope_keys.base);
-    let local_keys = RopeKeys { base, attn_factor: 1.0, ..rope_keys.local(keys, hp.key_dim)? };
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let sliding = keys.sliding_but_first(hp.n_layer, 4)?;
+    let windows = Windows::read_optional(keys, keys.sliding_but_first(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = window.filter(|_| sliding[b.i]);
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
         let heads = hp.heads[b.i];
         let gates = if b.rows("attn_gate.weight") == Some(heads) { heads } else { heads * hp.value_dim };
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: Some(if local.is_some() { local_rope } else { global_rope }),
-            attention: AttentionSpec {
-                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                ..hp.attention(b.i)
-            },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, gates)?, Activation::Softplus)),
             ..b.pre_norm(ffn)?
         })

@@ -11,6 +11,7 @@ use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail, taps};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
     load_with(keys, w, options, usize::MAX)
@@ -42,17 +43,16 @@ fn load_with(
     }
     let (norm, taps) = (NormKind::Rms(keys.rms_eps()?), taps(keys, "shortconv.l_cache")?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&n| n > 0);
+    let windows = Windows::read_optional(keys, vec![true; hp.n_layer])?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if hp.kv_heads[b.i] == 0 {
             Box::new(ShortConv::load(b, taps)?)
         } else {
             let (plain, norms) = (Attention::load(b, false)?, Some(b.head_norms()?));
-            let mask = window.map_or(Mask::Causal, |n| Mask::Window(n as u32));
             Box::new(Attention {
                 norms,
                 rope: Some(rope),
-                spec: AttentionSpec { mask, ..plain.spec },
+                spec: AttentionSpec { mask: windows.mask(b.i), ..plain.spec },
                 ..plain
             })
         };

@@ -11,30 +11,27 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let dims = keys.count_or("rope.dimension_count_swa", rope_keys.dims)?;
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(rope_keys.base);
-    let local_keys = RopeKeys { dims, base, ..rope_keys }.checked(keys, hp.key_dim)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
     let rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.listed_sliding(hp.n_layer)?;
+    let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let shape = ExpertShape {
         normalise: true,
         ..ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?
     };
     let bounds = keys.bounds("swiglu_clamp_exp", hp.n_layer)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = sliding[b.i];
         let glu = bounds[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit });
         let ffn = b.experts(ExpertShape { glu, ..shape })?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: local.then_some(rope),
-            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            rope: windows.slides(b.i).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;

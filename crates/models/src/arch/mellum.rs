@@ -8,31 +8,27 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::{RopeKeys, Scaling};
+use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let local_keys = RopeKeys { scaling: Scaling::None, attn_factor: 1.0, ..rope_keys };
+    let local_keys = rope_keys.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
     let shape = ExpertShape { normalise: true, scale, ..ExpertShape::read(keys, hidden)? };
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = window.filter(|_| sliding[b.i]);
         let ffn = b.experts(shape)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: Some(if local.is_some() { local_rope } else { global_rope }),
-            attention: AttentionSpec {
-                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                ..hp.attention(b.i)
-            },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;

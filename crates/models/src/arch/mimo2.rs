@@ -9,22 +9,20 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_keys = RopeKeys { base, ..rope_keys }.unscaled();
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.listed_sliding(hp.n_layer)?;
+    let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let value_scale = keys.factor("attention.value_scale")?.unwrap_or(1.0);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = sliding[b.i];
         let ffn = if b.has("ffn_gate_inp.weight") {
             let shape = ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?;
             let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
@@ -35,9 +33,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let plain = hp.attention(b.i);
         let layer = b.pre_norm(ffn)?;
         Ok(Layer {
-            rope: Some(if local { local_rope } else { global_rope }),
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
-                mask: if local { window } else { Mask::Causal },
+                mask: windows.mask(b.i),
                 sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
                 ..plain
             },

@@ -8,26 +8,25 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let local_base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_rope = w.rope(RopeKeys { base: local_base, ..rope_keys }.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let sliding = keys.sliding_but_first(hp.n_layer, 3)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope::BASE)?;
+    let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
+    let windows = Windows::read_optional(keys, keys.sliding_but_first(hp.n_layer, 3)?)?;
     let unit = unit(keys)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let around = window.filter(|_| sliding[b.i]).map(|w| Mask::Around(w as u32 / 2));
         let ffn = b.gated(unit)?;
         Ok(Layer {
             attn_norm: if b.i == 0 { b.opt_norm("attn_norm")? } else { Some(b.norm("attn_norm")?) },
-            rope: Some(if around.is_some() { local_rope } else { global_rope }),
-            attention: AttentionSpec { mask: around.unwrap_or(Mask::Full), ..hp.attention(b.i) },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask_around(b.i), ..hp.attention(b.i) },
             ffn_norm: Some(b.norm("ffn_norm")?),
             ..b.bare(ffn)?
         })

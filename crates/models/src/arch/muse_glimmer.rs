@@ -10,6 +10,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 /// Of the norms behind the parts, whatever the file's epsilon is.
 const POST_NORM: NormKind = NormKind::Rms(1e-8);
@@ -18,20 +19,18 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(rope_keys.base);
-    let local_keys = RopeKeys { base, ..rope_keys }.unscaled();
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?.unscaled();
     let rope = w.rope(local_keys.table(RopeKind::Norm, None));
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (local, width) = (sliding[b.i], hp.heads[b.i] * hp.value_dim);
+        let width = hp.heads[b.i] * hp.value_dim;
         let ffn = b.gated(Glu::Silu)?;
         let [post_attn, post_ffn] = ["post_attention_norm", "post_ffw_norm"]
             .map(|part| POST_NORM.load(b.w, &format!("{}.{part}", b.name), &[hp.n_embd]));
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: local.then_some(rope),
-            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            rope: windows.slides(b.i).then_some(rope),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
             post_attn_norm: Some(post_attn?),
             post_ffn_norm: Some(post_ffn?),

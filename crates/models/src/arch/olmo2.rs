@@ -10,6 +10,7 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
@@ -19,18 +20,13 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     // Scaling is for the layers that see the whole context.
     let local_keys = RopeKeys { scaling: Scaling::None, ..rope_keys };
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let sliding = keys.sliding(hp.n_layer, 4)?;
+    let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 4)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = window.filter(|_| sliding[b.i]);
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.projection_norms()?),
-            rope: Some(if local.is_some() { local_rope } else { global_rope }),
-            attention: AttentionSpec {
-                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                ..hp.attention(b.i)
-            },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
             ..b.bare(ffn)?

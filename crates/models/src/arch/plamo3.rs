@@ -8,8 +8,9 @@ use crate::decoder::{self, AnyNorm, Block, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
@@ -17,21 +18,15 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let norm = NormKind::Rms(eps);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_keys = RopeKeys { base, ..rope_keys }.unscaled();
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = keys.opt_count("attention.sliding_window")?.filter(|&w| w > 0);
-    let sliding = keys.sliding(hp.n_layer, 8)?;
+    let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 8)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = window.filter(|_| sliding[b.i]);
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
-            rope: Some(if local.is_some() { local_rope } else { global_rope }),
-            attention: AttentionSpec {
-                mask: local.map_or(Mask::Causal, |w| Mask::Window(w as u32)),
-                ..hp.attention(b.i)
-            },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(bare_norm(b, "post_attention_norm", hp.n_embd, eps)?),
             post_ffn_norm: Some(bare_norm(b, "post_ffw_norm", hp.n_embd, eps)?),
             ..b.pre_norm(ffn)?

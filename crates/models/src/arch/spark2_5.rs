@@ -10,24 +10,21 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let dims = keys.count_or("rope.dimension_count_swa", rope_keys.dims)?;
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(rope_keys.base);
-    let local_keys = RopeKeys { dims, base, ..rope_keys }.checked(keys, hp.key_dim)?;
+    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.listed_sliding(hp.n_layer)?;
+    let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let local = sliding[b.i];
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
-            rope: Some(if local { local_rope } else { global_rope }),
-            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, hp.heads[b.i])?, Activation::Sigmoid)),
             ..b.pre_norm(ffn)?
         })

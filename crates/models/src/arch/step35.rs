@@ -10,19 +10,19 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
+use crate::windows::Windows;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let [global_rope, local_rope] = ropes(keys, w, &hp)?;
-    let window = Mask::Window(keys.count("attention.sliding_window")? as u32);
-    let sliding = keys.listed_sliding(hp.n_layer)?;
+    let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let bounds =
         [keys.bounds("swiglu_clamp_exp", hp.n_layer)?, keys.bounds("swiglu_clamp_shexp", hp.n_layer)?];
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (local, heads) = (sliding[b.i], hp.heads[b.i]);
+        let heads = hp.heads[b.i];
         let units = [&bounds[0], &bounds[1]]
             .map(|bounds| bounds[b.i].map_or(Glu::Silu, |limit| Glu::ClampedSilu { limit }));
         let ffn = feed_forward(keys, b, units)?;
@@ -30,8 +30,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let is_normed = b.has("attn_q_norm.weight");
         Ok(Layer {
             qk_norm: if is_normed { QkNorm::Before(b.head_norms()?) } else { QkNorm::None },
-            rope: Some(if local { local_rope } else { global_rope }),
-            attention: AttentionSpec { mask: if local { window } else { Mask::Causal }, ..hp.attention(b.i) },
+            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: gate.map(|gate| (gate, Activation::Sigmoid)),
             ..b.pre_norm(ffn)?
         })
@@ -43,10 +43,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 fn ropes(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<[RopeId; 2], ModelError> {
     let all = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_keys = RopeKeys { dims: all.dims / 2, ..all }.checked(keys, hp.key_dim)?;
-    let dims = keys.count_or("rope.dimension_count_swa", all.dims)?;
-    let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(10000.0);
-    let local_keys = RopeKeys { dims, base, ..all }.checked(keys, hp.key_dim)?.unscaled();
-    let factors = w.numbers("rope_freqs.weight", global_keys.dims.max(dims) / 2)?;
+    let local_keys = all.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
+    let factors = w.numbers("rope_freqs.weight", global_keys.dims.max(local_keys.dims) / 2)?;
     let global = global_keys.table(RopeKind::Neox, factors.as_deref());
     Ok([w.rope(global), w.rope(local_keys.table(RopeKind::Neox, None))])
 }
