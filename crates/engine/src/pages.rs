@@ -14,7 +14,7 @@ use puna_graph::Doses;
 
 use recent::Recent;
 pub use recent::Windows;
-use states::{Kept, Slots};
+use states::{Slots, StateCopy};
 
 /// Tokens a page.
 pub const PAGE_TOKENS: usize = 64;
@@ -35,14 +35,14 @@ pub struct Page {
 #[derive(Debug)]
 struct Node {
     page: u32,
-    recent: Option<recent::Kept>,
+    recent: Option<recent::RecentPage>,
     /// As many as the page holds; fewer than a full page only in leaves.
     tokens: Vec<u32>,
     /// The page before, or whose first page it is.
     parent: Parent,
     children: Vec<NodeId>,
     /// Recurrent states after some of the tokens.
-    kept: Vec<Kept>,
+    kept: Vec<StateCopy>,
     /// Running sequences that read the page.
     users: usize,
     last_used: u64,

@@ -2,10 +2,11 @@
 
 use puna_graph::*;
 
-use crate::decoder::{Block, Decoder, NormKind};
+use crate::decoder::{self, Block, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, Mixer};
+use crate::model::Loaded;
 use crate::weights::Weights;
 
 /// Of the memory's norm, whatever the file says of others.
@@ -31,6 +32,22 @@ pub fn between(
     let plain = Hybrid::new(w, hp, norm, blocks.into_iter().flatten().collect())?;
     let embd_norm = Some(norm.load(w, "token_embd_norm", &[hp.n_embd])?);
     Ok(Hybrid { around: Decoder { embd_norm, ..plain.around }, block: 2, ..plain })
+}
+
+/// A decoder whose layers have a memory in attention's place.
+pub fn memory_decoder<T: Mixer + 'static>(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    hp: &Hparams,
+    memory: impl Fn(&mut Block<'_, '_>) -> Result<T, ModelError>,
+) -> Result<Loaded, ModelError> {
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let layers = decoder::layers(w, hp, norm, |b| {
+        let memory = memory(b)?;
+        let ffn = Some((b.norm("ffn_norm")?, b.gated(Glu::Silu)?));
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(memory)], ffn })
+    })?;
+    Ok(Hybrid::new(w, hp, norm, layers)?.loaded(hp))
 }
 
 /// A block of a memory and of what is in a feed-forward part's place.

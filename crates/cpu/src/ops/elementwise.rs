@@ -268,14 +268,16 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
             }
         }
         Glu::SiluOfClamped { limit } => {
-            let silu = |x: f32| x / (1.0 + (-x).exp());
             x.iter_mut().zip(up).for_each(|(x, &up)| *x = silu(x.min(limit)) * up.clamp(-limit, limit));
         }
         Glu::ClampedSilu { limit } => {
-            let silu = |x: f32| x / (1.0 + (-x).exp());
             x.iter_mut().zip(up).for_each(|(x, &up)| *x = silu(*x).min(limit) * up.clamp(-limit, limit));
         }
     }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub struct Recent {
 
 /// The recent page of a node.
 #[derive(Debug)]
-pub struct Kept {
+pub struct RecentPage {
     page: u32,
     /// Running sequences whose next tokens see it.
     users: usize,
@@ -112,8 +112,8 @@ impl Pages {
     }
 
     /// What a node is to keep of a page that comes into the tree now.
-    pub(super) fn kept(&self, page: u32) -> Kept {
-        Kept { page, users: 0, last_used: self.clock, valued: false }
+    pub(super) fn kept(&self, page: u32) -> RecentPage {
+        RecentPage { page, users: 0, last_used: self.clock, valued: false }
     }
 
     /// Has a node keep a recent page. Where it has one it stays, and the page is given back.
@@ -126,7 +126,7 @@ impl Pages {
     }
 
     /// Gives back what a node kept.
-    pub(super) fn drop_recent(&mut self, kept: Option<Kept>) {
+    pub(super) fn drop_recent(&mut self, kept: Option<RecentPage>) {
         kept.into_iter().for_each(|kept| self.give_back_recent(kept.page));
     }
 

@@ -17,7 +17,7 @@ pub struct Slots {
 
 /// A copy that a node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kept {
+pub struct StateCopy {
     /// Tokens of the page up to it.
     pub tokens: usize,
     pub slot: u32,
@@ -80,7 +80,7 @@ impl Pages {
                 known.last_used = last_used;
                 self.slots.give_back(slot);
             }
-            None => kept.push(Kept { tokens, slot, last_used }),
+            None => kept.push(StateCopy { tokens, slot, last_used }),
         }
     }
 
@@ -128,14 +128,14 @@ impl Pages {
     }
 
     /// The last of a node's states that is not after so many tokens of its page.
-    fn last_state(&self, id: NodeId, most: usize) -> Option<Kept> {
+    fn last_state(&self, id: NodeId, most: usize) -> Option<StateCopy> {
         let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
         kept.max_by_key(|kept| kept.tokens).copied()
     }
 }
 
 /// What is found up to a state of the node behind `path`.
-fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: Kept) -> Match {
+fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: StateCopy) -> Match {
     let partial = if kept.tokens == PAGE_TOKENS {
         path.push(id);
         None

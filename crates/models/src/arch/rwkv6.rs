@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Block, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, Trail};
+use crate::hybrid::{Hybrid, Mixer, Trail};
 use crate::model::{LoadOptions, Loaded};
 use crate::rwkv::*;
 use crate::weights::Weights;
@@ -25,13 +25,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 
 pub(super) fn load_qwen2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    let (norm, form) = (NormKind::Rms(keys.rms_eps()?), Form::read(keys, &hp)?);
-    let layers = decoder::layers(w, &hp, norm, |b| {
-        let time = TimeMix::load(b, form, true)?;
-        let ffn = Some((b.norm("ffn_norm")?, b.gated(Glu::Silu)?));
-        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(time)], ffn })
-    })?;
-    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
+    let form = Form::read(keys, &hp)?;
+    memory_decoder(keys, w, &hp, |b| TimeMix::load(b, form, true))
 }
 
 /// What keys say of the memory.
