@@ -74,6 +74,20 @@ impl Entry {
         let entries = names.iter().map(|name| Self::load(name));
         entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
     }
+
+    /// All of them, or those that `PUNA_ZOO=NAME,NAME` chooses while somebody works on these alone.
+    pub fn chosen() -> Vec<Self> {
+        let Some(names) = chosen_names() else { return Self::all() };
+        let entries: Vec<Self> = Self::all().into_iter().filter(|e| names.contains(&e.name)).collect();
+        assert_eq!(entries.len(), names.len(), "of {names:?} there are entries of known architectures");
+        entries
+    }
+}
+
+/// What `PUNA_ZOO` names.
+pub fn chosen_names() -> Option<Vec<String>> {
+    let names = std::env::var("PUNA_ZOO").ok()?;
+    Some(names.split(',').map(str::to_owned).collect())
 }
 
 /// A tensor's name, dimensions and values.
