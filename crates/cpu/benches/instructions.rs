@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use puna_cpu::kernels::{
     ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN,
-    RunningSoftmax, ScanStep, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level, levels,
+    RunningSoftmax, ScanStep, ScoreRun, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level, levels,
 };
 use puna_quant::TensorType;
 
@@ -122,6 +122,13 @@ fn attention(level: &Level) {
             });
             black_box(&acc);
         }
+        let (q, weights) = (values(32 * DIM), values(32));
+        let mut sums = vec![0.0; RUN];
+        case(&format!("{} score {} 32", level.name, ty.name()), &mut || {
+            let run = ScoreRun { q: &q, keys: rows(layout), weights: &weights, summed: 32, rectified: true };
+            (level.vector.score)(&run, &mut sums, &mut scratch);
+        });
+        black_box(&sums);
     }
 }
 

@@ -171,6 +171,45 @@ impl Cache {
         KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
+    /// These positions of a head, at most a run, each given as page and place in it: where they lie if they follow each other there,
+    /// else copied to `into`, in the same form.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    pub unsafe fn gathered<'a>(
+        &'a self,
+        layer: usize,
+        kind: Kind,
+        head: usize,
+        places: &[(u32, usize)],
+        into: &'a mut Vec<u8>,
+    ) -> KvRows<'a> {
+        let half = &self.layers[layer][kind as usize];
+        let (page, first) = places[0];
+        let follow = places.iter().enumerate().all(|(i, place)| *place == (page, first + i));
+        // Columns are read from the beginning of a run.
+        if follow && (half.layout == KvLayout::Rows || first.is_multiple_of(RUN)) {
+            // SAFETY: passed on.
+            return unsafe { self.rows(layer, kind, page, head, first, places.len()) };
+        }
+        let (block, count) = match half.layout {
+            KvLayout::Rows => (half.dim, 1),
+            KvLayout::Columns => (half.ty.block_values(), half.dim / half.ty.block_values()),
+        };
+        let positions = if half.layout == KvLayout::Rows { places.len() } else { RUN };
+        let bytes = half.ty.row_bytes(block);
+        let stride = if half.layout == KvLayout::Rows { bytes } else { bytes * RUN };
+        into.resize(count * bytes * positions, 0);
+        for (i, &(page, token)) in places.iter().enumerate() {
+            let from = if half.layout == KvLayout::Rows { token } else { token / RUN * RUN };
+            let rows = token - from + 1;
+            // SAFETY: passed on.
+            let source = unsafe { self.rows(layer, kind, page, head, from, rows) };
+            copy_position(&source, token - from, into, (stride, i));
+        }
+        KvRows { ty: half.ty, layout: half.layout, rows: places.len(), stride, dim: half.dim, data: into }
+    }
+
     /// Writes one position of a head in a page.
     ///
     /// # Safety
@@ -233,6 +272,29 @@ impl Cache {
     /// The same of a page of layers that only keep what is near.
     pub fn copy_recent_page(&mut self, from: u32, to: u32) {
         self.pools[1].copy(from, to);
+    }
+}
+
+/// Copies position `i` of a run to position `to` of one in the same form with another stride.
+fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (usize, usize)) {
+    let block = from.ty.block_values();
+    let bytes = from.ty.row_bytes(block);
+    match from.layout {
+        KvLayout::Rows => {
+            let row = from.ty.row_bytes(from.dim);
+            into[to * stride..][..row].copy_from_slice(&from.data[i * from.stride..][..row]);
+        }
+        KvLayout::Columns => {
+            for d in 0..from.dim / block {
+                let (from, into) = (&from.data[d * from.stride..], &mut into[d * stride..]);
+                // Of blocks the scales of all positions, then byte by byte of their codes.
+                let (first, last) = if block > 1 { (2, bytes - 2) } else { (bytes, 0) };
+                into[first * to..][..first].copy_from_slice(&from[first * i..][..first]);
+                for j in 0..last {
+                    into[(2 + j) * RUN + to] = from[(2 + j) * RUN + i];
+                }
+            }
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use puna_graph::{
 use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
+use crate::ops::choose::{self, Choose};
 use crate::ops::dose::{Dose, Steer};
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
 use crate::ops::embed::{Embed, GatherOutputs};
@@ -172,7 +173,7 @@ impl Compiler<'_> {
                 let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
-            Op::Attention { q, k, v, layer, spec } => {
+            Op::Attention { q, k, v, layer, chosen, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
                 if spec.mask.is_cached() && !spec.only_reads {
                     self.push(StoreKv { k, v, layer, spec });
@@ -180,7 +181,28 @@ impl Compiler<'_> {
                 let sinks = self.floats(spec.sinks)?;
                 let (work, partials) = (Work::default(), Shared::new(0));
                 let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
-                self.push(Attend { q, k, v, out, layer, spec, sinks, slopes, shifts, work, partials });
+                let chosen = chosen.map(|chosen| self.place(chosen));
+                self.push(Attend {
+                    q,
+                    k,
+                    v,
+                    chosen,
+                    out,
+                    layer,
+                    spec,
+                    sinks,
+                    slopes,
+                    shifts,
+                    work,
+                    partials,
+                });
+            }
+            Op::Choose { q, k, weights, layer, spec } => {
+                let [q, k] = [q, k].map(|id| self.place(id));
+                let weights = weights.map(|weights| self.place(weights));
+                self.push(StoreKv { k, v: k, layer, spec: spec.keys() });
+                let (work, scores) = (choose::Work::default(), Shared::new(0));
+                self.push(Choose { q, weights, out, layer, spec, work, scores });
             }
             Op::Glu { kind, gate, up } => {
                 let (gate, up) = (self.place(gate), self.place(up));

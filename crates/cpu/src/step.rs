@@ -165,6 +165,10 @@ pub struct Local {
     pub scratch: Scratch,
     /// For instructions.
     pub floats: Vec<f32>,
+    /// The same.
+    pub numbers: Vec<u32>,
+    /// Cached keys and values that lie apart.
+    pub gathered: [Vec<u8>; 2],
 }
 
 /// Part of a program, done by all threads together in independent tasks.

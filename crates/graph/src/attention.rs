@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::choice::Chosen;
 use crate::kv::CacheLayer;
 use crate::values::WeightId;
 
@@ -82,13 +83,15 @@ pub struct AttentionSpec {
     pub alibi: Option<f32>,
     /// What is added to scores by the distance of key and query. After the softcap.
     pub shifts: Option<Shifts>,
+    /// What is seen of what the mask lets through, if not everything.
+    pub chosen: Option<Chosen>,
 }
 
 impl AttentionSpec {
     /// Causal attention of so many query heads on so many key heads of these features, with scores over their root.
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
-        let (mask, softcap, sinks, alibi, shifts) = (Mask::Causal, None, None, None, None);
+        let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
         let (values_in_keys, only_reads) = (false, false);
         Self {
             heads,
@@ -103,6 +106,7 @@ impl AttentionSpec {
             sinks,
             alibi,
             shifts,
+            chosen,
         }
     }
 

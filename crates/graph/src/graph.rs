@@ -253,6 +253,17 @@ impl Graph {
         [q, k, v]: [ValueId; 3],
         spec: AttentionSpec,
     ) -> ValueId {
+        self.attention_of(name, layer, [q, k, v], None, spec)
+    }
+
+    pub(crate) fn attention_of(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        chosen: Option<ValueId>,
+        spec: AttentionSpec,
+    ) -> ValueId {
         assert!(!spec.only_reads);
         let cols = |id| self.value(id).cols;
         assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
@@ -260,7 +271,7 @@ impl Graph {
             true => assert!(v == k && spec.value_dim <= spec.key_dim),
             false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
         }
-        self.attend(name, layer, [q, k, v], spec)
+        self.attend(name, layer, [q, k, v], chosen, spec)
     }
 
     /// Attention to what is in cache layer `layer`.
@@ -271,7 +282,7 @@ impl Graph {
         q: ValueId,
         spec: AttentionSpec,
     ) -> ValueId {
-        self.attend(name, layer, [q; 3], AttentionSpec { only_reads: true, ..spec })
+        self.attend(name, layer, [q; 3], None, AttentionSpec { only_reads: true, ..spec })
     }
 
     fn attend(
@@ -279,10 +290,17 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
+        chosen: Option<ValueId>,
         spec: AttentionSpec,
     ) -> ValueId {
+        assert_eq!(chosen.is_some(), spec.chosen.is_some());
         assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
-        self.push(name, Op::Attention { q, k, v, layer, spec }, Rows::Tokens, spec.heads * spec.value_dim)
+        self.push(
+            name,
+            Op::Attention { q, k, v, layer, chosen, spec },
+            Rows::Tokens,
+            spec.heads * spec.value_dim,
+        )
     }
 
     /// A gated unit.

@@ -8,6 +8,7 @@
 mod attention;
 mod backend;
 mod changes;
+mod choice;
 mod doses;
 mod graph;
 mod kv;
@@ -22,6 +23,7 @@ pub use backend::{
     StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
+pub use choice::{ChoiceSpec, Chosen};
 pub use doses::Doses;
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};

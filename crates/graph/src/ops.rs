@@ -6,6 +6,7 @@
 
 use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
+use crate::choice::ChoiceSpec;
 use crate::recurrent::Recurrence;
 use crate::values::{Index, RopeId, ValueId, WeightId};
 
@@ -237,8 +238,25 @@ pub enum Op {
         v: ValueId,
         /// Layer of the cache; ignored for [`crate::Mask::Full`].
         layer: usize,
+        /// What is seen, where the form has [`crate::Chosen`].
+        chosen: Option<ValueId>,
         /// The form.
         spec: AttentionSpec,
+    },
+    /// Appends keys to the cache, and chooses blocks of positions for each token: those with the largest scores, of equal ones the
+    /// first. A block's score is the largest of its positions up to the token's own; a position's is the sum of weight times
+    /// product of query and key over the list's heads. The result is lists as [`crate::Chosen`] says.
+    Choose {
+        /// `heads · dim` columns.
+        q: ValueId,
+        /// `dim` columns.
+        k: ValueId,
+        /// A column a query head; ones if absent.
+        weights: Option<ValueId>,
+        /// Layer of the cache.
+        layer: usize,
+        /// The form.
+        spec: ChoiceSpec,
     },
     /// A gated unit of two values of the same shape.
     Glu {
@@ -365,6 +383,7 @@ impl Op {
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
             Op::Attention { .. } => "attention",
+            Op::Choose { .. } => "choose",
             Op::Glu { .. } => "glu",
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
@@ -386,8 +405,8 @@ impl Op {
 
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
-        let list: [Option<ValueId>; 3] = match *self {
-            Op::Embed { .. } | Op::Recur(_) => [None, None, None],
+        let list: [Option<ValueId>; 4] = match *self {
+            Op::Embed { .. } | Op::Recur(_) => [None; 4],
             Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
@@ -401,13 +420,14 @@ impl Op {
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
-            | Op::GatherOutputs { x } => [Some(x), None, None],
-            Op::Resize { x, like } => [Some(x), Some(like), None],
-            Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
-            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None],
-            Op::Moe { x, router, .. } => [Some(x), Some(router), None],
-            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None],
-            Op::Mul { x, by } => [Some(x), Some(by), None],
+            | Op::GatherOutputs { x } => [Some(x), None, None, None],
+            Op::Resize { x, like } => [Some(x), Some(like), None, None],
+            Op::Attention { q, k, v, chosen, .. } => [Some(q), Some(k), Some(v), chosen],
+            Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None],
+            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
+            Op::Moe { x, router, .. } => [Some(x), Some(router), None, None],
+            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None],
+            Op::Mul { x, by } => [Some(x), Some(by), None, None],
         };
         let recurrence = if let Op::Recur(recurrence) = self { recurrence.inputs() } else { Vec::new() };
         list.into_iter().flatten().chain(recurrence)

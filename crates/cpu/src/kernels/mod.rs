@@ -363,6 +363,37 @@ impl AttendRun<'_> {
     }
 }
 
+/// Query rows whose products with a run of at most [`RUN`] keys are summed, so many that follow each other at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreRun<'a> {
+    /// The query rows, contiguous.
+    pub q: &'a [f32],
+    /// Keys of the run.
+    pub keys: KvRows<'a>,
+    /// What each query row's products are multiplied by, or nothing.
+    pub weights: &'a [f32],
+    /// Rows of a sum.
+    pub summed: usize,
+    /// Whether products below zero count as zero.
+    pub rectified: bool,
+}
+
+impl ScoreRun<'_> {
+    /// Query rows.
+    fn rows(&self) -> usize {
+        self.q.len() / self.keys.dim
+    }
+
+    /// Panics unless queries, keys, weights and sums belong together.
+    fn check(&self, sums: &[f32]) {
+        self.keys.check();
+        let rows = self.rows();
+        assert!(self.keys.rows <= RUN && Some(self.q.len()) == rows.checked_mul(self.keys.dim));
+        assert!(self.weights.is_empty() || self.weights.len() == rows);
+        assert!(rows.is_multiple_of(self.summed) && sums.len() == rows / self.summed * RUN);
+    }
+}
+
 /// A softmax-weighted sum of values that is not finished, for some query rows: `acc / sum` once it is.
 #[derive(Debug)]
 pub struct RunningSoftmax<'a> {
@@ -402,6 +433,8 @@ pub struct VectorKernels {
     pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
     /// Takes a run of positions into the running softmax of its query rows.
     pub attend: fn(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
+    /// Sums of products with the keys of a run: `sums[sum · RUN + position]`, of no meaning past the last key.
+    pub score: fn(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch),
     /// What recurrent layers compute.
     pub recurrent: RecurrentKernels,
 }

@@ -70,7 +70,7 @@ unsafe impl Instruction for AddChanges {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
-        let (m, Local { scratch, floats }) = (&*self.mixture, local);
+        let (m, Local { scratch, floats, .. }) = (&*self.mixture, local);
         for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
             let expert = m.expert_of(slot);
             // SAFETY: written before a barrier.

@@ -1,6 +1,7 @@
 //! Instructions: how each operation is cut into tasks and done with the level's kernels.
 
 pub mod attention;
+pub mod choose;
 pub mod dose;
 pub mod elementwise;
 pub mod embed;

@@ -11,7 +11,9 @@ use puna_quant::float::f32_to_bf16;
 
 use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
-use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, portable};
+use crate::kernels::{
+    AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, portable,
+};
 
 /// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
 const MANY: usize = 48;
@@ -103,21 +105,7 @@ pub(crate) unsafe fn attend<S: Simd>(
     let (expanded, room) = room.split_at_mut(sizes[2]);
     // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
     unsafe {
-        let columns = match keys.layout {
-            KvLayout::Columns if keys.ty.block_values() > 1 => {
-                expanders[0](keys, transposed);
-                Matrix::floats(transposed, RUN)
-            }
-            KvLayout::Columns => {
-                let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
-                Matrix::of(columns, g, transposed, expanders[0])
-            }
-            KvLayout::Rows => {
-                let rows = Matrix::expanded(keys, room, expanders[0]);
-                transpose::<S>(rows, keys.rows, keys.dim, transposed);
-                Matrix::floats(transposed, RUN)
-            }
-        };
+        let columns = columns::<S>(keys, g, [transposed, room], expanders[0]);
         let rows = Matrix::of(values, g, expanded, expanders[1]);
         // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
         // so all tiles meet the keys first.
@@ -143,6 +131,73 @@ pub(crate) unsafe fn attend<S: Simd>(
                 _ => accumulate::<S, F32>(scores, rows, values, acc, ahead[1]),
             }
             ahead = [&[][..]; 2];
+        }
+    }
+}
+
+/// Keys with positions side by side, as tiles want them for so many queries.
+#[inline(always)]
+unsafe fn columns<S: Simd>(
+    keys: KvRows<'_>,
+    queries: usize,
+    [to, room]: [&mut [f32]; 2],
+    expand: Expand,
+) -> Matrix {
+    match keys.layout {
+        KvLayout::Columns if keys.ty.block_values() > 1 => {
+            expand(keys, to);
+            Matrix::floats(to, RUN)
+        }
+        KvLayout::Columns => {
+            let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
+            Matrix::of(columns, queries, to, expand)
+        }
+        KvLayout::Rows => {
+            let rows = Matrix::expanded(keys, room, expand);
+            // SAFETY: the caller checked that the rows exist, and has room for all their columns; features by the
+            // module's contract.
+            unsafe { transpose::<S>(rows, keys.rows, keys.dim, to) };
+            Matrix::floats(to, RUN)
+        }
+    }
+}
+
+/// See `VectorKernels::score`.
+#[inline(always)]
+pub(crate) unsafe fn score_sums<S: Simd>(
+    run: &ScoreRun<'_>,
+    sums: &mut [f32],
+    scratch: &mut Scratch,
+    expand: Expand,
+) {
+    run.check(sums);
+    let (rows, keys) = (run.rows(), run.keys);
+    let sizes = [rows * RUN, keys.dim * RUN, keys.dim * RUN];
+    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
+    let (products, room) = room.split_at_mut(sizes[0]);
+    let (to, room) = room.split_at_mut(sizes[1]);
+    // SAFETY: `check` found all rows of queries and keys, and there is room for whole vectors of sums; features by the module's
+    // contract.
+    unsafe {
+        let columns = columns::<S>(keys, rows, [to, room], expand);
+        match columns.ty {
+            KvType::F16 => score::<S, F16>(run.q, keys.dim, columns, products, &[]),
+            KvType::Bf16 => score::<S, Bf16>(run.q, keys.dim, columns, products, &[]),
+            _ => score::<S, F32>(run.q, keys.dim, columns, products, &[]),
+        }
+        for (sum, (products, to)) in
+            products.chunks_exact(run.summed * RUN).zip(sums.chunks_exact_mut(RUN)).enumerate()
+        {
+            for i in (0..RUN).step_by(S::LANES) {
+                let mut total = S::splat(0.0);
+                for (h, products) in products.chunks_exact(RUN).enumerate() {
+                    let product = S::load(products.as_ptr().add(i));
+                    let product = if run.rectified { S::max(product, S::splat(0.0)) } else { product };
+                    let weight = run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0);
+                    total = S::add(total, S::mul(product, S::splat(weight)));
+                }
+                S::store(to.as_mut_ptr().add(i), total);
+            }
         }
     }
 }

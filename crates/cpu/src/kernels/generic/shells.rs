@@ -28,7 +28,7 @@ macro_rules! vector_shells {
         mod vector {
             use super::*;
             use $crate::kernels::generic::{attention, attention::Expand, recurrent, rows, shells::shell, vector};
-            use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch, VectorKernels};
+            use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, VectorKernels};
             use $crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
@@ -44,6 +44,7 @@ macro_rules! vector_shells {
                 max,
                 store_kv,
                 attend,
+                score,
                 recurrent: RecurrentKernels { conv, scan, delta, wkv, wkv7 },
             };
 
@@ -81,6 +82,10 @@ macro_rules! vector_shells {
                 run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
             ), {}, attention::attend::<$S>(run, state, scratch, expanders));
 
+            shell!($features, fn score_by(
+                run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch, expand: Expand
+            ), {}, attention::score_sums::<$S>(run, sums, scratch, expand));
+
             shell!($features, fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]), {
                 assert!(taps.iter().all(|tap| tap.x.len() == y.len() && tap.w.len() == y.len()));
                 assert!(bias.is_empty() || bias.len() == y.len());
@@ -102,6 +107,10 @@ macro_rules! vector_shells {
 
             fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
                 attend_by(run, state, scratch, [expander(run.keys.ty), expander(run.values.ty)]);
+            }
+
+            fn score(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch) {
+                score_by(run, sums, scratch, expander(run.keys.ty));
             }
         }
     };

@@ -3,7 +3,7 @@
 use puna_quant::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use super::linear::dot;
-use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
+use crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch};
 
 /// The values of one cached row.
 fn load_kv(ty: KvType, row: &[u8], x: &mut [f32]) {
@@ -149,6 +149,24 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
             for (acc, v) in acc.iter_mut().zip(&*row) {
                 *acc += p * v;
             }
+        }
+    }
+}
+
+/// See [`VectorKernels::score`](crate::kernels::VectorKernels).
+pub(super) fn score(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch) {
+    run.check(sums);
+    let dim = run.keys.dim;
+    let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * dim));
+    for i in 0..run.keys.rows {
+        load_position(&run.keys, i, row);
+        for (sum, q) in run.q.chunks_exact(run.summed * dim).enumerate() {
+            let product = |(h, q)| {
+                let product = dot(q, row);
+                let product = if run.rectified { product.max(0.0) } else { product };
+                product * run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0)
+            };
+            sums[sum * RUN + i] = q.chunks_exact(dim).enumerate().map(product).fold(0.0, |sum, x| sum + x);
         }
     }
 }

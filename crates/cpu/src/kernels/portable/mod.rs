@@ -31,6 +31,7 @@ pub(crate) static LEVEL: Level = Level {
         max: vector::max,
         store_kv,
         attend: attention::attend,
+        score: attention::score,
         recurrent: recurrent::KERNELS,
     },
 };

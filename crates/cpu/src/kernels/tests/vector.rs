@@ -2,7 +2,7 @@
 
 use super::data::{Random, others};
 use crate::kernels::{
-    AttendRun, Fall, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, Scratch, levels,
+    AttendRun, Fall, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch, levels,
 };
 
 const LENGTHS: [usize; 12] = [1, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257, 2048];
@@ -392,4 +392,65 @@ fn exponentials_of_scores_have_the_bits_of_others() {
             assert!((exps[0], exps[RUN - 1]) == (1.0, 0.0));
         }
     }
+}
+
+/// Calls `check` with keys of every cache type, layout and shape, and with sums of several rows.
+fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreRun<'_>, &str)) {
+    for (ty, layout) in KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
+    {
+        for dim in [32, 64, 128, 13] {
+            if dim % ty.block_values() > 0 {
+                continue;
+            }
+            for (sums, summed, rows) in [(1, 1, 1), (1, 5, 64), (2, 3, 33), (1, 64, 40), (7, 1, 9)] {
+                let (data, stride) = match layout {
+                    KvLayout::Rows => cache(ty, rows, dim, random),
+                    KvLayout::Columns => columns(ty, rows, dim, random),
+                };
+                let (q, weights) = (random.normals(sums * summed * dim), random.normals(sums * summed));
+                let weights = if sums == 2 { &[][..] } else { &weights[..] };
+                let keys = KvRows { ty, layout, rows, stride, dim, data: &data };
+                for rectified in [true, false] {
+                    let run = ScoreRun { q: &q, keys, weights, summed, rectified };
+                    check(
+                        &run,
+                        &format!("{ty:?} {layout:?} dim {dim}, {sums} of {summed}, {rows} positions"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Of each sum the scores of the run's positions.
+fn scores(level: &Level, run: &ScoreRun<'_>) -> Vec<f32> {
+    let mut all = vec![0.0; run.q.len() / run.keys.dim / run.summed * RUN];
+    (level.vector.score)(run, &mut all, &mut Scratch::default());
+    all.chunks_exact(RUN).flat_map(|sum| sum[..run.keys.rows].to_vec()).collect()
+}
+
+#[test]
+fn scores_agree_for_every_cache_type_layout_and_shape() {
+    each_score(&mut Random(9), |run, what| {
+        let expected = scores(portable(), run);
+        assert!(expected.iter().any(|&x| x != 0.0), "{what}");
+        for level in others() {
+            near(&scores(level, run), &expected, 2e-5, 2e-4, &format!("{} {what}", level.name));
+        }
+    });
+}
+
+#[test]
+fn a_sum_of_scores_has_the_same_bits_alone_and_beside_others() {
+    each_score(&mut Random(10), |run, what| {
+        let each = run.summed * run.keys.dim;
+        for level in levels() {
+            let together = scores(level, run);
+            for (sum, q) in run.q.chunks_exact(each).enumerate() {
+                let weights = run.weights.get(sum * run.summed..(sum + 1) * run.summed).unwrap_or_default();
+                let alone = scores(level, &ScoreRun { q, weights, ..*run });
+                assert!(alone == together[sum * run.keys.rows..][..run.keys.rows], "{} {what}", level.name);
+            }
+        }
+    });
 }

@@ -6,9 +6,12 @@
 //! its queries. Where there are fewer than eight tasks a thread, long contexts are cut into spans that have tasks of their
 //! own and are merged by whoever finishes last.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod chosen;
+mod work;
 
-use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
+use std::sync::atomic::Ordering;
+
+use puna_graph::{AttentionSpec, Place, Segment, Shifts};
 
 use crate::cache::{Cache, Kind};
 use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
@@ -16,16 +19,8 @@ use crate::memory::Shared;
 use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
 
-/// Query rows (tokens × heads) of a task, at most.
-const BLOCK_ROWS: usize = 64;
-/// Positions after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
-/// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
-const SPAN: usize = 512;
-/// Query rows of a key head up to which a task takes several key heads.
-const FEW_ROWS: usize = 16;
-/// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
-/// of few rows take several key heads.
-const TASKS_A_THREAD: usize = 8;
+pub use work::Work;
+use work::{Block, Merge, row_visible, spans, state_len};
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
@@ -60,7 +55,9 @@ unsafe impl Instruction for StoreKv {
             let (page, token) = (s.page(cache.is_recent(self.layer), number), position % cache.page_tokens());
             let halves =
                 [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)];
-            for (kind, place, dim) in halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 }) {
+            let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
+            // What is only chosen among has no values.
+            for (kind, place, dim) in halves.filter(|(.., dim)| *dim > 0) {
                 // SAFETY: computed before a barrier.
                 let mut values = unsafe { step.arena.row(place, row) };
                 if is_stored_rotated(&self.spec, kind, cache) {
@@ -79,7 +76,7 @@ unsafe impl Instruction for StoreKv {
 }
 
 /// Whether keys or values are rotated in the cache. Values that lie in keys are so with them, where they are whole pieces.
-fn is_stored_rotated(spec: &AttentionSpec, kind: Kind, cache: &Cache) -> bool {
+pub fn is_stored_rotated(spec: &AttentionSpec, kind: Kind, cache: &Cache) -> bool {
     let rotated = |kind, dim| is_rotated(dim, cache.ty(kind).block_values());
     match (kind, spec.values_in_keys) {
         (_, true) => rotated(Kind::Key, spec.key_dim) && rotated(Kind::Key, spec.value_dim),
@@ -91,47 +88,13 @@ fn is_stored_rotated(spec: &AttentionSpec, kind: Kind, cache: &Cache) -> bool {
 /// Tokens that a task of [`StoreKv`] writes.
 const ROWS_A_STORE: usize = 8;
 
-/// A block of tokens of one sequence and the positions that a task looks at.
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    segment: usize,
-    /// First row in the segment.
-    row: usize,
-    rows: usize,
-    /// First key head, and how many.
-    kv_head: usize,
-    kv_heads: usize,
-    /// Positions seen by this task.
-    from: usize,
-    to: usize,
-    /// If the block is cut into spans: where this one's results go, and which merge awaits it.
-    partial: Option<(usize, usize)>,
-}
-
-/// A block whose spans are to be merged by the task that finishes last.
-#[derive(Debug)]
-struct Merge {
-    block: Block,
-    /// Offset of the first span's results, and their number.
-    partial: usize,
-    spans: usize,
-    /// Spans that are not finished.
-    left: AtomicUsize,
-}
-
-/// The tasks of a step; the same for all layers of the same form.
-#[derive(Debug, Default)]
-pub struct Work {
-    blocks: Vec<Block>,
-    merges: Vec<Merge>,
-    partial_len: usize,
-}
-
 /// Attends.
 pub struct Attend {
     pub q: Place,
     pub k: Place,
     pub v: Place,
+    /// Lists of what is seen, where the form says so.
+    pub chosen: Option<Place>,
     pub out: Place,
     pub layer: usize,
     pub spec: AttentionSpec,
@@ -149,105 +112,8 @@ impl Attend {
         self.spec.heads / self.spec.kv_heads
     }
 
-    /// Floats of the running softmax of a key head's queries, for so many rows.
     fn state_len(&self, rows: usize) -> usize {
         state_len(&self.spec, rows)
-    }
-}
-
-fn state_len(spec: &AttentionSpec, rows: usize) -> usize {
-    rows * (spec.heads / spec.kv_heads) * (spec.value_dim + 2)
-}
-
-impl Work {
-    /// `page_tokens` are the cache's, where keys and values are kept.
-    fn plan(spec: &AttentionSpec, segments: &[Segment], threads: usize, page_tokens: usize) -> Self {
-        let group = spec.heads / spec.kv_heads;
-        let block_rows = (BLOCK_ROWS / group).max(1);
-        let mut work = Self::default();
-        let blocks: usize = segments.iter().map(|s| s.rows.div_ceil(block_rows)).sum();
-        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD;
-        for (index, s) in segments.iter().enumerate() {
-            for row in (0..s.rows).step_by(block_rows) {
-                let rows = block_rows.min(s.rows - row);
-                let (from, to) = visible(spec.mask, s, row, rows);
-                // Whole runs, so that a position always takes part in the same one; but nothing before the first page that
-                // is still there, where pages are smaller than a run.
-                let from = (from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens)));
-                let spans = if cut { spans(from, to).count() } else { 1 };
-                let heads = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
-                for kv_head in (0..spec.kv_heads).step_by(heads) {
-                    let kv_heads = heads.min(spec.kv_heads - kv_head);
-                    let block =
-                        Block { segment: index, row, rows, kv_head, kv_heads, from, to, partial: None };
-                    work.push(block, cut, kv_heads * state_len(spec, rows));
-                }
-            }
-        }
-        work
-    }
-
-    /// Adds a block, cut into spans if it has several; each span's results take `len` floats.
-    fn push(&mut self, block: Block, cut: bool, len: usize) {
-        let spans: Vec<_> = spans(block.from, block.to).collect();
-        if !cut || spans.len() == 1 {
-            return self.blocks.push(block);
-        }
-        let first = self.partial_len;
-        for &(from, to) in &spans {
-            let partial = Some((self.partial_len, self.merges.len()));
-            self.blocks.push(Block { from, to, partial, ..block });
-            self.partial_len += len;
-        }
-        let left = AtomicUsize::new(spans.len());
-        self.merges.push(Merge { block, partial: first, spans: spans.len(), left });
-    }
-
-    /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
-    #[cfg(test)]
-    pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
-        let work = Self::plan(spec, segments, threads, RUN);
-        work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
-    }
-}
-
-/// Of `kv_heads` key heads how many a task takes, if there were so many tasks with all of them. The few query rows of all
-/// heads fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
-fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
-    if query_rows > FEW_ROWS {
-        return 1;
-    }
-    let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(kv_heads);
-    kv_heads.div_ceil(parts)
-}
-
-/// The spans of the positions `from .. to`.
-fn spans(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
-    let first = from / SPAN;
-    (first..to.div_ceil(SPAN).max(first + 1)).map(move |i| (from.max(i * SPAN), to.min((i + 1) * SPAN)))
-}
-
-/// The first position that is still there of what layers of this form keep.
-fn first_kept(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
-    mask.reach().map_or(0, |_| s.recent.first * page_tokens)
-}
-
-/// Positions that any row of a block sees.
-fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
-    let (first, last) = (s.past + row, s.past + row + rows - 1);
-    match mask {
-        Mask::Full => (0, s.rows),
-        Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
-        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
-    }
-}
-
-/// Positions that the row at `position` sees.
-fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
-    match mask {
-        Mask::Full => (0, s.rows),
-        Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
-        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
     }
 }
 
@@ -273,7 +139,7 @@ unsafe impl Instruction for Attend {
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let block = self.work.blocks[task];
         let mut memory = std::mem::take(&mut local.floats);
-        self.attend(block, step, &mut memory, &mut local.scratch);
+        self.attend(block, step, &mut memory, local);
         local.floats = memory;
         if let Some((_, merge)) = block.partial {
             let merge = &self.work.merges[merge];
@@ -327,50 +193,20 @@ fn combine(total: &mut RunningSoftmax<'_>, span: &RunningSoftmax<'_>, dim: usize
 }
 
 impl Attend {
-    fn attend(&self, block: Block, step: &Step<'_>, memory: &mut Vec<f32>, scratch: &mut Scratch) {
-        let AttentionSpec { key_dim, .. } = self.spec;
-        let group = self.group();
-        let s = &step.input.segments[block.segment];
-        let rows = block.rows * group;
-        let each = self.state_len(block.rows);
+    fn attend(&self, block: Block, step: &Step<'_>, memory: &mut Vec<f32>, local: &mut Local) {
+        let rows = block.rows * self.group();
+        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
         // For each key head its query rows; the results of a span; those of all spans.
-        memory.resize(block.kv_heads * (rows * key_dim + 2 * each), 0.0);
-        let (q, rest) = memory.split_at_mut(block.kv_heads * rows * key_dim);
+        memory.resize(block.kv_heads * (queries + 2 * each), 0.0);
+        let (q, rest) = memory.split_at_mut(block.kv_heads * queries);
         let (running, total) = rest.split_at_mut(block.kv_heads * each);
         self.scaled_queries(block, step, q);
-        let mut visible = vec![(0, 0); rows];
-        let (mut falls, mut shifts) = (Vec::new(), Vec::new());
         total.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
-        for (from, to) in spans(block.from, block.to) {
+        for span in spans(block.from, block.to) {
             running.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
-            let mut at = from;
-            let mut now = self.run_at(step, s, block.kv_head, at, to);
-            while at < to {
-                let len = now.0.rows;
-                for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
-                    let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + row);
-                    visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
-                }
-                for head in 0..block.kv_heads {
-                    let (keys, values) = now;
-                    // Of one run head after head, then the next run.
-                    let (ahead, next_head) =
-                        if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
-                    let more = ahead < to;
-                    if more {
-                        now = self.run_at(step, s, block.kv_head + next_head, ahead, to);
-                    }
-                    let next = if more { now.0.data } else { &[] };
-                    let q = &q[head * rows * key_dim..][..rows * key_dim];
-                    self.falls(block, s, head, at, &mut falls);
-                    self.shifts(block, s, head, at, &mut shifts);
-                    let (visible, falls, shifts) = (&visible[..], &falls[..], &shifts[..]);
-                    let softcap = self.spec.softcap;
-                    let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
-                    let mut state = results(&mut running[head * each..][..each], rows);
-                    (step.level.vector.attend)(&run, &mut state, scratch);
-                }
-                at += len;
+            match block.is_chosen {
+                true => self.walk_chosen(block, step, span, [q, running], local),
+                false => self.walk(block, step, span, [q, running], &mut local.scratch),
             }
             match block.partial {
                 Some((offset, _)) => {
@@ -382,6 +218,52 @@ impl Attend {
         }
         if block.partial.is_none() {
             self.finish(block, total, step);
+        }
+    }
+
+    /// Takes the positions of a span into the running softmax of each key head's queries.
+    fn walk(
+        &self,
+        block: Block,
+        step: &Step<'_>,
+        (from, to): (usize, usize),
+        [q, running]: [&mut [f32]; 2],
+        scratch: &mut Scratch,
+    ) {
+        let s = &step.input.segments[block.segment];
+        let group = self.group();
+        let rows = block.rows * group;
+        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
+        let mut visible = vec![(0, 0); rows];
+        let (mut falls, mut shifts) = (Vec::new(), Vec::new());
+        let mut at = from;
+        let mut now = self.run_at(step, s, block.kv_head, at, to);
+        while at < to {
+            let len = now.0.rows;
+            for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
+                let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + row);
+                visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
+            }
+            for head in 0..block.kv_heads {
+                let (keys, values) = now;
+                // Of one run head after head, then the next run.
+                let (ahead, next_head) =
+                    if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
+                let more = ahead < to;
+                if more {
+                    now = self.run_at(step, s, block.kv_head + next_head, ahead, to);
+                }
+                let next = if more { now.0.data } else { &[] };
+                self.falls(block, s, head, at, &mut falls);
+                self.shifts(block, s, head, at, &mut shifts);
+                let q = &q[head * queries..][..queries];
+                let (visible, falls, shifts) = (&visible[..], &falls[..], &shifts[..]);
+                let run =
+                    AttendRun { q, keys, values, visible, falls, shifts, next, softcap: self.spec.softcap };
+                let mut state = results(&mut running[head * each..][..each], rows);
+                (step.level.vector.attend)(&run, &mut state, scratch);
+            }
+            at += len;
         }
     }
 
@@ -521,31 +403,5 @@ impl Attend {
         let (total, others) = partials.split_at_mut(len);
         others.chunks_exact_mut(len).for_each(|span| self.combine_heads(total, span, rows));
         self.finish(m.block, total, step);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_looks_at_what_any_of_its_rows_sees() {
-        let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
-        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
-            for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
-                let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
-                let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-                assert_eq!(Some(visible(mask, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
-        let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
-        let seen = |mask, position| row_visible(mask, &s, position);
-        assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
-        assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
-        assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());
     }
 }

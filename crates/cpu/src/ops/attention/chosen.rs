@@ -1,0 +1,66 @@
+//! Attention of a token to what was chosen for it: those positions are brought together, and met as if they were all there are.
+//! So a token that was given all positions gets the very bits of one for which nothing was chosen.
+
+use puna_graph::Chosen;
+
+use super::work::Block;
+use super::{Attend, results};
+use crate::cache::Kind;
+use crate::kernels::{AttendRun, RUN};
+use crate::step::{Local, Step};
+
+impl Attend {
+    /// Takes the places of a span of each key head's list into the running softmax of its queries.
+    pub(super) fn walk_chosen(
+        &self,
+        block: Block,
+        step: &Step<'_>,
+        (from, to): (usize, usize),
+        [q, running]: [&mut [f32]; 2],
+        local: &mut Local,
+    ) {
+        let cache = step.cache.expect("a program with cached attention runs with a cache");
+        let s = &step.input.segments[block.segment];
+        let rows = self.group();
+        let (queries, each) = (rows * self.spec.key_dim, self.state_len(1));
+        let place = |&position: &usize| {
+            let (number, token) = (position / cache.page_tokens(), position % cache.page_tokens());
+            (s.page(cache.is_recent(self.layer), number), token)
+        };
+        let softcap = self.spec.softcap;
+        for head in 0..block.kv_heads {
+            let seen = self.seen(step, block, block.kv_head + head);
+            let span = &seen[from.min(seen.len())..to.min(seen.len())];
+            for positions in span.chunks(RUN) {
+                let places: Vec<(u32, usize)> = positions.iter().map(place).collect();
+                let [of_keys, of_values] = &mut local.gathered;
+                // SAFETY: written before a barrier; nobody writes these positions now.
+                let half = |kind, into| unsafe {
+                    cache.gathered(self.layer, kind, block.kv_head + head, &places, into)
+                };
+                let keys = half(Kind::Key, of_keys);
+                let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
+                let visible = vec![(0, positions.len()); rows];
+                let q = &q[head * queries..][..queries];
+                let (visible, falls, shifts, next) = (&visible[..], &[][..], &[][..], &[][..]);
+                let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
+                let mut state = results(&mut running[head * each..][..each], rows);
+                (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
+            }
+        }
+    }
+
+    /// Positions that a block's token sees in a key head, ascending.
+    fn seen(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
+        let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
+        let s = &step.input.segments[block.segment];
+        let position = s.past + block.row;
+        let list = if form.lists == 1 { 0 } else { kv_head };
+        // SAFETY: computed before a barrier.
+        let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
+        let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
+        let blocks = entries.take_while(|&number| number != Chosen::NONE).map(|number| number as usize);
+        let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
+        positions.take_while(|&seen| seen <= position).collect()
+    }
+}

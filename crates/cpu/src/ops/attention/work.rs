@@ -1,0 +1,198 @@
+//! How an attention of a step is cut into tasks.
+
+use std::sync::atomic::AtomicUsize;
+
+use puna_graph::{AttentionSpec, Mask, Segment};
+
+use crate::kernels::RUN;
+
+/// Query rows (tokens × heads) of a task, at most.
+const BLOCK_ROWS: usize = 64;
+/// Positions (or of those that were chosen, so many) after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
+/// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
+const SPAN: usize = 512;
+/// Query rows of a key head up to which a task takes several key heads.
+const FEW_ROWS: usize = 16;
+/// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
+/// of few rows take several key heads.
+const TASKS_A_THREAD: usize = 8;
+
+/// A block of tokens of one sequence and the positions that a task looks at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    pub segment: usize,
+    /// First row in the segment.
+    pub row: usize,
+    pub rows: usize,
+    /// First key head, and how many.
+    pub kv_head: usize,
+    pub kv_heads: usize,
+    /// Whether it is one token that sees what was chosen for it, and no more.
+    pub is_chosen: bool,
+    /// Positions seen by this task; places in the list of them where they were chosen, which may be shorter.
+    pub from: usize,
+    pub to: usize,
+    /// If the block is cut into spans: where this one's results go, and which merge awaits it.
+    pub partial: Option<(usize, usize)>,
+}
+
+/// A block whose spans are to be merged by the task that finishes last.
+#[derive(Debug)]
+pub(super) struct Merge {
+    pub block: Block,
+    /// Offset of the first span's results, and their number.
+    pub partial: usize,
+    pub spans: usize,
+    /// Spans that are not finished.
+    pub left: AtomicUsize,
+}
+
+/// The tasks of a step; the same for all layers of the same form.
+#[derive(Debug, Default)]
+pub struct Work {
+    pub(super) blocks: Vec<Block>,
+    pub(super) merges: Vec<Merge>,
+    pub(super) partial_len: usize,
+}
+
+/// Floats of the running softmax of a key head's queries, for so many rows.
+pub(super) fn state_len(spec: &AttentionSpec, rows: usize) -> usize {
+    rows * (spec.heads / spec.kv_heads) * (spec.value_dim + 2)
+}
+
+impl Work {
+    /// `page_tokens` are the cache's, where keys and values are kept.
+    pub(super) fn plan(
+        spec: &AttentionSpec,
+        segments: &[Segment],
+        threads: usize,
+        page_tokens: usize,
+    ) -> Self {
+        let group = spec.heads / spec.kv_heads;
+        let block_rows = (BLOCK_ROWS / group).max(1);
+        let mut work = Self::default();
+        let blocks_of = |s: &Segment| {
+            let whole = rows_that_see_all(spec, s);
+            let whole_blocks =
+                (0..whole).step_by(block_rows).map(move |row| (row, block_rows.min(whole - row)));
+            whole_blocks.chain((whole..s.rows).map(|row| (row, 1)))
+        };
+        let blocks: usize = segments.iter().map(|s| blocks_of(s).count()).sum();
+        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD;
+        for (segment, s) in segments.iter().enumerate() {
+            for (row, rows) in blocks_of(s) {
+                let is_chosen = row >= rows_that_see_all(spec, s);
+                let (from, to) = match spec.chosen.filter(|_| is_chosen) {
+                    Some(chosen) => (0, chosen.room()),
+                    None => visible(spec.mask, s, row, rows),
+                };
+                // Whole runs, so that a position always takes part in the same one; but nothing before the first page that
+                // is still there, where pages are smaller than a run.
+                let from = (from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens)));
+                let spans = if cut { spans(from, to).count() } else { 1 };
+                let heads = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
+                for kv_head in (0..spec.kv_heads).step_by(heads) {
+                    let kv_heads = heads.min(spec.kv_heads - kv_head);
+                    let partial = None;
+                    let block = Block { segment, row, rows, kv_head, kv_heads, is_chosen, from, to, partial };
+                    work.push(block, cut, kv_heads * state_len(spec, rows));
+                }
+            }
+        }
+        work
+    }
+
+    /// Adds a block, cut into spans if it has several; each span's results take `len` floats.
+    fn push(&mut self, block: Block, cut: bool, len: usize) {
+        let spans: Vec<_> = spans(block.from, block.to).collect();
+        if !cut || spans.len() == 1 {
+            return self.blocks.push(block);
+        }
+        let first = self.partial_len;
+        for &(from, to) in &spans {
+            let partial = Some((self.partial_len, self.merges.len()));
+            self.blocks.push(Block { from, to, partial, ..block });
+            self.partial_len += len;
+        }
+        let left = AtomicUsize::new(spans.len());
+        self.merges.push(Merge { block, partial: first, spans: spans.len(), left });
+    }
+
+    /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
+    #[cfg(test)]
+    pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
+        let work = Self::plan(spec, segments, threads, RUN);
+        work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
+    }
+}
+
+/// Of `kv_heads` key heads how many a task takes, if there were so many tasks with all of them. The few query rows of all
+/// heads fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
+fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
+    if query_rows > FEW_ROWS {
+        return 1;
+    }
+    let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(kv_heads);
+    kv_heads.div_ceil(parts)
+}
+
+/// Rows of a sequence for which nothing need be chosen: they come first.
+fn rows_that_see_all(spec: &AttentionSpec, s: &Segment) -> usize {
+    spec.chosen.map_or(s.rows, |chosen| chosen.room().saturating_sub(s.past).min(s.rows))
+}
+
+/// The spans of the positions `from .. to`.
+pub(super) fn spans(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+    let first = from / SPAN;
+    (first..to.div_ceil(SPAN).max(first + 1)).map(move |i| (from.max(i * SPAN), to.min((i + 1) * SPAN)))
+}
+
+/// The first position that is still there of what layers of this form keep.
+fn first_kept(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
+    mask.reach().map_or(0, |_| s.recent.first * page_tokens)
+}
+
+/// Positions that any row of a block sees.
+fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
+    let (first, last) = (s.past + row, s.past + row + rows - 1);
+    match mask {
+        Mask::Full => (0, s.rows),
+        Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
+    }
+}
+
+/// Positions that the row at `position` sees.
+pub(super) fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
+    match mask {
+        Mask::Full => (0, s.rows),
+        Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_looks_at_what_any_of_its_rows_sees() {
+        let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
+        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
+            for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
+                let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
+                let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+                assert_eq!(Some(visible(mask, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
+        let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
+        let seen = |mask, position| row_visible(mask, &s, position);
+        assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
+        assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
+        assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());
+    }
+}
