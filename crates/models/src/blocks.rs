@@ -38,8 +38,22 @@ impl Qkv {
         ]))
     }
 
+    /// What queries are made of: `x`, or the short vector by way of which they come.
+    pub fn source(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        match self {
+            Self::Split(_) | Self::Fused(..) => x,
+            Self::Latent(latent) => latent.source(g, x),
+        }
+    }
+
     /// Query, key and value of `x`.
     pub fn project(&self, g: &mut Graph, x: ValueId) -> [ValueId; 3] {
+        let source = self.source(g, x);
+        self.project_from(g, x, source)
+    }
+
+    /// The same where [`Self::source`] of it is known.
+    pub fn project_from(&self, g: &mut Graph, x: ValueId, source: ValueId) -> [ValueId; 3] {
         match self {
             Self::Split([q, k, v]) => {
                 [g.linear("Qcur", q, x), g.linear("Kcur", k, x), g.linear("Vcur", v, x)]
@@ -48,7 +62,7 @@ impl Qkv {
                 let all = g.linear("wqkv", qkv, x);
                 [g.slice(all, 0, *q), g.slice(all, *q, *k), g.slice(all, q + k, *v)]
             }
-            Self::Latent(latent) => latent.project(g, x),
+            Self::Latent(latent) => latent.project_from(g, x, source),
         }
     }
 }

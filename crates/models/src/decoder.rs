@@ -9,6 +9,7 @@ use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
+use crate::indexer::{Choices, Sight};
 use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape};
 use crate::weights::Weights;
@@ -109,6 +110,8 @@ pub struct Layer {
     pub temperature: Option<Temperature>,
     /// Attention.
     pub attention: AttentionSpec,
+    /// What it sees of what its mask lets through.
+    pub sight: Sight,
     /// From what each head read to its values, where that is something else.
     pub values: Option<HeadLinear>,
     /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
@@ -210,7 +213,8 @@ impl Decoder {
     /// The same inside of an architecture that takes its parts in an order of its own.
     pub fn loaded_as(self, hp: &Hparams, arch: impl FnOnce(Self) -> Box<dyn Architecture>) -> Loaded {
         let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
-        let cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
+        let mut cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
+        cache.extend(self.layers.iter().filter_map(|l| Some(l.sight.indexer()?.cache_layer())));
         let causal = !cache.is_empty();
         let score_labels = self.classifier.as_ref().map_or(0, |c| c.out);
         let shape = Shape {
@@ -223,10 +227,23 @@ impl Decoder {
         Loaded { arch: arch(self), cache, shape }
     }
 
-    fn layer(&self, g: &mut Graph, i: usize, mut x: ValueId, outputs_only: bool) -> ValueId {
+    /// What indexers before layer `i` have chosen: nothing that a graph would know which begins there.
+    fn choices(&self, i: usize) -> Choices {
+        let before = self.layers[..i].iter().filter(|l| l.sight.indexer().is_some()).count();
+        Choices { layer: self.layers.len() + before, last: None }
+    }
+
+    fn layer(
+        &self,
+        g: &mut Graph,
+        i: usize,
+        mut x: ValueId,
+        choices: &mut Choices,
+        outputs_only: bool,
+    ) -> ValueId {
         let l = &self.layers[i];
         let mut h = normed(g, "attn_norm", &l.attn_norm, x);
-        let mut a = l.attend(g, i, h);
+        let mut a = l.attend(g, i, h, choices);
         if outputs_only && i + 1 == self.layers.len() {
             a = g.gather_outputs(a);
             if l.parallel && l.ffn_norm.is_none() {
@@ -269,6 +286,7 @@ impl Layer {
             rope: None,
             temperature: None,
             attention,
+            sight: Sight::All,
             values: None,
             gate: None,
             heads_norm: None,
@@ -285,8 +303,10 @@ impl Layer {
     }
 
     /// What attention makes of `h`, head after head.
-    fn attend(&self, g: &mut Graph, i: usize, h: ValueId) -> ValueId {
-        let projected = self.qkv.project(g, h);
+    fn attend(&self, g: &mut Graph, i: usize, h: ValueId, choices: &mut Choices) -> ValueId {
+        let source = self.qkv.source(g, h);
+        let seen = choices.seen(g, &self.sight, h, source);
+        let projected = self.qkv.project_from(g, h, source);
         let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
             Some(limit) => projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x)),
@@ -309,7 +329,10 @@ impl Layer {
         if let Some(by) = self.temperature {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
         }
-        let a = g.attention("kqv_out", i, [q, k, v], self.attention);
+        let a = match seen {
+            Some(chosen) => g.attention_to_chosen("kqv_out", i, [q, k, v], chosen, self.attention),
+            None => g.attention("kqv_out", i, [q, k, v], self.attention),
+        };
         let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
         let Some((gate, kind)) = gate else { return a };
         let gate = g.activate("attn_gate_act", kind, gate);
@@ -337,10 +360,11 @@ impl Decoder {
     /// wanted.
     pub fn pass(&self, g: &mut Graph, layers: Range<usize>, entered: ValueId, outputs_only: bool) -> ValueId {
         let mut x = entered;
+        let mut choices = self.choices(layers.start);
         for i in layers {
             let Layer { embd_share, stream_norm, .. } = &self.layers[i];
             g.set_layer(Some(i));
-            x = self.layer(g, i, x, outputs_only);
+            x = self.layer(g, i, x, &mut choices, outputs_only);
             if *embd_share != 0.0 {
                 let is_last = outputs_only && i + 1 == self.layers.len();
                 let embd = if is_last { g.gather_outputs(entered) } else { entered };

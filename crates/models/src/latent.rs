@@ -44,21 +44,36 @@ impl LatentForm {
             0 if w.has("blk.0.attn_q_a.weight") => Some(keys.count("attention.q_lora_rank")?),
             rank => Some(rank).filter(|&rank| rank > 0),
         };
+        let form = Self { query_rank, rank, still: key_dim.saturating_sub(turned), turned, value_dim };
+        form.checked(keys, "")
+    }
+
+    /// The same for layers with a window, of which files have sizes of their own.
+    pub fn read_local(self, keys: &Keys<'_>) -> Result<Self, ModelError> {
+        let rank = keys.count("attention.kv_lora_rank_swa")?;
+        let key_dim = keys.count("attention.key_length_mla_swa")?;
+        let value_dim = keys.count("attention.value_length_mla_swa")?;
+        let still = key_dim.saturating_sub(self.turned);
+        Self { rank, still, value_dim, ..self }.checked(keys, "_swa")
+    }
+
+    /// Refuses sizes that no head or vector has; keys of the others than the queries' end like this.
+    fn checked(self, keys: &Keys<'_>, end: &str) -> Result<Self, ModelError> {
+        if self.still == 0 {
+            let (key, value) = (keys.name("rope.dimension_count"), format!("{} of a head", self.turned));
+            return Err(ModelError::KeyValue { key, value, reason: "part of a head must not turn" });
+        }
         let sizes = [
-            ("kv_lora_rank", rank),
-            ("q_lora_rank", query_rank.unwrap_or(0)),
-            ("key_length_mla", key_dim),
-            ("value_length_mla", value_dim),
+            (format!("kv_lora_rank{end}"), self.rank),
+            ("q_lora_rank".to_owned(), self.query_rank.unwrap_or(0)),
+            (format!("key_length_mla{end}"), self.key_dim()),
+            (format!("value_length_mla{end}"), self.value_dim),
         ];
         if let Some((key, size)) = sizes.into_iter().find(|&(_, size)| size > MAX_DIM) {
             let (key, value) = (keys.name(&format!("attention.{key}")), size.to_string());
             return Err(ModelError::KeyValue { key, value, reason: "must be at most 65536" });
         }
-        if turned >= key_dim {
-            let (key, value) = (keys.name("rope.dimension_count"), format!("{turned} of {key_dim}"));
-            return Err(ModelError::KeyValue { key, value, reason: "part of a head must not turn" });
-        }
-        Ok(Self { query_rank, rank, still: key_dim - turned, turned, value_dim })
+        Ok(self)
     }
 
     /// Features of a query or key head before its still ones are turned to meet the vector.
@@ -81,6 +96,8 @@ pub struct Latent {
     query: Query,
     down: Linear,
     norm: AnyNorm,
+    /// Of the features that turn of the vector's, where files have it.
+    key_norm: Option<AnyNorm>,
     /// From a head's still features to a query of vectors.
     key_up: HeadLinear,
     /// How the features behind the still ones turn, if they do.
@@ -94,8 +111,8 @@ enum Query {
 }
 
 impl Latent {
-    /// Loads `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`, `attn_kv_a_norm`; and `attn_k_b` and `attn_v_b`,
-    /// or in older files both as `attn_kv_b`. Also returns the way from the vector to the values of each head.
+    /// Loads `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`, `attn_kv_a_norm`, perhaps `attn_k_norm`; and
+    /// `attn_k_b` and `attn_v_b`, or in older files both as `attn_kv_b`. Also returns the way from the vector to the values of each head.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -113,27 +130,36 @@ impl Latent {
             ),
         };
         let down = w.linear(&name("kv_a_mqa"), n_embd, form.rank + form.turned)?;
+        let key_norm = norm.load_opt(w, &name("k_norm"), &[form.turned])?;
         let norm = norm.load(w, &name("kv_a_norm"), &[form.rank])?;
         let [key_up, value_up] = ways_of_heads(w, block, heads, &form)?;
-        Ok((Self { form, query, down, norm, key_up, rope }, value_up))
+        Ok((Self { form, query, down, norm, key_norm, key_up, rope }, value_up))
+    }
+
+    /// What queries are made of: `x`, or a short vector.
+    pub fn source(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let Query::Thin(down, norm, _) = &self.query else { return x };
+        let thin = g.linear("q", down, x);
+        norm.apply(g, "q_normed", thin)
     }
 
     /// Query, key and value of `x`, the key holding the value.
     pub fn project(&self, g: &mut Graph, x: ValueId) -> [ValueId; 3] {
+        let source = self.source(g, x);
+        self.project_from(g, x, source)
+    }
+
+    /// The same where [`Self::source`] of it is known.
+    pub fn project_from(&self, g: &mut Graph, x: ValueId, source: ValueId) -> [ValueId; 3] {
         let LatentForm { rank, turned, still, .. } = self.form;
-        let q = match &self.query {
-            Query::Whole(q) => g.linear("q", q, x),
-            Query::Thin(down, norm, up) => {
-                let thin = g.linear("q", down, x);
-                let thin = norm.apply(g, "q_normed", thin);
-                g.linear("q", up, thin)
-            }
-        };
+        let (Query::Whole(q) | Query::Thin(_, _, q)) = &self.query;
+        let q = g.linear("q", q, source);
         let kv = g.linear("kv_cmpr_pe", &self.down, x);
         let q = self.rope.map_or(q, |rope| g.rope_from("q_pe", q, (still + turned, still), rope));
         let q = g.linear_of_heads("Qcur", &self.key_up, q);
         let (vector, key) = (g.slice(kv, 0, rank), g.slice(kv, rank, turned));
         let vector = self.norm.apply(g, "kv_cmpr", vector);
+        let key = self.key_norm.as_ref().map_or(key, |norm| norm.apply(g, "k_pe_normed", key));
         let key = self.rope.map_or(key, |rope| g.rope("k_pe", key, turned, rope));
         let k = g.concat("Kcur", vector, key);
         [q, k, k]

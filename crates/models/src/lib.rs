@@ -14,6 +14,7 @@ mod error;
 mod experts;
 mod hparams;
 mod hybrid;
+mod indexer;
 mod latent;
 mod mamba;
 mod model;

@@ -267,6 +267,41 @@ fn what_latent_attention_needs_is_named() {
 }
 
 #[test]
+fn what_an_indexer_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for part in ["attn_q_b", "attn_k", "k_norm", "proj"] {
+        for (name, layer) in [("deepseek32", 1), ("glm-dsa", 2)] {
+            let tensor = format!("blk.{layer}.indexer.{part}.weight");
+            assert_eq!(refused(name, keep, &tensor), format!("tensor `{tensor}` is missing"));
+        }
+    }
+    for part in ["head_count", "key_length", "top_k"] {
+        let key = format!("deepseek32.attention.indexer.{part}");
+        let text = refused("deepseek32", |meta| drop(meta.remove(&key)), "");
+        assert!(text.contains(&key), "{key}: {text}");
+        for value in [0u32, 1 << 20] {
+            let text = refused("deepseek32", with(&key, value), "");
+            assert!(text.starts_with(&format!("key `{key}` is {value}: ")), "{text}");
+        }
+    }
+    let key = "deepseek32.attention.indexer.key_length";
+    let text = refused("deepseek32", with(key, 6u32), "");
+    assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 turn: ")), "{text}");
+    let key = "glm-dsa.attention.indexer.types";
+    for (value, found) in [
+        (Value::from(vec![false, true, true, true]), "the first layer has none"),
+        (Value::from(false), "the first layer has none"),
+        (Value::from(vec![true; 3]), "3 entries"),
+    ] {
+        let text = refused("glm-dsa", with(key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is {found}: ")), "{text}");
+    }
+    // A layer that chooses needs what it chooses by.
+    let text = refused("glm-dsa", with(key, vec![true; 4]), "");
+    assert_eq!(text, "tensor `blk.1.indexer.attn_q_b.weight` is missing");
+}
+
+#[test]
 fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
     for (name, key, value) in [
         ("mamba", "mamba.ssm.conv_kernel", 1u32),

@@ -44,7 +44,10 @@ fn what_lies_behind_windows_is_not_missed() {
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     seen.dedup();
-    assert!(chosen_names().is_some() || seen.len() >= 10, "only {seen:?} have windows that are shorter than their text");
+    assert!(
+        chosen_names().is_some() || seen.len() >= 10,
+        "only {seen:?} have windows that are shorter than their text"
+    );
 }
 
 #[test]

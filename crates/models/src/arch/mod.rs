@@ -12,7 +12,9 @@ mod dbrx;
 mod deci;
 mod deepseek;
 mod deepseek2;
+mod deepseek32;
 mod dots1;
+mod dots3note;
 mod ernie4_5;
 mod eurobert;
 mod exaone;
@@ -119,7 +121,9 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "deepseek", load: deepseek::load },
     Entry { name: "deepseek2", load: deepseek2::load },
     Entry { name: "deepseek2-ocr", load: deepseek::load_ocr },
+    Entry { name: "deepseek32", load: deepseek32::load },
     Entry { name: "dots1", load: dots1::load },
+    Entry { name: "dots3note", load: dots3note::load },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "eurobert", load: eurobert::load },
@@ -134,6 +138,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gemma3n", load: gemma3n::load },
     Entry { name: "gemma4", load: gemma4::load },
+    Entry { name: "glm-dsa", load: deepseek32::load_glm },
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "glm4moe", load: glm4moe::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
