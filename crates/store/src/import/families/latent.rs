@@ -1,4 +1,4 @@
-//! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash, Mistral 4, MiniCPM 3, and Kimi Linear, whose other layers have a
+//! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash and 5, Mistral 4, MiniCPM 3, and Kimi Linear, whose other layers have a
 //! delta rule.
 
 use super::super::ImportError;
@@ -12,7 +12,7 @@ use super::state::rates;
 use super::{Alike, Family, PLAIN, glm};
 use crate::error::StoreError;
 
-const LATENT: [Rule; 6] = [
+pub(super) const LATENT: [Rule; 6] = [
     one("self_attn.q_a_proj", "attn_q_a"),
     one("self_attn.q_a_layernorm", "attn_q_a_norm"),
     one("self_attn.q_b_proj", "attn_q_b"),
@@ -34,6 +34,64 @@ pub(super) const DEEPSEEK2: Family = Family {
 /// GLM 4.7 Flash, with the tokenizer of its family.
 pub(super) const GLM4_MOE_LITE: Family =
     Family { classes: &["Glm4MoeLiteForCausalLM"], pre: glm::GLM4.pre, ends: glm::GLM4.ends, ..DEEPSEEK2 };
+
+/// What chooses the positions that a token sees.
+pub(super) const INDEXER: [Rule; 4] = [
+    one("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    one("self_attn.indexer.wk", "indexer.attn_k"),
+    one("self_attn.indexer.k_norm", "indexer.k_norm"),
+    one("self_attn.indexer.weights_proj", "indexer.proj"),
+];
+
+/// The third with an indexer in each layer.
+pub(super) const DEEPSEEK32: Family = Family {
+    architecture: "deepseek32",
+    classes: &["DeepseekV32ForCausalLM"],
+    layer: &[&ATTENTION, &LATENT, &INDEXER, &GATED, &BEFORE, &EXPERTS, &SHARED],
+    keys: deepseek32,
+    ..DEEPSEEK2
+};
+
+/// GLM 5, whose later versions have layers that share what an earlier one has chosen.
+pub(super) const GLM_DSA: Family = Family {
+    architecture: "glm-dsa",
+    classes: &["GlmMoeDsaForCausalLM"],
+    pre: glm::GLM4.pre,
+    ends: glm::GLM4.ends,
+    keys: |keys| {
+        deepseek32(keys)?;
+        match owners(keys)? {
+            Some(owners) => keys.list("attention.indexer.types", owners),
+            None => Ok(()),
+        }
+    },
+    ..DEEPSEEK32
+};
+
+pub(super) fn deepseek32(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    // What configurations of one form leave out.
+    keys.sigmoid();
+    deepseek2(keys)?;
+    keys.count("attention.indexer.head_count", &["index_n_heads"])?;
+    keys.count("attention.indexer.key_length", &["index_head_dim"])?;
+    keys.count("attention.indexer.top_k", &["index_topk"])?;
+    Ok(())
+}
+
+/// Which layers have an indexer: by name, by letter, or one of so many from an offset on; nothing where none is said.
+fn owners(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, StoreError> {
+    let config = keys.config;
+    if let Some(types) = config.strings("indexer_types") {
+        return Ok(Some(types.iter().map(|kind| kind == "full").collect()));
+    }
+    if let Some(letters) = config.text("index_topk_pattern") {
+        return Ok(Some(letters.bytes().map(|letter| letter == b'F').collect()));
+    }
+    let Some(every) = config.opt_count("index_topk_freq")? else { return Ok(None) };
+    let offset = config.opt_number("index_skip_topk_offset")?.unwrap_or(2);
+    let chooses = |layer: u32| (layer + 1).saturating_sub(offset).is_multiple_of(every);
+    Ok(Some((0..keys.shape.sizes.layers).map(chooses).collect()))
+}
 
 /// Halves that stay together.
 const BOTH: [Rule; 1] = [one("mlp.experts.gate_up_proj", "ffn_gate_up_exps")];
@@ -64,28 +122,36 @@ fn split<'a>(
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
     let heads = u64::from(cutter.sizes.kv_heads);
-    let nope = u64::from(cutter.config.count("qk_nope_head_dim")?);
-    let value = u64::from(cutter.config.count("v_head_dim")?);
+    let [nope, value] = ["qk_nope_head_dim", "v_head_dim"].map(|key| cutter.config.count(key).map(u64::from));
+    let sizes = [heads, nope?, value?];
+    (0..cutter.sizes.layers).try_for_each(|layer| split_layer(cutter, weights, layer, sizes, outputs))
+}
+
+/// The same in a layer with so many heads, features of a key that do not turn, and features of a value.
+pub(super) fn split_layer<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    layer: u32,
+    [heads, nope, value]: [u64; 3],
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
     let each = nope + value;
-    for layer in 0..cutter.sizes.layers {
-        let name = format!("layers.{layer}.self_attn.kv_b_proj.weight");
-        let Some(tensor) = weights.take(&name) else { continue };
-        let rank = match tensor.entry.shape[..] {
-            [rows, rank] if rows == heads * each => rank,
-            _ => {
-                let (found, want) = (tensor.entry.shape.clone(), vec![heads * each]);
-                return Err(ImportError::TensorShape { name: tensor.entry.name.clone(), found, want }.into());
-            }
-        };
-        let (name, shape) = (cutter.full(Some(layer), "attn_k_b.weight"), vec![heads, rank, nope]);
-        let (order, matrices, change) = (Order::SAME, Order::SAME, Change::None);
-        let content =
-            Content::Transposed { tensor: tensor.clone(), each, take: rank, order, matrices, change };
-        outputs.push(Output { name, ty: cutter.matrices, shape, content });
-        let (name, shape) = (cutter.full(Some(layer), "attn_v_b.weight"), vec![heads, value, rank]);
-        let order = Order::of(Step::Window { each, from: nope, take: value });
-        outputs.push(Output::rows(name, cutter.matrices, shape, tensor, order));
-    }
+    let name = format!("layers.{layer}.self_attn.kv_b_proj.weight");
+    let Some(tensor) = weights.take(&name) else { return Ok(()) };
+    let rank = match tensor.entry.shape[..] {
+        [rows, rank] if rows == heads * each => rank,
+        _ => {
+            let (found, want) = (tensor.entry.shape.clone(), vec![heads * each]);
+            return Err(ImportError::TensorShape { name: tensor.entry.name.clone(), found, want }.into());
+        }
+    };
+    let (name, shape) = (cutter.full(Some(layer), "attn_k_b.weight"), vec![heads, rank, nope]);
+    let (order, matrices, change) = (Order::SAME, Order::SAME, Change::None);
+    let content = Content::Transposed { tensor: tensor.clone(), each, take: rank, order, matrices, change };
+    outputs.push(Output { name, ty: cutter.matrices, shape, content });
+    let (name, shape) = (cutter.full(Some(layer), "attn_v_b.weight"), vec![heads, value, rank]);
+    let order = Order::of(Step::Window { each, from: nope, take: value });
+    outputs.push(Output::rows(name, cutter.matrices, shape, tensor, order));
     Ok(())
 }
 

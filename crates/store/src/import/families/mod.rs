@@ -5,6 +5,7 @@ mod behind;
 mod bitnet;
 mod cohere;
 mod delta;
+mod dots3_note;
 mod encoders;
 mod gated;
 mod gemma;
@@ -253,6 +254,9 @@ pub(super) const FAMILIES: &[&Family] = &[
     &delta::QWEN35,
     &delta::QWEN35MOE,
     &latent::DEEPSEEK2,
+    &latent::DEEPSEEK32,
+    &latent::GLM_DSA,
+    &dots3_note::DOTS3_NOTE,
     &latent::GLM4_MOE_LITE,
     &latent::MISTRAL4,
     &latent::MINICPM3,

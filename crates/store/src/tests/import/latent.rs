@@ -39,6 +39,12 @@ const DEEPSEEK: Names<'_> = &[
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
+const INDEXER: Names<'_> = &[
+    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ("indexer.attn_k", "self_attn.indexer.wk"),
+    ("indexer.k_norm", "self_attn.indexer.k_norm"),
+    ("indexer.proj", "self_attn.indexer.weights_proj"),
+];
 const KIMI: Names<'_> = &[
     ("ffn_gate_inp", "block_sparse_moe.gate"),
     ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
@@ -61,7 +67,7 @@ const KIMI: Names<'_> = &[
 /// The tensors of a zoo file as the folder of its family has them.
 pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
     match &*model.arch.clone() {
-        "deepseek2" => {
+        "deepseek2" | "deepseek32" | "glm-dsa" => {
             both_ways(&mut model);
             let names = ["gate", "up", "down"]
                 .map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
@@ -70,7 +76,25 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             // What guesses further tokens stands behind all layers.
             let beyond = format!("{LAYERS}{}.enorm.weight", model.layers);
             model.put(beyond, (vec![1], vec![1.0]));
-            model.named(USUAL, LAYERS, &[LATENT, DEEPSEEK].concat())
+            model.named(USUAL, LAYERS, &[LATENT, DEEPSEEK, INDEXER].concat())
+        }
+        "dots3note" => {
+            both_ways(&mut model);
+            let names = ["gate", "up", "down"]
+                .map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
+            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (&**here, &**there)).collect();
+            model.experts(LAYERS, &names);
+            // The root of 48 features over 12; layers with a window have as many of their own.
+            model.all(&|name, (_, numbers)| {
+                let is_short = name.ends_with("attn_q_a_norm.weight")
+                    || ["blk.0.attn_kv_a_norm.weight", "blk.2.attn_kv_a_norm.weight"].contains(&name);
+                numbers.iter_mut().filter(|_| is_short).for_each(|x| *x /= 2.0);
+            });
+            model.put("vision_encoder.patch_embed.weight".to_owned(), (vec![1], vec![1.0]));
+            model.put("model.mtp.embed_tokens.weight".to_owned(), (vec![1], vec![1.0]));
+            let own = [("attn_gate", "self_attn.g_proj"), ("attn_k_norm", "self_attn.k_rope_only_layernorm")];
+            let latent: Vec<_> = LATENT.iter().filter(|(here, _)| *here != "attn_k").copied().collect();
+            model.named(USUAL, LAYERS, &[&latent[..], DEEPSEEK, INDEXER, &own].concat())
         }
         "mistral4" => {
             both_ways(&mut model);
@@ -254,6 +278,12 @@ const SIZES: &[(&str, &str)] = &[
     ("qk_rope_head_dim", "rope.dimension_count"),
 ];
 
+const INDEXED: &[(&str, &str)] = &[
+    ("index_n_heads", "attention.indexer.head_count"),
+    ("index_head_dim", "attention.indexer.key_length"),
+    ("index_topk", "attention.indexer.top_k"),
+];
+
 #[test]
 fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     let fixed = |heads: u32| json!({"num_key_value_heads": heads, "qk_nope_head_dim": 16, "head_dim": null});
@@ -281,6 +311,40 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
         .fixed(with(2, json!({"scoring_func": "sigmoid"})))
         .but(&["unknown_token_id"])
         .check();
+    let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32, "beta_slow": 1,
+        "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0});
+    let indexed = [&keys[..], INDEXED].concat();
+    let sizes = |more: serde_json::Value| {
+        let mut fixed = with(3, more);
+        fixed["qk_nope_head_dim"] = json!(18);
+        fixed
+    };
+    case("deepseek32", "DeepseekV32ForCausalLM")
+        .keys(&indexed)
+        .fixed(sizes(json!({"rope_parameters": rope})))
+        .check();
+    // What the file lists, in one of the forms that configurations have.
+    case("glm-dsa", "GlmMoeDsaForCausalLM")
+        .keys(&indexed)
+        .fixed(sizes(json!({"scoring_func": "sigmoid", "index_topk_freq": 2, "index_skip_topk_offset": 1})))
+        .but(&["unknown_token_id"])
+        .check();
+    let rope = json!({"full_attention": {"rope_type": "default", "rope_theta": 8e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}});
+    let windows = |more: serde_json::Value| {
+        let mut fixed = sizes(more);
+        let own = json!({"num_attention_heads": 3, "sliding_window_size": 9, "rope_parameters": rope,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]});
+        fixed.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        fixed
+    };
+    let local = json!({"num_attention_heads": 2, "q_lora_rank": 12, "kv_lora_rank": 48, "qk_nope_head_dim": 22,
+        "qk_rope_head_dim": 8, "v_head_dim": 20});
+    let named = local.as_object().unwrap().iter().map(|(key, value)| (format!("swa_{key}"), value.clone()));
+    case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(named.collect())).check();
+    // The same as transformers writes it.
+    let listed = json!({"per_layer_config": {"1": local, "3": local}});
+    case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(listed)).check();
     let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1});
     case("mistral4", "Mistral3ForConditionalGeneration")
